@@ -6,7 +6,7 @@
 Two comparisons, of one computing thread's own time; all forms take turns, and medians count:
 
     factor form over one matrix product of as many operations (4 L d (d + r): A^T F, A^T A and their backward passes),
-    at L = `--rows`; the norm of F^T F, and centring, are in its time but not among these operations
+    at L = `--rows`; the norm of F^T F, and centering, are in its time but not among these operations
     L x L form over factor form, at L = `--square-rows`: K = A A^T, each HSIC by H K H and H K_bar H, autograd
 
 A line of JSON each, then a table.
@@ -37,7 +37,7 @@ def gradient(loss: Callable[[Tensor], Tensor], a_LD: Tensor) -> Tensor:
 
 
 def square_form(kernel_LL: Tensor) -> Callable[[Tensor], Tensor]:
-    """1 - CKA with a kernel by the definition, every kernel centred by two products with H wherever it occurs."""
+    """1 - CKA with a kernel by the definition, every kernel centerd by two products with H wherever it occurs."""
     rows = len(kernel_LL)
     h_LL = torch.eye(rows) - torch.ones(rows, rows) / rows
 

@@ -1,4 +1,4 @@
-"""The reference job beside busy neighbours: how much longer a round takes than on its own.
+"""The reference job beside busy neighbors: how much longer a round takes than on its own.
 
     python benchmarks/busy.py
     python benchmarks/busy.py --workers 2,1 --loops 2 --method fedgh --rounds 3 --max-train 50 --repeats 3
@@ -32,7 +32,7 @@ SPIN = "while True: pass"
 
 
 @contextlib.contextmanager
-def neighbours(count: int) -> Iterator[None]:
+def neighbors(count: int) -> Iterator[None]:
     """So many busy loops, for as long as the block lasts."""
     loops = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
     try:
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", nargs="?", default=str(REFERENCE), help="[recipes/reference.toml]")
     parser.add_argument("--workers", default="2,1", metavar="A,B,...", help="1: no worker processes [2,1]")
-    parser.add_argument("--loops", type=int, default=2, help="busy neighbours [2]")
+    parser.add_argument("--loops", type=int, default=2, help="busy neighbors [2]")
     parser.add_argument("--method", default="fedgh", help="or a variant of the recipe [fedgh]")
     parser.add_argument("--rounds", type=int, default=3, help="of a run; the first and the last do not count [3]")
     parser.add_argument("--max-train", type=int, default=50, help="rows per client [50]")
@@ -63,20 +63,20 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.rounds < 3 or asked.repeats < 1 or asked.loops < 1:
         parser.error("expected at least 3 rounds, 1 repeat and 1 loop")
-    settings = [f"training.rounds={asked.rounds}", f"evaluation.every={asked.rounds}"]
-    settings += [f"data.max_train={asked.max_train}", "data.max_test=10", *asked.set]
+    settings = [f"training.rounds={asked.rounds}", f"evaluation.every_n_rounds={asked.rounds}"]
+    settings += [f"data.max_train_per_client={asked.max_train}", "data.max_test_per_client=10", *asked.set]
     data, rows = DataCache(), []
     try:
         counts = [int(word) for word in asked.workers.split(",")]
         whole = Recipe.load(asked.recipe, settings, method=asked.method)
         for workers in counts:
-            executor = "pool" if workers > 1 else "serial"
+            executor = "processes" if workers > 1 else "serial"
             recipe = whole.with_run(executor=executor, workers=workers)
             alone: list[float] = []
             beside: list[float] = []
             for _ in range(asked.repeats):
                 alone += round_seconds(recipe, data)
-                with neighbours(asked.loops):
+                with neighbors(asked.loops):
                     beside += round_seconds(recipe, data)
             figures = {"alone": median(alone), "beside": median(beside)}
             facts = {"method": asked.method, "workers": workers, "loops": asked.loops, "cores": os.cpu_count()}
@@ -85,7 +85,7 @@ def main() -> None:
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")
     except ValueError:
-        parser.error(f"expected --workers as whole numbers with commas between, came '{asked.workers}'")
+        parser.error(f"expected --workers as whole numbers with commas between, got '{asked.workers}'")
     print(f"\n{'workers':>7}{'alone, s':>11}{'beside, s':>11}{'slowdown':>10}  goal")
     for row in rows:
         figures = f"{row['workers']:7}{row['alone']:11.3f}{row['beside']:11.3f}{row['slowdown']:10.2f}"

@@ -93,7 +93,7 @@ def main() -> None:
                 print(json.dumps(rows[-1]), flush=True)
     except (PolyfedError, ValueError) as error:
         parser.exit(2, f"{error}\n")
-    print(f"\n{'network':20}{'clients':>8}{'serial':>10}{'cohort':>10}{'speedup':>9}")
+    print(f"\n{'network':20}{'clients':>8}{'serial':>10}{'vectorized':>10}{'speedup':>9}")
     for row in rows:
         print("{model:20}{clients:8}{serial:9.3f}s{cohort:9.3f}s{speedup:9.2f}".format(**row))
 
@@ -102,11 +102,11 @@ def measured(
     make: Callable[[], nn.Module], count: int, samples: int, training: Training, device: str
 ) -> dict[str, float]:
     """Seconds per round of either executor, and their ratio."""
-    clocks = {"serial": Clock(), "cohort": Clock()}
+    clocks = {"serial": Clock(), "vectorized": Clock()}
     for _ in range(2):
         for executor, clock in clocks.items():
             clients = [Client("network", images(samples, number)) for number in range(count)]
-            workers = max(2, count) if executor == "cohort" else 1
+            workers = max(2, count) if executor == "vectorized" else 1
             Federation(
                 clients,
                 Local(),
@@ -117,7 +117,7 @@ def measured(
                 trackers=[clock],
             ).run()
     serial, cohort = (median(clock.seconds) for clock in clocks.values())
-    return {"serial": serial, "cohort": cohort, "speedup": serial / cohort}
+    return {"serial": serial, "vectorized": cohort, "speedup": serial / cohort}
 
 
 def images(count: int, seed: int) -> Samples:

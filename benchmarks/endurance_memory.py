@@ -31,9 +31,9 @@ from typing import Any
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml"
 TINY = [
-    "data.clients=3",
-    "data.max_train=10",
-    "data.max_test=5",
+    "data.num_clients=3",
+    "data.max_train_per_client=10",
+    "data.max_test_per_client=5",
     "data.holdout=20",
     "evaluation.extra_stages=[]",
     "methods.fedhenn.alignment_data.size=20",
@@ -94,7 +94,7 @@ def measured(method: str, executor: str, rounds: int, every: int) -> dict[str, A
             QUICKSTART,
             method=method,
             overrides=settings,
-            workers=2 if executor == "pool" else None,
+            workers=2 if executor == "processes" else None,
             out=Path(folder) / "run",
             trackers=[watch],
         )
@@ -123,7 +123,7 @@ def main() -> None:
     if sys.platform != "linux":
         parser.error("expected Linux, whose /proc says what memory is shared")
     if not 8 * asked.every <= asked.rounds or asked.every < 1:
-        parser.error(f"expected 8 times --every = {asked.every} rounds at least, came {asked.rounds}")
+        parser.error(f"expected 8 times --every = {asked.every} rounds at least, got {asked.rounds}")
     if asked.one:
         print(json.dumps(measured(asked.methods, asked.executors, asked.rounds, asked.every)), flush=True)
         return

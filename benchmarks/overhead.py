@@ -10,7 +10,7 @@ with its weights in the network, the judgement of the result, records. With work
 
 A line of JSON for each kind and executor, then a table: milliseconds per client and round, the median of all rounds but
 the first, in which much is done once, and the last, which is scored. Once in processor time of this process, on which
-busy neighbours have little influence, and once as the clock on the wall shows it. About 20 s at the defaults.
+busy neighbors have little influence, and once as the clock on the wall shows it. About 20 s at the defaults.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def milliseconds(method: Method, clients: int, rounds: int, workers: int) -> dic
         [Client("net", (x, y)) for _ in range(clients)],
         method,
         Training(rounds=rounds),
-        Evaluation(every=rounds),
-        executor=Execution("pool" if workers else "serial", workers=workers or None),
+        Evaluation(every_n_rounds=rounds),
+        executor=Execution("processes" if workers else "serial", workers=workers or None),
         builders={"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
         trackers=[clock],
     )

@@ -26,12 +26,12 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-EXECUTORS = ("pool", "ray")
+EXECUTORS = ("processes", "ray")
 JOBS: Mapping[str, tuple[str, Sequence[str]]] = {  # name -> recipe, settings
-    "quickstart": ("quickstart.toml", ["run.track=[]"]),
+    "quickstart": ("quickstart.toml", ["run.loggers=[]"]),
     "cnn1-batch10": (
         "reference.toml",
-        ["method.name=fedavg", 'models.architectures=["fedgh-cnn1"]', "training.batch_size=10", "data.clients=8"],
+        ["method.name=fedavg", 'models.architectures=["fedgh-cnn1"]', "training.batch_size=10", "data.num_clients=8"],
     ),
 }
 

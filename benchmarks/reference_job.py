@@ -5,10 +5,10 @@
     python benchmarks/reference_job.py --methods fedavg --model fedgh-cnn1
 
 The job is `recipes/reference.toml`: CIFAR-10, 20 clients of 500 images, five CNNs. The bare loop is what one writes by
-hand for it with one computing thread: float images that are normalised already, `torch.optim.SGD` as it comes, no
+hand for it with one computing thread: float images that are normalized already, `torch.optim.SGD` as it comes, no
 message, no record, no check; with the method's own passes (class means, the RAD, pairs of features), and one test pass
 per stage that is scored. Both make the clients' networks in round 1. The two take turns in one process, and workers are
-counted with what they work for. Neither loading the data nor PyTorch's first optimiser counts.
+counted with what they work for. Neither loading the data nor PyTorch's first optimizer counts.
 
 A line of JSON per method: medians of processor and of wall seconds per round, and `ratio_to_bare_loop`, polyfed's over
 the bare loop's: of processor time with one worker, of wall time with more. Wall times are worth something on a quiet
@@ -228,9 +228,9 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error("expected at least 1 round and 1 repeat")
     methods = list(dict.fromkeys(asked.methods.split(",")))
     if unknown := [m for m in methods if m not in ("local", "fedavg", "fedgh", "fedproto", "fedhenn", "fedin")]:
-        parser.error(f"expected methods that the bare loop knows, came '{unknown[0]}'")
+        parser.error(f"expected methods that the bare loop knows, got '{unknown[0]}'")
     settings = [f"training.batch_size={asked.batch_size}", f"training.rounds={asked.rounds}"]
-    settings += [f"run.workers={asked.workers}", f"run.executor={'serial' if asked.workers == 1 else 'pool'}"]
+    settings += [f"run.workers={asked.workers}", f"run.executor={'serial' if asked.workers == 1 else 'processes'}"]
     settings += [f"models.architectures={json.dumps([asked.model])}"] if asked.model else []
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LR)

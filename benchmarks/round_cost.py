@@ -1,7 +1,7 @@
-"""What a round costs with each method, relative to one of them: processor time, so that busy neighbours count little.
+"""What a round costs with each method, relative to one of them: processor time, so that busy neighbors count little.
 
-    python benchmarks/round_cost.py recipes/shared-weights.toml --methods fedprox,scaffold --set data.max_rows=2000
-    python benchmarks/round_cost.py recipes/reference.toml --methods fml,fedkd --base local --set data.clients=5
+    python benchmarks/round_cost.py recipes/shared-weights.toml --methods fedprox,scaffold --set data.limit_train=2000
+    python benchmarks/round_cost.py recipes/reference.toml --methods fml,fedkd --base local --set data.num_clients=5
 
 The methods take turns: every method runs a federation of its own for a few rounds, `--repeats` times over. A round that
 is scored, and the first, in which much is done once, do not count. A line of JSON per method: seconds of processor time
@@ -67,7 +67,7 @@ def main() -> None:
         parser.error("expected at least 3 rounds and 1 repeat")
     names = list(dict.fromkeys([asked.base, *asked.methods.split(",")]))
     data, clocks = DataCache(), {name: Clock() for name in names}
-    settings = [*asked.set, f"training.rounds={asked.rounds}", f"evaluation.every={asked.rounds}"]
+    settings = [*asked.set, f"training.rounds={asked.rounds}", f"evaluation.every_n_rounds={asked.rounds}"]
     settings += ["run.executor=serial", "run.workers=1"]  # the clock sees this process only
     try:
         recipe = Recipe.load(asked.recipe, settings)

@@ -74,8 +74,8 @@ def watched(asked: argparse.Namespace, data: DataCache, clients: int, model: str
             | ({} if asked.data_root is None else {"root": asked.data_root}),
             "models": {"architectures": [model]},
             "method": {"name": asked.method},
-            "training": {"rounds": 1000, "participation": min(1.0, share), "epochs": 1, "batch_size": 10},
-            "evaluation": {"every": 1000},
+            "training": {"rounds": 1000, "client_fraction": min(1.0, share), "local_epochs": 1, "batch_size": 10},
+            "evaluation": {"every_n_rounds": 1000},
             "run": {"executor": "serial"},  # the clock sees this process only
         }
     )
@@ -105,7 +105,7 @@ def main() -> None:
     try:
         counts = sorted({int(count) for count in asked.clients.split(",")})
     except ValueError:
-        parser.error(f"expected whole numbers of clients, came {asked.clients}")
+        parser.error(f"expected whole numbers of clients, got {asked.clients}")
     if min(counts) < asked.participating or min(asked.participating, asked.rows, asked.rounds - 1, asked.repeats) < 1:
         parser.error("expected at least --participating clients, 1 participating, 1 row, 2 rounds and 1 repeat")
     data, seconds = DataCache(), {count: list[float]() for count in counts}

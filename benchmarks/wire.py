@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the recipe")
     asked = parser.parse_args()
     if asked.rounds < 2:
-        parser.error(f"--rounds: expected 2 or more, came {asked.rounds}")
+        parser.error(f"--rounds: expected 2 or more, got {asked.rounds}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for method in asked.methods.split(","):

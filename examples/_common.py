@@ -17,7 +17,7 @@ from polyfed.experiments.prediction import ClientModel, load_model
 def finished_run(text: str) -> Path:
     """For argparse: the folder of a finished run."""
     if not (Path(text) / "models" / "index.json").exists():
-        raise argparse.ArgumentTypeError(f"expected the folder of a finished run, came {text}")
+        raise argparse.ArgumentTypeError(f"expected the folder of a finished run, got {text}")
     return Path(text)
 
 

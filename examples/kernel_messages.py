@@ -26,7 +26,7 @@ import torch
 from _common import finished_run, representations
 from torch import Tensor
 
-from polyfed.functional.centering import centre
+from polyfed.functional.centering import center
 from polyfed.functional.kernel_factor import Factor, kernel_factor
 from polyfed.functional.kernels import cka_to_factor
 from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
@@ -51,7 +51,7 @@ def exact_ckas(views: list[Tensor], norm: str) -> Tensor:
     """CKA(K_i, K_bar) from the definition: (N,), float64."""
 
     def kernel(a_LD: Tensor) -> Tensor:
-        wide = centre(a_LD.double())
+        wide = center(a_LD.double())
         return wide @ wide.mT
 
     k_bar_LL = torch.zeros(len(views[0]), len(views[0]), dtype=torch.float64)

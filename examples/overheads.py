@@ -11,7 +11,7 @@ Two rounds of a recipe are run with each of its methods, nothing is written, and
     networks   MiB of the clients' own networks, sum over the clients
     kept       MiB of what they keep between rounds: networks and states
     training   MiB of what they hold at the end of training: networks, states, what `receive` and the steps made;
-               without data, activations, gradients and the optimiser's own, which come on top with every method
+               without data, activations, gradients and the optimizer's own, which come on top with every method
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows, data = [], DataCache()
     try:
-        short = [f"training.rounds={ROUNDS}", f"evaluation.every={ROUNDS}"]
+        short = [f"training.rounds={ROUNDS}", f"evaluation.every_n_rounds={ROUNDS}"]
         recipe = Recipe.load(arguments.recipe, [*arguments.set, *short])
         names = arguments.methods.split(",") if arguments.methods else recipe.variants()
         chosen = {name: recipe.choose(name) for name in names}

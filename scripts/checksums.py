@@ -76,12 +76,12 @@ def plain(recipe: Recipe, out: Path) -> None:
 
 def pooled(recipe: Recipe, out: Path) -> None:
     """Two worker processes."""
-    pf.run(recipe.with_run(executor="pool", workers=2), out=out)
+    pf.run(recipe.with_run(executor="processes", workers=2), out=out)
 
 
 def stacked(recipe: Recipe, out: Path) -> None:
     """Clients of one network as one."""
-    pf.run(recipe.with_run(executor="cohort", workers=4), out=out)
+    pf.run(recipe.with_run(executor="vectorized", workers=4), out=out)
 
 
 def resumed(recipe: Recipe, out: Path) -> None:
@@ -104,23 +104,23 @@ def deployed(recipe: Recipe, out: Path) -> None:
 
     recipe = recipe.with_run(executor="serial")
     with tempfile.TemporaryDirectory() as disks:
-        clients = range(recipe.data.clients)
+        clients = range(recipe.data.num_clients)
         nodes = Nearby(recipe, Path(disks), clients, {number: {"share-model": True} for number in clients})
         serve(recipe, nodes, out=out)
 
 
 FEATURES: dict[str, Case] = {
-    "partial participation": Case("fedavg", ("training.participation=0.4",)),
-    "dropped clients": Case("fedgh", ("availability.drop=0.3", "availability.drop_when=after")),
-    "late uploads": Case("fedhenn", ("availability.late=0.4", "availability.late_by=1")),
-    "joiners": Case("fedproto", ("availability.joiners=3", "availability.join_round=3")),
-    "devices": Case("fedavg", ("devices.names=[\"raspberry-pi\",\"laptop\"]", "devices.deadline=1.0")),
-    "noise on uploads": Case("fedavg", ("privacy.clip=1.0", "privacy.noise=0.5")),
-    "DP-SGD": Case("fedavg", ("privacy.sgd_clip=1.0", "privacy.sgd_noise=1.0", "privacy.budget=50.0")),
-    "compression": Case("fedavg", ("compression.precision=int8", "compression.share=0.2")),
-    "median": Case("fedavg", ("defence.rule=median", "hostile.sign_flip=0.2")),
-    "Krum": Case("fedavg", ("defence.rule=krum", "hostile.label_flip=0.2")),
-    "bounded norms": Case("fedgh", ("defence.max_norm=20.0",)),
+    "partial participation": Case("fedavg", ("training.client_fraction=0.4",)),
+    "dropped clients": Case("fedgh", ("availability.dropout_rate=0.3", "availability.dropout_stage=after")),
+    "late uploads": Case("fedhenn", ("availability.delay_rate=0.4", "availability.delay_rounds=1")),
+    "joiners": Case("fedproto", ("availability.late_joiners=3", "availability.join_round=3")),
+    "devices": Case("fedavg", ("devices.profiles=[\"raspberry-pi\",\"laptop\"]", "devices.round_timeout=1.0")),
+    "noise on uploads": Case("fedavg", ("privacy.upload_clip_norm=1.0", "privacy.upload_noise_multiplier=0.5")),
+    "DP-SGD": Case("fedavg", ("privacy.max_grad_norm=1.0", "privacy.noise_multiplier=1.0", "privacy.max_epsilon=50.0")),
+    "compression": Case("fedavg", ("compression.dtype=int8", "compression.top_k_fraction=0.2")),
+    "median": Case("fedavg", ("robust_aggregation.aggregator=median", "adversaries.sign_flip_fraction=0.2")),
+    "Krum": Case("fedavg", ("robust_aggregation.aggregator=multi_krum", "adversaries.label_flip_fraction=0.2")),
+    "bounded norms": Case("fedgh", ("robust_aggregation.max_update_norm=20.0",)),
     "closing round": Case("fedrep", ("methods.fedrep.final_head_epochs=2",)),
     "final average": Case("fedhenn", (*ONE_NETWORK, "methods.fedhenn.setting=homogeneous",
                                       "methods.fedhenn.final_average=true")),
@@ -131,7 +131,7 @@ FEATURES: dict[str, Case] = {
     **{f"resumed {name}": Case(name, run=resumed) for name in ("fedgh", "fedin", "fedkd")},
     **{f"two workers, {name}": Case(name, run=pooled) for name in ("fedhenn", "fedin", "fedselect", "fedgen")},
     **{f"stacked {name}": Case(name, run=stacked) for name in ("fedavg", "fedgh", "fedhenn", "fml")},
-    **{f"deployed {name}": Case(name, ("data.clients=3",), deployed) for name in ("fedgh", "fedhenn", "fedavg")},
+    **{f"deployed {name}": Case(name, ("data.num_clients=3",), deployed) for name in ("fedgh", "fedhenn", "fedavg")},
 }  # fmt: skip
 CASES: dict[str, Case] = {**{name: Case(name) for name in METHODS}, **FEATURES}
 

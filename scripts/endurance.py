@@ -37,16 +37,22 @@ import safetensors
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "quickstart.toml"
 ROUNDS = 24
-SMALL = ["data.clients=5", "data.max_train=20", "data.max_test=10", "data.holdout=20", f"training.rounds={ROUNDS}"]
+SMALL = [
+    "data.num_clients=5",
+    "data.max_train_per_client=20",
+    "data.max_test_per_client=10",
+    "data.holdout=20",
+    f"training.rounds={ROUNDS}",
+]
 SMALL += ["methods.fedhenn.alignment_data.size=20", "methods.fedgh.header_epochs=2", "run.checkpoint_every=3"]
 CASES: dict[str, tuple[str, list[str]]] = {
     "local": ("local", []),
-    "fedavg": ("fedavg", ["training.participation=0.6"]),
+    "fedavg": ("fedavg", ["training.client_fraction=0.6"]),
     "fedgh": ("fedgh", []),
-    "fedhenn": ("fedhenn", ["training.participation=0.6"]),
+    "fedhenn": ("fedhenn", ["training.client_fraction=0.6"]),
     "fedin": ("fedin", []),
     "scaffold": ("scaffold", ["training.momentum=0.0", "models.architectures=['digits-cnn1']"]),
-    "late": ("fedgh", ["availability.late=0.4", "availability.late_by=2", "availability.drop=0.2"]),
+    "late": ("fedgh", ["availability.delay_rate=0.4", "availability.delay_rounds=2", "availability.dropout_rate=0.2"]),
 }
 TIMES = {"seconds", "samples_per_second", "seal"}
 
@@ -183,7 +189,12 @@ def case(name: str, executor: str, kills: int, seed: int, place: Path) -> Told:
     """All of a case."""
     method, settings = CASES[name]
     words = ["run", str(RECIPE), "--method", method, "--quiet"]
-    for setting in [*SMALL, *settings, f"run.executor={executor}", *(["run.workers=2"] if executor == "pool" else [])]:
+    for setting in [
+        *SMALL,
+        *settings,
+        f"run.executor={executor}",
+        *(["run.workers=2"] if executor == "processes" else []),
+    ]:
         words += ["--set", setting]
     told, r = Told(), random.Random(f"{name} {executor} {seed}")
     if code := ended(started([*words, "--out", str(place / "straight")], place / "straight.log")):
@@ -224,7 +235,7 @@ def main() -> None:
         parser.error("expected Linux, whose /proc says who lives")
     for name in asked.cases.split(","):
         if name not in CASES:
-            parser.error(f"expected cases among {', '.join(CASES)}, came '{name}'")
+            parser.error(f"expected cases among {', '.join(CASES)}, got '{name}'")
     imported()
 
     rows, failed = [], False

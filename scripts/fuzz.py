@@ -277,24 +277,24 @@ def settings_of(kind: str) -> dict[str, Any]:
     training = {"rounds": 2, "batch_size": 4, "lr": 0.1}
     more: dict[str, Any] = {"run": {"checkpoint_every": 1, "executor": "serial", "keep": "last"}}
     if kind == "noise":  # releases, deltas, a budget; confusion and AUC; compressed uploads
-        more |= {"privacy": {"clip": 1.0, "noise": 2.0, "budget": 500.0}}
+        more |= {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 2.0, "max_epsilon": 500.0}}
         more |= {"evaluation": {"metrics": ["confusion", "auc"]}}
         more |= {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "fedavg"}}
-        return {"data": {**rows, "name": "digits"}, "training": training, **more}
+        return {"data": {**rows, "dataset": "digits"}, "training": training, **more}
     if kind == "samples":  # releases of drawn rows
-        more |= {"privacy": {"sgd_clip": 1.0, "sgd_noise": 3.0}}
+        more |= {"privacy": {"max_grad_norm": 1.0, "noise_multiplier": 3.0}}
         more |= {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
-        return {"data": {**rows, "name": "digits"}, "training": {**training, "batch_size": 2}, **more}
+        return {"data": {**rows, "dataset": "digits"}, "training": {**training, "batch_size": 2}, **more}
     if kind == "table":
         more |= {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
-        return {"data": {**rows, "name": f"csv:{_sheets() / 'table.csv'}"}, "training": training, **more}
+        return {"data": {**rows, "dataset": f"csv:{_sheets() / 'table.csv'}"}, "training": training, **more}
     if kind == "texts":
         more |= {"models": {"architectures": ["fedhenn-lstm1"]}, "method": {"name": "local"}}
         own = {"name": f"csv:{_sheets() / 'texts.csv'}", "text_column": "text", "length": 4}
         return {"data": {**rows, **own}, "training": training, **more}
     more |= {"models": {"architectures": ["digits-cnn1", "digits-cnn2"]}}
     more |= {"method": {"name": "fedgh", "header_epochs": 1}, "evaluation": {"extra_stages": ["received"]}}
-    return {"data": {**rows, "name": "digits"}, "training": training, **more}
+    return {"data": {**rows, "dataset": "digits"}, "training": training, **more}
 
 
 KINDS = ("plain", "noise", "samples", "table", "texts")
@@ -493,11 +493,25 @@ def _repeats(recipe: Any) -> None:
 
 
 SMALL: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "partition": "iid", "max_train": 4, "max_rows": 200, "split": "6:1:3"},
-    "models": {"architectures": ["digits-cnn1"], "assign": "cycle"},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 3,
+        "partition": "iid",
+        "max_train_per_client": 4,
+        "limit_train": 200,
+        "split": "6:1:3",
+    },
+    "models": {"architectures": ["digits-cnn1"], "assignment": "round_robin"},
     "method": {"name": "fedgh", "header_lr": 0.1},
-    "training": {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.1, "participation": 1.0, "optimizer": "sgd"},
-    "evaluation": {"mean": "clients", "every": 1},
+    "training": {
+        "rounds": 2,
+        "local_epochs": 1,
+        "batch_size": 8,
+        "lr": 0.1,
+        "client_fraction": 1.0,
+        "optimizer": "sgd",
+    },
+    "evaluation": {"weighting": "clients", "every_n_rounds": 1},
     "run": {"seed": 0, "executor": "serial", "checkpoint_every": 1},
 }
 
@@ -518,7 +532,7 @@ _MORE = {
     "models": ["feature_dim"],
     "training": ["momentum", "weight_decay", "augment", "schedule", "clip"],
     "evaluation": ["extra_stages", "patience", "metrics", "min_delta"],
-    "run": ["workers", "device", "precision", "label", "track", "published", "out"],
+    "run": ["workers", "device", "precision", "label", "loggers", "paper_tables", "out"],
 }
 
 
@@ -641,9 +655,9 @@ def use_results(place: Path) -> None:
 
 def use_figures(place: Path) -> None:
     """The figures of records and of labels."""
-    from polyfed.analysis import analyse
+    from polyfed.analysis import analyze
 
-    analyse(place, r_figures(place))
+    analyze(place, r_figures(place))
 
 
 def r_figures(place: Path) -> list[str]:
@@ -1017,7 +1031,7 @@ def use_facts(place: Path) -> None:
 
 
 NODES = {
-    "data": {"name": "digits", "clients": 2, "max_rows": 60, "partition": "iid"},
+    "data": {"dataset": "digits", "num_clients": 2, "limit_train": 60, "partition": "iid"},
     "models": {"architectures": ["digits-cnn1"]},
     "method": {"name": "fedgh", "header_epochs": 1},
     "training": {"rounds": 2, "batch_size": 16, "lr": 0.05},
@@ -1896,7 +1910,7 @@ def main() -> None:
     names = asked.targets.split(",")
     for name in names:
         if name not in TARGETS:
-            parser.error(f"expected targets among {', '.join(TARGETS)}, came '{name}'")
+            parser.error(f"expected targets among {', '.join(TARGETS)}, got '{name}'")
     DRAWS["curves"] = asked.curves
     count = None if asked.seconds is not None else asked.count or 1000
     failed = False

@@ -33,9 +33,9 @@ TINY = {  # what to tell them to be through in a second
     "alignment.py": "--rows 40 --square-rows 20 --width 4 --rank 5 --repeats 1",
     "layout.py": "--models digits-cnn1,resnet10-cifar --batch-sizes 2 --samples 4 --repeats 1",
     "reference_job.py": "--methods local,fedavg,fedgh,fedproto,fedhenn,fedin --rounds 2 --repeats 1 --batch-size 5 "
-    "--model fedgh-cnn5 --set data.clients=2 --set data.max_train=5 --set data.max_test=5 --set data.max_rows=1200",
+    "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 --set data.max_test_per_client=5 --set data.limit_train=1200",
     "cohort.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
-    "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.clients=2",
+    "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.num_clients=2",
 }
 ELSEWHERE = "".join(  # others run there
     (ROOT / "tests" / name).read_text(encoding="utf-8") for name in ("test_docs.py", "test_benchmarks_engine.py")
@@ -88,13 +88,13 @@ def test_a_cohort_is_compared_with_clients_one_by_one(
     *lines, empty, head, _, last = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["clients"] for line in lines] == [1, 2]
     row = json.loads(lines[1])
-    assert row["speedup"] == pytest.approx(row["serial"] / row["cohort"])
+    assert row["speedup"] == pytest.approx(row["serial"] / row["vectorized"])
     assert empty == ""
     assert head.endswith("speedup")
     assert last.startswith("lenet")
 
 
-def test_busy_neighbours_are_gone_when_it_ends(
+def test_busy_neighbors_are_gone_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
@@ -120,8 +120,8 @@ def test_busy_neighbours_are_gone_when_it_ends(
         ("alignment.py --rows 1", "at least 2 rows"),
         ("busy.py --loops 0", "1 loop"),
         ("cohort.py --clients 2,x", "numbers of clients"),
-        (f"busy.py {TINY['busy.py']} --workers two", "came 'two'"),
-        (f"busy.py {TINY['busy.py']} --workers 0", "came 0"),
+        (f"busy.py {TINY['busy.py']} --workers two", "got 'two'"),
+        (f"busy.py {TINY['busy.py']} --workers 0", "got 0"),
     ],
 )
 def test_a_wrong_word_is_one_line(

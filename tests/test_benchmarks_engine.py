@@ -92,7 +92,7 @@ def test_memory_counts_all_processes_of_a_run() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_of_a_run(benchmark: Run) -> None:
-    words = [str(ROOT / "recipes" / "quickstart.toml"), "--rounds", "2", "--set", "data.max_train=20"]
+    words = [str(ROOT / "recipes" / "quickstart.toml"), "--rounds", "2", "--set", "data.max_train_per_client=20"]
     fedavg, local = benchmark("memory.py", *words, "--methods", "fedavg,local")
     assert (fedavg["method"], local["method"]) == ("fedavg", "local")
     assert 50 < local["peak_mib"] < 2000
@@ -126,8 +126,8 @@ def test_the_wire_counts_what_crosses_it() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_over_many_rounds(benchmark: Run) -> None:
-    words = ["--methods", "local", "--executors", "pool", "--rounds", "240", "--every", "10"]
+    words = ["--methods", "local", "--executors", "processes", "--rounds", "240", "--every", "10"]
     (row,) = benchmark("endurance_memory.py", *words)
-    assert (row["method"], row["executor"], row["rounds"]) == ("local", "pool", 240)
+    assert (row["method"], row["executor"], row["rounds"]) == ("local", "processes", 240)
     assert 1000 < row["history_bytes_per_round"] < 20_000
     assert row["run_bytes_per_round"] < row["history_bytes_per_round"] + 200_000, "no leak of a network a round"

@@ -22,11 +22,11 @@ from polyfed.errors import RunError
 
 RECIPE = """
 [data]
-name = "digits"
-clients = 3
+dataset = "digits"
+num_clients = 3
 holdout = 30
-max_train = 40
-max_test = 20
+max_train_per_client = 40
+max_test_per_client = 20
 
 [models]
 architectures = ["digits-cnn1", "digits-cnn2"]
@@ -107,9 +107,9 @@ def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
     assert len(list((folder / "models").glob("*.safetensors"))) == 3
 
 
-@pytest.mark.parametrize("flag", ["--timings", "--profile"])
+@pytest.mark.parametrize("flag", ["--profile", "--preset"])
 def test_run_tells_where_the_time_went(flag: str, polyfed_: Terminal) -> None:
-    said = polyfed_("run", "tiny.toml", flag, "--out", "mine", "-q", "--set", "data.max_train=10")
+    said = polyfed_("run", "tiny.toml", flag, "--out", "mine", "-q", "--set", "data.max_train_per_client=10")
     table = said.out[said.out.index("seconds") :].splitlines()
     names = ["train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle"]
     assert sorted(line.split()[0] for line in table[1:-1]) == sorted(names)
@@ -122,24 +122,24 @@ def test_run_tells_where_the_time_went(flag: str, polyfed_: Terminal) -> None:
 
 def test_asked_for_too_late_there_are_no_timings(polyfed_: Terminal) -> None:
     polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1")
-    again = polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1", "--resume", "--timings")
+    again = polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1", "--resume", "--profile")
     assert "no timings" in again.out
 
 
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        ("run --profile a.toml", "run --timings a.toml"),
-        ("run a.toml --profile", "run a.toml --timings"),
-        ("run a.toml --profile --seed 1", "run a.toml --timings --seed 1"),
-        ("run a.toml --profile -q", "run a.toml --timings -q"),
-        ("run a.toml --profile small", "run a.toml --profile small"),
-        ("run --profile=small a.toml", "run --profile=small a.toml"),
-        ("check a.toml --profile", "check a.toml --profile"),
+        ("run --preset a.toml", "run --profile a.toml"),
+        ("run a.toml --preset", "run a.toml --profile"),
+        ("run a.toml --preset --seed 1", "run a.toml --profile --seed 1"),
+        ("run a.toml --preset -q", "run a.toml --profile -q"),
+        ("run a.toml --preset small", "run a.toml --preset small"),
+        ("run --preset=small a.toml", "run --preset=small a.toml"),
+        ("check a.toml --preset", "check a.toml --preset"),
     ],
 )
-def test_profile_without_a_value_means_timings(words: str, meant: str) -> None:
-    assert cli._bare_profile(words.split()) == meant.split()
+def test_preset_without_a_value_means_timings(words: str, meant: str) -> None:
+    assert cli._bare_preset(words.split()) == meant.split()
 
 
 def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:
@@ -150,9 +150,9 @@ def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:
     again = polyfed_("run", "tiny.toml", "--out", "mine", "--resume", "-q")
     assert again.out == first.out
     assert Path("mine/result.json").read_bytes() == before[0]
-    polyfed_("run", "tiny.toml", "--out", "mine", "--force", "-q")
+    polyfed_("run", "tiny.toml", "--out", "mine", "--overwrite", "-q")
     assert (rounds(Path("mine")), models(Path("mine"))) == before[1:]
-    polyfed_("run", "tiny.toml", "--out", "mine", "--force", "-q", "--set", "training.lr=0.1")
+    polyfed_("run", "tiny.toml", "--out", "mine", "--overwrite", "-q", "--set", "training.lr=0.1")
     assert rounds(Path("mine")) != before[1]
 
 
@@ -185,7 +185,7 @@ def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) 
     assert second.error.count("already done") == 8
     assert second.out == first.out
     assert [(folder / "result.json").stat().st_mtime_ns for folder in folders] == times
-    polyfed_("compare", "tiny.toml", "--methods", "fedavg", "--seeds", "0", "--out", "all", "--force", "-q")
+    polyfed_("compare", "tiny.toml", "--methods", "fedavg", "--seeds", "0", "--out", "all", "--overwrite", "-q")
     assert (folders[0] / "result.json").stat().st_mtime_ns > times[0]
     assert (folders[1] / "result.json").stat().st_mtime_ns == times[1]
 
@@ -264,7 +264,7 @@ def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
 def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method: str) -> None:
     knobs = {"fedhenn": {"alignment_data": {"size": 20}}, "fedin": {"aggregation": "same-shape"}}.get(method, {})
     settings = [f"methods.{method}.{key}={value}" for key, value in knobs.items()]
-    settings += ["data.clients=2"]  # one client of each architecture: the estimate is then exact
+    settings += ["data.num_clients=2"]  # one client of each architecture: the estimate is then exact
     checked = polyfed.check("tiny.toml", method=method, overrides=settings)
     run = polyfed.run("tiny.toml", method=method, overrides=settings, out="run")
     assert (checked.bytes_up, checked.bytes_down) == (run.result["bytes_up"], run.result["bytes_down"])
@@ -273,7 +273,7 @@ def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method
 
 
 def test_check_counts_every_width_of_one_architecture(polyfed_: Terminal) -> None:
-    settings = ["models.architectures=['digits-cnn1']", "data.clients=4", "methods.heterofl.rates=fix_a1-c1"]
+    settings = ["models.architectures=['digits-cnn1']", "data.num_clients=4", "methods.heterofl.rates=fix_a1-c1"]
     checked = polyfed.check("tiny.toml", method="heterofl", overrides=settings)
     run = polyfed.run("tiny.toml", method="heterofl", overrides=settings, out="run")
     assert [(kind.name, kind.clients) for kind in checked.architectures] == [("digits-cnn1 a", 2), ("digits-cnn1 c", 2)]
@@ -284,17 +284,19 @@ def test_check_counts_every_width_of_one_architecture(polyfed_: Terminal) -> Non
 def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
     compared = polyfed_("compare", "tiny.toml", "--methods", "fedgh", "--out", "all", "-q")
     table = compared.out.partition("wrote ")[0]
-    said = polyfed_("report", "all", "--out", "elsewhere", "--x", "bytes")
+    said = polyfed_("report", "all", "--out", "elsewhere", "--x-axis", "bytes")
     assert said.out.startswith(table)
     assert {"comparison.md", "comparison.json", "accuracy-by-bytes.png", "accuracy-by-bytes.svg", "report.html"} <= {
         path.name for path in Path("elsewhere").iterdir()
     }
     polyfed_("report", "all/fedgh/seed-0")
     assert Path("all/fedgh/seed-0/comparison.md").exists()
-    assert polyfed_("run", "tiny.toml", "--out", "all/fedgh/seed-0", "--force", "-q").status == 0
-    assert "unknown axis x='byte'; did you mean 'bytes'?" in polyfed_("report", "all", "--x", "byte", status=2).error
+    assert polyfed_("run", "tiny.toml", "--out", "all/fedgh/seed-0", "--overwrite", "-q").status == 0
+    assert (
+        "unknown axis x='byte'; did you mean 'bytes'?" in polyfed_("report", "all", "--x-axis", "byte", status=2).error
+    )
     assert "To reach an accuracy of 1.00 %" in polyfed_("report", "all", "--target", "1 %").out
-    assert "came '60'; did you mean '60 %'?" in polyfed_("report", "all", "--target", "60", status=2).error
+    assert "got '60'; did you mean '60 %'?" in polyfed_("report", "all", "--target", "60", status=2).error
     polyfed_("report", "all", "--results", "page.md")
     assert "\n    polyfed compare tiny.toml --methods fedgh --seeds 0 --out all\n" in Path("page.md").read_text()
     assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error

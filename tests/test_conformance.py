@@ -886,7 +886,7 @@ def test_personal_methods_in_another_form(method: Any) -> None:
     ids=lambda method: method.name,
 )
 def test_companions_with_batchnorm(method: Any) -> None:
-    """Networks of three widths, two of them normalised by the batch, the common one, too."""
+    """Networks of three widths, two of them normalized by the batch, the common one, too."""
     asked = ["nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
     widths = [(1, 4, 6), (0, 3, 5), (1, 5, 8)]
     networks = [lambda kind=kind: tiny(*kind, norm=kind[1] != 5) for kind in widths]

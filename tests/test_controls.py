@@ -27,10 +27,16 @@ from polyfed.methods import Local
 from polyfed.models.zoo import build
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "data": {"name": "digits", "clients": 3, "holdout": 30, "max_train": 40, "max_test": 20},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 3,
+        "holdout": 30,
+        "max_train_per_client": 40,
+        "max_test_per_client": 20,
+    },
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "fedgh"},
-    "training": {"rounds": 2, "batch_size": 10, "epochs": 2},
+    "training": {"rounds": 2, "batch_size": 10, "local_epochs": 2},
     "methods": {"fedrep": {"aggregation": "same-shape"}},
 }
 
@@ -96,7 +102,7 @@ def test_how_many_epochs_of_local_are_a_methods_steps(method: str, epochs: int) 
 
 def test_steps_of_everybody_count_beside_those_of_the_drawn() -> None:
     """FedMD trains on public rows first; whoever is drawn, and as often as its paper says."""
-    asked = recipe("fedmd", data={"holdout": 40}, training={"participation": 0.7})
+    asked = recipe("fedmd", data={"holdout": 40}, training={"client_fraction": 0.7})
     federation = build_federation(asked)
     taken = []
     for number in range(1, 3):
@@ -121,7 +127,7 @@ def test_longer_local_takes_that_many_steps() -> None:
 
 
 def of_all(data: Any) -> Samples:
-    return Samples(torch.cat([c.train.x for c in data.clients]), torch.cat([c.train.y for c in data.clients]))
+    return Samples(torch.cat([c.train.x for c in data.num_clients]), torch.cat([c.train.y for c in data.num_clients]))
 
 
 def test_pooled_is_plain_training_on_the_rows_of_all() -> None:
@@ -130,7 +136,7 @@ def test_pooled_is_plain_training_on_the_rows_of_all() -> None:
     data = DataCache().federated(asked)
     # by hand: one client, which has all rows; its number is 0, as that of the first client of its network
     central = Federation(
-        [Client("digits-cnn1", of_all(data), data.clients[0].test, prepare=done.clients[0].prepare)],
+        [Client("digits-cnn1", of_all(data), data.num_clients[0].test, prepare=done.clients[0].prepare)],
         Local(),
         asked.training,
         task=Task(classes=10),
@@ -162,7 +168,7 @@ def test_pooled_steps_are_those_of_a_client() -> None:
 def test_pooled_does_as_well_in_processes_and_resumed(tmp_path: Path) -> None:
     asked = pooled(recipe(training={"rounds": 2, "batch_size": 10}), "pooled-steps")
     serial = weights(run(asked))
-    processes = weights(run(asked.with_run(executor="pool", workers=2)))
+    processes = weights(run(asked.with_run(executor="processes", workers=2)))
     build_federation(pooled(recipe(training={"rounds": 1, "batch_size": 10}), "pooled-steps"), out=tmp_path).run()
     resumed = build_federation(asked, out=tmp_path)
     resumed.run(resume=True)
@@ -174,20 +180,20 @@ def test_pooled_does_as_well_in_processes_and_resumed(tmp_path: Path) -> None:
     ("sections", "said"),
     [
         ({"method": {"name": "fedgh"}}, "the method 'fedgh'"),
-        ({"method": {"name": "local"}, "training": {"participation": 0.5}}, "training.participation = 0.5"),
-        ({"method": {"name": "local"}, "availability": {"drop": 0.5}}, r"\[availability\]"),
+        ({"method": {"name": "local"}, "training": {"client_fraction": 0.5}}, "training.client_fraction = 0.5"),
+        ({"method": {"name": "local"}, "availability": {"dropout_rate": 0.5}}, r"\[availability\]"),
         ({"method": {"name": "local"}, "run": {"executor": "ray"}}, "run.executor"),
     ],
 )
 def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], said: str) -> None:
     asked = recipe(**sections)
-    with pytest.raises(RequestError, match=f"run.control 'pooled': expected plain training .* came {said}"):
+    with pytest.raises(RequestError, match=f"run.control 'pooled': expected plain training .* got {said}"):
         build_federation(asked.with_run(control="pooled"))
 
 
 def test_hostile_clients_have_no_place_in_the_ceiling() -> None:
     with pytest.raises(RequestError, match=r"expected no \[hostile\]"):
-        pooled(recipe(hostile={"label_flip": 0.4}), "pooled")
+        pooled(recipe(adversaries={"label_flip_fraction": 0.4}), "pooled")
 
 
 # which are run ----------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_shell_commands_run(
     if "mine.toml" in command:
         root = request.getfixturevalue("data_root")
         settings = tomllib.loads(blocks("toml")[0])
-        settings["data"] |= {"root": str(root), "max_rows": 1000, "max_test_rows": 400}
+        settings["data"] |= {"root": str(root), "limit_train": 1000, "limit_test": 400}
         settings["data"] |= {"clients": 5, "max_train": 10, "max_test": 5}
         settings["training"] |= {"rounds": 1}
         (tmp_path / "mine.toml").write_text(Recipe.from_dict(settings).dumps(), encoding="utf-8")
@@ -134,11 +134,18 @@ def half_resnet10_parameters(rate: float) -> int:
     return stem + blocks + shortcuts + 10 * widths[-1] + 10
 
 
-SMALL = ["--set", 'models.architectures=["resnet10-half"]', "--set", "data.image_size=8", "--set", "data.max_train=4"]
+SMALL = [
+    "--set",
+    'models.architectures=["resnet10-half"]',
+    "--set",
+    "data.image_size=8",
+    "--set",
+    "data.max_train_per_client=4",
+]
 
 
 def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[..., str]) -> None:
-    words = [str(ROOT / "recipes" / "fedin" / "table3.toml"), *SMALL, "--set", "data.clients=2"]
+    words = [str(ROOT / "recipes" / "fedin" / "table3.toml"), *SMALL, "--set", "data.num_clients=2"]
     words += ["--set", "training.batch_size=4", "--methods", "fedavg,scaffold,moon,fedin", "--json"]
     rows = json.loads(example("overheads.py", *words))
     count, statistics, counters, pairs = half_resnet10_parameters(1), 2880, 12, 4 * (32 * 2 * 2 + 256)
@@ -203,7 +210,7 @@ def test_an_example_without_a_run_folder_says_so(
 @pytest.mark.slow
 def test_the_benchmark_of_rounds_runs() -> None:
     words = ["recipes/quickstart.toml", "--methods", "local", "--rounds", "3", "--repeats", "1"]
-    words += ["--set", "data.max_train=20", "--set", "data.clients=5"]
+    words += ["--set", "data.max_train_per_client=20", "--set", "data.num_clients=5"]
     program = [sys.executable, "benchmarks/round_cost.py", *words]
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr

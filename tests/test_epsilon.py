@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     pairs = FedIN(pairs=100, feature_clip=1.0, noise=6.0)
     for name, method, privacy in (
-        ("uploads", FedAvg(), Privacy(clip=1.0, noise=2.0)),
+        ("uploads", FedAvg(), Privacy(upload_clip_norm=1.0, upload_noise_multiplier=2.0)),
         ("pairs", pairs, Privacy()),
         ("plain", FedAvg(), Privacy()),
     ):

@@ -77,7 +77,7 @@ def test_lines_are_those_of_the_csv_module() -> None:
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("after_local: 75.12 ± 0.40, p > 3 & q", "after_local: 75.12 ± 0.40, p > 3 & q"),
+        ("after_training: 75.12 ± 0.40, p > 3 & q", "after_training: 75.12 ± 0.40, p > 3 & q"),
         ("<script>alert(1)</script>", "&lt;script>alert(1)&lt;/script>"),
         ("&lt;b&#62;", "&amp;lt;b&amp;#62;"),
         ("a|b", "a\\|b"),
@@ -93,7 +93,7 @@ def test_nothing_in_markdown_is_more_than_text(text: str, shown: str) -> None:
 
 
 def test_an_error_is_harmless_wherever_it_is_printed() -> None:
-    assert str(RequestError(f"came '{ESC}'")) == "came '\\x1b[31m\\x1b]0;owned\\x07'"
+    assert str(RequestError(f"got '{ESC}'")) == "got '\\x1b[31m\\x1b]0;owned\\x07'"
 
 
 def test_what_is_told_while_a_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +134,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row["architecture"] = f"-cnn{ESC}<s>"
     (run / "result.json").write_text(json.dumps(result))
     recipe = tomllib.loads((run / "recipe.toml").read_text())
-    recipe["run"] |= {"label": LABEL, "profile": "small", "profile_note": f"note{ESC}<p>", "changed": [f"a={ESC}<q>"]}
+    recipe["run"] |= {"label": LABEL, "profile": "small", "preset_note": f"note{ESC}<p>", "overrides": [f"a={ESC}<q>"]}
     (run / "recipe.toml").write_text(tomli_w.dumps(recipe))
     index = json.loads((run / "models" / "index.json").read_text())
     for entry in index.values():
@@ -160,10 +160,10 @@ def harmless_cells(text: str) -> bool:
         ["report", "run"],
         ["report", "run", "--metrics"],
         ["epsilon", "run"],
-        ["analyse", "run", "--figures", "clients,sizes"],
+        ["plot", "run", "--figures", "clients,sizes"],
         ["predict", "run", "new.npy", "--client", "0", "--probabilities"],
         ["predict", "run", "new.npy", "--client", "0", "--json"],
-        ["leakage", "run", "--shadows", "0", "--images", "0", "--force"],
+        ["leakage", "run", "--shadows", "0", "--images", "0", "--overwrite"],
         ["predict", f"no{ESC}where", "new.npy", "--client", "0"],
         ["run", f"no{ESC}where.toml"],
         [f"no{ESC}command"],
@@ -184,7 +184,7 @@ def test_no_command_lets_a_folder_speak_to_the_terminal(
 def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(odd)
     assert cli.status(["report", "run", "--out", str(tmp_path)]) == 0
-    assert cli.status(["analyse", "run", "--figures", "clients,sizes", "--out", str(tmp_path)]) == 0
+    assert cli.status(["plot", "run", "--figures", "clients,sizes", "--out", str(tmp_path)]) == 0
     assert cli.status(["predict", "run", "new.npy", "--client", "0", "--out", str(tmp_path / "new.csv")]) == 0
     (tmp_path / "results.md").write_text(results_page(["run"], file=tmp_path / "results.md"))
     made = {

@@ -169,7 +169,7 @@ def test_inputs_without_numbers_and_of_any_number_of_channels(tmp_path: Path) ->
     members = {"x.npy": npy("(5, 1099511627776, 4, 0)"), "y.npy": npy("(5,)", "<i8")}
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "0.npz").write_bytes(FUZZ.archive(members))
-    with pytest.raises(RequestError, match=r"expected inputs of one number or more in .*, came the shape"):
+    with pytest.raises(RequestError, match=r"expected inputs of one number or more in .*, got the shape"):
         load(f"npz:{tmp_path}")
 
 
@@ -207,7 +207,7 @@ def test_a_list_without_end_beside_arrays(tmp_path: Path) -> None:
 
 
 def test_a_network_for_which_there_is_no_memory() -> None:
-    with pytest.raises(RequestError, match="expected a feature_dim for which there is memory, came 1099511627776"):
+    with pytest.raises(RequestError, match="expected a feature_dim for which there is memory, got 1099511627776"):
         build("digits-cnn1", (1, 8, 8), 10, 2**40)
 
 
@@ -220,7 +220,7 @@ def test_images_for_which_there_is_no_memory() -> None:
 def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 2**60]))
-    with pytest.raises(RequestError, match=r"expected labels below 1000000 in .*, came 1152921504606846976"):
+    with pytest.raises(RequestError, match=r"expected labels below 1000000 in .*, got 1152921504606846976"):
         load(f"npz:{tmp_path}")
     with pytest.raises(RequestError, match="expected labels below 1000000 in 'mine'"):
         from_tensors((torch.zeros(2, 3), torch.tensor([0, 2**60])), name="mine")
@@ -242,7 +242,7 @@ def test_more_rows_of_images_than_a_file_says(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(parquet_images, "open_parquet", short)
-    with pytest.raises(RequestError, match="expected 5 rows, as the files say, came more from"):
+    with pytest.raises(RequestError, match="expected 5 rows, as the files say, got more from"):
         load("set", tmp_path)
 
 
@@ -298,7 +298,7 @@ def test_a_release_about_no_rows(tmp_path: Path) -> None:
         for release in line["releases"]:
             release.update(drawn=0, held=5, poisson=False)
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    with pytest.raises(RequestError, match="expected releases about one row or more, came one about 0 of 5"):
+    with pytest.raises(RequestError, match="expected releases about one row or more, got one about 0 of 5"):
         spent([place])
 
 
@@ -332,7 +332,7 @@ def test_a_model_whose_inputs_are_none(odd: dict[str, Any], tmp_path: Path) -> N
         entry.update(odd)
     path.write_text(json.dumps(index))
     path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(RequestError, match="as this version writes it, came another"):
+    with pytest.raises(RequestError, match="as this version writes it, got another"):
         predict(place, 0, np.zeros((1, 1, 8, 8), np.uint8))
 
 
@@ -357,7 +357,7 @@ def test_a_table_of_a_sweep_that_is_none(change: Callable[[Any], object], swept:
     assert table["rows"][-1]["words"]
     change(table)
     (tmp_path / "sweep.json").write_text(json.dumps(table))
-    with pytest.raises(RequestError, match=r"expected .*sweep\.json as `polyfed sweep` writes it, came another"):
+    with pytest.raises(RequestError, match=r"expected .*sweep\.json as `polyfed sweep` writes it, got another"):
         read_sweep(tmp_path)
 
 
@@ -397,7 +397,7 @@ def test_a_node_is_told_of_another_model_than_its_own(odd: dict[str, Any], tmp_p
     laid({name: data for name, data in files.items() if "answered" not in name}, tmp_path)
     kind, facts, body = next(letter for letter in sent if letter[0] == "finish")
     asked = {**facts, "about": {**facts["about"], **odd}}
-    with pytest.raises(RunError, match="expected the entry of this client's model, came another"):
+    with pytest.raises(RunError, match="expected the entry of this client's model, got another"):
         FUZZ.answered(tmp_path, 0, Letter(kind, asked, body))
     said = {**facts["about"], "modules": ["/anywhere"], "vectors": "```\n/etc/passwd"}
     FUZZ.answered(tmp_path, 0, Letter(kind, {**facts, "about": said}, body))

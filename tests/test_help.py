@@ -85,16 +85,23 @@ def test_an_example_names_recipes_that_are_there(words: list[str]) -> None:
         check(words)
 
 
-_LESS = ["--set", "training.rounds=1", "--set", "data.max_train=12", "--set", "data.max_test=6"]
+_LESS = ["--set", "training.rounds=1", "--set", "data.max_train_per_client=12", "--set", "data.max_test_per_client=6"]
 FEWER = {
     "run": _LESS,
     "compare": [*_LESS, "--seeds", "0"],
     "sweep": _LESS,
-    "analyse": ["--inputs", "20", "--points", "40"],
+    "plot": ["--inputs", "20", "--points", "40"],
     "attack": ["--steps", "2"],
     "leakage": ["--shadows", "4", "--clients", "1", "--rows", "4", "--images", "1", "--steps", "2"],
 }
-PRIVATE = ["--set", "privacy.clip=1.0", "--set", "privacy.noise=1.0", "--set", "method.aggregation=same-shape"]
+PRIVATE = [
+    "--set",
+    "privacy.upload_clip_norm=1.0",
+    "--set",
+    "privacy.upload_noise_multiplier=1.0",
+    "--set",
+    "method.aggregation=same-shape",
+]
 BEFORE = [  # what the examples find there, besides what those before them have made
     ["run", "recipes/quickstart.toml", "--method", "fedavg", *PRIVATE, "--out", "runs/fedin-privacy"],
     *(["run", "recipes/quickstart.toml", "--method", m, "--out", f"runs/{m}"] for m in ("fedavg", "fedgh", "fedin")),
@@ -141,7 +148,7 @@ RECIPE = """
 [methods.mine-one]
 name = "fedgh"
 
-[profiles.small.training]
+[presets.small.training]
 rounds = 1
 """
 
@@ -177,11 +184,11 @@ def offered(words: str, folder: Path, shell: str = "bash") -> list[str]:
         ("polyfed run mine.toml --method fedg", ["fedgen", "fedgh"]),
         ("polyfed run mine.toml --method min", ["mine-one"]),
         ("polyfed run none.toml --method min", []),
-        ("polyfed run mine.toml --profile ", ["small"]),
+        ("polyfed run mine.toml --preset ", ["small"]),
         ("polyfed compare mine.toml --methods fedgh,min", ["fedgh,mine-one"]),
         ("polyfed compare mine.toml --methods fedgh,fedgh", []),
-        ("polyfed run mine.toml --executor c", ["cohort"]),
-        ("polyfed analyse runs --figures cka,t", ["cka,tsne"]),
+        ("polyfed run mine.toml --executor c", ["vectorized"]),
+        ("polyfed plot runs --figures cka,t", ["cka,tsne"]),
         ("polyfed deploy lo", ["local"]),
     ],
 )

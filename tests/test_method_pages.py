@@ -82,7 +82,7 @@ def commands(text: str) -> list[list[str]]:
 def check(words: list[str]) -> None:
     """Parse the command as the program would, read its recipe and make its methods; write nothing."""
     group: Any = typer.main.get_command(cli.app)
-    assert words[1] in group.commands, f"expected a command of polyfed, came '{words[1]}'"
+    assert words[1] in group.commands, f"expected a command of polyfed, got '{words[1]}'"
     given = group.commands[words[1]].make_context(words[1], words[2:]).params
     if "recipe" not in given:
         return
@@ -92,7 +92,7 @@ def check(words: list[str]) -> None:
         settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(settings).items()]
     asked = given.get("methods")
     for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
-        Recipe.load(path, settings, method=name, profile=given.get("profile"))
+        Recipe.load(path, settings, method=name, preset=given.get("profile"))
 
 
 def missing(text: str) -> list[str]:
@@ -127,7 +127,7 @@ def test_what_can_be_hidden_is_said_as_it_is(name: str) -> None:
     assert ("`clip` bounds" in told) == (sends(method) and (not method.rigid or any(v in told for v in variants[:2])))
     phases = method.phases(Training())
     by_row = method.by_row and all(phase.data == "train" and phase.rows is None for phase in phases)
-    assert ("`sgd_clip` is refused" in told) == (not by_row and "`mu = 0`" not in told)
+    assert ("`max_grad_norm` is refused" in told) == (not by_row and "`mu = 0`" not in told)
     assert sends(method) == ("nothing hides" in told)
 
 

@@ -65,7 +65,7 @@ test_scaffold = pytest.mark.slow(testing.conformance(sound.Scaffold(), **OPTIONS
 test_drift = pytest.mark.slow(testing.conformance(sound.Drift(), **OPTIONS[sound.Drift]))
 
 CAUGHT_BY = {
-    broken.HeaderInNoOptimiser: "learns",
+    broken.HeaderInNoOptimizer: "learns",
     broken.HeaderIsClient0s: "nothing_aliased",
     broken.ReceivedIsKept: "nothing_written_in_place",
     broken.PreviousIsLive: "nothing_aliased",

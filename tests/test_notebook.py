@@ -25,7 +25,7 @@ from polyfed.methods import __all__ as METHOD_NAMES
 
 EVIL = "<script>alert(1)</script>"
 SETTINGS: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "max_rows": 300, "holdout": 20, "split": "6:1:3"},
+    "data": {"dataset": "digits", "num_clients": 3, "limit_train": 300, "holdout": 20, "split": "6:1:3"},
     "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
     "method": {"name": "fedgh", "header_epochs": 2},
     "training": {"rounds": 2, "lr": 0.1},
@@ -144,7 +144,7 @@ def test_a_comparison_in_which_everything_failed() -> None:
 def test_a_sweep(tmp_path: Path) -> None:
     path = tmp_path / "small.toml"
     path.write_text(
-        '[data]\nname = "digits"\nclients = 3\nmax_rows = 200\nsplit = "6:1:3"\n'
+        '[data]\ndataset = "digits"\nnum_clients = 3\nlimit_train = 200\nsplit = "6:1:3"\n'
         '[models]\narchitectures = ["digits-cnn1"]\n[method]\nname = "local"\n'
         '[training]\nrounds = 1\n[run]\nexecutor = "serial"\n'
     )
@@ -189,7 +189,7 @@ def test_settings_are_told_by_what_is_not_the_default() -> None:
 
 def test_a_recipe_is_one_line() -> None:
     assert repr(Recipe.from_dict(SETTINGS, "mine")) == "Recipe(mine: fedgh on digits, 3 clients, 2 rounds, seed 0)"
-    natural = SETTINGS | {"data": {"name": "digits", "partition": "natural", "natural_column": "user"}}
+    natural = SETTINGS | {"data": {"dataset": "digits", "partition": "by_group", "group_by": "user"}}
     assert "as many clients as the data name" in repr(Recipe.from_dict(natural))
 
 
@@ -198,7 +198,7 @@ def test_data_are_told_by_their_size() -> None:
     source = from_tensors((x, y), name="mine")
     assert repr(source) == "Source(mine, 3 classes, training Samples(30 of 1 x 8 x 8, uint8))"
     options = PartitionOptions(
-        clients=2, partition=lambda y, k, rng: np.split(rng.permutation(30), [12]), split="1:0:1"
+        num_clients=2, partition=lambda y, k, rng: np.split(rng.permutation(30), [12]), split="1:0:1"
     )
     dealt = build_federated_dataset(source, options, lambda purpose: numpy_generator(0, purpose))
     assert repr(dealt) == "FederatedDataset(mine, 2 clients with 6 to 9 training samples, 3 classes)"

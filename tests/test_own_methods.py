@@ -72,7 +72,7 @@ def rows():
     x = torch.randint(0, 256, (300, 1, 8, 8), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     return x, torch.arange(300) % 10
 '''
-RECIPE = small_recipe(data={"clients": 3})
+RECIPE = small_recipe(data={"num_clients": 3})
 VARIANT = '\n[methods.half-way]\nname = "own_all:Gentle"\nshare = 0.5\n'
 
 
@@ -126,8 +126,8 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
     for after in (
         ["predict", folder, "new.npy", "--client", "0", "--trust-code"],
-        ["attack", folder, "--images", "1", "--steps", "1", "--tv", "0", "--trust-code"],
-        ["analyse", folder, "--figures", "labels,cka", "--trust-code"],
+        ["attack", folder, "--images", "1", "--steps", "1", "--tv-weights", "0", "--trust-code"],
+        ["plot", folder, "--figures", "labels,cka", "--trust-code"],
         ["leakage", folder, "--shadows", "0", "--images", "0", "--trust-code"],
         ["report", folder],
         [*words, "--resume"],
@@ -153,7 +153,7 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
     (recipe,) = blocks("toml")
     Path("mine.toml").write_text(recipe, encoding="utf-8")
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
-    fewer = ["--set", "data.max_train=20", "--set", "data.max_test=10"]
+    fewer = ["--set", "data.max_train_per_client=20", "--set", "data.max_test_per_client=10"]
     for line in blocks("bash")[0].splitlines():
         program, command, *words = shlex.split(line, comments=True)
         assert program == "polyfed"
@@ -171,8 +171,8 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
 
 def test_in_a_recipe_with_networks_and_data_in_worker_processes(project: Path) -> None:
     (project / "mine.toml").write_text(RECIPE.replace('"fedgh"', '"own_all:Gentle"\nshare = 1.0') + VARIANT)
-    more = ['models.architectures=["own_all:net"]', 'data.name="own_all:rows"']
-    pooled = pf.run(project / "mine.toml", overrides=[*more, "run.executor=pool"], workers=2, out="pooled")
+    more = ['models.architectures=["own_all:net"]', 'data.dataset="own_all:rows"']
+    pooled = pf.run(project / "mine.toml", overrides=[*more, "run.executor=processes"], workers=2, out="pooled")
     assert pooled.result["workers"] == 2
     forget()
     serial = pf.run(project / "mine.toml", overrides=[*more, "run.executor=serial"])
@@ -226,8 +226,8 @@ def test_what_is_no_method_is_one_line(project: Path, name: str, says: str, caps
     ("table", "says"),
     [
         ("shar = 0.5", "unknown key 'methods.half-way.shar'; did you mean 'share'?"),
-        ("share = 2.0", "methods.half-way.share: expected at most 1, came 2.0"),
-        ("share = 'much'", "methods.half-way.share: expected a number, came 'much'"),
+        ("share = 2.0", "methods.half-way.share: expected at most 1, got 2.0"),
+        ("share = 'much'", "methods.half-way.share: expected a number, got 'much'"),
     ],
 )
 def test_knobs_are_checked_like_built_in_ones(project: Path, table: str, says: str) -> None:

@@ -377,11 +377,11 @@ def test_the_wheel_works_without_extras(clean: Path, tmp_path: Path) -> None:
     assert said(polyfed, "--version") == f"polyfed {__version__}\n"
     assert str(tmp_path) in said(python, "-c", "import polyfed; print(polyfed.__file__)")
     said(python, "-c", "import timm", status=1)
-    small = ["--set", "data.max_rows=500", "--set", "data.min_size=5", "--set", "training.rounds=2"]
+    small = ["--set", "data.limit_train=500", "--set", "data.min_samples=5", "--set", "training.rounds=2"]
     assert "whole run, about" in said(polyfed, "check", recipe, *small)
     said(polyfed, "compare", recipe, *small, "--methods", "fedavg,fedgh", "--out", "runs", "-q")
     assert (tmp_path / "runs" / "report.html").exists()
     outside = ["--set", "models.architectures=['timm:resnet10t']"]
     assert "pip install 'polyfed[vision]'" in said(polyfed, "check", recipe, *small, *outside, status=2)
-    followed = ["--track", "tensorboard", "--out", "followed"]
+    followed = ["--logger", "tensorboard", "--out", "followed"]
     assert "polyfed[track]" in said(polyfed, "run", recipe, *small, *followed, status=2)

@@ -13,7 +13,7 @@ from torch import nn
 import polyfed as pf
 from helpers.flat_options import grouped
 from polyfed import Client, Federation
-from polyfed.analysis import analyse
+from polyfed.analysis import analyze
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load
 from polyfed.data.inference_inputs import InputSpec, read
@@ -29,9 +29,9 @@ from polyfed.report.sensitivity import read_sweep
 
 RECIPE = """
 [data]
-name = "digits"
-clients = 2
-max_rows = 60
+dataset = "digits"
+num_clients = 2
+limit_train = 60
 [models]
 architectures = ["digits-cnn1"]
 [method]
@@ -47,7 +47,7 @@ USES: dict[str, Callable[[str], object]] = {
     "recipe": lambda name: pf.run(name),
     "model": lambda name: load_model(name, 0),
     "runs": lambda name: find_runs(name),
-    "analyse": lambda name: analyse(name),
+    "plot": lambda name: analyze(name),
     "sweep": lambda name: read_sweep(name),
     "release": lambda name: release(name, 0),
     "folder": lambda name: RunFolder(Path(name)).check({}, False, False),
@@ -66,19 +66,19 @@ def test_a_name_that_no_file_has(use: str, name: str) -> None:
 
 def test_a_run_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(RECIPE)
-    with pytest.raises(RequestError, match=r"expected the name of a file or folder, came .* File name too long"):
+    with pytest.raises(RequestError, match=r"expected the name of a file or folder, got .* File name too long"):
         pf.run(tmp_path / "mine.toml", out=tmp_path / ("n" * 300))
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "images", "clients"])
 def test_a_user_that_is_not_there(kind: str) -> None:
-    with pytest.raises(RequestError, match="expected a folder of a user that there is, came '~nobody-of-this-name"):
+    with pytest.raises(RequestError, match="expected a folder of a user that there is, got '~nobody-of-this-name"):
         load(f"{kind}:~nobody-of-this-name/rows")
 
 
 HALF = "\ud800"  # half a character, which Python code can write and no file can hold
 SETTINGS: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 2, "max_train": 4},
+    "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 4},
     "models": {"architectures": ["digits-cnn1"]},
     "method": {"name": "local"},
     "training": {"rounds": 1},
@@ -93,14 +93,14 @@ SETTINGS: dict[str, Any] = {
         ("models", {HALF: 1}, "models"),
         ("data", {"class_names": ["a", HALF]}, "data.class_names"),
         ("data", {"partition": HALF}, "data.partition"),
-        ("run", {"published": [HALF]}, "run.published"),
+        ("run", {"paper_tables": [HALF]}, "run.paper_tables"),
         ("run", {"label": HALF}, "run.label"),
         ("method", {"name": HALF}, "method.name"),
         (HALF, {}, "sections"),
     ],
 )
 def test_half_a_character_in_a_recipe_is_one_line(section: str, entry: dict[str, Any], place: str) -> None:
-    with pytest.raises(RequestError, match=rf"^{place}: expected text, came half a character: '.*\\ud800'$"):
+    with pytest.raises(RequestError, match=rf"^{place}: expected text, got half a character: '.*\\ud800'$"):
         Recipe.from_dict({**SETTINGS, section: {**SETTINGS.get(section, {}), **entry}})
 
 
@@ -109,7 +109,7 @@ def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
     """It would leave a result that nobody can read."""
     rows = (torch.rand(4, 3), torch.arange(4) % 2)
     given = {"class_names": ["a", HALF], "feature_names": [HALF, "b", "c"], "settings": {"x": HALF}}.get(name, HALF)
-    with pytest.raises(RequestError, match="expected text, came half a character"):
+    with pytest.raises(RequestError, match="expected text, got half a character"):
         Federation(
             [Client(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), rows, rows)], Local(), **grouped(**{name: given})
         )

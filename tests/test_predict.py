@@ -38,7 +38,7 @@ from polyfed.registry import METHODS
 
 SOURCE = digits()
 RECIPE: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "max_train": 40, "max_test": 30},
+    "data": {"dataset": "digits", "num_clients": 3, "max_train_per_client": 40, "max_test_per_client": 30},
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "fedgh"},
     "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},
@@ -103,7 +103,7 @@ def test_neither_recipe_nor_data_are_needed(done: Run, tmp_path: Path) -> None:
         {"method": {"name": "fedavg", "aggregation": "same-shape"}},
         {"method": {"name": "fedin", "aggregation": "same-shape", "lambda": 0.5}},
         {"models": {"feature_dim": 20}, "training": {"rounds": 1}},
-        {"training": {"participation": 0.34, "rounds": 1}},
+        {"training": {"client_fraction": 0.34, "rounds": 1}},
         {"data": {"image_size": 12}, "training": {"rounds": 1}},
     ],
     ids=["fedavg", "fedin", "projection", "never-took-part", "resized"],
@@ -197,7 +197,7 @@ def test_a_method_that_scores_by_its_state_finds_it_again(nearest: Federation, t
 def test_a_network_that_came_as_a_module_is_refused(tmp_path: Path) -> None:
     x, y = torch.randn(20, 4), torch.arange(20) % 2
     pf.Federation([Client(nn.Linear(4, 2), (x, y))], pf.methods.Local(), out=tmp_path / "run").run()
-    with pytest.raises(RequestError, match=r"came as a module.*client-000\.safetensors.*load_model"):
+    with pytest.raises(RequestError, match=r"got as a module.*client-000\.safetensors.*load_model"):
         prediction.load_model(tmp_path / "run", 0)
 
 
@@ -351,9 +351,9 @@ def test_grey_becomes_rgb_and_images_are_resized_as_in_training() -> None:
     assert torch.equal(from_tensor(X, form, "x").x, X.expand(-1, 3, -1, -1))
     sized = InputSpec((1, 4, 4), torch.uint8, 4, ("a",))
     assert from_tensor(X, sized, "x").x.shape == (12, 1, 4, 4)
-    colour = torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8)
-    with pytest.raises(RequestError, match="expected grey images, as the run's are, came RGB images"):
-        from_tensor(colour, InputSpec((1, 8, 8), torch.uint8, None, ("a",)), "x")
+    color = torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8)
+    with pytest.raises(RequestError, match="expected grey images, as the run's are, got RGB images"):
+        from_tensor(color, InputSpec((1, 8, 8), torch.uint8, None, ("a",)), "x")
 
 
 def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: Run, tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: 
     for name in ("wide.npy", "wide.png"):
         _, error = predict(tmp_path / name, status=2)
         assert "expected inputs 1 x 8 x 8 of type uint8" in error
-        assert f"came 1 x 24 x 16 in {tmp_path / name}; ask for --resize (resize=True)" in error
+        assert f"got 1 x 24 x 16 in {tmp_path / name}; ask for --resize (resize=True)" in error
         out, _ = predict(tmp_path / name, "--resize")
         assert len(rows(out)) == (12 if name == "wide.npy" else 1)
     found = prediction.predict(folder(done), 1, tmp_path / "wide.npy", resize=True)
@@ -383,7 +383,10 @@ def test_other_kinds_of_arguments(done: Run) -> None:
 
 def test_only_images_are_resized(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *(f"{n},{n * n % 7},{n % 2}" for n in range(20))]))
-    settings = {"data": {"name": f"csv:{tmp_path / 'a.csv'}", "clients": 2}, "models": {"architectures": ["mlp-64-32"]}}
+    settings = {
+        "data": {"dataset": f"csv:{tmp_path / 'a.csv'}", "num_clients": 2},
+        "models": {"architectures": ["mlp-64-32"]},
+    }
     made = pf.Recipe.from_dict({**settings, "method": {"name": "local"}, "training": {"rounds": 1}})
     pf.run(made, out=tmp_path / "run")
     with pytest.raises(RequestError, match="resize is of images, got it where the run's inputs are 2 of type float32"):
@@ -397,7 +400,7 @@ def of_photos(place: Path, **data: Any) -> Path:
     cells = pa.array([{"bytes": png(x[0].numpy()), "path": None} for x in X.repeat(4, 1, 1, 1)])
     columns = {"image": cells, "kind": pa.array(kinds), "target": pa.array([0] * len(kinds))}
     pq.write_table(pa.table(columns), place / "photos" / "train.parquet")
-    settings = {"data": {"name": "parquet", "root": str(place / "photos"), "clients": 2, **data}}
+    settings = {"data": {"dataset": "parquet", "root": str(place / "photos"), "num_clients": 2, **data}}
     settings |= {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}, "training": {"rounds": 1}}
     pf.run(pf.Recipe.from_dict(settings), out=place / "run")
     return place / "run"
@@ -420,7 +423,11 @@ def test_a_label_column_that_the_run_has_found_is_its_own_too(tmp_path: Path) ->
         place.mkdir()
         (place / "a.csv").write_text("\n".join([lines[0].replace("outcome", header), *lines[1:]]))
         (place / "b.csv").write_text("\n".join([f"a,b,{header},label", *(f"{line},no" for line in lines[1:])]))
-        data = {"name": f"csv:{place / 'a.csv'}", "clients": 2, **({} if named is None else {"label_column": named})}
+        data = {
+            "dataset": f"csv:{place / 'a.csv'}",
+            "num_clients": 2,
+            **({} if named is None else {"label_column": named}),
+        }
         settings = {"data": data, "models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
         pf.run(pf.Recipe.from_dict({**settings, "training": {"rounds": 1}}), out=place / "run")
         found = prediction.predict(place / "run", 0, place / "b.csv")
@@ -470,20 +477,20 @@ def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
     table(where / "both" / "a.parquet")
     pq.write_table(pa.table({"x": [1, 2]}), where / "columns.parquet")
     return {
-        "shape": (where / "shape.npy", "came 1 x 9 x 9"),
-        "flat": (where / "flat.npy", "came (8,) of type uint8"),
-        "floats": (where / "floats.npy", "came (2, 1, 8, 8) of type float32"),
-        "objects": (where / "objects.npy", "expected an array of numbers as NumPy saves it, came something else"),
-        "cut": (where / "cut.npy", "expected an array of numbers as NumPy saves it, came something else"),
-        "letter": (where / "letter.npy", "expected an array of numbers as NumPy saves it, came something else"),
+        "shape": (where / "shape.npy", "got 1 x 9 x 9"),
+        "flat": (where / "flat.npy", "got (8,) of type uint8"),
+        "floats": (where / "floats.npy", "got (2, 1, 8, 8) of type float32"),
+        "objects": (where / "objects.npy", "expected an array of numbers as NumPy saves it, got something else"),
+        "cut": (where / "cut.npy", "expected an array of numbers as NumPy saves it, got something else"),
+        "letter": (where / "letter.npy", "expected an array of numbers as NumPy saves it, got something else"),
         "picture": (where / "cut.png", "do not decode"),
         "no picture": (where / "letter.png", "do not decode in"),
-        "alpha": (where / "clear.png", "came mode RGBA"),
+        "alpha": (where / "clear.png", "got mode RGBA"),
         "parquet": (where / "cut.parquet", "whole Parquet file"),
         "text": (where / "notes.txt", "a .npy file, came"),
         "nothing": (where / "absent", "which is not there"),
         "empty": (where / "empty", "without any"),
-        "both": (where / "both", "came both"),
+        "both": (where / "both", "got both"),
         "columns": (where / "columns.parquet", "expected one image column"),
         "label": (table(where / "label.parquet", ["cat"] * 12), "among the run's classes (0, 1, 2"),
     }
@@ -509,15 +516,15 @@ def test_columns_are_of_parquet_files(predict: Terminal, tmp_path: Path) -> None
     (tmp_path / "a.png").write_bytes(png(np.zeros((8, 8), np.uint8)))
     for option in ("--image-column", "--label-column"):
         _, error = predict(tmp_path / "a.png", option, "digit", status=2)
-        assert "image_column and label_column are of Parquet files, came 'digit' with" in error
+        assert "image_column and label_column are of Parquet files, got 'digit' with" in error
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--client", "3"], "models (0, 1, 2), came "),
-        (["--client", "-1"], "models (0, 1, 2), came "),
-        (["--client", "one"], "came 'one'"),
+        (["--client", "3"], "models (0, 1, 2), got "),
+        (["--client", "-1"], "models (0, 1, 2), got "),
+        (["--client", "one"], "got 'one'"),
         (["--client", "1", "--device", "cuda:99"], "expected a device that is here"),
         (["--client", "1", "--out", "absent/said.csv"], "cannot write"),
     ],
@@ -575,10 +582,10 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match=says):
             prediction.load_model(run, 1)
     index.write_text(json.dumps({name: entry for name, entry in listed.items() if "001" not in name}))
-    with pytest.raises(RequestError, match=r"whose model is in .*models \(0, 2\), came 1"):  # it never joined, say
+    with pytest.raises(RequestError, match=r"whose model is in .*models \(0, 2\), got 1"):  # it never joined, say
         prediction.load_model(run, 1)
     (run / "result.json").unlink()
-    with pytest.raises(RequestError, match=r"finished run, came .* holds no result\.json"):
+    with pytest.raises(RequestError, match=r"finished run, got .* holds no result\.json"):
         prediction.load_model(run, 1)
     with pytest.raises(RequestError, match="which is no folder"):
         prediction.load_model(tmp_path / "absent", 1)

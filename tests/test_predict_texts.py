@@ -132,15 +132,15 @@ def test_the_folder_says_how_large_the_vocabulary_is_whatever_the_default_become
 
 def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
     cases: dict[str, tuple[str | bytes, dict[str, str], str]] = {
-        "a.txt": ("\n \n", {}, "came none"),
-        "b.txt": ("", {}, "came none"),
+        "a.txt": ("\n \n", {}, "got none"),
+        "b.txt": ("", {}, "got none"),
         "c.txt": (b"\xff\xfe", {}, "a text file in UTF-8"),
-        "d.txt": ("good", {"label_column": "x"}, "are of Parquet or CSV files, came 'x'"),
+        "d.txt": ("good", {"label_column": "x"}, "are of Parquet or CSV files, got 'x'"),
         "a.csv": ("id,words\n1,good\n", {}, "expected one text column"),
-        "b.csv": ("id,said\n1,\n", {}, "came an empty one in row 0"),
+        "b.csv": ("id,said\n1,\n", {}, "got an empty one in row 0"),
         "c.csv": ("id,said\n1,good\n", {"text_column": "sad"}, "did you mean 'said'"),
         "d.csv": ("id,said\n1,good\n", {"image_column": "id"}, "image_column is of images"),
-        "e.csv": ("liked,said\nmaybe,good\n", {}, "among the run's classes (no, yes), came 'maybe' in row 0"),
+        "e.csv": ("liked,said\nmaybe,good\n", {}, "among the run's classes (no, yes), got 'maybe' in row 0"),
         "a.png": ("", {}, "expected a .csv, .parquet or .txt file of texts"),
     }
     for name, (content, options, said) in cases.items():
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
         assert said in str(caught.value), name
         assert "\n" not in str(caught.value)
     pq.write_table(pa.table({"said": ["good", None]}), tmp_path / "a.parquet")
-    with pytest.raises(RequestError, match="expected a text, came none in row 1 of"):
+    with pytest.raises(RequestError, match="expected a text, got none in row 1 of"):
         read(tmp_path / "a.parquet", model.form)
     with pytest.raises(RequestError, match="which is not there"):
         read(tmp_path / "none.csv", model.form)
@@ -170,7 +170,7 @@ def test_words_that_were_changed_or_never_kept(done: Run, tmp_path: Path) -> Non
     form = prediction.load_model(run, 0).form
     with pytest.raises(RequestError, match=r"a \.npy file"):
         read(tmp_path / "a.txt", form)
-    with pytest.raises(RequestError, match="text_column is of texts, came 'said'"):
+    with pytest.raises(RequestError, match="text_column is of texts, got 'said'"):
         read(tmp_path / "a.txt", form, text_column="said")
 
 

@@ -26,9 +26,9 @@ from polyfed.methods.local import Local
 ROOT = Path(__file__).parents[1]
 RECIPE = """
 [data]
-name = "digits"
-max_rows = 240
-clients = 4
+dataset = "digits"
+limit_train = 240
+num_clients = 4
 partition = "iid"
 split = "6:1:3"
 holdout = 20
@@ -91,13 +91,13 @@ def checked(**training: Any) -> Check:
 def test_the_server_hears_as_many_as_in_a_run(share: float, heard: int) -> None:
     """And no fewer than there are networks."""
     del NOTED[:]
-    estimate_costs(federation(Counting(aggregation="same-shape"), participation=share))
+    estimate_costs(federation(Counting(aggregation="same-shape"), client_fraction=share))
     assert [("plan", heard), ("aggregate", heard)] * 2 == NOTED
 
 
 def test_a_client_answers_with_an_upload_of_the_network_that_it_has_in_the_round(recipe: Path) -> None:
     """HeteroFL's clients draw a width in every round: who is measured in round 2 had another in round 1."""
-    found = check(recipe, method="heterofl", overrides=["models.architectures=['digits-cnn2']", "data.clients=8"])
+    found = check(recipe, method="heterofl", overrides=["models.architectures=['digits-cnn2']", "data.num_clients=8"])
     assert len(found.architectures) > 1
     assert any(kind.up[0] != kind.up[1] for kind in found.architectures)
 
@@ -106,7 +106,7 @@ def test_nobody_is_missing_in_a_check() -> None:
     """Who drops out, or is late, in a run is told and heard in its check all the same."""
     del NOTED[:]
     made = federation(Counting(aggregation="same-shape"))
-    absent = pf.Availability(drop=0.9, late=0.9)
+    absent = pf.Availability(dropout_rate=0.9, delay_rate=0.9)
     estimate_costs(pf.Federation(made.clients, made.method, made.training, plugins=[absent], executor="serial"))
     assert NOTED == [("plan", 6), ("aggregate", 6)] * 2
 
@@ -116,7 +116,7 @@ def test_operations_and_parameters_of_each_network() -> None:
     assert (small.flops, large.flops) == (2 * (10 * 40 + 40 * 3), 2 * (10 * 80 + 80 * 3))
 
 
-def test_memory_follows_the_batch_and_the_optimiser() -> None:
+def test_memory_follows_the_batch_and_the_optimizer() -> None:
     plain, heavy = checked().architectures[1], checked(optimizer="adam").architectures[1]
     weights = 4 * plain.parameters
     assert plain.peak > 2 * weights  # the network and its gradients
@@ -215,7 +215,7 @@ def test_a_line_for_each_method(recipe: Path, capsys: pytest.CaptureFixture[str]
     ("words", "told"),
     [
         (["--methods", "local,fedhg"], "unknown method 'fedhg'; did you mean 'fedgh'"),
-        (["--methods", "local", "--method", "fedgh"], "expected --method or --methods, came both"),
+        (["--methods", "local", "--method", "fedgh"], "expected --method or --methods, got both"),
         (["--methods", "local,"], "expected --methods as names with commas between"),
     ],
 )
@@ -227,7 +227,7 @@ def test_wrong_requests(recipe: Path, capsys: pytest.CaptureFixture[str], words:
 
 PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
 COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)[1].splitlines()  # type: ignore[index]
-SMALL = ["--set", "data.max_rows=500", "--set", "data.min_size=5"]
+SMALL = ["--set", "data.limit_train=500", "--set", "data.min_samples=5"]
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "recipes").rglob("*.toml"))
 TEXT = """
 [data]
-name = "digits"
-clients = 3
+dataset = "digits"
+num_clients = 3
 
 [models]
 architectures = ["digits-cnn1", "digits-cnn2"]
@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_every_setting_has_a_default_but_data_models_and_method() -> None:
     recipe = Recipe.from_dict(
-        {"data": {"name": "digits"}, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
+        {"data": {"dataset": "digits"}, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     )
     assert recipe.chosen_method == Local()
     assert (recipe.data.partition, recipe.training.rounds, recipe.run.seed, recipe.evaluation.stage) == (
@@ -79,7 +79,7 @@ def test_another_method_takes_its_own_table_only(path: Path) -> None:
     assert Recipe.load(path, ["method.name=fedavg"]).chosen_method == FedAvg(aggregation="same-shape")
 
 
-def test_a_variant_is_labelled_and_leaves_nothing_behind(path: Path) -> None:
+def test_a_variant_is_labeled_and_leaves_nothing_behind(path: Path) -> None:
     variant = Recipe.load(path, method="fedgh-random-header")
     assert variant.chosen_method == FedGH(header_lr=0.0)
     assert variant.name == variant.run.label == "fedgh-random-header"
@@ -101,8 +101,8 @@ def test_set_means_the_method_that_is_asked_for(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("data.clients=20", 20),
-        ("data.clients = 20", 20),
+        ("data.num_clients=20", 20),
+        ("data.num_clients = 20", 20),
         ("data.partition=iid", "iid"),
         ('data.partition="iid"', "iid"),
         ("training.lr=1e-3", 1e-3),
@@ -122,16 +122,16 @@ def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: 
 def test_false_is_false() -> None:  # `-x False` meant True elsewhere
     quickstart = ROOT / "recipes" / "quickstart.toml"
     assert Recipe.load(quickstart, ["method.train_in=false"], method="fedin").chosen_method.train_in is False
-    with pytest.raises(RequestError, match="expected true or false, came 'False'"):
+    with pytest.raises(RequestError, match="expected true or false, got 'False'"):
         Recipe.load(quickstart, ["method.train_in=False"], method="fedin")
 
 
 def test_a_value_cannot_bring_further_keys_along(path: Path) -> None:
     with pytest.raises(RequestError, match=r"data\.clients: expected a whole number"):
-        Recipe.load(path, ["data.clients=3\nname='cifar10'"])
+        Recipe.load(path, ["data.num_clients=3\nname='cifar10'"])
 
 
-@pytest.mark.parametrize("text", ["data.clients", "clients=3", "=3", ".clients=3", "data.=3", ""])
+@pytest.mark.parametrize("text", ["data.num_clients", "clients=3", "=3", ".clients=3", "data.=3", ""])
 def test_an_override_needs_section_key_and_value(path: Path, text: str) -> None:
     with pytest.raises(RequestError, match=r"expected --set SECTION\.KEY=VALUE"):
         Recipe.load(path, [text])
@@ -139,7 +139,7 @@ def test_an_override_needs_section_key_and_value(path: Path, text: str) -> None:
 
 def test_an_override_below_a_value_is_refused(path: Path) -> None:
     with pytest.raises(RequestError, match=r"'data\.clients' is no table"):
-        Recipe.load(path, ["data.clients.number=3"])
+        Recipe.load(path, ["data.num_clients.number=3"])
 
 
 def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
@@ -158,22 +158,22 @@ def test_what_is_written_holds_every_knob_and_nothing_without_effect(path: Path)
     assert written["method"]["header_lr"] == 0.01
     assert not {"alpha", "min_size", "classes_per_client", "deal"} & set(written["data"])
     assert Recipe.load(path, ["data.partition=dirichlet"]).to_dict()["data"]["alpha"] == 0.5
-    assert Recipe.load(path, ["data.partition=classes"]).to_dict()["data"]["deal"] == "ring"
+    assert Recipe.load(path, ["data.partition=by_class"]).to_dict()["data"]["deal"] == "ring"
 
 
 def test_caps_of_training_rows_by_client_are_kept(path: Path) -> None:
-    recipe = Recipe.load(path, ["data.max_train=[1000, 200]"])
-    assert recipe.data.max_train == [1000, 200]
-    assert Recipe.from_dict(tomllib.loads(recipe.dumps())).data.max_train == [1000, 200]
-    swept = parse(["data.max_train=[1000, 200],[600, 600],500"])
-    assert swept == {"data.max_train": [[1000, 200], [600, 600], 500]}
+    recipe = Recipe.load(path, ["data.max_train_per_client=[1000, 200]"])
+    assert recipe.data.max_train_per_client == [1000, 200]
+    assert Recipe.from_dict(tomllib.loads(recipe.dumps())).data.max_train_per_client == [1000, 200]
+    swept = parse(["data.max_train_per_client=[1000, 200],[600, 600],500"])
+    assert swept == {"data.max_train_per_client": [[1000, 200], [600, 600], 500]}
 
 
 def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
     recipe = Recipe.load(path, ["method.lambda=0.25"], method="fedin")
     assert recipe.chosen_method.lambda_ == 0.25
     assert recipe.to_dict()["method"]["lambda"] == 0.25
-    with pytest.raises(RequestError, match=r"^method\.lambda: expected a number, came 'x'$"):
+    with pytest.raises(RequestError, match=r"^method\.lambda: expected a number, got 'x'$"):
         Recipe.load(path, ["method.lambda=x"], method="fedin")
 
 
@@ -183,24 +183,33 @@ def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
         ({"data": {"clinets": 3}}, "unknown key 'data.clinets'; did you mean 'clients'?"),
         ({"data": {"lr": 0.1}}, "unknown key 'data.lr'; it belongs to [training]"),
         ({"daata": {}}, "unknown key 'daata'; did you mean 'data'?"),
-        ({"data": {"clients": "ten"}}, "data.clients: expected a whole number, came 'ten'"),
-        ({"data": {"clients": 0}}, "data.clients: expected at least 1, came 0"),
-        ({"data": {"max_train": "x"}}, "data.max_train: expected a whole number or a list, came 'x'"),
-        ({"data": {"max_train": 0}}, "data.max_train: expected at least 1 or a list, came 0"),
-        ({"data": {"max_train": [40, 1.5]}}, "data.max_train: expected a whole number, came [40, 1.5]"),
-        ({"data": {"max_train": []}}, "data.max_train: expected a whole number or at least 1 entry, came []"),
-        ({"data": 3}, "data: expected a table, came 3"),
+        ({"data": {"num_clients": "ten"}}, "data.num_clients: expected a whole number, got 'ten'"),
+        ({"data": {"num_clients": 0}}, "data.num_clients: expected at least 1, got 0"),
+        (
+            {"data": {"max_train_per_client": "x"}},
+            "data.max_train_per_client: expected a whole number or a list, got 'x'",
+        ),
+        ({"data": {"max_train_per_client": 0}}, "data.max_train_per_client: expected at least 1 or a list, got 0"),
+        (
+            {"data": {"max_train_per_client": [40, 1.5]}},
+            "data.max_train_per_client: expected a whole number, got [40, 1.5]",
+        ),
+        (
+            {"data": {"max_train_per_client": []}},
+            "data.max_train_per_client: expected a whole number or at least 1 entry, got []",
+        ),
+        ({"data": 3}, "data: expected a table, got 3"),
         ({"training": {"optimizer": "sdg"}}, "did you mean 'sgd'?"),
         ({"training": {"lr": "x", "rounds": 0}}, "(and 1 more)"),
         ({"method": {"name": "fedgh", "header_epoch": 1}}, "unknown key 'method.header_epoch'; did you mean"),
         (
             {"method": {"name": "fedgh", "header_batch": "lr"}},
-            "expected 'lar', 'client' or 'round' or a whole number, came 'lr'; did you mean 'lar'?",
+            "expected 'lar', 'client' or 'round' or a whole number, got 'lr'; did you mean 'lar'?",
         ),
         ({"methods": {"mine": {"clip": 0.0}}}, "methods.mine: unknown method 'mine'"),
         ({"methods": {"a/b": {"name": "local"}}}, "methods: expected names of letters"),
         ({"methods": {"fedgh": {"cilp": 0.0}}}, "unknown key 'methods.fedgh.cilp'; did you mean 'clip'?"),
-        ({"methods": {"fedgh": 3}}, "methods.fedgh: expected a table, came 3"),
+        ({"methods": {"fedgh": 3}}, "methods.fedgh: expected a table, got 3"),
     ],
 )
 def test_errors_are_one_line_with_place_expectation_and_hint(
@@ -243,7 +252,12 @@ def test_the_reference_job_is_as_agreed() -> None:
     ]  # fmt: skip
     assert recipe.choose("fedgh").chosen_method == FedGH()
     assert recipe.choose("fedhenn-strong").chosen_method.eta0 == 0.1
-    assert (recipe.data.clients, recipe.data.max_train, recipe.data.max_test, recipe.data.holdout) == (
+    assert (
+        recipe.data.num_clients,
+        recipe.data.max_train_per_client,
+        recipe.data.max_test_per_client,
+        recipe.data.holdout,
+    ) == (
         20,
         500,
         100,
@@ -257,131 +271,138 @@ def test_the_quickstart_says_that_fedghs_default_is_the_papers() -> None:
     assert FedGH().header_epochs == 1
 
 
-# profiles
+# presets
 
 PROFILES = """
-[profiles.small]
+[presets.small]
 note = "scaled down: 4 rounds"
 
-[profiles.small.training]
+[presets.small.training]
 rounds = 4
 lr = 0.5
 
-[profiles.small.methods.fedgh-random-header]
+[presets.small.methods.fedgh-random-header]
 clip = 7.0
 
-[profiles.small.methods.fedprox]
+[presets.small.methods.fedprox]
 mu = 0.5
 
-[profiles.many.data]
-clients = 33
+[presets.many.data]
+num_clients = 33
 
-[profiles.many.training]
+[presets.many.training]
 lr = 0.25
 
-[profiles.other.method]
+[presets.other.method]
 name = "fedavg"
 """
 
 
 @pytest.fixture
-def profiled(path: Path) -> Path:
+def presetd(path: Path) -> Path:
     path.write_text(TEXT + PROFILES)
     return path
 
 
-def test_a_profile_is_laid_over_the_recipe_and_set_over_both(profiled: Path) -> None:
-    plain, small = Recipe.load(profiled), Recipe.load(profiled, profile="small")
-    assert (plain.run.profile, plain.run.profile_note) == (None, None)
-    assert (small.run.profile, small.run.profile_note) == ("small", "scaled down: 4 rounds")
+def test_a_preset_is_laid_over_the_recipe_and_set_over_both(presetd: Path) -> None:
+    plain, small = Recipe.load(presetd), Recipe.load(presetd, preset="small")
+    assert (plain.run.preset, plain.run.preset_note) == (None, None)
+    assert (small.run.preset, small.run.preset_note) == ("small", "scaled down: 4 rounds")
     assert (small.training.rounds, small.training.lr) == (4, 0.5)
     assert small.data == plain.data
     assert small.chosen_method == plain.chosen_method
     assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, clip=7.0)
     assert plain.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0)
     assert set(small.variants()) - set(plain.variants()) == {"fedprox"}
-    assert Recipe.load(profiled, ["training.rounds=5"], profile="small").training.rounds == 5
-    assert Recipe.from_dict(tomllib.loads(profiled.read_text()), profile="small").to_dict() == small.to_dict()
+    assert Recipe.load(presetd, ["training.rounds=5"], preset="small").training.rounds == 5
+    assert Recipe.from_dict(tomllib.loads(presetd.read_text()), preset="small").to_dict() == small.to_dict()
 
 
-def test_a_run_keeps_what_set_has_changed(profiled: Path) -> None:
-    asked = ["training.rounds=5", "training.lr=0.01", "data.clients=3", "method.clip=3.0", "data.root=x", "run.seed=3"]
-    recipe = Recipe.load(profiled, [*asked, "evaluation.every=2"], method="fedgh")
-    assert recipe.run.changed == ["training.rounds=5", "method.clip=3.0"], "the default rate, the recipe's clients"
-    assert Recipe.load(profiled, ["training.rounds=4"], profile="small").run.changed == [], "the profile's own"
-    assert "changed" not in Recipe.load(profiled).to_dict()["run"]
-    written = profiled.parent / "kept.toml"
+def test_a_run_keeps_what_set_has_changed(presetd: Path) -> None:
+    asked = [
+        "training.rounds=5",
+        "training.lr=0.01",
+        "data.num_clients=3",
+        "method.clip=3.0",
+        "data.root=x",
+        "run.seed=3",
+    ]
+    recipe = Recipe.load(presetd, [*asked, "evaluation.every_n_rounds=2"], method="fedgh")
+    assert recipe.run.overrides == ["training.rounds=5", "method.clip=3.0"], "the default rate, the recipe's clients"
+    assert Recipe.load(presetd, ["training.rounds=4"], preset="small").run.overrides == [], "the preset's own"
+    assert "changed" not in Recipe.load(presetd).to_dict()["run"]
+    written = presetd.parent / "kept.toml"
     written.write_text(recipe.dumps())
-    assert Recipe.load(written, ["data.clients=2"]).run.changed == [*recipe.run.changed, "data.clients=2"]
-    with pytest.raises(RequestError, match=r"run.changed: expected nothing, as --set itself"):
-        Recipe.load(profiled, ["run.changed=[]"])
+    assert Recipe.load(written, ["data.num_clients=2"]).run.overrides == [*recipe.run.overrides, "data.num_clients=2"]
+    with pytest.raises(RequestError, match=r"run.overrides: expected nothing, as --set itself"):
+        Recipe.load(presetd, ["run.overrides=[]"])
 
 
-def test_several_profiles_are_laid_in_order(profiled: Path) -> None:
-    two, swapped = (Recipe.load(profiled, profile=names) for names in ("small,many", "many, small"))
-    assert (two.data.clients, two.training.rounds, two.training.lr) == (33, 4, 0.25)
+def test_several_presets_are_laid_in_order(presetd: Path) -> None:
+    two, swapped = (Recipe.load(presetd, preset=names) for names in ("small,many", "many, small"))
+    assert (two.data.num_clients, two.training.rounds, two.training.lr) == (33, 4, 0.25)
     assert swapped.training.lr == 0.5
-    assert (swapped.run.profile, swapped.run.profile_note) == ("many,small", "scaled down: 4 rounds")
-    assert Recipe.load(profiled, profile="many").run.profile_note is None
+    assert (swapped.run.preset, swapped.run.preset_note) == ("many,small", "scaled down: 4 rounds")
+    assert Recipe.load(presetd, preset="many").run.preset_note is None
 
 
-def test_a_profile_may_name_another_method_whose_knobs_are_its_own(profiled: Path) -> None:
-    assert Recipe.load(profiled, profile="other").chosen_method == FedAvg(aggregation="same-shape")
-    asked = Recipe.load(profiled, ["method.clip=3.0"], method="fedgh", profile="other")
+def test_a_preset_may_name_another_method_whose_knobs_are_its_own(presetd: Path) -> None:
+    assert Recipe.load(presetd, preset="other").chosen_method == FedAvg(aggregation="same-shape")
+    asked = Recipe.load(presetd, ["method.clip=3.0"], method="fedgh", preset="other")
     assert asked.chosen_method == FedGH(header_epochs=100, clip=3.0)
 
 
-def test_a_run_keeps_its_profile_and_its_folder_has_the_name(profiled: Path) -> None:
-    recipe = Recipe.load(profiled, profile="small")
+def test_a_run_keeps_its_preset_and_its_folder_has_the_name(presetd: Path) -> None:
+    recipe = Recipe.load(presetd, preset="small")
     written = recipe.to_dict()
-    assert {"profile": "small", "profile_note": "scaled down: 4 rounds"}.items() <= written["run"].items()
-    assert "profiles" not in written
+    assert {"preset": "small", "preset_note": "scaled down: 4 rounds"}.items() <= written["run"].items()
+    assert "presets" not in written
     assert Recipe.from_dict(written).to_dict() == written
     assert recipe.folder == "runs/mine-small-fedgh-seed0"
-    inside = profiled.parent / "recipes" / "paper"
+    inside = presetd.parent / "recipes" / "paper"
     inside.mkdir(parents=True)
-    profiled.rename(inside / "table.toml")
-    assert Recipe.load(inside / "table.toml", profile="small").stem == "paper/table-small"
+    presetd.rename(inside / "table.toml")
+    assert Recipe.load(inside / "table.toml", preset="small").stem == "paper/table-small"
 
 
 @pytest.mark.parametrize(
-    ("text", "profile", "message"),
+    ("text", "preset", "message"),
     [
-        (PROFILES, "smal", "unknown profile 'smal'; did you mean 'small'?"),
-        (PROFILES, "small,", "unknown profile ''"),
-        ("", "small", "unknown profile 'small'; the recipe has none"),
-        ("[profiles.a.training]\nrouds = 2", None, "profiles.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
-        ("[profiles.a.training]\nrouds = 2", "a", "profiles.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
-        ("[profiles.a.trainin]\nrounds = 2", None, "profiles.a: unknown key 'trainin'; did you mean 'training'?"),
-        ("[profiles.a.training]\nrounds = 0", None, "profiles.a: training.rounds: expected at least 1, came 0"),
-        ("[profiles.a.methods.fedgh]\ncilp = 0.0", None, "profiles.a: unknown key 'methods.fedgh.cilp'"),
-        ("[profiles.a]\nnote = 3", None, "profiles.a.note: expected text, came 3"),
-        ("[profiles]\na = 3", None, "profiles.a: expected a table, came 3"),
-        ('[profiles."a b".data]\nclients = 3', None, "profiles: expected names of letters"),
-        ('[profiles.a.run]\nprofile = "b"', None, "run.profile: expected --profile NAME, which writes it"),
+        (PROFILES, "smal", "unknown preset 'smal'; did you mean 'small'?"),
+        (PROFILES, "small,", "unknown preset ''"),
+        ("", "small", "unknown preset 'small'; the recipe has none"),
+        ("[presets.a.training]\nrouds = 2", None, "presets.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
+        ("[presets.a.training]\nrouds = 2", "a", "presets.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
+        ("[presets.a.trainin]\nrounds = 2", None, "presets.a: unknown key 'trainin'; did you mean 'training'?"),
+        ("[presets.a.training]\nrounds = 0", None, "presets.a: training.rounds: expected at least 1, got 0"),
+        ("[presets.a.methods.fedgh]\ncilp = 0.0", None, "presets.a: unknown key 'methods.fedgh.cilp'"),
+        ("[presets.a]\nnote = 3", None, "presets.a.note: expected text, got 3"),
+        ("[presets]\na = 3", None, "presets.a: expected a table, got 3"),
+        ('[presets."a b".data]\nclients = 3', None, "presets: expected names of letters"),
+        ('[presets.a.run]\npreset = "b"', None, "run.preset: expected --preset NAME, which writes it"),
     ],
 )
-def test_errors_in_profiles_are_one_line(path: Path, text: str, profile: str | None, message: str) -> None:
+def test_errors_in_presets_are_one_line(path: Path, text: str, preset: str | None, message: str) -> None:
     path.write_text(TEXT + text)
     with pytest.raises(RequestError) as caught:
-        Recipe.load(path, profile=profile)
+        Recipe.load(path, preset=preset)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_run_keeps_of_its_profile_is_not_for_set(profiled: Path) -> None:
-    with pytest.raises(RequestError, match=r"^run\.profile: expected --profile NAME, which writes it, came --set$"):
-        Recipe.load(profiled, ["run.profile=small"])
-    profiled.write_text(TEXT.replace("clients =", "clinets =") + PROFILES)
+def test_what_a_run_keeps_of_its_preset_is_not_for_set(presetd: Path) -> None:
+    with pytest.raises(RequestError, match=r"^run\.preset: expected --preset NAME, which writes it, got --set$"):
+        Recipe.load(presetd, ["run.preset=small"])
+    presetd.write_text(TEXT.replace("clients =", "clinets =") + PROFILES)
     with pytest.raises(RequestError, match=r"^unknown key 'data\.clinets'; did you mean 'clients'\?"):
-        Recipe.load(profiled)  # the recipe's own fault is not a profile's
+        Recipe.load(presetd)  # the recipe's own fault is not a preset's
 
 
 def test_published_names_a_table_that_there_is(path: Path) -> None:
-    assert Recipe.load(path, ["run.published=['fedgh/table3']"]).run.published == ["fedgh/table3"]
+    assert Recipe.load(path, ["run.paper_tables=['fedgh/table3']"]).run.paper_tables == ["fedgh/table3"]
     assert "published" not in Recipe.load(path).to_dict().get("run", {})
     with pytest.raises(RequestError, match=r"unknown table 'fedgh/tabel3'; did you mean 'fedgh/table3'\?"):
-        Recipe.load(path, ["run.published=['fedgh/tabel3']"])
+        Recipe.load(path, ["run.paper_tables=['fedgh/tabel3']"])
 
 
 # the papers' recipes
@@ -390,18 +411,18 @@ PAPERS = [file for file in SHIPPED if file.parent != ROOT / "recipes"]
 
 
 @pytest.mark.parametrize("file", PAPERS, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_the_papers_recipes_have_a_small_profile_and_are_valid_with_every_profile(file: Path) -> None:
-    profiles = tomllib.loads(file.read_text())["profiles"]
-    assert profiles["small"]["note"].startswith("scaled down: ")
+def test_the_papers_recipes_have_a_small_preset_and_are_valid_with_every_preset(file: Path) -> None:
+    presets = tomllib.loads(file.read_text())["presets"]
+    assert presets["small"]["note"].startswith("scaled down: ")
     assert f"]({file.parent.name}/{file.name})" in (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
-    for profile in [None, *profiles, *(f"{name},small" for name in profiles if "small" not in name)]:
-        recipe = Recipe.load(file, profile=profile)
+    for preset in [None, *presets, *(f"{name},small" for name in presets if "small" not in name)]:
+        recipe = Recipe.load(file, preset=preset)
         for name in recipe.variants():
             assert recipe.choose(name).to_dict()
-    whole, small = Recipe.load(file), Recipe.load(file, profile="small")
-    assert small.training.rounds * small.training.epochs <= whole.training.rounds * whole.training.epochs
-    assert {name.partition("/")[0] for name in whole.run.published} <= {file.parent.name}
-    for name in whole.run.published:
+    whole, small = Recipe.load(file), Recipe.load(file, preset="small")
+    assert small.training.rounds * small.training.local_epochs <= whole.training.rounds * whole.training.local_epochs
+    assert {name.partition("/")[0] for name in whole.run.paper_tables} <= {file.parent.name}
+    for name in whole.run.paper_tables:
         rows = {entry.method for entry in entries() if entry.place == name}
         assert rows & set(whole.variants()), f"no row of {name} is a variant of {file}"
 
@@ -419,27 +440,27 @@ def test_the_commands_in_the_heads_of_the_papers_recipes_are_valid(file: Path) -
             f"{key}={json.dumps(values[0])}" for key, values in parse([given.get("--set", "run.seed=0")]).items()
         ]
         for name in given["--methods"].split(",") if "--methods" in given else [given.get("--method")]:
-            Recipe.load(file, settings, method=name, profile=given.get("--profile"))
+            Recipe.load(file, settings, method=name, preset=given.get("--preset"))
 
 
-def test_fedhenns_small_profile_is_as_agreed() -> None:
-    recipe = Recipe.load(ROOT / "recipes" / "fedhenn" / "table2-hetero.toml", profile="small")
-    assert (recipe.data.clients, recipe.training.rounds, recipe.training.epochs) == (100, 20, 2)
+def test_fedhenns_small_preset_is_as_agreed() -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "fedhenn" / "table2-hetero.toml", preset="small")
+    assert (recipe.data.num_clients, recipe.training.rounds, recipe.training.local_epochs) == (100, 20, 2)
     method = recipe.chosen_method
     assert (method.alignment_data.size, method.alignment_data.every, method.kernel.pool) == (500, 10, "seen")
 
 
-@pytest.mark.parametrize("profile", [None, "slices"])
-def test_all_rows_of_one_table_weigh_clients_alike(profile: str | None) -> None:
+@pytest.mark.parametrize("preset", [None, "slices"])
+def test_all_rows_of_one_table_weigh_clients_alike(preset: str | None) -> None:
     """Of those that can weigh them otherwise."""
-    recipe = Recipe.load(ROOT / "recipes" / "shared-weights.toml", profile=profile)
+    recipe = Recipe.load(ROOT / "recipes" / "shared-weights.toml", preset=preset)
     methods = {name: recipe.choose(name).chosen_method for name in recipe.variants()}
-    assert methods.keys() > ({"heterofl", "fedrolex", "scalefl"} if profile else {"fedin", "scaffold", "fedrep"})
+    assert methods.keys() > ({"heterofl", "fedrolex", "scalefl"} if preset else {"fedin", "scaffold", "fedrep"})
     assert {getattr(method, "weighting", "samples") for method in methods.values()} == {"samples"}
 
 
-@pytest.mark.parametrize("profile", ["fedet", "small,small-fedet"])
-def test_fedins_row_of_fedet_is_layer_wise_as_its_appendix_says_and_has_public_images(profile: str) -> None:
-    recipe = Recipe.load(ROOT / "recipes" / "fedin" / "table1.toml", method="fedet", profile=profile)
+@pytest.mark.parametrize("preset", ["fedet", "small,small-fedet"])
+def test_fedins_row_of_fedet_is_layer_wise_as_its_appendix_says_and_has_public_images(preset: str) -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "fedin" / "table1.toml", method="fedet", preset=preset)
     assert recipe.chosen_method.aggregation == "layer-wise"
-    assert 0 < recipe.data.holdout < (recipe.data.max_rows or 50_000)
+    assert 0 < recipe.data.holdout < (recipe.data.limit_train or 50_000)

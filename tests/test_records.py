@@ -19,17 +19,17 @@ from polyfed.results.stored_files import ModelEntry, Normalization
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "records_page.py"))
 RECIPE: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 4, "max_train": 20, "max_test": 10},
+    "data": {"dataset": "digits", "num_clients": 4, "max_train_per_client": 20, "max_test_per_client": 10},
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "fedavg", "aggregation": "same-shape"},
     "training": {"rounds": 3},
-    "evaluation": {"metrics": ["balanced_accuracy", "f1", "auc", "confusion"], "patience": 5, "every": 2},
-    "availability": {"late": 0.5, "joiners": 1},
-    "privacy": {"clip": 1.0, "noise": 0.01},
-    "compression": {"precision": "int8"},
-    "devices": {"names": ["laptop"], "deadline": 100.0},
-    "defence": {"rule": "krum"},
-    "hostile": {"label_flip": 0.1},
+    "evaluation": {"metrics": ["balanced_accuracy", "f1", "auc", "confusion"], "patience": 5, "every_n_rounds": 2},
+    "availability": {"delay_rate": 0.5, "late_joiners": 1},
+    "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.01},
+    "compression": {"dtype": "int8"},
+    "devices": {"profiles": ["laptop"], "round_timeout": 100.0},
+    "robust_aggregation": {"aggregator": "multi_krum"},
+    "adversaries": {"label_flip_fraction": 0.1},
 }
 NOT_HERE = {"ModelEntry.modules", "RoundRecord.plugins"}  # a run without code of one's own has none
 

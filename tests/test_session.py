@@ -13,7 +13,7 @@ from polyfed.errors import RequestError
 from polyfed.experiments.data_cache import DataCache
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
-BRIEF = ("training.rounds=1", "data.clients=5")
+BRIEF = ("training.rounds=1", "data.num_clients=5")
 
 
 def test_without_a_folder_nothing_is_written_and_it_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,14 @@ def test_a_folder_named_here_or_in_the_recipe_keeps_the_run(tmp_path: Path) -> N
 
 
 def test_a_deal_in_python_is_that_of_a_recipe() -> None:
-    data = {"name": "digits", "clients": 4, "partition": "dirichlet", "alpha": 0.4, "max_train": 50, "holdout": 7}
+    data = {
+        "dataset": "digits",
+        "num_clients": 4,
+        "partition": "dirichlet",
+        "dirichlet_alpha": 0.4,
+        "max_train_per_client": 50,
+        "holdout": 7,
+    }
     settings = {"data": data, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     recipe = pf.Recipe.from_dict({**settings, "run": {"seed": 3}})
     asked, made = DataCache().federated(recipe), {"alpha": 0.4, "max_train": 50, "holdout": 7}
@@ -52,7 +59,7 @@ def test_a_deal_in_python_is_that_of_a_recipe() -> None:
     assert torch.equal(asked.holdout.x, dealt.holdout.x)
     elsewhere = pf.federate(pf.load("digits"), 4, "dirichlet", **made)
     assert not torch.equal(elsewhere.holdout.x, dealt.holdout.x), "the seed counts"
-    with pytest.raises(RequestError, match="expected seed to be a whole number >= 0, came 'x'"):
+    with pytest.raises(RequestError, match="expected seed to be a whole number >= 0, got 'x'"):
         pf.federate(pf.load("digits"), seed="x")  # type: ignore[arg-type]
 
 
@@ -69,7 +76,7 @@ def test_only_a_source_is_dealt() -> None:
         ({"method": pf.methods.FedGH()}, "method: expected a method's name, such as 'fedgh', got a FedGH"),
         ({"overrides": "training.rounds=1"}, r"overrides: expected a list, got 'training.rounds=1'; put it into \[ \]"),
         ({"overrides": {"training.rounds": 1}}, "overrides: expected a list, got a dict$"),
-        ({"overrides": [3]}, "overrides: expected texts such as 'data.clients=20', got 3"),
+        ({"overrides": [3]}, "overrides: expected texts such as 'data.num_clients=20', got 3"),
     ],
 )
 def test_wrong_kinds_of_arguments_are_one_line(given: dict[str, Any], line: str) -> None:

@@ -218,10 +218,10 @@ def test_the_quickstarts_recipe_is_valid(tmp_path: Path) -> None:
     assert tomllib.loads((tmp_path / "mine.toml").read_text(encoding="utf-8"))["method"]["header_epochs"] == 100
 
 
-_LESS = ["training.rounds=1", "data.max_rows=2000", "data.max_train=16", "data.clients=5"]
+_LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_client=16", "data.num_clients=5"]
 FEWER = {
     "run": [word for setting in _LESS for word in ("--set", setting)],
-    "analyse": ["--inputs", "20", "--points", "40"],
+    "plot": ["--inputs", "20", "--points", "40"],
     "attack": ["--steps", "3"],
     "leakage": ["--clients", "1", "--rows", "10", "--images", "1"],
 }
@@ -241,7 +241,7 @@ def test_commands_run(
     monkeypatch.chdir(at_work(tmp_path))
     for words in commands(read(page)):
         fewer = FEWER.get(words[1], [])
-        if words[1] == "analyse":
+        if words[1] == "plot":
             figures = words[words.index("--figures") + 1].split(",") if "--figures" in words else []
             pairs = zip(fewer[::2], fewer[1::2], strict=True)
             fewer = [word for pair in pairs if {*LEFT_OUT[pair[0]]} & {*figures} for word in pair]

@@ -26,11 +26,11 @@ from polyfed.results.schema import RoundRecord, RunResult
 
 RECIPE = """
 [data]
-name = "digits"
-clients = 2
-max_rows = 300
-max_train = 30
-max_test = 20
+dataset = "digits"
+num_clients = 2
+limit_train = 300
+max_train_per_client = 30
+max_test_per_client = 20
 
 [models]
 architectures = ["digits-cnn1", "digits-cnn2"]
@@ -82,10 +82,10 @@ def made(folder: Path | str) -> list[str]:
         ("data.split='8:1:1',\"7:2:1\"", "data.split", ["8:1:1", "7:2:1"]),
         ("models.architectures=['a','b']", "models.architectures", [["a", "b"]]),
         ("models.architectures=['a'],['a','b,c']", "models.architectures", [["a"], ["a", "b,c"]]),
-        ('data.name="a,b",c', "data.name", ["a,b", "c"]),
-        (r'data.name="a\",b",c', "data.name", ['a",b', "c"]),
+        ('data.dataset="a,b",c', "data.dataset", ["a,b", "c"]),
+        (r'data.dataset="a\",b",c', "data.dataset", ['a",b', "c"]),
         (r"data.root='a\','b'", "data.root", ["a\\", "b"]),
-        ("data.name=o'neil,b", "data.name", ["o'neil", "b"]),
+        ("data.dataset=o'neil,b", "data.dataset", ["o'neil", "b"]),
     ],
 )
 def test_commas_at_the_top_level_separate_values(text: str, key: str, values: list[Any]) -> None:
@@ -99,7 +99,7 @@ def test_the_last_of_two_settings_of_one_key_holds() -> None:
 
 @pytest.mark.parametrize("text", ["a.b=1,,2", "a.b=,1", "a.b=1,"])
 def test_nothing_between_commas_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=f"expected values with commas between .*came '{text}'"):
+    with pytest.raises(RequestError, match=f"expected values with commas between got '{text}'"):
         parse([text])
 
 
@@ -191,7 +191,7 @@ def record(path: str, validation: float | None, accuracy: float, seed: int = 0, 
     """A finished run as a folder would tell it."""
     result = {
         "method": method, "dataset": "digits", "clients": 2, "rounds": 2, "seed": seed, "accuracy": accuracy,
-        "evaluation": {"stage": "personal", "test": "client", "mean": "clients"}, "bytes_up": 10, "bytes_down": 20,
+        "evaluation": {"stage": "personal", "test": "client", "weighting": "clients"}, "bytes_up": 10, "bytes_down": 20,
         "accuracy_best_by_validation": accuracy, "seconds": 1.0,
     }  # fmt: skip
     rounds = [
@@ -299,8 +299,8 @@ def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -
     assert "local " not in text
     beside = [replace(cell, beside=[record(f"local{n}", 0.5, 0.4 + n / 100)]) for n, cell in enumerate(two)]
     text = shapes(tabulate(keys, beside), tmp_path)
-    colours = [re.search(rf'<g id="local header_batch={b}">.*?stroke: (#\w+)', text, re.DOTALL) for b in ("lar", 10)]
-    assert len({colour[1] for colour in colours if colour}) == 2  # each Local in the colour of its line
+    colors = [re.search(rf'<g id="local header_batch={b}">.*?stroke: (#\w+)', text, re.DOTALL) for b in ("lar", 10)]
+    assert len({color[1] for color in colors if color}) == 2  # each Local in the color of its line
     words = tabulate(["method.weighting"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.weighting"))
     assert words is not None
     assert draw(words, tmp_path) == []
@@ -342,22 +342,22 @@ def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int)
     ("settings", "options", "words"),
     [
         ({"method.header_lrr": [1, 2]}, {}, "unknown key 'method.header_lrr'; did you mean 'header_lr'?"),
-        ({"method.header_lr": [0.1, "fast"]}, {}, "method.header_lr: expected a number, came 'fast'"),
-        ({"method.header_lr": [0.1, -1]}, {}, "method.header_lr: expected at least 0, came -1"),
-        ({"method.header_lr": [0.1, {1}]}, {}, "expected values that a recipe can hold, came {1}"),
-        ({"method.header_lr": []}, {}, "method.header_lr: expected at least one value, came none"),
+        ({"method.header_lr": [0.1, "fast"]}, {}, "method.header_lr: expected a number, got 'fast'"),
+        ({"method.header_lr": [0.1, -1]}, {}, "method.header_lr: expected at least 0, got -1"),
+        ({"method.header_lr": [0.1, {1}]}, {}, "expected values that a recipe can hold, got {1}"),
+        ({"method.header_lr": []}, {}, "method.header_lr: expected at least one value, got none"),
         ({"method.header_lr": 0.1}, {}, "expected several values for at least one setting"),
         ({}, {}, "expected several values for at least one setting"),
         ({"run.seed": [0, 1]}, {}, "run.seed: expected a setting of the experiment; for seeds give --seeds"),
         ({"run.seed": 3, "training.lr": [0.1, 1]}, {}, "run.seed: expected a setting of the experiment"),
         ({"run.device": ["cpu", "cuda"]}, {}, "run.device: expected one value, as [run] is no part of the exp"),
-        ({"method.header_lr": [1, 1.0]}, {}, "came header_lr=1 and header_lr=1, which come to the same settings"),
-        ({"data.alpha": [0.1, 0.5]}, {}, "data: alpha = 0.1 does nothing beside partition = 'iid'"),
-        ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), came none"),
-        ({"training.lr": [0.1, 1]}, {"seeds": []}, "expected at least one seed, came none"),
+        ({"method.header_lr": [1, 1.0]}, {}, "got header_lr=1 and header_lr=1, which come to the same settings"),
+        ({"data.dirichlet_alpha": [0.1, 0.5]}, {}, "data: alpha = 0.1 does nothing beside partition = 'iid'"),
+        ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), got none"),
+        ({"training.lr": [0.1, 1]}, {"seeds": []}, "expected at least one seed, got none"),
         ({"training.lr": [0.1, 1]}, {"method": "fedhg"}, "unknown method 'fedhg'; did you mean 'fedgh'?"),
-        ({"data.max_rows": [300, 2]}, {}, "expected at least one t"),
-        ({"models.feature_dim": [8, 0]}, {}, "models.feature_dim: expected at least 1, came 0"),
+        ({"data.limit_train": [300, 2]}, {}, "expected at least one t"),
+        ({"models.feature_dim": [8, 0]}, {}, "models.feature_dim: expected at least 1, got 0"),
         ({"training.lr": [0.1, 1]}, {"out": "tiny.toml"}, "expected a place for the run folder tiny.toml"),
     ],
 )
@@ -375,7 +375,7 @@ def test_a_folder_with_other_settings_runs_is_refused(tiny: Path) -> None:
     sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 2}, out="grid")
     with pytest.raises(RequestError, match=r"training.rounds was 2, now 1"):
         sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 1}, out="grid")
-    with pytest.raises(RequestError, match=r"expected a folder for many runs, came grid.*, which holds a single one"):
+    with pytest.raises(RequestError, match=r"expected a folder for many runs, got grid.*, which holds a single one"):
         sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid/local/seed-0")
 
 

@@ -101,7 +101,7 @@ EVERYTHING = {
     "recipe": {
         "models": {"architectures": ["evil:net"]},
         "method": {"name": "evil:Method"},
-        "data": {"name": "evil:rows"},
+        "data": {"dataset": "evil:rows"},
     },
     "index": {"architecture": "evil:net", "method": "evil:Method"},
 }
@@ -112,12 +112,12 @@ EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index
         "index": {"architecture": "evil:net@a"},
     },
     "method": {"recipe": {"method": {"name": "evil:Method"}}, "index": {"method": "evil:Method"}},
-    "data": {"recipe": {"data": {"name": "evil:rows"}}, "index": {"method": "evil:Method"}},
+    "data": {"recipe": {"data": {"dataset": "evil:rows"}}, "index": {"method": "evil:Method"}},
     "plugin": {"recipe": {"plugins": [{"name": "evil:Method"}]}, "index": {"method": "evil:Method"}},
-    "public data": {"recipe": {"data": {"public": "evil:rows"}}, "index": {"companion": "evil:net"}},
+    "public data": {"recipe": {"data": {"public_dataset": "evil:rows"}}, "index": {"companion": "evil:net"}},
     "variant": {"recipe": {"methods": {"odd": {"name": "evil:Method"}}}, "index": {"knobs": {"shared": "evil:net"}}},
     "profile": {
-        "recipe": {"profiles": {"odd": {"method": {"name": "evil:Method"}}}},
+        "recipe": {"presets": {"odd": {"method": {"name": "evil:Method"}}}},
         "index": {"knobs": {"deep": [{"in": "evil:net"}]}},
     },
     "knob": {"recipe": {"method": {"name": "fml", "shared": "evil:net"}}, "index": {"companion": "evil:net@none"}},
@@ -151,7 +151,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
     "attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
     "leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
-    "analyse": (lambda run: [run, "--figures", "labels,cka"], True),
+    "plot": (lambda run: [run, "--figures", "labels,cka"], True),
     "report": (lambda run: [run], False),
     "epsilon": (lambda run: [run], False),
     "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),
@@ -194,7 +194,7 @@ def test_without_names_figures_the_refused_ones_are_left_out(
     monkeypatch.setattr(
         network_figures, "FIGURES", {name: network_figures.FIGURES[name] for name in ("clients", "cka")}
     )
-    assert cli.status(["analyse", str(hostile)]) == 0
+    assert cli.status(["plot", str(hostile)]) == 0
     said = capsys.readouterr().out
     assert untouched(hostile)
     assert "left out: cka: " in said
@@ -202,7 +202,7 @@ def test_without_names_figures_the_refused_ones_are_left_out(
     assert [*(hostile / "analysis").glob("*.json")]
 
 
-@pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
+@pytest.mark.parametrize("adversaries", EACH.values(), ids=EACH, indirect=True)
 def test_each_name_alone_is_refused(hostile: Path) -> None:
     for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load_model(hostile, 0)):
         with pytest.raises(RequestError) as refused:
@@ -219,7 +219,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "experiments.prediction.predict": (lambda run: prediction.predict(run, 0, X), True),
     "experiments.prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
     "config.recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
-    "analysis.network_figures.analyse": (lambda run: analysis.analyse(run, ["cka"]), True),
+    "analysis.network_figures.analyze": (lambda run: analysis.analyze(run, ["cka"]), True),
     "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(find_runs(run)[0], 4), True),
     "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(find_runs(run)[0]), True),
     "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(find_runs(run)[0]), True),
@@ -486,7 +486,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: results_page.read_command(run),
         lambda: sensitivity.read_sweep(run),
     ):
-        with pytest.raises(RequestError, match=r"came a link: \S+, which is not followed; put a copy") as refused:
+        with pytest.raises(RequestError, match=r"got a link: \S+, which is not followed; put a copy") as refused:
             read()
         assert f"{run / part}," in str(refused.value)
         assert "\n" not in str(refused.value)
@@ -510,7 +510,7 @@ def test_no_command_follows_a_link(
     said = capsys.readouterr().err
     assert status == 2
     assert len(said.splitlines()) == 1
-    assert "came a link" in said or command == "sweep"  # which expects a folder of many runs, and says so
+    assert "got a link" in said or command == "sweep"  # which expects a folder of many runs, and says so
     assert listing(Path("outside")) == before
 
 
@@ -520,7 +520,7 @@ def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Pat
     (Path("outside") / "rounds.jsonl").unlink()
     (run / "result.json").unlink()
     for options in ({"resume": True}, {"force": True}):
-        with pytest.raises(RequestError, match="came a link"):
+        with pytest.raises(RequestError, match="got a link"):
             pf.run("mine.toml", out=run, **options)
     assert not [*Path("outside").iterdir()]
 
@@ -531,7 +531,7 @@ def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> 
     (run / "recipe.toml").unlink()
     os.mkfifo(run / "recipe.toml")
     for read in (lambda: find_runs(run), lambda: Recipe.of_run(run)):
-        with pytest.raises(RequestError, match="came something else: "):
+        with pytest.raises(RequestError, match="got something else: "):
             read()
 
 

@@ -1,4 +1,4 @@
-"""Settings that were given and do nothing: one line, in recipes, by ``--set``, in profiles and in Python alike."""
+"""Settings that were given and do nothing: one line, in recipes, by ``--set``, in presets and in Python alike."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from polyfed.registry import METHODS
 
 SAID = [  # section, what is given, the line behind the section's name
     ("data", {"classes_per_client": 3}, "classes_per_client = 3 does nothing beside partition = 'iid'"),
-    ("data", {"partition": "classes", "alpha": 0.1}, "alpha = 0.1 does nothing beside partition = 'classes'"),
+    ("data", {"partition": "by_class", "alpha": 0.1}, "alpha = 0.1 does nothing beside partition = 'by_class'"),
     ("data", {"partition": "dirichlet", "deal": "fedrep"}, "deal = 'fedrep' does nothing beside partition = "),
-    ("data", {"natural_column": "user"}, "natural_column = 'user' does nothing beside partition = 'iid'"),
-    ("data", {"skew_strength": 0.5}, "skew_strength = 0.5 does nothing beside skew = 'none'"),
-    ("data", {"public_rows": 7}, "public_rows = 7 does nothing without public; set public, or leave out public_rows"),
-    ("availability", {"drop_when": "after"}, "drop_when = 'after' does nothing beside drop = 0.0"),
-    ("availability", {"late_by": 3}, "late_by = 3 does nothing beside late = 0.0"),
+    ("data", {"group_by": "user"}, "group_by = 'user' does nothing beside partition = 'iid'"),
+    ("data", {"feature_shift_strength": 0.5}, "feature_shift_strength = 0.5 does nothing beside skew = 'none'"),
+    (
+        "data",
+        {"public_samples": 7},
+        "public_samples = 7 does nothing without public; set public, or leave out public_samples",
+    ),
+    ("availability", {"dropout_stage": "after"}, "dropout_stage = 'after' does nothing beside drop = 0.0"),
+    ("availability", {"delay_rounds": 3}, "delay_rounds = 3 does nothing beside late = 0.0"),
     ("availability", {"join_round": 4}, "join_round = 4 does nothing beside joiners = 0"),
-    ("privacy", {"sgd_sampling": "shuffled"}, "sgd_sampling = 'shuffled' does nothing beside sgd_clip = 0.0"),
+    ("privacy", {"sampling": "shuffled"}, "sampling = 'shuffled' does nothing beside max_grad_norm = 0.0"),
     ("compression", {"feedback": False}, "feedback = false does nothing beside share = 1.0; set share below 1"),
-    ("defence", {"rule": "median", "share": 0.3}, "share = 0.3 does nothing beside rule = 'median'"),
-    ("hostile", {"scale": 3.0}, "scale = 3 does nothing without alie, inner_product, sign_flip"),
+    ("robust_aggregation", {"rule": "median", "share": 0.3}, "share = 0.3 does nothing beside rule = 'median'"),
+    ("adversaries", {"scale": 3.0}, "scale = 3 does nothing without alie, inner_product, sign_flip"),
     ("evaluation", {"min_delta": 0.1}, "min_delta = 0.1 does nothing beside patience = 0"),
     ("devices", {"shares": {"laptop": 1.0}, "assign": "blocks"}, "assign = 'blocks' does nothing beside names = []"),
 ]
@@ -53,7 +57,7 @@ KNOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 
 def recipe(**sections: dict[str, Any]) -> Recipe:
     whole: dict[str, dict[str, Any]] = {
-        "data": {"name": "digits"},
+        "data": {"dataset": "digits"},
         "models": {"architectures": ["digits-cnn1"]},
         "method": {"name": "local"},
     }
@@ -85,7 +89,7 @@ def test_a_deal_in_python_says_the_same() -> None:
     source = pf.from_tensors((torch.zeros(40, 2), torch.arange(40) % 4))
     said = line(lambda: pf.federate(source, 2, "iid", classes_per_client=3))
     assert said.startswith("classes_per_client = 3 does nothing beside partition = 'iid'")
-    assert "'a deal of your own'" in line(lambda: pf.federate(source, 2, lambda y, k, rng: [], alpha=0.1))
+    assert "'a deal of your own'" in line(lambda: pf.federate(source, 2, lambda y, k, rng: [], dirichlet_alpha=0.1))
     assert len(pf.federate(source, 2, "classes", classes_per_client=4).clients) == 2
 
 
@@ -98,20 +102,25 @@ def test_a_knob_that_does_nothing(kind: Any, knobs: dict[str, Any], said: str) -
 
 
 def test_what_was_not_given_is_not_told() -> None:
-    recipe(data={"alpha": 0.5, "classes_per_client": 2}, availability={"late_by": 1})  # their defaults
-    recipe(availability={"late_by": 3}, devices={"names": ["laptop"], "deadline": 1.0})  # it counts behind a deadline
+    recipe(data={"dirichlet_alpha": 0.5, "classes_per_client": 2}, availability={"delay_rounds": 1})  # their defaults
+    recipe(
+        availability={"delay_rounds": 3}, devices={"profiles": ["laptop"], "round_timeout": 1.0}
+    )  # it counts behind a deadline
 
 
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
-    assert pf.Availability(drop=0.0, drop_when="after").in_effect() == {}
-    assert pf.Hostile(sign_flip=0.0, scale=3.0).in_effect() == {}
-    assert pf.Compression(share=1.0, feedback=False).in_effect() == {}
+    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").in_effect() == {}
+    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).in_effect() == {}
+    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).in_effect() == {}
     FedIN(noise=0.0, noise_where="message")
-    recipe(availability={"late": 0.0, "late_by": 3})
+    recipe(availability={"delay_rate": 0.0, "delay_rounds": 3})
 
 
 def test_a_resolved_recipe_reads_again() -> None:
-    off = recipe(availability={"drop": 0.0, "drop_when": "after"}, hostile={"sign_flip": 0.0, "scale": 3.0})
+    off = recipe(
+        availability={"dropout_rate": 0.0, "dropout_stage": "after"},
+        adversaries={"sign_flip_fraction": 0.0, "attack_scale": 3.0},
+    )
     assert Recipe.from_dict(off.to_dict()).to_dict() == off.to_dict()
     for kind in METHODS.values():
         resolved = recipe(method={"name": kind.name}).to_dict()
@@ -120,9 +129,9 @@ def test_a_resolved_recipe_reads_again() -> None:
 
 TEXT = """
 [data]
-name = "digits"
+dataset = "digits"
 partition = "dirichlet"
-alpha = 0.1
+dirichlet_alpha = 0.1
 
 [models]
 architectures = ["digits-cnn1"]
@@ -139,41 +148,41 @@ projection_grid = 2
 similarity = "rbf"
 width = 2.0
 
-[profiles.alike.data]
+[presets.alike.data]
 partition = "iid"
 
-[profiles.wrong.data]
+[presets.wrong.data]
 partition = "iid"
-min_size = 5
+min_samples = 5
 """
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     file = tmp_path / "mine.toml"
-    file.write_text(TEXT.partition("[profiles.wrong")[0])
+    file.write_text(TEXT.partition("[presets.wrong")[0])
     return file
 
 
 def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path) -> None:
-    assert Recipe.load(path).data.alpha == 0.1
-    for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, profile="alike")):
-        assert (laid.data.partition, laid.data.alpha) == ("iid", 0.5)
-    assert Recipe.load(path, ["data.partition=quantity"]).data.alpha == 0.1  # acts there, too
+    assert Recipe.load(path).data.dirichlet_alpha == 0.1
+    for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, preset="alike")):
+        assert (laid.data.partition, laid.data.dirichlet_alpha) == ("iid", 0.5)
+    assert Recipe.load(path, ["data.partition=quantity"]).data.dirichlet_alpha == 0.1  # acts there, too
     assert Recipe.load(path, ["method.combine=none"]).chosen_method == FedIN(
         combine="none", projection="fixed", projection_grid=2
     )
     assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(lambda_=2.0)
     assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
-    assert path.read_text() == TEXT.partition("[profiles.wrong")[0]
+    assert path.read_text() == TEXT.partition("[presets.wrong")[0]
 
 
 def test_what_was_itself_laid_over_is_told(path: Path) -> None:
-    said = line(lambda: Recipe.load(path, ["data.partition=iid", "data.alpha=0.2"]))
+    said = line(lambda: Recipe.load(path, ["data.partition=iid", "data.dirichlet_alpha=0.2"]))
     assert said == (
         "data: alpha = 0.2 does nothing beside partition = 'iid'; set partition to 'dirichlet' or 'quantity', or leave "
         "alpha at 0.5"
     )
     assert line(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
     path.write_text(TEXT)
-    assert line(lambda: Recipe.load(path)).startswith("profiles.wrong: data: min_size = 5 does nothing beside")
+    assert line(lambda: Recipe.load(path)).startswith("presets.wrong: data: min_size = 5 does nothing beside")

@@ -15,10 +15,10 @@ from polyfed.cli import app as cli
 
 RECIPE = """
 [data]
-name = "digits"
-clients = 3
-max_train = 20
-max_test = 20
+dataset = "digits"
+num_clients = 3
+max_train_per_client = 20
+max_test_per_client = 20
 
 [models]
 architectures = ["digits-cnn1", "digits-cnn2"]
@@ -83,9 +83,9 @@ NAMES = [
     ("method.name=fedg", "unknown method 'fedg'; did you mean 'fedgh'?"),
     ("models.architectures=['digits-cnn0']", "unknown model 'digits-cnn0'; did you mean 'digits-cnn"),
     ("models.architectures=['no.such:model']", "cannot import model 'no.such:model'"),
-    ("data.name=digit", "unknown dataset 'digit'; did you mean 'digits'?"),
+    ("data.dataset=digit", "unknown dataset 'digit'; did you mean 'digits'?"),
     ("data.partition=dirichelt", "unknown partition 'dirichelt'; did you mean 'dirichlet'?"),
-    ("data.deal=rings", "expected 'fedrep', 'shamsian' or 'ring', came 'rings'; did you mean 'ring'?"),
+    ("data.class_assignment=rings", "expected 'fedrep', 'shamsian' or 'ring', got 'rings'; did you mean 'ring'?"),
     ("data.client=3", "unknown key 'data.client'; did you mean 'clients'?"),
     ("training.learning_rate=3", "unknown key 'training.learning_rate'"),
     ("trainig.lr=3", "unknown key 'trainig'; did you mean 'training'?"),
@@ -94,41 +94,41 @@ NAMES = [
     ("methods.fedgh.heder_lr=3", "unknown key 'methods.fedgh.heder_lr'; did you mean 'header_lr'?"),
     (
         "run.executor=pol",
-        "expected 'auto', 'serial', 'pool', 'cohort' or 'ray', came 'pol'; did you mean 'pool'?",
+        "expected 'auto', 'serial', 'processes', 'vectorized' or 'ray', got 'pol'; did you mean 'processes'?",
     ),
-    ("evaluation.stage=recieved", "came 'recieved'; did you mean 'received'?"),
-    ("training.augment=flip", "training.augment: unknown augmentation 'flip'"),
+    ("evaluation.stage=recieved", "got 'recieved'; did you mean 'received'?"),
+    ("training.augmentation=flip", "training.augmentation: unknown augmentation 'flip'"),
 ]
 TYPES = [
-    ("data.clients=ten", "data.clients: expected a whole number, came 'ten'"),
-    ("data.clients=2.5", "data.clients: expected a whole number, came 2.5"),
-    ("data.clients=true", "data.clients: expected a whole number, came true"),
-    ("data.name=3", "data.name: expected text, came 3"),
-    ("models.architectures=digits-cnn1", "models.architectures: expected a list, came 'digits-cnn1'"),
-    ("training.lr='0.1'", "training.lr: expected a number, came '0.1'"),
+    ("data.num_clients=ten", "data.num_clients: expected a whole number, got 'ten'"),
+    ("data.num_clients=2.5", "data.num_clients: expected a whole number, got 2.5"),
+    ("data.num_clients=true", "data.num_clients: expected a whole number, got true"),
+    ("data.dataset=3", "data.dataset: expected text, got 3"),
+    ("models.architectures=digits-cnn1", "models.architectures: expected a list, got 'digits-cnn1'"),
+    ("training.lr='0.1'", "training.lr: expected a number, got '0.1'"),
     ("training=3", "expected --set SECTION.KEY=VALUE"),
     ("data.split=8-1-1", "expected split as 'train:validation:test'"),
-    ("data.name=", "data.name: expected text, came ''"),
+    ("data.dataset=", "data.dataset: expected text, got ''"),
 ]
 RANGES = [
-    ("data.clients=0", "data.clients: expected at least 1, came 0"),
-    ("data.clients=-1", "data.clients: expected at least 1, came -1"),
-    ("training.participation=0", "training.participation: expected more than 0, came 0"),
-    ("training.participation=1.5", "training.participation: expected at most 1, came 1.5"),
-    ("training.participation=nan", "training.participation"),
-    ("training.batch_size=0", "training.batch_size: expected at least 1, came 0"),
-    ("training.rounds=-1", "training.rounds: expected at least 1, came -1"),
-    ("training.rounds=0", "training.rounds: expected at least 1, came 0"),  # results lost at the end
-    ("training.epochs=0", "training.epochs: expected at least 1, came 0"),
-    ("training.lr=nan", "training.lr: expected a finite number, came nan"),
-    ("training.lr=inf", "training.lr: expected a finite number, came inf"),
-    ("training.lr=-0.1", "training.lr: expected at least 0, came -0.1"),
-    ("training.momentum=1", "training.momentum: expected less than 1, came 1"),
-    ("evaluation.every=0", "evaluation.every: expected at least 1, came 0"),
-    ("models.architectures=[]", "models.architectures: expected at least 1 entry, came []"),
-    ("models.feature_dim=0", "models.feature_dim: expected at least 1, came 0"),
-    ("run.checkpoint_every=0", "run.checkpoint_every: expected at least 1, came 0"),
-    ("run.seed=-1", "run.seed: expected at least 0, came -1"),
+    ("data.num_clients=0", "data.num_clients: expected at least 1, got 0"),
+    ("data.num_clients=-1", "data.num_clients: expected at least 1, got -1"),
+    ("training.client_fraction=0", "training.client_fraction: expected more than 0, got 0"),
+    ("training.client_fraction=1.5", "training.client_fraction: expected at most 1, got 1.5"),
+    ("training.client_fraction=nan", "training.client_fraction"),
+    ("training.batch_size=0", "training.batch_size: expected at least 1, got 0"),
+    ("training.rounds=-1", "training.rounds: expected at least 1, got -1"),
+    ("training.rounds=0", "training.rounds: expected at least 1, got 0"),  # results lost at the end
+    ("training.local_epochs=0", "training.local_epochs: expected at least 1, got 0"),
+    ("training.lr=nan", "training.lr: expected a finite number, got nan"),
+    ("training.lr=inf", "training.lr: expected a finite number, got inf"),
+    ("training.lr=-0.1", "training.lr: expected at least 0, got -0.1"),
+    ("training.momentum=1", "training.momentum: expected less than 1, got 1"),
+    ("evaluation.every_n_rounds=0", "evaluation.every_n_rounds: expected at least 1, got 0"),
+    ("models.architectures=[]", "models.architectures: expected at least 1 entry, got []"),
+    ("models.feature_dim=0", "models.feature_dim: expected at least 1, got 0"),
+    ("run.checkpoint_every=0", "run.checkpoint_every: expected at least 1, got 0"),
+    ("run.seed=-1", "run.seed: expected at least 0, got -1"),
 ]
 
 
@@ -138,18 +138,21 @@ def test_a_setting_that_cannot_be(place: Place, setting: str, line: str) -> None
 
 
 DATA = [
-    (["data.partition=dirichlet", "data.alpha=0"], "data.alpha: expected more than 0, came 0"),
-    (["data.partition=classes", "data.classes_per_client=11"], "expected classes_per_client of at most 10 classes"),
-    (["data.partition=classes", "data.deal=fedrep", "data.classes_per_client=1"], "divisible by the 10 classes"),
-    (["data.partition=dirichlet", "data.min_size=5000"], "expected at least 15000 rows"),
-    (["data.clients=2000"], "expected at most as many clients as rows (1797), came 2000"),
+    (["data.partition=dirichlet", "data.dirichlet_alpha=0"], "data.dirichlet_alpha: expected more than 0, got 0"),
+    (["data.partition=by_class", "data.classes_per_client=11"], "expected classes_per_client of at most 10 classes"),
+    (
+        ["data.partition=by_class", "data.class_assignment=shards", "data.classes_per_client=1"],
+        "divisible by the 10 classes",
+    ),
+    (["data.partition=dirichlet", "data.min_samples=5000"], "expected at least 15000 rows"),
+    (["data.num_clients=2000"], "expected at most as many clients as rows (1797), got 2000"),
     (["data.holdout=1797"], "expected a holdout below the 1797 training rows"),
-    (["data.max_rows=2"], "expected at most as many clients as rows (2), came 3"),
+    (["data.limit_train=2"], "expected at most as many clients as rows (2), got 3"),
     (["data.split=official"], "expects an official test side"),
-    (["data.max_test_rows=5"], "data.max_test_rows: expected no value"),
-    (["data.name=cifar10"], "'cifar10/train*.parquet'"),
-    (["data.name=cifar10", "data.root=nowhere"], "came no Parquet files in nowhere/cifar10"),
-    (["data.name=parquet", "data.root=nowhere"], "expected a folder with Parquet files"),
+    (["data.limit_test=5"], "data.limit_test: expected no value"),
+    (["data.dataset=cifar10"], "'cifar10/train*.parquet'"),
+    (["data.dataset=cifar10", "data.root=nowhere"], "got no Parquet files in nowhere/cifar10"),
+    (["data.dataset=parquet", "data.root=nowhere"], "expected a folder with Parquet files"),
 ]
 
 
@@ -162,14 +165,14 @@ def test_data_that_cannot_be(place: Place, settings: list[str], line: str) -> No
 def test_a_broken_parquet_file(place: Place) -> None:
     (place.folder / "broken").mkdir()
     (place.folder / "broken" / "train.parquet").write_bytes(b"PAR1 and then nothing")
-    said = place.run_refused("--set", "data.name=parquet", "--set", "data.root=broken")
-    assert "expected a whole Parquet file, came broken/train.parquet" in said
+    said = place.run_refused("--set", "data.dataset=parquet", "--set", "data.root=broken")
+    assert "expected a whole Parquet file, got broken/train.parquet" in said
 
 
 FIT = [
     (["run.device=abacus"], ", got 'abacus'; PyTorch does not know it"),
     (["run.device=meta"], ", got 'meta'; Cannot copy out of meta tensor"),
-    (["method.name=fedhenn"], "fedhenn needs 5000 rows that everybody may see, came 0; set data.holdout"),
+    (["method.name=fedhenn"], "fedhenn needs 5000 rows that everybody may see, got 0; set data.holdout"),
     (["method.name=fedhenn", "method.alignment_data.size=50", "data.holdout=49"], "fedhenn needs 50 rows"),
     (["method.name=fedavg"], "fedavg needs tensors of one name to have one shape; client 1 ('digits-cnn2')"),
     (["models.architectures=['digits-cnn1', 'fedgh-cnn1']"], "fedgh-cnn1"),
@@ -213,20 +216,20 @@ WORDS = [
     (["run"], "missing argument 'RECIPE.toml'; see 'polyfed run --help'"),
     (["report"], "missing argument 'DIR'"),
     (["run", "tiny.toml", "--seed"], "'--seed' requires an argument"),
-    (["run", "tiny.toml", "--seed", "one"], "--seed: expected a whole number, came 'one'"),
-    (["run", "tiny.toml", "--seed=one"], "--seed: expected a whole number, came 'one'"),
+    (["run", "tiny.toml", "--seed", "one"], "--seed: expected a whole number, got 'one'"),
+    (["run", "tiny.toml", "--seed=one"], "--seed: expected a whole number, got 'one'"),
     (["run", "tiny.toml", "other.toml"], "other.toml"),
-    (["run", "tiny.tom"], "came 'tiny.tom', which is not there; did you mean 'tiny.toml'?"),
-    (["run", "."], "expected a recipe file, came '.'"),
-    (["run", "tiny.toml", "--set", "data.clients"], "expected --set SECTION.KEY=VALUE"),
+    (["run", "tiny.tom"], "got 'tiny.tom', which is not there; did you mean 'tiny.toml'?"),
+    (["run", "."], "expected a recipe file, got '.'"),
+    (["run", "tiny.toml", "--set", "data.num_clients"], "expected --set SECTION.KEY=VALUE"),
     (["run", "tiny.toml", "--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
-    (["run", "tiny.toml", "--seed", "-1"], "run.seed: expected at least 0, came -1"),
-    (["run", "tiny.toml", "--workers", "0"], "run.workers: expected at least 1, came 0"),
+    (["run", "tiny.toml", "--seed", "-1"], "run.seed: expected at least 0, got -1"),
+    (["run", "tiny.toml", "--workers", "0"], "run.workers: expected at least 1, got 0"),
     (
         ["run", "tiny.toml", "--workers", "2", "--set", "run.executor=serial"],
         "run: expected workers = 1, as the executor",
     ),
-    (["run", "tiny.toml", "--resume", "--force"], "expected one of --resume and --force, came both"),
+    (["run", "tiny.toml", "--resume", "--overwrite"], "expected one of --resume and --overwrite, got both"),
     (["check", "tiny.toml", "--method", "fedhenn"], "fedhenn needs 5000 rows"),
     (["compare", "tiny.toml", "--methods", "local,fedgg"], "unknown method 'fedgg'; did you mean 'fedgh'?"),
     (["compare", "tiny.toml", "--methods", "local,,fedgh"], "expected --methods as names"),
@@ -256,7 +259,9 @@ def test_a_run_folder_that_holds_another_run(place: Place) -> None:
     assert "already holds a run" in place.refused(*out)
     said = place.refused(*out, "--resume", "--set", "training.lr=0.5")
     assert "training.lr was 0.01, now 0.5" in said
-    assert "training.lr was" in place.refused(*out, "--resume", "--set", "training.lr=0.5", "--set", "data.clients=3")
+    assert "training.lr was" in place.refused(
+        *out, "--resume", "--set", "training.lr=0.5", "--set", "data.num_clients=3"
+    )
     assert "run.seed was 0, now 1" in place.refused(*out, "--resume", "--seed", "1")
     assert "method.name was 'local', now 'fedgh'" in place.refused(*out, "--resume", "--method", "fedgh")
     assert "which holds a single one" in place.refused("compare", "tiny.toml", "--out", "runs/mine")
@@ -268,7 +273,7 @@ def test_a_place_where_nothing_can_be_written(place: Place) -> None:
     (place.folder / "full" / "letter").write_text("dear")
     for command in ("run", "compare"):
         assert "file" in place.refused(command, "tiny.toml", "--out", "file")
-        assert "came " in place.refused(command, "tiny.toml", "--out", "file/below")
+        assert "got " in place.refused(command, "tiny.toml", "--out", "file/below")
     assert "with other files in it" in place.refused("run", "tiny.toml", "--out", "full")
 
 
@@ -286,10 +291,10 @@ def spoken(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (["rnu"], "unknown command 'rnu'; did you mean 'run'?"),
         pytest.param(
             ["run", "tiny.toml", "--set", "training.lr=nan"],
-            "training.lr: expected a finite number, came nan",
+            "training.lr: expected a finite number, got nan",
             marks=pytest.mark.slow,
         ),
-        pytest.param(["run", "tiny.toml", "--set", "data.name=cifar10"], "cifar10", marks=pytest.mark.slow),
+        pytest.param(["run", "tiny.toml", "--set", "data.dataset=cifar10"], "cifar10", marks=pytest.mark.slow),
     ],
 )
 def test_the_real_command_line(place: Place, words: list[str], line: str) -> None:

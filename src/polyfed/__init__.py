@@ -18,8 +18,8 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Devices": "plugins.device_profiles", "Task": "engine.task", "Execution": "engine.task",
     "Output": "engine.task", "Plugin": "engine.plugin", "alone": "engine.alone",
     "Training": "core.settings", "Evaluation": "core.settings", "Availability": "plugins.settings",
-    "Privacy": "core.settings", "Compression": "plugins.settings", "Defence": "plugins.settings",
-    "Hostile": "plugins.settings",
+    "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",
+    "Adversaries": "plugins.settings",
     "Client": "core.client", "Public": "core.client", "Method": "core.method", "SplitModel": "models.split",
     "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
 }  # fmt: skip

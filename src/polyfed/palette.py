@@ -1,6 +1,6 @@
 """The colors of lines, in figures and in notebooks alike; imports nothing.
 
-The first seven are Okabe and Ito's, safe for the colour-blind; the others lie as far from these, from each other, from
+The first seven are Okabe and Ito's, safe for the color-blind; the others lie as far from these, from each other, from
 white and from black as colors can.
 """
 

@@ -24,10 +24,10 @@ def check_name(path: str | os.PathLike[str]) -> None:
         return
     except OSError as error:
         raise RequestError(
-            f"expected the name of a file or folder, came '{str(path)[:60]}': {error.strerror}"
+            f"expected the name of a file or folder, got '{str(path)[:60]}': {error.strerror}"
         ) from None
     except ValueError:  # a zero byte, or half a character
-        raise RequestError(f"expected the name of a file or folder, came {str(path)[:60]!r}, which is none") from None
+        raise RequestError(f"expected the name of a file or folder, got {str(path)[:60]!r}, which is none") from None
 
 
 def place_of(name: str | os.PathLike[str]) -> Path:
@@ -39,7 +39,7 @@ def place_of(name: str | os.PathLike[str]) -> Path:
     try:
         path = Path(name).expanduser()
     except RuntimeError:
-        raise RequestError(f"expected a folder of a user that there is, came '{str(name)[:60]}'") from None
+        raise RequestError(f"expected a folder of a user that there is, got '{str(name)[:60]}'") from None
     check_name(path)
     return path
 
@@ -61,4 +61,4 @@ def check_characters(value: Any, place: str = "") -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise RequestError(f"{place or 'sections'}: expected text, came half a character: '{value[:60]}'") from None
+            raise RequestError(f"{place or 'sections'}: expected text, got half a character: '{value[:60]}'") from None

@@ -296,8 +296,8 @@ PARTITIONS = Registry(
         "iid": "polyfed.data.partition:iid",
         "dirichlet": "polyfed.data.partition:dirichlet",
         "quantity": "polyfed.data.partition:quantity",
-        "classes": "polyfed.data.class_partition:by_class",
-        "natural": "polyfed.data.partition:by_group",
+        "by_class": "polyfed.data.class_partition:by_class",
+        "by_group": "polyfed.data.partition:by_group",
     },
 )
 EXECUTORS = Registry("executor", {"ray": "polyfed.engine.executors.ray_executor:RayExecutor"})  # needs an extra
@@ -306,8 +306,8 @@ PLUGINS = Registry(  # in the order of their hooks
     {
         "availability": "polyfed.plugins.availability:ClientAvailability",
         "devices": "polyfed.plugins.device_simulation:DeviceSimulation",
-        "defence": "polyfed.plugins.robust_aggregation:RobustAggregation",
-        "hostile": "polyfed.plugins.adversaries:Adversaries",
+        "robust_aggregation": "polyfed.plugins.robust_aggregation:RobustAggregator",
+        "adversaries": "polyfed.plugins.adversaries:AdversarialClients",
         "privacy": "polyfed.plugins.upload_privacy:UploadPrivacy",
         "compression": "polyfed.plugins.compression:UploadCompression",
         "privacy budget": "polyfed.plugins.privacy_budget:PrivacyBudget",

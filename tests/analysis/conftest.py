@@ -1,4 +1,4 @@
-"""One small comparison for all tests of analyses: two architectures, two methods, two seeds, one round."""
+"""One small comparison for all tests of analyzes: two architectures, two methods, two seeds, one round."""
 
 from pathlib import Path
 
@@ -9,7 +9,14 @@ from polyfed.experiments.compare import compare
 from polyfed.report.run_records import RunRecord, find_runs
 
 SETTINGS = {
-    "data": {"name": "digits", "clients": 4, "max_rows": 400, "holdout": 20, "max_train": 20, "split": "6:1:3"},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 4,
+        "limit_train": 400,
+        "holdout": 20,
+        "max_train_per_client": 20,
+        "split": "6:1:3",
+    },
     "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
     "method": {"name": "fedmrl"},
     "training": {"rounds": 1, "lr": 0.1},

@@ -57,7 +57,7 @@ def test_a_panel_for_each_width(found: list[Embedding]) -> None:
     assert wide.by_client > 0.99, "the clients lie apart"
     assert wide.by_class is not None
     assert wide.by_class < 0
-    assert narrow.by_client is None, "one client has no neighbour"
+    assert narrow.by_client is None, "one client has no neighbor"
     assert narrow.by_class == pytest.approx(1)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis import FIGURES, Choices, analyse
+from polyfed.analysis import FIGURES, Choices, analyze
 from polyfed.cli import app as cli
 from polyfed.errors import RequestError
 from polyfed.report.plot_style import Drawing
@@ -58,7 +58,7 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_every_picture_is_written(compared: Path, tmp_path: Path) -> None:
-    done = analyse(compared, out=tmp_path, choices=Choices(inputs=20, points=40))
+    done = analyze(compared, out=tmp_path, choices=Choices(inputs=20, points=40))
     pictures = [file for file in done.files if file.suffix in (".png", ".svg")]
     assert [file.stem for file in pictures[::2]] == STEMS
     assert all(file.stat().st_size > 10_000 for file in pictures)
@@ -77,7 +77,7 @@ def test_everything_that_two_methods_allow(
 
     monkeypatch.setattr(Drawing, "write", watched)
     out = tmp_path / "figures"
-    assert cli.status(["analyse", str(compared), "--out", str(out), "--inputs", "20", "--points", "40"]) == 0
+    assert cli.status(["plot", str(compared), "--out", str(out), "--inputs", "20", "--points", "40"]) == 0
     assert sorted(file.name for file in out.iterdir()) == sorted(
         f"{stem}.{form}" for stem in STEMS for form in ("png", "svg", "json", "csv")
     )
@@ -102,7 +102,7 @@ def test_everything_that_two_methods_allow(
 def test_matrices_lie_with_their_runs_unless_told_otherwise(compared: Path, tmp_path: Path) -> None:
     copy = tmp_path / "local"
     shutil.copytree(compared / "local", copy)
-    done = analyse(copy, ["labels", "cka"], choices=Choices(inputs=10, clients=2))
+    done = analyze(copy, ["labels", "cka"], choices=Choices(inputs=10, clients=2))
     own = {path.relative_to(tmp_path).as_posix() for path in done.files if "seed-" in str(path)}
     assert own == {"local/seed-0/analysis/labels.json", *(f"local/seed-{seed}/analysis/cka.json" for seed in (0, 1))}
     assert (copy / "analysis" / "cka.svg").exists()
@@ -110,7 +110,7 @@ def test_matrices_lie_with_their_runs_unless_told_otherwise(compared: Path, tmp_
     assert list(found) == ["extractor", "representation", "logits"]
     assert found["logits"]["labels"] == ["0 digits-cnn1", "1 digits-cnn3"], "two clients, one of each architecture"
     assert len(found["logits"]["matrix"]) == 2
-    alone = analyse(copy / "seed-0", ["labels"])
+    alone = analyze(copy / "seed-0", ["labels"])
     assert sum(path.suffix == ".json" for path in alone.files) == 1, "the one run's figures lie there already"
 
 
@@ -121,19 +121,19 @@ def test_a_run_without_models_has_the_other_figures(
     shutil.copytree(compared / "local" / "seed-0", copy)
     shutil.rmtree(copy / "models")
     monkeypatch.setattr(Drawing, "write", lambda self, folder: [Path(self.stem)])
-    done = analyse(copy)
+    done = analyze(copy)
     assert [file.name for file in done.files] == STEMS[:-3]
     assert [note.partition(": ")[2].partition(":")[0] for note in done.notes] == ["cka", "tsne"]
     assert done.notes[0].endswith("holds no clients' models (models/index.json), which this figure is made of")
     with pytest.raises(RequestError, match="holds no clients' models"):
-        analyse(copy, ["cka"])
+        analyze(copy, ["cka"])
 
 
 def test_records_need_no_torch(compared: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
 from polyfed import analysis
-analysis.analyse({str(compared)!r}, ["clients", "variants"], {str(tmp_path)!r})
+analysis.analyze({str(compared)!r}, ["clients", "variants"], {str(tmp_path)!r})
 assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -143,9 +143,9 @@ assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
     ("words", "expected"),
     [
         (["--figures", "curve"], "unknown figure 'curve'; did you mean 'curves'?"),
-        (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), came 'curves,'"),
-        (["--figures", "curves", "--points", "30"], "points: expected a figure that uses it (tsne), came curves"),
-        (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, came 1"),
+        (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), got 'curves,'"),
+        (["--figures", "curves", "--points", "30"], "points: expected a figure that uses it (tsne), got curves"),
+        (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, got 1"),
         (["--figures", "cka", "--rows", "train"], "unknown rows 'train'"),
         (["--figures", "cka", "--device", "gpu"], "gpu"),
         (["--figures", "sensitivity"], "expected the folder of a sweep"),
@@ -155,7 +155,7 @@ assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
 def test_what_is_refused_in_one_line(
     compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
 ) -> None:
-    assert cli.status(["analyse", str(compared / "local"), "--out", str(tmp_path / "new"), *words]) == 2
+    assert cli.status(["plot", str(compared / "local"), "--out", str(tmp_path / "new"), *words]) == 2
     said = capsys.readouterr().err
     assert expected in said
     assert len(said.splitlines()) == 1
@@ -174,8 +174,8 @@ def test_the_page_shows_every_figure() -> None:
 def test_every_figure_has_a_name() -> None:
     assert list(FIGURES) == [*RECORDS, "sensitivity", "labels", "cka", "tsne"]
     with pytest.raises(RequestError, match="at least one run folder"):
-        analyse([])
+        analyze([])
     with pytest.raises(RequestError, match="at least one figure"):
-        analyse(".", [])
+        analyze(".", [])
     with pytest.raises(RequestError, match="at least one place"):
         Choices(places=())

@@ -67,5 +67,5 @@ def test_requests_that_cannot_be_met(runs: list[RunRecord], tmp_path: Path) -> N
     (tmp_path / "recipe.toml").write_text(recipe.replace("holdout = 20", "holdout = 0"))
     with pytest.raises(RequestError, match=r"data\.holdout"):
         common_inputs(elsewhere(runs[0], tmp_path), 10, "holdout")
-    with pytest.raises(RequestError, match="came none: the run was given its data"):
+    with pytest.raises(RequestError, match="got none: the run was given its data"):
         load_run_data(replace(runs[0], recipe=StoredRecipe()))

@@ -24,7 +24,7 @@ NETWORKS = tuple(f"timm:some_network_{n}_with_a_long_name.in1k" if n % 3 else f"
 LONG = "fedgh-with-a-header-that-was-trained-for-a-hundred-epochs"
 RECORD = {
     "method": "fedgh", "dataset": "twenty kinds of pictures", "clients": 20, "rounds": 8, "seed": 0, "accuracy": 0.5,
-    "evaluation": {"stage": "personal", "mean": "clients", "test": "client"},
+    "evaluation": {"stage": "personal", "weighting": "clients", "test": "client"},
 }  # fmt: skip
 
 

@@ -19,12 +19,12 @@ INPUTS = ProbeInputs(torch.zeros(6, 1), torch.zeros(6, dtype=torch.int64), "6 ro
 
 
 def numpy_cka(a: Any, b: Any) -> float:
-    """HSIC with the centring matrix written out."""
+    """HSIC with the centering matrix written out."""
     size = len(a)
-    centring = np.eye(size) - np.ones((size, size)) / size
+    centering = np.eye(size) - np.ones((size, size)) / size
 
     def hsic(k: Any, m: Any) -> float:
-        return float(np.trace(k @ centring @ m @ centring)) / (size - 1) ** 2
+        return float(np.trace(k @ centering @ m @ centering)) / (size - 1) ** 2
 
     k, m = a @ a.T, b @ b.T
     return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5

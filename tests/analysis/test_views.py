@@ -75,7 +75,7 @@ def test_no_models_and_damaged_ones(runs: list[RunRecord], tmp_path: Path) -> No
     copy = tmp_path / "run"
     shutil.copytree(runs[0].path, copy)
     (copy / "models" / "index.json").write_text("[1]")
-    with pytest.raises(RequestError, match="came nothing readable"):
+    with pytest.raises(RequestError, match="got nothing readable"):
         clients_of(copy)
 
 

@@ -141,7 +141,7 @@ def test_its_representation_can_be_projected() -> None:
 @pytest.mark.parametrize(
     ("shared", "made", "said"),
     [
-        ("smalest", None, r"expected 'smallest', 'largest' or a network .* came 'smalest'; did you mean 'smallest'\?"),
+        ("smalest", None, r"expected 'smallest', 'largest' or a network .* got 'smalest'; did you mean 'smallest'\?"),
         ("midle", None, "did you mean 'middle'"),
         ("other", lambda: [][0], r"'other', beside the clients' networks, cannot be built: IndexError: list"),
         ("other", lambda: plain(9, 3), r"'other', beside .*, cannot take inputs of shape \(1, 6, 6\): "),
@@ -183,7 +183,7 @@ def test_exported_names_are_the_own_networks() -> None:
 def recipe(**method: Any) -> pf.Recipe:
     """Three clients on digits."""
     settings = {
-        "data": {"name": "digits", "clients": 3, "max_train": 30, "max_test": 20},
+        "data": {"dataset": "digits", "num_clients": 3, "max_train_per_client": 30, "max_test_per_client": 20},
         "models": {"architectures": ["digits-cnn2", "digits-cnn1"]},
         "method": {"name": "fml", **method},
         "training": {"rounds": 1, "batch_size": 10},

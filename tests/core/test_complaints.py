@@ -18,18 +18,18 @@ from polyfed.errors import PolyfedError, RequestError
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.toml"
 SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
     (pf.Training, {"roundz": 3}, "unknown key 'training.roundz'; did you mean 'rounds'?"),
-    (pf.Training, {"rounds": -1}, "training.rounds: expected at least 1, came -1"),
-    (pf.Training, {"rounds": "3"}, "training.rounds: expected a whole number, came '3'"),
-    (pf.Training, {"rounds": True}, "training.rounds: expected a whole number, came true"),
-    (pf.Training, {"rounds": 0, "lr": -1.0}, "training.rounds: expected at least 1, came 0 (and 1 more)"),
+    (pf.Training, {"rounds": -1}, "training.rounds: expected at least 1, got -1"),
+    (pf.Training, {"rounds": "3"}, "training.rounds: expected a whole number, got '3'"),
+    (pf.Training, {"rounds": True}, "training.rounds: expected a whole number, got true"),
+    (pf.Training, {"rounds": 0, "lr": -1.0}, "training.rounds: expected at least 1, got 0 (and 1 more)"),
     (pf.Training, {"patience": 3}, "unknown key 'training.patience'; it belongs to [evaluation]"),
-    (pf.Training, {"lr_schedule": "step"}, "training: lr_schedule 'step' needs lr_decay, came none"),
+    (pf.Training, {"lr_schedule": "step"}, "training: lr_schedule 'step' needs lr_gamma, got none"),
     (pf.Evaluation, {"evry": 2}, "unknown key 'evaluation.evry'; did you mean 'every'?"),
-    (pf.Evaluation, {"metrics": "f1"}, "evaluation.metrics: expected a list, came 'f1'"),
-    (pf.Privacy, {"clip": -1.0}, "privacy.clip: expected at least 0, came -1.0"),
-    (pf.Availability, {"drop": 2.0}, "availability.drop: expected at most 1, came 2.0"),
-    (pf.Devices, {"profiles": {"mine": {"compute": 1.0}}}, "expected the key 'devices.profiles.mine.memory'"),
-    (pf.Devices, {"profiles": {"gpu": {"memori": 1.0}}}, "unknown key 'devices.profiles.gpu.memori'; did you mean"),
+    (pf.Evaluation, {"metrics": "f1"}, "evaluation.metrics: expected a list, got 'f1'"),
+    (pf.Privacy, {"clip": -1.0}, "privacy.upload_clip_norm: expected at least 0, got -1.0"),
+    (pf.Availability, {"drop": 2.0}, "availability.dropout_rate: expected at most 1, got 2.0"),
+    (pf.Devices, {"presets": {"mine": {"compute": 1.0}}}, "expected the key 'devices.custom.mine.memory_bytes'"),
+    (pf.Devices, {"presets": {"gpu": {"memori": 1.0}}}, "unknown key 'devices.custom.gpu.memori'; did you mean"),
 ]
 
 
@@ -49,8 +49,8 @@ def test_python_says_of_settings_what_a_recipe_says(kind: type[Settings], given:
 def test_python_says_of_knobs_what_a_recipe_says() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("FedGH", {"header_lrr": 1.0}, "unknown key 'fedgh.header_lrr'; did you mean 'header_lr'?"),
-        ("FedGH", {"header_lr": "x"}, "fedgh.header_lr: expected a number, came 'x'"),
-        ("FedGH", {"header_lr": -1.0}, "fedgh.header_lr: expected at least 0, came -1.0"),
+        ("FedGH", {"header_lr": "x"}, "fedgh.header_lr: expected a number, got 'x'"),
+        ("FedGH", {"header_lr": -1.0}, "fedgh.header_lr: expected at least 0, got -1.0"),
         ("FedHeNN", {"eta": 0.3}, "unknown key 'fedhenn.eta'; did you mean 'eta0'?"),
     ]
     for name, given, line in cases:
@@ -66,11 +66,11 @@ def test_python_says_of_knobs_what_a_recipe_says() -> None:
 def test_a_knob_that_python_keeps_the_word_of_is_spelled_as_each_takes_it() -> None:
     with pytest.raises(RequestError, match=r"unknown key 'fedin.lambd'; did you mean 'lambda_'\?"):
         pf.methods.FedIN(lambd=0.5)  # type: ignore[call-arg]
-    with pytest.raises(RequestError, match=r"fedin.lambda_: expected a number, came 'a'"):
+    with pytest.raises(RequestError, match=r"fedin.lambda_: expected a number, got 'a'"):
         pf.methods.FedIN(lambda_="a")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r"unknown key 'method.lambd'; did you mean 'lambda'\?"):
         pf.Recipe.load(RECIPE, ["method.lambd=0.5"], method="fedin")
-    with pytest.raises(RequestError, match=r"method.lambda: expected a number, came 'a'"):
+    with pytest.raises(RequestError, match=r"method.lambda: expected a number, got 'a'"):
         pf.Recipe.load(RECIPE, ["method.lambda=a"], method="fedin")
 
 
@@ -85,7 +85,7 @@ def test_a_method_of_ones_own_has_it_too() -> None:
 
     with pytest.raises(RequestError, match=r"unknown key 'Own.rat'; did you mean 'rate'\?"):
         Own(rat=0.2)  # type: ignore[call-arg]
-    with pytest.raises(RequestError, match=r"Narrow.rate: expected a number, came 'x'"):
+    with pytest.raises(RequestError, match=r"Narrow.rate: expected a number, got 'x'"):
         Narrow(rate="x", width=2)  # type: ignore[arg-type]
     assert dataclasses.replace(Narrow(rate=0.2), width=4) == Narrow(rate=0.2, width=4)
 
@@ -106,7 +106,7 @@ def test_it_is_shown_without_what_pydantic_says() -> None:
 
 def test_a_recipe_that_is_made_by_hand() -> None:
     with pytest.raises(RequestError, match=r"^expected the section 'models', which is missing \(and 1 more\)$"):
-        pf.Recipe(data={"name": "digits"})  # type: ignore[call-arg, arg-type]
+        pf.Recipe(data={"dataset": "digits"})  # type: ignore[call-arg, arg-type]
 
 
 def test_settings_are_what_they_were_otherwise() -> None:

@@ -44,18 +44,18 @@ def test_what_a_method_sends_is_of_its_form() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("more", torch.ones(1)), "expected 'labels', 'lars', 'counts', came 'more'"),
-        (put("x" * 90, torch.ones(1)), f"expected 'labels', 'lars', 'counts', came '{'x' * 60}'"),
-        (put("labels", torch.tensor([0, 10**9], dtype=torch.int32)), "expected at most 2 in 'labels', came 1e+09"),
-        (put("labels", torch.tensor([0, -1])), "expected at least 0 in 'labels', came -1"),
-        (put("labels", torch.tensor([1, 1])), "expected every number once in 'labels', came some again"),
-        (put("labels", torch.tensor([0.0, 1.0])), "expected int32 or int64 as 'labels', came float32"),
-        (put("labels", torch.arange(4)), "expected at most 3 rows in 'labels', came the shape (4,)"),
-        (put("lars", torch.ones(3, 6)), "expected 2 rows in 'lars', came the shape (3, 6)"),
-        (put("lars", torch.ones(2, 7)), "expected a size of 6 in 'lars', came the shape (2, 7)"),
-        (put("lars", torch.ones(2)), "expected 2 dimensions of 'lars', came the shape (2,)"),
-        (put("lars", torch.ones(2, 6).double()), "expected float32 as 'lars', came float64"),
-        (lambda m: m.update(lars={"x": torch.ones(1)}), "expected a tensor as 'lars', came the other"),
+        (put("more", torch.ones(1)), "expected 'labels', 'lars', 'counts', got 'more'"),
+        (put("x" * 90, torch.ones(1)), f"expected 'labels', 'lars', 'counts', got '{'x' * 60}'"),
+        (put("labels", torch.tensor([0, 10**9], dtype=torch.int32)), "expected at most 2 in 'labels', got 1e+09"),
+        (put("labels", torch.tensor([0, -1])), "expected at least 0 in 'labels', got -1"),
+        (put("labels", torch.tensor([1, 1])), "expected every number once in 'labels', got some again"),
+        (put("labels", torch.tensor([0.0, 1.0])), "expected int32 or int64 as 'labels', got float32"),
+        (put("labels", torch.arange(4)), "expected at most 3 rows in 'labels', got the shape (4,)"),
+        (put("lars", torch.ones(3, 6)), "expected 2 rows in 'lars', got the shape (3, 6)"),
+        (put("lars", torch.ones(2, 7)), "expected a size of 6 in 'lars', got the shape (2, 7)"),
+        (put("lars", torch.ones(2)), "expected 2 dimensions of 'lars', got the shape (2,)"),
+        (put("lars", torch.ones(2, 6).double()), "expected float32 as 'lars', got float64"),
+        (lambda m: m.update(lars={"x": torch.ones(1)}), "expected a tensor as 'lars', got the other"),
     ],
 )
 def test_what_is_otherwise_is_told(change: Any, said: str) -> None:
@@ -65,11 +65,11 @@ def test_what_is_otherwise_is_told(change: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("n", torch.tensor(25)), "expected at most 24 in 'n', came 25"),
-        (put("n", torch.tensor(23)), "expected at least 24 in 'n', came 23"),
-        (put("model", torch.ones(1)), "expected a group as 'model', came the other"),
+        (put("n", torch.tensor(25)), "expected at most 24 in 'n', got 25"),
+        (put("n", torch.tensor(23)), "expected at least 24 in 'n', got 23"),
+        (put("model", torch.ones(1)), "expected a group as 'model', got the other"),
         (lambda m: m["model"].pop("head.bias"), "expected 'head.bias' in 'model', which is missing"),
-        (lambda m: m["model"].update({"a.b": torch.ones(1)}), "tensors of known names in 'model', came 'a.b'"),
+        (lambda m: m["model"].update({"a.b": torch.ones(1)}), "tensors of known names in 'model', got 'a.b'"),
         (lambda m: m["model"].update({"head.bias": torch.ones(4)}), "expected a size of 3 in 'model/head.bias'"),
     ],
 )

@@ -21,8 +21,8 @@ from polyfed.validation.hyperparameters import flat_settings, knobs, table
 
 TEXT = """
 [data]
-name = "digits"
-clients = 4
+dataset = "digits"
+num_clients = 4
 holdout = 40
 
 [models]
@@ -42,7 +42,7 @@ norm = "fro"
 name = "fedhenn"
 kernel = { similarity = "rbf", width = 2.0, pool = "seen" }
 
-[profiles.few.methods.fedhenn.alignment_data]
+[presets.few.methods.fedhenn.alignment_data]
 batch = 8
 """
 
@@ -64,7 +64,7 @@ def test_python_takes_a_table_or_an_object() -> None:
 
 
 def test_tables_are_joined_key_by_key(path: Path) -> None:
-    method = Recipe.load(path, ["method.alignment_data.every=3", "method.kernel.rank=9"], profile="few").chosen_method
+    method = Recipe.load(path, ["method.alignment_data.every=3", "method.kernel.rank=9"], preset="few").chosen_method
     assert method.alignment_data == AlignmentData(size=30, batch=8, every=3)
     assert method.kernel == MeanKernel(norm="fro", rank=9)
     assert method.eta0 == 0.1
@@ -83,10 +83,10 @@ def test_the_resolved_recipe_is_read_again(path: Path, tmp_path: Path) -> None:
     [
         (["method.kernel.nrm=fro"], "unknown key 'method.kernel.nrm'; did you mean 'norm'?"),
         (["method.kernl.norm=fro"], "unknown key 'method.kernl'; did you mean 'kernel'?"),
-        (["method.alignment_data.size=1"], "method.alignment_data.size: expected at least 2, came 1"),
-        (["method.alignment_data.size=few"], "method.alignment_data.size: expected a whole number, came 'few'"),
+        (["method.alignment_data.size=1"], "method.alignment_data.size: expected at least 2, got 1"),
+        (["method.alignment_data.size=few"], "method.alignment_data.size: expected a whole number, got 'few'"),
         (["method.kernel.pool=sen"], "did you mean 'seen'?"),
-        (["method.kernel=3"], "method.kernel: expected a table, came 3"),
+        (["method.kernel=3"], "method.kernel: expected a table, got 3"),
         (["method.eta0.x=3"], "unknown key 'method.eta0.x'"),
         (["method.kernel.width=2.0"], "method.kernel: width = 2.0 does nothing beside similarity = 'linear'"),
         (

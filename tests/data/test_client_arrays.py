@@ -42,8 +42,8 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def test_rows_stay_with_their_client(place: Path) -> None:
-    recipe = pf.Recipe.from_dict({"data": {"name": f"npz:{place}", "split": "official"}, **REST})
-    assert (recipe.data.partition, recipe.data.natural_column) == ("natural", "client")
+    recipe = pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "split": "official"}, **REST})
+    assert (recipe.data.partition, recipe.data.group_by) == ("by_group", "client")
     dealt = DataCache().federated(recipe)
     assert dealt.source.class_names == ("0", "1", "2")
     assert dealt.label_table.tolist() == [[3, 3, 0], [0, 4, 4], [5, 5, 0]]
@@ -73,7 +73,7 @@ def test_config_says_how_many_classes_there_are(place: Path) -> None:
     assert read(place).class_names == ("0", "1", "2", "3", "4")
     for change, said in (
         ({"num_classes": 2}, "expected labels in 0..1 in"),
-        ({"num_clients": 4}, f"expected 4 clients in {place / 'train'}, as {place / 'config.json'} says, came 3"),
+        ({"num_clients": 4}, f"expected 4 clients in {place / 'train'}, as {place / 'config.json'} says, got 3"),
         ({"num_classes": "5"}, "num_classes in"),
         ({"num_clients": True}, "num_clients in"),
     ):
@@ -87,7 +87,7 @@ def test_a_run(tmp_path: Path) -> None:
     for client in (0, 1):
         for side in ("train", "test"):
             save(tmp_path / side / f"{client}.npz", *draw(client, 10))
-    data = {"name": f"npz:{tmp_path}", "split": "official"}
+    data = {"dataset": f"npz:{tmp_path}", "split": "official"}
     done = pf.run(pf.Recipe.from_dict({"data": data, "training": {"rounds": 1}, **REST}))
     assert len(done.result["accuracy_per_client"]) == 2
 
@@ -96,7 +96,7 @@ def test_images_are_resized(tmp_path: Path) -> None:
     for client in (0, 1):
         save(tmp_path / "train" / f"{client}.npz", *draw(client, 10, (1, 4, 4)))
     models = {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
-    recipe = pf.Recipe.from_dict({"data": {"name": f"npz:{tmp_path}", "image_size": 8}, **models})
+    recipe = pf.Recipe.from_dict({"data": {"dataset": f"npz:{tmp_path}", "image_size": 8}, **models})
     assert DataCache().source(recipe).train.x.shape == (20, 1, 8, 8)
 
 
@@ -105,9 +105,9 @@ def test_images_are_resized(tmp_path: Path) -> None:
     [
         (np.zeros((0, 4), np.float32), np.zeros(0, np.int64), "with N > 0 in"),
         (np.zeros((3, 4), np.float32), np.zeros(2, np.int64), "expected as many labels as training inputs in"),
-        (np.zeros((3, 5), np.float32), np.zeros(3, np.int64), "came 5 of type float32 of '3'"),
-        (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "came 1 x 4 x 4 of '3'"),
-        (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "came NaN or infinite values"),
+        (np.zeros((3, 5), np.float32), np.zeros(3, np.int64), "got 5 of type float32 of '3'"),
+        (np.zeros((3, 1, 4, 4), np.uint8), np.zeros(3, np.int64), "got 1 x 4 x 4 of '3'"),
+        (np.full((3, 4), np.nan, np.float32), np.zeros(3, np.int64), "got NaN or infinite values"),
         (np.zeros((3, 4), np.float32), np.zeros(3), "whole-number training labels in"),
         (np.zeros((3, 4), np.float32), np.array([0, -1, 0]), "expected training labels from 0 on in"),
         (np.zeros((3, 4), np.int64), np.zeros(3, np.int64), "expected uint8 or float training inputs"),
@@ -132,23 +132,23 @@ def test_refusals(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     whole = (place / "train" / "2.npz").read_bytes()
     for content in (b"", b"no archive", whole[: len(whole) // 2]):
         put(place / "train" / "2.npz", content)
-        assert f"came something else in {place / 'train' / '2.npz'}" in refusal(place)
+        assert f"got something else in {place / 'train' / '2.npz'}" in refusal(place)
     np.save(place / "train" / "array.npy", np.zeros(3))
     (place / "train" / "array.npy").rename(place / "train" / "2.npz")
     assert "expected arrays x and y as numpy.savez writes them" in refusal(place)
     np.savez(place / "train" / "2.npz", x=np.zeros((2, 4), np.float32))
-    assert "came x for y" in refusal(place)
+    assert "got x for y" in refusal(place)
     np.savez(place / "train" / "2.npz", x=np.zeros((2, 4), np.float32), y=np.array([{}, {}], dtype=object))
     assert "pickle" not in refusal(place)
     put(place / "train" / "2.npz", whole)
     save(place / "test" / "2.npz", *draw(2, 4, (5,)))
-    assert f"came (5,), torch.float32 in {place / 'test' / '2.npz'}" in refusal(place)
+    assert f"got (5,), torch.float32 in {place / 'test' / '2.npz'}" in refusal(place)
     (place / "test" / "2.npz").unlink()
-    assert "came one of '9', unlike '2'" in refusal(place)
+    assert "got one of '9', unlike '2'" in refusal(place)
     save(place / "test" / "2.npz", *draw(2, 4))
     (place / "train" / "9.npz").unlink()
-    assert f"came {place / 'test' / '9.npz'} without" in refusal(place)
+    assert f"got {place / 'test' / '9.npz'} without" in refusal(place)
     with pytest.raises(RequestError, match="would leave out whole clients"):
-        pf.Recipe.from_dict({"data": {"name": f"npz:{place}", "max_rows": 3}, **REST})
+        pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "limit_train": 3}, **REST})
     with pytest.raises(RequestError, match="expected vocabulary with texts"):
-        pf.run(pf.Recipe.from_dict({"data": {"name": f"npz:{place}", "vocabulary": 3}, **REST}))
+        pf.run(pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "vocab_size": 3}, **REST}))

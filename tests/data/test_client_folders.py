@@ -30,8 +30,8 @@ def clinics(tmp_path: Path) -> Path:
 
 
 def test_rows_stay_with_their_client(clinics: Path) -> None:
-    recipe = pf.Recipe.from_dict({"data": {"name": f"clients:{clinics}", "split": "official"}, **REST})
-    assert (recipe.data.partition, recipe.data.natural_column) == ("natural", "client")
+    recipe = pf.Recipe.from_dict({"data": {"dataset": f"clients:{clinics}", "split": "official"}, **REST})
+    assert (recipe.data.partition, recipe.data.group_by) == ("by_group", "client")
     dealt = DataCache().federated(recipe)
     assert [len(client.train) for client in dealt.clients] == [4, 6, 8]  # 2, 9, 10: by value
     for name, client in zip((2, 9, 10), dealt.clients, strict=True):
@@ -42,7 +42,7 @@ def test_rows_stay_with_their_client(clinics: Path) -> None:
     assert dealt.label_table.tolist() == [[4, 0, 0], [0, 6, 0], [4, 0, 4]]
 
 
-def test_standardised_over_all_clients(clinics: Path) -> None:
+def test_standardized_over_all_clients(clinics: Path) -> None:
     source = read(clinics)
     every = np.concatenate([name * 100 + np.arange(count) for name, count in ((2, 4), (9, 6), (10, 8))])
     assert source.mean[0] == pytest.approx(every.mean())
@@ -52,14 +52,14 @@ def test_standardised_over_all_clients(clinics: Path) -> None:
 
 
 def test_another_partition_can_be_asked_for(clinics: Path) -> None:
-    data = {"name": f"clients:{clinics}", "partition": "iid", "clients": 2}
+    data = {"dataset": f"clients:{clinics}", "partition": "iid", "num_clients": 2}
     dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
     assert len(dealt.clients) == 2
     assert all(len((client.train.x[:, 0] // 100).unique()) > 1 for client in dealt.clients)
 
 
 def test_a_run(clinics: Path) -> None:
-    data = {"name": f"clients:{clinics}", "split": "official"}
+    data = {"dataset": f"clients:{clinics}", "split": "official"}
     done = pf.run(pf.Recipe.from_dict({"data": data, "training": {"rounds": 1}, **REST}))
     assert len(done.result["accuracy_per_client"]) == 3
 
@@ -90,7 +90,7 @@ def test_texts(tmp_path: Path) -> None:
     assert source.train.x.tolist() == [[2, 4], [2, 0], [5, 3], [2, 0], [3, 0]]  # bad, good, day, so: over all clients
     assert source.test is not None
     assert source.test.x.tolist() == [[3, 1]] * 3
-    data = {"name": f"clients:{tmp_path}", "split": "official", "text_column": "said", "label_column": "kind"}
+    data = {"dataset": f"clients:{tmp_path}", "split": "official", "text_column": "said", "label_column": "kind"}
     dealt = DataCache().federated(pf.Recipe.from_dict({"data": data, **REST}))
     assert dealt.label_table.tolist() == [[0, 1, 1], [1, 1, 0], [1, 0, 0]]
 
@@ -102,7 +102,7 @@ def test_refusals_of_texts(tmp_path: Path) -> None:
     assert "image_column or text_column" in refusal(tmp_path, **asked, image_column="kind")
     assert "text_column names the column" in refusal(tmp_path, words=TextConfig(length=3))
     (tmp_path / "c" / "test.csv").unlink()
-    assert "came none of 'c', unlike 'a'" in refusal(tmp_path, **asked)
+    assert "got none of 'c', unlike 'a'" in refusal(tmp_path, **asked)
     put(tmp_path / "c" / "train.csv", "text,kind\ngood,1\n")
     put(tmp_path / "c" / "test.csv", "text,kind\ngood,1\n")
     assert f"text column 'said' in {tmp_path / 'c' / 'train.csv'}" in refusal(tmp_path, **asked)
@@ -120,7 +120,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert source.test.y.tolist() == [0, 0]
     put(tmp_path / "z" / "train" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
     put(tmp_path / "z" / "test" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
-    assert "came 1 x 8 x 8 of 'z'" in refusal(tmp_path)
+    assert "got 1 x 8 x 8 of 'z'" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
     assert "no use for label_column" in refusal(tmp_path, label_column="kind")
     assert "expected text_column with texts" in refusal(tmp_path, words=TextConfig("kind"))
@@ -128,7 +128,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
 
 def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = tmp_path_factory.mktemp("empty")
-    assert "came no such folder" in refusal(empty / "none")
+    assert "got no such folder" in refusal(empty / "none")
     assert "one folder per client" in refusal(empty)
     (clinics / "11").mkdir()
     assert "of client '11'" in refusal(clinics)
@@ -139,9 +139,9 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     put(clinics / "11" / "test.csv", "a,c,label\n1,2,ill\n")
     assert "feature column 'b'" in refusal(clinics)
     put(clinics / "11" / "train.csv", "a,c,label\n1,2,ill\n")
-    assert "came a, c of '11'; name those to use in feature_columns" in refusal(clinics)
+    assert "got a, c of '11'; name those to use in feature_columns" in refusal(clinics)
     assert read(clinics, feature_columns=["a"]).feature_names == ("a",)
     write_parquet(clinics / "12" / "train.parquet", some_images(1), {"label": [0]})
     assert "expected csv of every client" in refusal(clinics)
     with pytest.raises(RequestError, match="would leave out whole clients"):
-        pf.Recipe.from_dict({"data": {"name": f"clients:{clinics}", "max_rows": 3}, **REST})
+        pf.Recipe.from_dict({"data": {"dataset": f"clients:{clinics}", "limit_train": 3}, **REST})

@@ -27,7 +27,7 @@ OLD_KEYS = {"name", "clients", "partition", "split", "test", "holdout"}
 
 def recipe(seed: int = 0, **data: Any) -> Recipe:
     models = {"architectures": ["digits-cnn1", "digits-cnn2"]}
-    settings = {"data": {"name": "digits", **data}, "models": models, "method": {"name": "local"}}
+    settings = {"data": {"dataset": "digits", **data}, "models": models, "method": {"name": "local"}}
     return Recipe.from_dict({**settings, "run": {"seed": seed}})
 
 
@@ -46,25 +46,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_keys_without_effect_are_left_out() -> None:
-    assert set(kept(clients=3)) == OLD_KEYS
+    assert set(kept(num_clients=3)) == OLD_KEYS
     assert set(kept(partition="quantity")) == OLD_KEYS | {"alpha", "min_size"}
-    natural = {"partition": "natural", "natural_column": "user"}
-    assert set(kept(**natural)) == OLD_KEYS - {"clients"} | {"natural_column"}
-    assert kept(**natural, clients=10)["clients"] == 10
-    assert set(kept(skew="noise")) == OLD_KEYS | {"skew", "skew_strength"}
+    natural = {"partition": "by_group", "group_by": "user"}
+    assert set(kept(**natural)) == OLD_KEYS - {"clients"} | {"group_by"}
+    assert kept(**natural, num_clients=10)["clients"] == 10
+    assert set(kept(feature_shift="noise")) == OLD_KEYS | {"skew", "feature_shift_strength"}
     assert kept(partition="flwr:Any", partitioner={"alpha": 0.5})["partitioner"] == {"alpha": 0.5}
     assert set(kept(partition="flwr:Any")) == OLD_KEYS
-    assert set(kept(train_splits=["train", "extra"], public="plants")) == OLD_KEYS | {"train_splits", "public"}
-    assert kept(name="hub:a/b", subset="s", revision="r")["subset"] == "s"
+    assert set(kept(train_splits=["train", "extra"], public_dataset="plants")) == OLD_KEYS | {"train_splits", "public"}
+    assert kept(dataset="hub:a/b", config="s", revision="r")["subset"] == "s"
 
 
 def test_natural_without_clients_is_one_per_value(folder: Path) -> None:
     data, where = DataCache(), {"name": "letters", "root": str(folder), "label_column": "label"}
-    by_writer = {**where, "partition": "natural", "natural_column": "writer", "split": "8:1:1"}
+    by_writer = {**where, "partition": "by_group", "group_by": "writer", "split": "8:1:1"}
     assert len(data.federated(recipe(**by_writer)).clients) == 8
-    assert len(data.federated(recipe(**by_writer, clients=4)).clients) == 4
-    with pytest.raises(RequestError, match=r"values to deal by \(8\), came 10"):
-        data.federated(recipe(**by_writer, clients=10))
+    assert len(data.federated(recipe(**by_writer, num_clients=4)).clients) == 4
+    with pytest.raises(RequestError, match=r"values to deal by \(8\), got 10"):
+        data.federated(recipe(**by_writer, num_clients=10))
     assert len(data.federated(recipe(**by_writer)).clients) == 8  # what was kept is not mistaken for it
     federation = build_federation(recipe(**by_writer))
     assert [c.architecture for c in federation.clients] == ["digits-cnn1", "digits-cnn2"] * 4
@@ -72,38 +72,43 @@ def test_natural_without_clients_is_one_per_value(folder: Path) -> None:
 
 def test_keys_reach_the_deal(folder: Path) -> None:
     data = DataCache()
-    plain = data.federated(recipe(clients=4))
-    sizes = [len(c.train) for c in data.federated(recipe(clients=4, partition="quantity", alpha=0.3)).clients]
+    plain = data.federated(recipe(num_clients=4))
+    sizes = [
+        len(c.train) for c in data.federated(recipe(num_clients=4, partition="quantity", dirichlet_alpha=0.3)).clients
+    ]
     assert max(sizes) > 2 * min(sizes)
-    turned = data.federated(recipe(clients=4, skew="rotation", skew_strength=1.0))
+    turned = data.federated(recipe(num_clients=4, feature_shift="rotation", feature_shift_strength=1.0))
     for one, two in zip(plain.clients, turned.clients, strict=True):
         assert any(torch.equal(torch.rot90(one.train.x, q, (2, 3)), two.train.x) for q in range(4))
-    assert data.source(recipe(name="letters", root=str(folder))).train_columns == {}
+    assert data.source(recipe(dataset="letters", root=str(folder))).train_columns == {}
 
 
 def test_a_partitioner_of_flower_from_a_recipe() -> None:
     pytest.importorskip("flwr_datasets")
     table = {"num_classes_per_partition": 2, "class_assignment_mode": "first-deterministic"}
-    dealt = DataCache().federated(recipe(clients=5, partition="flwr:PathologicalPartitioner", partitioner=table))
+    dealt = DataCache().federated(recipe(num_clients=5, partition="flwr:PathologicalPartitioner", partitioner=table))
     assert ((dealt.label_table > 0).sum(axis=1) == 2).all()
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"partition": "naturel", "natural_column": "a"}, "data.partition: unknown partition 'naturel'; did you mean"),
+        ({"partition": "naturel", "group_by": "a"}, "data.partition: unknown partition 'naturel'; did you mean"),
         ({"partition": "flower:IidPartitioner"}, "did you mean 'flwr:DirichletPartitioner'"),
         ({"partition": "flwr:"}, "unknown partition 'flwr:'"),
-        ({"partition": "natural"}, "partition 'natural' expects natural_column"),
+        ({"partition": "by_group"}, "partition 'by_group' expects group_by"),
         ({"partitioner": {"alpha": 1}}, "partitioner = a table does nothing beside partition = 'iid'"),
-        ({"subset": "small"}, "expect a name 'hub:owner/name', came 'digits'"),
-        ({"skew": "color"}, "data.skew: expected 'none', 'rotation', 'noise' or 'colour', came 'color'; did you mean"),
-        ({"skew_strength": 1.5}, "data.skew_strength: expected at most 1"),
-        ({"skew_strength": -0.1}, "data.skew_strength: expected at least 0"),
+        ({"subset": "small"}, "expect a name 'hub:owner/name', got 'digits'"),
+        (
+            {"skew": "color"},
+            "data.feature_shift: expected 'none', 'rotation', 'noise' or 'color', got 'color'; did you mean",
+        ),
+        ({"feature_shift_strength": 1.5}, "data.feature_shift_strength: expected at most 1"),
+        ({"feature_shift_strength": -0.1}, "data.feature_shift_strength: expected at least 0"),
         ({"train_splits": []}, "data.train_splits: expected at least 1"),
         ({"train_splits": "train"}, "data.train_splits: expected a list"),
-        ({"public_rows": 0}, "data.public_rows: expected at least 1"),
-        ({"natural_colum": "a"}, "did you mean 'natural_column'"),
+        ({"public_samples": 0}, "data.public_samples: expected at least 1"),
+        ({"natural_colum": "a"}, "did you mean 'group_by'"),
     ],
 )
 def test_wrong_keys_are_one_line(data: dict[str, Any], said: str) -> None:
@@ -127,7 +132,7 @@ def test_three_strong_and_seven_weak_clients_share_all_classes(tmp_path: Path, m
     (tmp_path / "cifar_labels.py").write_text(CIFAR_LABELS)
     monkeypatch.syspath_prepend(tmp_path)
     path = ROOT / "recipes" / "fedhenn" / "strong-and-weak.toml"
-    dealt = DataCache().federated(Recipe.load(path, ['data.name="cifar_labels:rows"']))
+    dealt = DataCache().federated(Recipe.load(path, ['data.dataset="cifar_labels:rows"']))
     assert [len(client.train) for client in dealt.clients] == [1000] * 3 + [200] * 7
     assert dealt.label_table[:3].min() > 70
     assert dealt.label_table[3:].min() > 10

@@ -67,7 +67,7 @@ def test_a_data_set_of_hugging_face() -> None:
     read = from_dataset(given)
     assert torch.equal(read.x[:, 0], torch.from_numpy(pixels))
     assert read.y.tolist() == [1, 0]
-    with pytest.raises(RequestError, match="came img, label, user; keep two columns"):
+    with pytest.raises(RequestError, match="got img, label, user; keep two columns"):
         from_dataset(given.add_column("user", [1, 2]))
 
 
@@ -96,19 +96,19 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (Stream(), "came Stream"),
-        (7, "came int"),
-        ({"train": 1}, "came dict"),
+        (Stream(), "got Stream"),
+        (7, "got int"),
+        ({"train": 1}, "got dict"),
         (Items(), "at least one item"),
-        (Items(torch.zeros(2)), "as item 0, came Tensor"),
-        (Items((torch.zeros(2), 0), (torch.zeros(3), 1)), r"\(2,\).* came \(3,\).* in item 1"),
-        (Items((torch.zeros(2), 0.5)), "label of item 0, came 0.5"),
-        (Items((torch.zeros(2), None)), "label of item 0, came None"),
-        (Items((torch.zeros(2), -1)), "label of item 0, came -1"),
+        (Items(torch.zeros(2)), "as item 0, got Tensor"),
+        (Items((torch.zeros(2), 0), (torch.zeros(3), 1)), r"\(2,\).* got \(3,\).* in item 1"),
+        (Items((torch.zeros(2), 0.5)), "label of item 0, got 0.5"),
+        (Items((torch.zeros(2), None)), "label of item 0, got None"),
+        (Items((torch.zeros(2), -1)), "label of item 0, got -1"),
         (Items((torch.zeros(2), torch.tensor([1, 2]))), "label of item 0"),
         (Items((torch.tensor([0, float("nan")]), 1)), "finite"),
-        (Items((object(), 1)), "came object"),
-        (Items({"img": [1.0], "kind": 1}), "came img, kind"),
+        (Items((object(), 1)), "got object"),
+        (Items({"img": [1.0], "kind": 1}), "got img, kind"),
     ],
 )
 def test_refusals(data: Any, words: str) -> None:

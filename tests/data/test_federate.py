@@ -32,7 +32,7 @@ def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10
 
 
 def deal(source: Source, seed: int = 0, **settings_: Any) -> FederatedDataset:
-    return federate(source, **{"clients": 20, "partition": "classes", "rng": purposes(seed), **settings_})
+    return federate(source, **{"clients": 20, "partition": "by_class", "rng": purposes(seed), **settings_})
 
 
 def ids(samples: Samples) -> list[int]:
@@ -78,7 +78,7 @@ def counts(samples: Samples, class_count: int = 10) -> np.ndarray:
 def test_the_reference_job(holdout: int) -> None:
     """CIFAR-10's sizes: 20 clients in a ring, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
     source = numbered(5000, 1000)
-    federated = deal(source, split="official", max_train=500, max_test=100, holdout=holdout)
+    federated = deal(source, split="official", max_train_per_client=500, max_test_per_client=100, holdout=holdout)
     check(federated, source)
     for number, client in enumerate(federated.clients):
         mine = np.zeros(10, dtype=int)
@@ -112,7 +112,7 @@ def test_seeds(partition: str) -> None:
 @pytest.mark.parametrize("how", ["ring", "fedrep", "shamsian"])
 def test_eight_one_one_pools_both_sides(how: str, each: int) -> None:
     source = numbered(500, 100)
-    federated = deal(source, deal=how, classes_per_client=each, split="8:1:1")
+    federated = deal(source, class_assignment=how, classes_per_client=each, split="8:1:1")
     check(federated, source)
     pooled = 0
     for client in federated.clients:
@@ -131,7 +131,7 @@ def test_any_ratio_is_kept_within_one_row_per_class(parts_abc: tuple[int, int, i
     a, b, c = parts_abc
     partition = "iid" if equal else "dirichlet"
     source = numbered(100, None, 4)
-    federated = deal(source, seed, clients=3, partition=partition, split=f"{a}:{b}:{c}", min_size=40)
+    federated = deal(source, seed, num_clients=3, partition=partition, split=f"{a}:{b}:{c}", min_samples=40)
     check(federated, source)
     assert federated.unused == 0
     for client in federated.clients:
@@ -142,14 +142,14 @@ def test_any_ratio_is_kept_within_one_row_per_class(parts_abc: tuple[int, int, i
 
 
 def test_a_split_is_drawn_not_cut_in_file_order() -> None:
-    federated = deal(numbered(500, None), clients=10)
+    federated = deal(numbered(500, None), num_clients=10)
     assert any(max(ids(client.train)) > min(ids(client.test)) for client in federated.clients)
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "classes"])
 def test_official_sides_stay_apart(partition: str) -> None:
     source = numbered()
-    federated = deal(source, clients=10, partition=partition, split="official:9:1")
+    federated = deal(source, num_clients=10, partition=partition, split="official:9:1")
     check(federated, source)
     assert federated.unused == 0
     for client in federated.clients:
@@ -167,7 +167,7 @@ def test_global_test_is_the_official_side_and_one_object() -> None:
     assert ids(federated.test) == list(range(5000, 6000))
     assert all(client.test is federated.test for client in federated.clients)
     assert sum(len(c.train) + len(c.validation) for c in federated.clients) == 5000
-    assert len(deal(source, split="official", test="global", max_test=200).clients[0].test) == 200
+    assert len(deal(source, split="official", test="global", max_test_per_client=200).clients[0].test) == 200
 
 
 def test_global_test_without_an_official_side_is_a_stratified_part() -> None:
@@ -197,13 +197,13 @@ def test_holdout_comes_from_the_training_side_balanced(split: str) -> None:
 def test_holdout_takes_what_small_classes_have() -> None:
     y = np.array([0] * 3 + [1] * 50 + [2] * 50)
     source = from_tensors((np.arange(103, dtype=np.float32)[:, None], y))
-    assert counts(deal(source, clients=2, partition="iid", holdout=43).holdout, 3).tolist() == [3, 20, 20]
+    assert counts(deal(source, num_clients=2, partition="iid", holdout=43).holdout, 3).tolist() == [3, 20, 20]
 
 
 def test_caps_keep_the_skew() -> None:
     source = numbered(500, None)
-    whole = deal(source, clients=5, partition="dirichlet")
-    capped = deal(source, clients=5, partition="dirichlet", max_train=100, max_test=20)
+    whole = deal(source, num_clients=5, partition="dirichlet")
+    capped = deal(source, num_clients=5, partition="dirichlet", max_train_per_client=100, max_test_per_client=20)
     check(capped, source)
     for full, small in zip(whole.clients, capped.clients, strict=True):
         for a, b, cap in ((full.train, small.train, 100), (full.test, small.test, 20)):
@@ -217,22 +217,24 @@ def test_caps_keep_the_skew() -> None:
 
 def test_clients_take_the_caps_of_a_list_in_turn() -> None:
     source = numbered(500, None)
-    one, other, mixed = (deal(source, clients=5, partition="iid", max_train=cap) for cap in (200, 40, [200, 40]))
+    one, other, mixed = (
+        deal(source, num_clients=5, partition="iid", max_train_per_client=cap) for cap in (200, 40, [200, 40])
+    )
     check(mixed, source)
     assert [len(client.train) for client in mixed.clients] == [200, 40, 200, 40, 200]
     for k, client in enumerate(mixed.clients):
         alike = (one, other)[k % 2].clients[k]
         assert ids(client.train) == ids(alike.train)
         assert (ids(client.test), ids(client.validation)) == (ids(alike.test), ids(alike.validation))
-    alone = deal(source, clients=5, partition="iid", max_train=[40])
+    alone = deal(source, num_clients=5, partition="iid", max_train_per_client=[40])
     assert [ids(client.train) for client in alone.clients] == [ids(client.train) for client in other.clients]
 
 
 def test_no_more_caps_than_clients() -> None:
     with pytest.raises(RequestError, match=r"^max_train: expected one cap, or a list of at most 5, .*; got 6 caps$"):
-        deal(numbered(500, None), clients=5, partition="iid", max_train=[10] * 6)
+        deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[10] * 6)
     with pytest.raises(RequestError, match=r"; got 0 caps$"):
-        deal(numbered(500, None), clients=5, partition="iid", max_train=[])
+        deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[])
 
 
 # own partitions ------------------------------------------------------------------------------------------------------
@@ -240,8 +242,8 @@ def test_no_more_caps_than_clients() -> None:
 
 def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> None:
     """FedHeNN's Figure 3."""
-    settings_: dict[str, Any] = {"clients": 10, "partition": "classes", "split": "official:9:1"}
-    whole, some, more = (deal(numbered(), halved=share, **settings_) for share in (0.0, 0.3, 0.5))
+    settings_: dict[str, Any] = {"clients": 10, "partition": "by_class", "split": "official:9:1"}
+    whole, some, more = (deal(numbered(), halved_client_fraction=share, **settings_) for share in (0.0, 0.3, 0.5))
     halved = []
     for few, expected in ((some, 3), (more, 5)):
         sizes = [(len(a.train), len(b.train)) for a, b in zip(whole.clients, few.clients, strict=True)]
@@ -254,23 +256,23 @@ def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> N
             assert np.allclose(counts(other.train) / len(other.train), counts(one.train) / len(one.train), atol=0.01)
     assert halved[0] < halved[1]
     assert some.unused == whole.unused + sum(len(whole.clients[k].train) // 2 for k in halved[0])
-    other_seed = deal(numbered(), seed=1, halved=0.3, **settings_)
+    other_seed = deal(numbered(), seed=1, halved_client_fraction=0.3, **settings_)
     assert {k for k, client in enumerate(other_seed.clients) if len(client.train) < 300} != halved[0]
 
 
 def test_a_ready_partition() -> None:
     source = numbered(10, 2, 2)
     rows = (np.flatnonzero(source.train.y == 0), np.flatnonzero(source.train.y == 1))
-    federated = deal(source, clients=2, partition=Partition(rows, 0), split="official")
+    federated = deal(source, num_clients=2, partition=Partition(rows, 0), split="official")
     check(federated, source)
     assert [counts(c.train, 2).tolist() for c in federated.clients] == [[10, 0], [0, 10]]
     assert [counts(c.test, 2).tolist() for c in federated.clients] == [[2, 0], [0, 2]]
     with pytest.raises(RequestError, match="holdout=0"):
-        deal(source, clients=2, partition=Partition(rows, 0), split="official", holdout=1)
+        deal(source, num_clients=2, partition=Partition(rows, 0), split="official", holdout=1)
     with pytest.raises(RequestError, match="clients=2"):
-        deal(source, clients=3, partition=Partition(rows, 0), split="official")
+        deal(source, num_clients=3, partition=Partition(rows, 0), split="official")
     with pytest.raises(RequestError, match="client 1 has 99"):
-        deal(source, clients=2, partition=Partition((np.array([0]), np.array([99]))), split="official")
+        deal(source, num_clients=2, partition=Partition((np.array([0]), np.array([99]))), split="official")
 
 
 def test_a_registered_partition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +281,7 @@ def test_a_registered_partition(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(PARTITIONS._entries, "halves", halves)
     source = numbered(20, 4, 2)
-    check(deal(source, clients=4, partition="halves", split="official"), source)
+    check(deal(source, num_clients=4, partition="halves", split="official"), source)
 
 
 def test_a_function_as_partition() -> None:
@@ -287,7 +289,7 @@ def test_a_function_as_partition() -> None:
         return [np.arange(10 * k, 10 * k + 10)[::-1] for k in range(clients)]
 
     source = numbered(20, 4, 2)
-    federated = deal(source, clients=3, partition=tens, split="official")
+    federated = deal(source, num_clients=3, partition=tens, split="official")
     assert [ids(client.train) for client in federated.clients] == [list(range(10 * k, 10 * k + 10)) for k in range(3)]
     assert sum(map(len, sets(federated))) + federated.unused == 48
 
@@ -298,13 +300,13 @@ def test_a_function_as_partition() -> None:
         (3, "row numbers for every client.*came int"),
         ([[0.5], [1.0]], "row numbers for every client.*came list"),
         ([[0, 1], [1, 2]], "row 1 more than once"),
-        ([[0, 1]], "partition of 2 clients, came one of 1"),
+        ([[0, 1]], "partition of 2 clients, got one of 1"),
         ([[0], [99]], "client 1 has 99"),
     ],
 )
 def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        deal(numbered(20, 4, 2), clients=2, partition=lambda y, clients, rng: found, split="official")
+        deal(numbered(20, 4, 2), num_clients=2, partition=lambda y, clients, rng: found, split="official")
 
 
 # refusals ------------------------------------------------------------------------------------------------------------
@@ -354,7 +356,7 @@ def test_a_client_without_training_rows_is_named() -> None:
     source = numbered(10, 5, 2)
     empty = Partition((np.arange(20), np.empty(0, dtype=np.int64)))
     with pytest.raises(RequestError, match="training row for every client, client 1"):
-        deal(source, clients=2, partition=empty, split="official")
+        deal(source, num_clients=2, partition=empty, split="official")
 
 
 # real data -----------------------------------------------------------------------------------------------------------
@@ -362,10 +364,10 @@ def test_a_client_without_training_rows_is_named() -> None:
 
 def test_digits_end_to_end() -> None:
     source = load("digits")
-    federated = deal(source, clients=10, partition="dirichlet", alpha=0.5)
+    federated = deal(source, num_clients=10, partition="dirichlet", dirichlet_alpha=0.5)
     used = sum(len(s) for s in sets(federated))
     assert used == 1797
     assert federated.clients[0].train.x.dtype == torch.uint8
-    federated = deal(source, clients=10, max_train=40, max_test=10)
+    federated = deal(source, num_clients=10, max_train_per_client=40, max_test_per_client=10)
     assert federated.label_table.sum(axis=1).tolist() == [40] * 10
     assert np.abs(federated.label_table[federated.label_table > 0] - 20).max() <= 1

@@ -101,7 +101,7 @@ def test_texts(owner: Path) -> None:
     assert "expected texts in column 'label'" in refusal("hub:someone/notes", words=TextConfig("label"))
     assert "image_column or text_column" in refusal("hub:someone/notes", words=TextConfig("body"), image_column="user")
     write_parquet(owner / "gaps" / "train.parquet", None, {"body": ["a", None], "label": [0, 1]}, features=False)
-    assert "came an empty one in row 1 of hub:someone/gaps" in refusal("hub:someone/gaps", words=TextConfig("body"))
+    assert "got an empty one in row 1 of hub:someone/gaps" in refusal("hub:someone/gaps", words=TextConfig("body"))
 
 
 def test_configurations(owner: Path) -> None:
@@ -114,7 +114,7 @@ def test_configurations(owner: Path) -> None:
         "- config_name: large\n  data_files: large/*.parquet\n---\n"
     )
     message = refusal("hub:someone/sized")
-    assert "data.subset" in message
+    assert "data.config" in message
     assert "small" in message
     assert "large" in message
     assert "did you mean 'large'" in refusal("hub:someone/sized", subset="larg")
@@ -125,7 +125,7 @@ def test_configurations(owner: Path) -> None:
     ("images_", "labels", "said"),
     [
         (None, {"label": [0, 1]}, "expected one image column"),
-        ([*some_images(1), *some_images(1, (6, 4, 3))], {"label": [0, 1]}, "came RGB 6x4 pixels in row 1"),
+        ([*some_images(1), *some_images(1, (6, 4, 3))], {"label": [0, 1]}, "got RGB 6x4 pixels in row 1"),
         ([*some_images(1), b"no image"], {"label": [0, 1]}, "do not decode"),
         (some_images(2), {"label": [0, None]}, "expected a label in every row"),
         (some_images(2), {}, "expected one label column"),
@@ -215,7 +215,7 @@ def test_a_missing_or_old_package_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'polyfed[hub]'" in refusal("hub:a/b")
     stand_in(monkeypatch, version="3.6.0")
-    assert "came 3.6.0" in refusal("hub:a/b")
+    assert "got 3.6.0" in refusal("hub:a/b")
 
 
 def test_the_module_itself_does_not_load_the_package() -> None:

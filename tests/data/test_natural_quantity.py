@@ -42,7 +42,7 @@ def users(train: list[Any], test: list[Any] | None, test_column: bool = True) ->
 
 
 def deal(source: Source, seed: int = 0, **options: Any) -> FederatedDataset:
-    given_ = {"clients": None, "partition": "natural", "natural_column": "user", "rng": purposes(seed)}
+    given_ = {"clients": None, "partition": "by_group", "group_by": "user", "rng": purposes(seed)}
     return federate(source, **{**given_, **options})
 
 
@@ -90,7 +90,7 @@ def test_the_official_test_side_follows_the_values() -> None:
     assert [ids(c.train) for c in federated.clients] == [[0, 1, 2], [6, 7], [3, 4, 5]]
     assert [ids(c.test) for c in federated.clients] == [[9, 10], [12], [8, 13]]
     assert federated.unused == 2  # the test rows of 7 and 0, whom nobody holds
-    fewer = deal(source, split="official", clients=2)
+    fewer = deal(source, split="official", num_clients=2)
     for client in fewer.clients:
         values = {[3, 3, 3, 9, 9, 9, 5, 5, 9, 3, 3, 7, 5, 9, 0][row] for row in ids(client.train)}
         assert {[9, 3, 3, 7, 5, 9, 0][row - 8] for row in ids(client.test)} == values
@@ -108,7 +108,7 @@ def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
     train, test = [user for user in range(4) for _ in range(50)], [user for user in range(5) for _ in range(20)]
     source = users(train, test)
     user_of = np.array([*train, *test])
-    pooled = deal(source, split="8:1:1", holdout=20, max_train=30)
+    pooled = deal(source, split="8:1:1", holdout=20, max_train_per_client=30)
     assert len(pooled.clients) == 5  # user 4 occurs in the test side alone
     seen = ids(pooled.holdout)
     for number, client in enumerate(pooled.clients):
@@ -117,7 +117,7 @@ def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
         assert len(client.train) <= 30
         seen += mine
     assert len(set(seen)) == len(seen) == 300 - pooled.unused
-    common = deal(users(train, test, test_column=False), split="9:1:0", test="global", clients=2)
+    common = deal(users(train, test, test_column=False), split="9:1:0", test="global", num_clients=2)
     assert len(common.clients[0].test) == 100
     assert common.clients[0].test is common.test
     assert [len(set(user_of[ids(c.train) + ids(c.validation)])) for c in common.clients] == [2, 2]
@@ -126,10 +126,10 @@ def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"clients": 4}, "there are values to deal by (3), came 4"),
+        ({"clients": 4}, "there are values to deal by (3), got 4"),
         ({"clients": 0}, "clients"),
-        ({"natural_column": None}, "expects natural_column"),
-        ({"natural_column": "usr"}, "did you mean 'user'"),
+        ({"group_by": None}, "expects group_by"),
+        ({"group_by": "usr"}, "did you mean 'user'"),
         ({"partition": "iid"}, "clients"),
     ],
 )
@@ -163,7 +163,7 @@ def test_quantity_uses_every_row_and_keeps_the_minimum(clients: int, alpha: floa
 
 
 def test_sizes_are_the_drawn_proportions() -> None:
-    partition = quantity(np.zeros(10_000, dtype=int), 8, generator(3), alpha=0.7, min_size=10)
+    partition = quantity(np.zeros(10_000, dtype=int), 8, generator(3), alpha=0.7, min_samples=10)
     share = np.random.default_rng(3).dirichlet([0.7] * 8)  # the first thing drawn
     sizes = np.array([len(rows) for rows in partition.rows])
     assert (np.abs(sizes - (10 + share * (10_000 - 80))) < 1).all()
@@ -186,7 +186,15 @@ def test_quantity_in_a_federation() -> None:
     side = lambda n, start: (np.arange(start, start + n, dtype=np.float32)[:, None], rng.integers(0, 3, n))  # noqa: E731
     source = from_tensors(side(900, 0), side(300, 900), 3)
     a, b, c = (
-        federate(source, clients=4, partition="quantity", rng=purposes(s), split="official", alpha=0.5, min_size=30)
+        federate(
+            source,
+            num_clients=4,
+            partition="quantity",
+            rng=purposes(s),
+            split="official",
+            dirichlet_alpha=0.5,
+            min_samples=30,
+        )
         for s in (0, 0, 1)
     )
     assert [ids(x.train) for x in a.clients] == [ids(x.train) for x in b.clients]

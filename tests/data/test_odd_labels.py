@@ -33,7 +33,7 @@ def test_of_parquet_files(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-0.parquet", some_images(3), {"label": [0, 1, 2]})
     write_parquet(tmp_path / "train-1.parquet", some_images(3), {"label": [2, -1, -1]})
     where = tmp_path / "train-1.parquet"
-    said = f"expected labels from 0 on in column 'label', came -1 in row 1 of {where}, the first of 2 such rows{NONE}"
+    said = f"expected labels from 0 on in column 'label', got -1 in row 1 of {where}, the first of 2 such rows{NONE}"
     assert refusal("parquet", tmp_path) == said
 
 
@@ -55,7 +55,7 @@ def test_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "someone" / "a" / "data"
     write_parquet(place / "train-0.parquet", some_images(3), {"label": [0, 1, 2]}, features=False)
     write_parquet(place / "test-0.parquet", some_images(2), {"label": [-1, -1]}, features=False)
-    said = "came -1 in row 0 of split 'test' of hub:someone/a, the first of 2 such rows"
+    said = "got -1 in row 0 of split 'test' of hub:someone/a, the first of 2 such rows"
     assert said in refusal("hub:someone/a", None, image_column="img")
 
 
@@ -65,28 +65,28 @@ def test_of_texts(tmp_path: Path) -> None:
 
     (tmp_path / "talk").mkdir()
     pq.write_table(pa.table({"text": ["a", "b", "c"], "label": [0, 1, -1]}), tmp_path / "talk" / "train.parquet")
-    assert f"came -1 in row 2 of {tmp_path / 'talk' / 'train.parquet'};" in refusal(
+    assert f"got -1 in row 2 of {tmp_path / 'talk' / 'train.parquet'};" in refusal(
         "talk", tmp_path, words=TextConfig("text")
     )
     put(tmp_path / "talk.csv", "text,label\na,0\nb,-1\nc,1\n")
     said = refusal("csv:talk.csv", tmp_path, words=TextConfig("text"))
-    assert f"came -1 in row 1 of {tmp_path / 'talk.csv'};" in said
+    assert f"got -1 in row 1 of {tmp_path / 'talk.csv'};" in said
 
 
 def test_of_tables(tmp_path: Path) -> None:
     put(tmp_path / "both" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "both" / "test.csv", "a,label\n1,0\n2,-2\n3,-1\n")
     where = tmp_path / "both" / "test.csv"
-    said = f"expected labels from 0 on in column 'label', came -2 in row 1 of {where}, the first of 2 such rows; drop"
+    said = f"expected labels from 0 on in column 'label', got -2 in row 1 of {where}, the first of 2 such rows; drop"
     assert refusal("csv:both", tmp_path).startswith(said)
 
 
 def test_of_a_folder_for_each_client(tmp_path: Path) -> None:
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,0\n2,2\n3,-1\n")
-    assert f"came -1 in row 2 of {tmp_path / 'clinics' / 'south'}" in refusal("clients:clinics", tmp_path)
+    assert f"got -1 in row 2 of {tmp_path / 'clinics' / 'south'}" in refusal("clients:clinics", tmp_path)
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")  # 1 and -1 alone may be two classes
-    assert "expected labels from 0 on of every client, came -1 of 'south'" in refusal("clients:clinics", tmp_path)
+    assert "expected labels from 0 on of every client, got -1 of 'south'" in refusal("clients:clinics", tmp_path)
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")
     assert load("clients:clinics", tmp_path).class_names == ("-1", "1")
 
@@ -94,7 +94,7 @@ def test_of_a_folder_for_each_client(tmp_path: Path) -> None:
 def test_of_folders_of_images(tmp_path: Path) -> None:
     for name in ("-1", "0", "1"):
         put(tmp_path / "photos" / name / "1.png", encode(some_images(1)[0]))
-    assert f"in {tmp_path / 'photos'}, came '-1', which often means" in refusal("images:photos", tmp_path)
+    assert f"in {tmp_path / 'photos'}, got '-1', which often means" in refusal("images:photos", tmp_path)
     (tmp_path / "photos" / "0").rename(tmp_path / "photos" / "cat")  # words, of which -1 is one
     assert load("images:photos", tmp_path).class_names == ("-1", "1", "cat")
 
@@ -104,7 +104,7 @@ def test_of_arrays(tmp_path: Path) -> None:
     y = np.array([0, 1, -1, -1])
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((4, 3), np.float32), y=y)
-    where = f"came -1 in row 2, the first of 2 such rows{said}"
+    where = f"got -1 in row 2, the first of 2 such rows{said}"
     file = tmp_path / "train" / "0.npz"
     assert refusal(f"npz:{tmp_path}", tmp_path) == f"expected training labels from 0 on in '{file}', {where}"
     pair = (np.zeros((4, 3), np.float32), y)
@@ -113,7 +113,7 @@ def test_of_arrays(tmp_path: Path) -> None:
         (lambda: from_tensors(good, pair, name="mine"), f"expected test labels from 0 on in 'mine', {where}"),
         (lambda: Samples(torch.zeros(4, 3), torch.tensor(y)), f"expected labels from 0 on, {where}"),
         (lambda: pf.Client("mlp-64-32", good, pair), f"test: expected labels from 0 on, {where}"),
-        (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, came -1{said}"),
+        (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, got -1{said}"),
     ):
         with pytest.raises(RequestError) as caught:
             make()
@@ -149,8 +149,8 @@ def stray(tmp_path: Path) -> pf.Recipe:
     put(tmp_path / "table" / "train.csv", "\n".join(["a,b,label", *rows, "41,1,1000000"]) + "\n")
     put(tmp_path / "table" / "test.csv", "\n".join(["a,b,label", *rows[:10], "42,1,7"]) + "\n")
     data = {
-        "name": f"csv:{tmp_path / 'table'}",
-        "clients": 2,
+        "dataset": f"csv:{tmp_path / 'table'}",
+        "num_clients": 2,
         "partition": "iid",
         "test": "global",
         "split": "official",

@@ -68,7 +68,7 @@ def test_both_sides(name: str) -> None:
 
 
 def test_a_recipe_runs_on_it_and_deals_by_its_columns() -> None:
-    natural = {"name": "own_data:source", "partition": "natural", "natural_column": "user"}
+    natural = {"name": "own_data:source", "partition": "by_group", "group_by": "user"}
     recipe = pf.Recipe.from_dict({"data": natural, **MODELS, "training": {"rounds": 1}})
     assert len(pf.run(recipe).result["accuracy_per_client"]) == 5
     with pytest.raises(RequestError, match="has no column 'users'; did you mean 'user'"):
@@ -104,11 +104,11 @@ number = 7
         ("imags:photos", "before a path: 'images:', 'csv:', 'clients:' or 'npz:'"),
         ("own_data:number", "should be a function without arguments; a int came"),
         ("own_data:failing", "data set 'own_data:failing' failed: ValueError: first line"),
-        ("own_data:nothing", "came NoneType"),
-        ("own_data:splits", "expected a dictionary of 'train' and 'test' from 'own_data:splits', came ['training']"),
+        ("own_data:nothing", "got NoneType"),
+        ("own_data:splits", "expected a dictionary of 'train' and 'test' from 'own_data:splits', got ['training']"),
         (
             "own_data:ragged",
-            "expected as many labels as training inputs in 'own_data:ragged', 40, of shape (N,), came (3,)",
+            "expected as many labels as training inputs in 'own_data:ragged', 40, of shape (N,), got (3,)",
         ),
     ],
 )

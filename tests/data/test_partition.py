@@ -57,7 +57,7 @@ def table(partition: Partition, y: np.ndarray, class_count: int = 10) -> np.ndar
 DRAWN: dict[str, Callable[[np.ndarray, np.random.Generator], Partition]] = {
     "iid": lambda y, rng: iid(y, 20, rng),
     "dirichlet": lambda y, rng: dirichlet(y, 20, rng, 0.5),
-    "fedrep": lambda y, rng: by_class(y, 20, rng, 2, "fedrep"),
+    "shards": lambda y, rng: by_class(y, 20, rng, 2, "shards"),
     "shamsian": lambda y, rng: by_class(y, 20, rng, 2, "shamsian"),
 }
 
@@ -143,7 +143,7 @@ def test_dirichlet_says_when_it_cannot() -> None:
     with pytest.raises(RequestError, match=r"one of 20 draws.*larger alpha"):
         dirichlet(labels(), 90, generator(), 0.05, max_tries=20)
     with pytest.raises(RequestError, match="min_size"):
-        dirichlet(labels(), 5, generator(), 0.5, min_size=0)
+        dirichlet(labels(), 5, generator(), 0.5, min_samples=0)
     with pytest.raises(RequestError, match="max_tries"):
         dirichlet(labels(), 5, generator(), 0.5, max_tries=0)
 
@@ -152,19 +152,24 @@ def test_dirichlet_says_when_it_cannot() -> None:
 def test_dirichlet_ends_at_extreme_alphas(alpha: float) -> None:
     y = labels()
     with np.errstate(all="ignore"):
-        check(dirichlet(y, 4, generator(), alpha, min_size=1), y, 4)
+        check(dirichlet(y, 4, generator(), alpha, min_samples=1), y, 4)
 
 
 # classes -------------------------------------------------------------------------------------------------------------
 
 
 @quick
-@given(st.integers(1, 40), st.integers(1, 10), st.sampled_from(["ring", "fedrep", "shamsian"]), st.integers(0, 2**32))
+@given(
+    st.integers(1, 40),
+    st.integers(1, 10),
+    st.sampled_from(["round_robin", "shards", "shamsian"]),
+    st.integers(0, 2**32),
+)
 def test_every_client_holds_exactly_k_classes(clients: int, each: int, deal: str, seed: int) -> None:
     y = labels(100, 10, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if deal == "fedrep" and clients * each % 10:
+        if deal == "shards" and clients * each % 10:
             with pytest.raises(RequestError, match="divisible by the 10 classes"):
                 by_class(y, clients, generator(seed), each, deal)
             return
@@ -179,7 +184,7 @@ def test_ring_by_hand_and_without_draws() -> None:
     y = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2, 0])
     rng = generator()
     state = rng.bit_generator.state
-    partition = by_class(y, 3, rng, 2, "ring")
+    partition = by_class(y, 3, rng, 2, "round_robin")
     # class 0 (rows 0 3 6 9): clients 0, 2; class 1 (1 4 7): clients 0, 1; class 2 (2 5 8): clients 1, 2
     assert [rows.tolist() for rows in partition.rows] == [[0, 1, 6, 7], [2, 4, 8], [3, 5, 9]]
     assert rng.bit_generator.state == state
@@ -187,7 +192,7 @@ def test_ring_by_hand_and_without_draws() -> None:
 
 def test_ring_shares_differ_by_at_most_one_row() -> None:
     y = labels(103)
-    counts = table(by_class(y, 25, generator(), 3, "ring"), y)
+    counts = table(by_class(y, 25, generator(), 3, "round_robin"), y)
     for label in range(10):
         held = counts[:, label][counts[:, label] > 0]
         assert held.max() - held.min() <= 1
@@ -195,13 +200,13 @@ def test_ring_shares_differ_by_at_most_one_row() -> None:
 
 
 def test_ring_leaves_classes_nobody_holds_and_counts_them() -> None:
-    assert by_class(labels(), 2, generator(), 2, "ring").unused == 700
+    assert by_class(labels(), 2, generator(), 2, "round_robin").unused == 700
 
 
 def test_fedrep_sizes_are_the_papers() -> None:
     y = labels(5000)
     for each in (2, 5):
-        partition = by_class(y, 100, generator(), each, "fedrep")
+        partition = by_class(y, 100, generator(), each, "shards")
         assert {len(rows) for rows in partition.rows} == {500}
         assert partition.unused == 0
 
@@ -209,16 +214,16 @@ def test_fedrep_sizes_are_the_papers() -> None:
 def test_fedrep_as_the_code_can_deal_a_class_twice() -> None:
     y = labels()
     single = [
-        int((table(by_class(y, 100, generator(seed), 2, "fedrep", distinct=False), y) > 0).sum(axis=1).min())
+        int((table(by_class(y, 100, generator(seed), 2, "shards", distinct=False), y) > 0).sum(axis=1).min())
         for seed in range(3)
     ]
     assert single == [1, 1, 1]  # the authors' deal: about 9.5 % of 100 clients
-    check(by_class(y, 100, generator(), 2, "fedrep", distinct=False), y, 100)
+    check(by_class(y, 100, generator(), 2, "shards", distinct=False), y, 100)
 
 
 def test_fedrep_pairs_are_mixed_and_shards_contiguous() -> None:
     y = labels()
-    partition = by_class(y, 100, generator(), 2, "fedrep")
+    partition = by_class(y, 100, generator(), 2, "shards")
     pairs = {tuple(np.flatnonzero(row)) for row in table(partition, y)}
     assert len(pairs) > 30  # of 45: not always the same pairs
     mine = [int(np.searchsorted(np.flatnonzero(y == 4), r)) for rows in partition.rows for r in rows if y[r] == 4]
@@ -227,7 +232,7 @@ def test_fedrep_pairs_are_mixed_and_shards_contiguous() -> None:
 
 def test_fedrep_says_which_number_of_clients_would_do() -> None:
     with pytest.raises(RequestError, match="use 10 or 15 clients"):
-        by_class(labels(), 12, generator(), 2, "fedrep")
+        by_class(labels(), 12, generator(), 2, "shards")
 
 
 def test_shamsian_shares_and_sizes() -> None:
@@ -237,7 +242,7 @@ def test_shamsian_shares_and_sizes() -> None:
     assert partition.shares is not None
     assert np.array_equal(counts, np.floor(600 * partition.shares).astype(int))
     held = partition.shares[partition.shares > 0]
-    assert held.min() >= 0.4  # two draws in [0.4, 0.6], normalised: 0.4 / 1.0 to 0.6 / 1.0
+    assert held.min() >= 0.4  # two draws in [0.4, 0.6], normalized: 0.4 / 1.0 to 0.6 / 1.0
     assert held.max() <= 0.6
     assert np.allclose(partition.shares.sum(axis=0), 1)
     assert partition.unused <= 10
@@ -285,16 +290,16 @@ def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partit
 def test_a_client_left_without_rows_is_named() -> None:
     y = np.array([0] * 30 + [1])
     with pytest.raises(RequestError, match="client 3 came out with none"):
-        by_class(y, 4, generator(), 1, "ring")
+        by_class(y, 4, generator(), 1, "round_robin")
 
 
 # dealing another side alike ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [*DRAWN, "ring"])
+@pytest.mark.parametrize("name", [*DRAWN, "round_robin"])
 def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
     y, other = labels(500), labels(100, seed=1)
-    partition = DRAWN[name](y, generator()) if name in DRAWN else by_class(y, 20, generator(), 2, "ring")
+    partition = DRAWN[name](y, generator()) if name in DRAWN else by_class(y, 20, generator(), 2, "round_robin")
     alike = partition_like(partition, other)
     check(alike, other, 20)
     assert alike.unused == 0
@@ -305,7 +310,7 @@ def test_the_test_side_has_the_training_classes_and_shares(name: str) -> None:
 
 
 def test_alike_keeps_what_nobody_was_dealt_unused() -> None:
-    alike = partition_like(by_class(labels(), 2, generator(), 2, "ring"), labels(20))
+    alike = partition_like(by_class(labels(), 2, generator(), 2, "round_robin"), labels(20))
     assert alike.unused == 140
     assert sum(len(rows) for rows in alike.rows) == 60
 

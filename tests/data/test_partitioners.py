@@ -33,7 +33,7 @@ def deal(partition: Any, seed: int = 0, clients: int = 5, **arguments: Any) -> F
         warnings.simplefilter("ignore")
         return federate(
             source(),
-            clients=clients,
+            num_clients=clients,
             partition=partition,
             partitioner=arguments,
             rng=purposes(seed),
@@ -111,7 +111,7 @@ def test_the_runs_seed_is_theirs_unless_one_is_given(flwr: Any, name: str) -> No
 def federate_with(partition: Any, seed: int, arguments: dict[str, Any], clients: int = 5) -> FederatedDataset:
     return federate(
         source(),
-        clients=clients,
+        num_clients=clients,
         partition=partition,
         partitioner=arguments,
         rng=purposes(seed),
@@ -121,9 +121,9 @@ def federate_with(partition: Any, seed: int, arguments: dict[str, Any], clients:
 
 
 def test_by_a_column_that_is_known(flwr: Any) -> None:
-    federated = deal("flwr:NaturalIdPartitioner", clients=4, partition_by="user")
+    federated = deal("flwr:NaturalIdPartitioner", num_clients=4, partition_by="user")
     assert rows(federated) == [list(range(user, 600, 4)) for user in range(4)]
-    assert "came 4; set data.clients" in refusal("flwr:NaturalIdPartitioner", partition_by="user")
+    assert "got 4; set data.num_clients" in refusal("flwr:NaturalIdPartitioner", partition_by="user")
     assert "NaturalIdPartitioner fails" in refusal("flwr:NaturalIdPartitioner", partition_by="age")
 
 
@@ -137,7 +137,7 @@ def test_an_object_deals_and_can_deal_again(flwr: Any) -> None:
 
 def test_holdout_and_pooled_sides_with_a_partitioner(flwr: Any) -> None:
     federated = federate(
-        source(), clients=3, partition="flwr:IidPartitioner", rng=purposes(0), split="8:1:1", holdout=60
+        source(), num_clients=3, partition="flwr:IidPartitioner", rng=purposes(0), split="8:1:1", holdout=60
     )
     every = [r for c in federated.clients for part in (c.train, c.validation, c.test) for r in ids(part)]
     assert sorted(every + ids(federated.holdout)) == list(range(750))
@@ -152,7 +152,7 @@ def test_holdout_and_pooled_sides_with_a_partitioner(flwr: Any) -> None:
         ("DirichletPartitioner", {"alhpa": 0.5}, "did you mean 'alpha'"),
         ("DirichletPartitioner", {}, "needs alpha in [data.partitioner]"),
         ("DirichletPartitioner", {"alpha": -1.0}, "DirichletPartitioner"),
-        ("DirichletPartitioner", {"alpha": 0.5, "num_partitions": 4}, "number of clients (5), came 4"),
+        ("DirichletPartitioner", {"alpha": 0.5, "num_partitions": 4}, "number of clients (5), got 4"),
         ("SizePartitioner", {"partition_sizes": [100] * 7}, "SizePartitioner"),
         ("IidPartitioner", {"seed": 1}, "takes no argument 'seed'"),
     ],
@@ -198,19 +198,19 @@ def test_any_object_of_that_kind_deals() -> None:
     pytest.importorskip("datasets")
     assert flwr_partitioners.is_flwr_partitioner(Halves())
     assert not flwr_partitioners.is_flwr_partitioner("iid")
-    assert rows(deal(Halves(), clients=2)) == [list(range(0, 600, 2)), list(range(1, 600, 2))]
+    assert rows(deal(Halves(), num_clients=2)) == [list(range(0, 600, 2)), list(range(1, 600, 2))]
 
 
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
         ("assigned", "expected a Halves without a dataset"),
-        ("three", "came 3; set data.clients"),
+        ("three", "got 3; set data.num_clients"),
         ("fails", "Halves fails: KeyError"),
         ("columns", "expected whole rows from Halves"),
-        ("twice", "came row 0 more than once"),
+        ("twice", "got row 0 more than once"),
     ],
 )
 def test_faults_are_one_line(fault: str, said: str) -> None:
     pytest.importorskip("datasets")
-    assert said in refusal(Halves(fault), clients=2)
+    assert said in refusal(Halves(fault), num_clients=2)

@@ -1,4 +1,4 @@
-"""A folder of images per class: sides, order, colours, sizes, the cache, a whole run, and every refusal."""
+"""A folder of images per class: sides, order, colors, sizes, the cache, a whole run, and every refusal."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_relative_path_is_below_root_or_the_present_folder_or_the_environments
 def test_several_sizes_need_image_size(tmp_path: Path) -> None:
     put(tmp_path / "a", GREY)
     put(tmp_path / "b", np.tile(GREY, (2, 2)))
-    assert "6x6 pixels as the first, came 12x12" in refusal(tmp_path)
+    assert "6x6 pixels as the first, got 12x12" in refusal(tmp_path)
     assert "set data.image_size" in refusal(tmp_path)
     source = read(tmp_path, image_size=4)
     assert source.train.x.shape == (2, 1, 4, 4)
@@ -109,7 +109,7 @@ def test_decoded_once_until_an_image_or_the_size_changes(animals: Path, monkeypa
 
 def test_refusals(animals: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = tmp_path_factory.mktemp("empty")
-    assert "came no such folder" in refusal(empty / "none")
+    assert "got no such folder" in refusal(empty / "none")
     assert "one folder of images per class" in refusal(empty)
     put(empty / "a", GREY)
     assert "two or more classes" in refusal(empty)
@@ -118,12 +118,12 @@ def test_refusals(animals: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     (empty / "b" / "1.png").write_bytes(b"no image")
     assert "do not decode" in refusal(empty)
     put(animals / "test" / "cat", GREY)
-    assert "came 'cat'" in refusal(animals)
-    assert "no use for label_column, came 'kind'" in refusal(animals, label_column="kind")
+    assert "got 'cat'" in refusal(animals)
+    assert "no use for label_column, got 'kind'" in refusal(animals, label_column="kind")
     assert "no use for image_column" in refusal(animals, image_column="kind")
-    assert "no use for columns, came 'user'" in refusal(animals, columns=["user"])
+    assert "no use for columns, got 'user'" in refusal(animals, columns=["user"])
     assert "no use for feature_columns" in refusal(animals, feature_columns=["a"])
-    with pytest.raises(RequestError, match="came none"):
+    with pytest.raises(RequestError, match="got none"):
         load("images:")
 
 
@@ -132,7 +132,7 @@ def test_a_run_on_image_folders_and_its_models_on_new_images(tmp_path: Path) -> 
     for name, level in (("dark", 40), ("light", 200)):
         put(tmp_path / "data" / name, *(draws.integers(level, level + 40, (12, 12), dtype=np.uint8) for _ in range(20)))
     recipe = {
-        "data": {"name": "images:data", "root": str(tmp_path), "image_size": 8, "clients": 2},
+        "data": {"dataset": "images:data", "root": str(tmp_path), "image_size": 8, "num_clients": 2},
         "models": {"architectures": ["digits-cnn1", "digits-cnn3"]},
         "method": {"name": "fedproto"},
         "training": {"rounds": 3, "batch_size": 4, "lr": 0.05},

@@ -1,4 +1,4 @@
-"""Inputs of another data set for everybody: shape, colour, draw, refusals, and what a recipe makes of it."""
+"""Inputs of another data set for everybody: shape, color, draw, refusals, and what a recipe makes of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def draw(other: Source, task: Source, rows: int | None = None, seed: int = 0) ->
     return public_inputs(other, task, rows, np.random.default_rng(seed)).x
 
 
-def test_colours_are_pillows() -> None:
+def test_colors_are_pillows() -> None:
     x = pictures(5, 3, 6, 7).train.x
     grey = [np.asarray(Image.fromarray(p).convert("L")) for p in x.permute(0, 2, 3, 1).numpy()]
     assert np.array_equal(convert_channels(x, 1)[:, 0].numpy(), np.stack(grey))
@@ -67,8 +67,8 @@ def test_rows_are_drawn_in_file_order_and_seeded() -> None:
 @pytest.mark.parametrize(
     ("other", "rows", "said"),
     [
-        (pictures(4, 1, 6, 6), 5, "at most the 4 training rows of 'set 0', came 5"),
-        (pictures(4, 1, 6, 6), 0, "public_rows"),
+        (pictures(4, 1, 6, 6), 5, "at most the 4 training rows of 'set 0', got 5"),
+        (pictures(4, 1, 6, 6), 0, "public_samples"),
         (from_tensors((np.zeros((4, 3)), [0, 1, 0, 1])), None, "images stored as uint8, 'tensors' has"),
     ],
 )
@@ -90,7 +90,7 @@ def root(tmp_path: Path) -> Path:
 def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
     return Recipe.from_dict(
         {
-            "data": {"name": "digits", "root": str(root), "clients": 3, "max_rows": 300, **data},
+            "data": {"dataset": "digits", "root": str(root), "num_clients": 3, "limit_train": 300, **data},
             "models": {"architectures": ["digits-cnn1"]},
             "method": {"name": "local"},
             "run": {"seed": seed},
@@ -99,7 +99,7 @@ def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
 
 
 def test_public_inputs_reach_the_federation(root: Path) -> None:
-    federation = build_federation(recipe(root, public="plants", public_rows=8))
+    federation = build_federation(recipe(root, public_dataset="plants", public_samples=8))
     public = federation.clients[0].public
     assert public is not None
     assert (len(public), public.origin, tuple(public.samples.x.shape)) == (8, "other", (8, 1, 8, 8))
@@ -124,8 +124,8 @@ def test_a_holdout_beside_it_stays_set_aside(root: Path) -> None:
 
 def test_the_draw_follows_the_seed_and_is_kept(root: Path) -> None:
     data = DataCache()
-    a, b = (data.public(recipe(root, public="plants", public_rows=5)) for _ in range(2))
-    c = data.public(recipe(root, 1, public="plants", public_rows=5))
+    a, b = (data.public(recipe(root, public_dataset="plants", public_samples=5)) for _ in range(2))
+    c = data.public(recipe(root, 1, public_dataset="plants", public_samples=5))
     assert a is not None
     assert b is not None
     assert c is not None
@@ -135,8 +135,8 @@ def test_the_draw_follows_the_seed_and_is_kept(root: Path) -> None:
 
 def test_the_task_itself_is_no_other_set(root: Path) -> None:
     with pytest.raises(RequestError, match=r"rows of the same one that no client gets are data\.holdout"):
-        recipe(root, public="digits")
+        recipe(root, public_dataset="digits")
     with pytest.raises(RequestError, match="another data set than name"):
-        recipe(root, name="cifar100", public="cifar100-coarse")
+        recipe(root, dataset="cifar100", public_dataset="cifar100-coarse")
     with pytest.raises(RequestError, match="did you mean 'plants'"):
-        build_federation(recipe(root, public="plant"))
+        build_federation(recipe(root, public_dataset="plant"))

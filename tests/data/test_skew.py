@@ -78,7 +78,7 @@ def test_tints_by_hand(angle: float) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["rotation", "noise", "colour"])
+@pytest.mark.parametrize("kind", ["rotation", "noise", "color"])
 def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -> None:
     x = pictures(1200, channels, 8, 8)  # more than are changed at a time
     samples = Samples(x, torch.zeros(1200, dtype=torch.int64))
@@ -109,7 +109,9 @@ def test_noise_is_drawn_anew_for_each_client_and_each_of_its_sets() -> None:
 
 
 def test_own_rows_are_skewed_alike_and_common_ones_never() -> None:
-    plain, turned = (deal(source(), holdout=20, skew=kind, skew_strength=1.0) for kind in ("none", "rotation"))
+    plain, turned = (
+        deal(source(), holdout=20, feature_shift=kind, feature_shift_strength=1.0) for kind in ("none", "rotation")
+    )
     turns = set()
     for before, after in zip(plain.clients, turned.clients, strict=True):
         fits = [q for q in range(4) if torch.equal(torch.rot90(before.train.x, q, (2, 3)), after.train.x)]
@@ -120,14 +122,16 @@ def test_own_rows_are_skewed_alike_and_common_ones_never() -> None:
             assert torch.equal(getattr(before, part).y, getattr(after, part).y)
     assert turns == {0, 1, 2, 3}  # four clients, spread evenly
     for kind in ("rotation", "noise"):  # noise spares nobody
-        common = deal(source(), test="global", split="9:1:0", holdout=20, skew=kind, skew_strength=1.0)
+        common = deal(
+            source(), test="global", split="9:1:0", holdout=20, feature_shift=kind, feature_shift_strength=1.0
+        )
         assert torch.equal(plain.holdout.x, common.holdout.x)
         assert common.test is not None
         assert torch.equal(common.test.x, pictures(40, 3, seed=2))
         assert all(client.test is common.test for client in common.clients)
 
 
-@pytest.mark.parametrize("kind", ["rotation", "noise", "colour"])
+@pytest.mark.parametrize("kind", ["rotation", "noise", "color"])
 def test_strength_zero_is_off_and_seeds_count(kind: str) -> None:
     def train(**options: Any) -> list[torch.Tensor]:
         return [client.train.x for client in deal(source(), **options).clients]
@@ -135,20 +139,23 @@ def test_strength_zero_is_off_and_seeds_count(kind: str) -> None:
     def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
         return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
-    assert same(train(), train(skew=kind, skew_strength=0.0))
-    weak, strong = train(skew=kind, skew_strength=0.1), train(skew=kind, skew_strength=0.9)
+    assert same(train(), train(feature_shift=kind, feature_shift_strength=0.0))
+    weak, strong = (
+        train(feature_shift=kind, feature_shift_strength=0.1),
+        train(feature_shift=kind, feature_shift_strength=0.9),
+    )
     assert not same(weak, train())
     assert not same(weak, strong)
-    assert same(weak, train(skew=kind, skew_strength=0.1))
-    assert not same(weak, train(skew=kind, skew_strength=0.1, seed=1))
+    assert same(weak, train(feature_shift=kind, feature_shift_strength=0.1))
+    assert not same(weak, train(feature_shift=kind, feature_shift_strength=0.1, seed=1))
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"skew": "rotate"}, "did you mean 'rotation'"),
-        ({"skew": "noise", "skew_strength": 1.5}, "in 0..1, came 1.5"),
-        ({"skew": "noise", "skew_strength": float("nan")}, "in 0..1"),
+        ({"skew": "noise", "feature_shift_strength": 1.5}, "in 0..1, got 1.5"),
+        ({"skew": "noise", "feature_shift_strength": float("nan")}, "in 0..1"),
     ],
 )
 def test_skew_refuses(options: dict[str, Any], said: str) -> None:
@@ -159,4 +166,4 @@ def test_skew_refuses(options: dict[str, Any], said: str) -> None:
 def test_only_images_can_be_skewed() -> None:
     floats = from_tensors((np.zeros((40, 3)), np.arange(40) % 2))
     with pytest.raises(RequestError, match="images stored as uint8"):
-        deal(floats, split="8:1:1", skew="rotation")
+        deal(floats, split="8:1:1", feature_shift="rotation")

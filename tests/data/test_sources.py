@@ -349,19 +349,19 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
     assert "expected one label column" in refusal("b", tmp_path)
     write_parquet(tmp_path / "c" / "train.parquet", some_images(2), {"label": [0.5, 1.5]}, features=False)
     assert "label_column" in refusal("c", tmp_path)
-    assert "came type double" in refusal("c", tmp_path, label_column="label")
-    assert "came type double" in refusal("c", tmp_path, image_column="label", label_column="label")
+    assert "got type double" in refusal("c", tmp_path, label_column="label")
+    assert "got type double" in refusal("c", tmp_path, image_column="label", label_column="label")
 
 
 @pytest.mark.parametrize(
     ("pictures", "said"),
     [
-        ([*some_images(1), *some_images(1, (6, 4, 3))], "came RGB 6x4 pixels in row 1"),
-        ([*some_images(1), *some_images(1, (6, 5))], "came grey 6x5 pixels in row 1"),
+        ([*some_images(1), *some_images(1, (6, 4, 3))], "got RGB 6x4 pixels in row 1"),
+        ([*some_images(1), *some_images(1, (6, 5))], "got grey 6x5 pixels in row 1"),
         ([*some_images(1), b"no image"], "do not decode"),
         ([*some_images(1), encode(some_images(1, (40, 40, 3))[0])[:900]], "do not decode"),
-        ([*some_images(1), None], "came none"),
-        ([*some_images(1), *some_images(1, (6, 5, 4))], "came mode RGBA"),
+        ([*some_images(1), None], "got none"),
+        ([*some_images(1), *some_images(1, (6, 5, 4))], "got mode RGBA"),
     ],
 )
 def test_images_that_do_not_fit(tmp_path: Path, pictures: list[np.ndarray | bytes | None], said: str) -> None:
@@ -373,14 +373,14 @@ def test_images_that_do_not_fit(tmp_path: Path, pictures: list[np.ndarray | byte
 
 def test_test_images_must_have_the_training_shape(folder: Path) -> None:
     write_parquet(folder / "test.parquet", some_images(1, (7, 5, 3)), {"label": [0]}, names=NAMES)
-    assert "came RGB 7x5" in refusal("parquet", folder)
+    assert "got RGB 7x5" in refusal("parquet", folder)
 
 
 def test_labels_that_do_not_fit(folder: Path) -> None:
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, 3]}, names=NAMES)
     assert "expected labels 0..2" in refusal("parquet", folder)
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, -1]}, names=NAMES)
-    assert "came -1" in refusal("parquet", folder)
+    assert "got -1" in refusal("parquet", folder)
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, None]}, names=NAMES)
     assert "expected a label in every row" in refusal("parquet", folder)
     write_parquet(folder / "test.parquet", some_images(2), {"label": [0, 1]}, names={"label": ["x", "y", "z"]})
@@ -417,8 +417,8 @@ def test_from_tensors_takes_arrays_and_tensors() -> None:
     ("train", "classes", "said"),
     [
         ((np.array([[0.0, np.nan]]), [0]), None, "NaN"),
-        ((np.zeros((2, 3)), [0, 5]), 3, "came 5"),
-        ((np.zeros((2, 3)), [0, -1]), 3, "came -1"),
+        ((np.zeros((2, 3)), [0, 5]), 3, "got 5"),
+        ((np.zeros((2, 3)), [0, -1]), 3, "got -1"),
         ((np.zeros((0, 3)), np.zeros(0, dtype=np.int64)), None, "N > 0"),
         ((np.zeros((2, 3)), [0.0, 1.0]), None, "whole-number"),
         ((np.zeros((2, 3)), [0]), None, "as many labels"),
@@ -453,7 +453,7 @@ def test_every_registered_source_has_the_common_signature() -> None:
 
 
 def test_what_is_told_of_a_source_stands_in_place_of_its_own() -> None:
-    """Rows keep their classes by name, under new numbers; inputs are normalised as is said."""
+    """Rows keep their classes by name, under new numbers; inputs are normalized as is said."""
     x = np.zeros((4, 1, 2, 2), dtype=np.uint8)
     source = replace(from_tensors((x, [0, 1, 2, 1]), (x[:1], [2])), class_names=("a", "b", "c"))
     other = with_declared(source, ["c", "none", "b", "a"], [0.5], [0.25])
@@ -464,5 +464,5 @@ def test_what_is_told_of_a_source_stands_in_place_of_its_own() -> None:
     assert with_declared(source) is source
     with pytest.raises(RequestError, match=r"data.class_names: expected 'c' of 'tensors' among them, which is missing"):
         with_declared(source, ["a", "b"])
-    with pytest.raises(RequestError, match=r"data.mean: expected 1 numbers for the inputs of 'tensors', came 2"):
+    with pytest.raises(RequestError, match=r"data.mean: expected 1 numbers for the inputs of 'tensors', got 2"):
         with_declared(source, None, [0.5, 0.5], [1.0, 1.0])

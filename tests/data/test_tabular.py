@@ -1,4 +1,4 @@
-"""Tables from CSV files: columns, labels, standardising, a whole run with two networks, and every refusal."""
+"""Tables from CSV files: columns, labels, standardizing, a whole run with two networks, and every refusal."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_column_to_deal_by_is_no_feature(tmp_path: Path) -> None:
     assert source.train_columns["name"].tolist() == ["Ann", "Bob", "Cem"]
 
 
-def test_inputs_are_standardised_by_the_training_side(tmp_path: Path) -> None:
+def test_inputs_are_standardized_by_the_training_side(tmp_path: Path) -> None:
     table(tmp_path / "train.csv", "a,b,y\n1,7,0\n3,7,1\n8,7,0\n")
     table(tmp_path / "test-1.csv", "y,b,a\n1,9,-4\n")
     source = read(tmp_path)
@@ -104,8 +104,8 @@ def test_refusals_of_values(tmp_path: Path) -> None:
     place = tmp_path / "a.csv"
     for wrong in ("", "NA", "nan", "inf", "1e39", "1_0", "two"):
         message = refusal(place, f"a,y\n1,0\n{wrong},1\n")
-        assert f"expected a finite number in row 1 of column 'a' of {place}, came '{wrong}'" in message
-    assert "came an empty one in row 1 of 'y'" in refusal(place, "a,y\n1,0\n2,\n")
+        assert f"expected a finite number in row 1 of column 'a' of {place}, got '{wrong}'" in message
+    assert "got an empty one in row 1 of 'y'" in refusal(place, "a,y\n1,0\n2,\n")
     assert "labels of two or more classes" in refusal(place, "a,y\n1,3\n2,3\n")
     assert "expected classes, whole numbers or words, in label column 'y'" in refusal(place, "a,y\n1,0.5\n2,1\n")
     assert "column 'a'" in refusal(place, "a,y\n1600000000,0\n1600000001,1\n")
@@ -121,18 +121,18 @@ def test_refusals_of_columns(tmp_path: Path) -> None:
     assert "row 0 of column 'name'" in refusal(place, feature_columns=["name"])
     assert "without the label 'label'" in refusal(place, feature_columns=["label", "town"])
     assert "further column 'towns'" in refusal(place, columns=["towns"])
-    assert "no use for image_column, came 'a'" in refusal(place, image_column="a")
+    assert "no use for image_column, got 'a'" in refusal(place, image_column="a")
     assert "expected columns of numbers besides 'y'" in refusal(place, "a,y\nu,0\nv,1\n")
 
 
 def test_refusals_of_files(tmp_path: Path) -> None:
     place = tmp_path / "a.csv"
-    assert "came neither" in refusal(place)
+    assert "got neither" in refusal(place)
     assert "no splits to choose from" in refusal(place, PEOPLE, train_splits=["train", "extra"])
-    assert "came 1 in line 3" in refusal(place, "a,y\n1,0\n2\n")
-    assert "came 'a' twice" in refusal(place, "a,a,y\n1,1,0\n")
+    assert "got 1 in line 3" in refusal(place, "a,y\n1,0\n2\n")
+    assert "got 'a' twice" in refusal(place, "a,a,y\n1,1,0\n")
     assert "first line" in refusal(place, "1,0\n2,1\n")
-    assert "came none" in refusal(place, "a,y\n")
+    assert "got none" in refusal(place, "a,y\n")
     assert "first line" in refusal(place, "")
     place.write_bytes(b"a,y\n\xff\xfe,1\n")
     assert "expected a CSV file in UTF-8" in refusal(place)
@@ -143,9 +143,9 @@ def test_refusals_of_files(tmp_path: Path) -> None:
 def test_feature_columns_belong_to_tables() -> None:
     rest = {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
     with pytest.raises(
-        RequestError, match="feature_columns expects a name 'csv:PATH' or 'clients:PATH', came 'digits'"
+        RequestError, match="feature_columns expects a name 'csv:PATH' or 'clients:PATH', got 'digits'"
     ):
-        pf.Recipe.from_dict({"data": {"name": "digits", "feature_columns": ["a"]}, **rest})
+        pf.Recipe.from_dict({"data": {"dataset": "digits", "feature_columns": ["a"]}, **rest})
 
 
 @pytest.fixture
@@ -160,12 +160,12 @@ def flowers(tmp_path: Path) -> Path:
 
 RECIPE = {
     "models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]},
-    "training": {"rounds": 4, "epochs": 3, "batch_size": 8, "lr": 0.1},
+    "training": {"rounds": 4, "local_epochs": 3, "batch_size": 8, "lr": 0.1},
 }
 
 
 def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_path: Path) -> None:
-    data = {"name": f"csv:{flowers}", "label_column": "kind", "clients": 3}
+    data = {"dataset": f"csv:{flowers}", "label_column": "kind", "num_clients": 3}
     done = pf.run(pf.Recipe.from_dict({"data": data, "method": {"name": "fedgh"}, **RECIPE}), out=tmp_path / "run")
     assert done.result["accuracy"] > 0.9
     rows = [line.split(",") for line in flowers.read_text().splitlines()[1:]]
@@ -182,7 +182,7 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
     assert prediction.predict(tmp_path / "run", 1, bare).rows()[0]["class_name"] == "q"
     for text, words in (
         ("long\n1\n", "feature column 'short'"),
-        ("long,short,kind\n1,2,s\n", "came 's'"),
+        ("long,short,kind\n1,2,s\n", "got 's'"),
         ("long,short\n1,\n", "finite number in row 0 of column 'short'"),
     ):
         with pytest.raises(RequestError, match=words):
@@ -195,6 +195,6 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
 @pytest.mark.parametrize("method", ["fd", "fedet", "fedgen", "fedin", "fedkd", "fedl2g", "fedmd", "fedmrl", "fedtgp"])
 def test_methods_for_different_networks_take_both(method: str, flowers: Path) -> None:
     assert method in METHODS
-    data = {"name": f"csv:{flowers}", "label_column": "kind", "clients": 3, "holdout": 66}
+    data = {"dataset": f"csv:{flowers}", "label_column": "kind", "num_clients": 3, "holdout": 66}
     done = pf.run(pf.Recipe.from_dict({"data": data, "method": {"name": method}, **RECIPE}))
     assert 0 <= done.result["accuracy"] <= 1

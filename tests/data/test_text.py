@@ -134,14 +134,14 @@ def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
     place, words = tmp_path / "a.csv", TextConfig("text")
     assert "text column 'txt'" in refusal(put(place, "text,label\na,1\nb,0\n"), words=TextConfig("txt"))
     assert "did you mean 'text'" in refusal(place, words=TextConfig("txt"))
-    assert "came 'text' for both" in refusal(place, words=words, label_column="text")
+    assert "got 'text' for both" in refusal(place, words=words, label_column="text")
     assert "no use for feature_columns" in refusal(place, words=words, feature_columns=["label"])
     assert "image_column or text_column" in refusal(place, words=words, image_column="label")
     assert "text_column names the column of texts" in refusal(place, words=TextConfig(vocabulary=9))
     assert "text_column names a column of texts" in refusal(place)
-    assert "came an empty one in row 1 of 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), words=words)
+    assert "got an empty one in row 1 of 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), words=words)
     assert "an empty one in row 0 of 'label'" in refusal(put(place, "text,label\na,\n"), words=words)
-    assert "two or more classes, came '1' alone" in refusal(put(place, "text,label\na,1\nb,1\n"), words=words)
+    assert "two or more classes, got '1' alone" in refusal(put(place, "text,label\na,1\nb,1\n"), words=words)
     assert "expected classes, whole numbers or words" in refusal(put(place, "text,label\na,.5\nb,1\n"), words=words)
 
 
@@ -160,14 +160,14 @@ def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"day 1 2\ngood 1\n", "expected a word and 2 numbers on every line of .*, as on the first, came 1 in line 2"),
-        (b"day 1 2\ngood 1 2 3\n", "came 3 in line 2"),
-        (b"day 1 2\ngood 1 nan\n", "expected finite numbers in line 2 of .*, came 'nan'"),
-        (b"day 1 1e39\n", "expected finite numbers in line 1 of .*, came '1e39'"),
-        (b"day 1 x\n", "expected finite numbers in line 1 of .*, came 'x'"),
-        (b"day 1 2\n\xff\xfe 1 2\n", "expected UTF-8 in data.vectors"),
-        (b"zebra 1 2\n", "expected words of the training texts in data.vectors .*, came none of them"),
-        (b"", "came none of them"),
+        (b"day 1 2\ngood 1\n", "expected a word and 2 numbers on every line of .*, as on the first, got 1 in line 2"),
+        (b"day 1 2\ngood 1 2 3\n", "got 3 in line 2"),
+        (b"day 1 2\ngood 1 nan\n", "expected finite numbers in line 2 of .*, got 'nan'"),
+        (b"day 1 1e39\n", "expected finite numbers in line 1 of .*, got '1e39'"),
+        (b"day 1 x\n", "expected finite numbers in line 1 of .*, got 'x'"),
+        (b"day 1 2\n\xff\xfe 1 2\n", "expected UTF-8 in data.word_vectors"),
+        (b"zebra 1 2\n", "expected words of the training texts in data.word_vectors .*, got none of them"),
+        (b"", "got none of them"),
         (b"day\n", "expected a word and its numbers on every line"),
     ],
 )
@@ -208,9 +208,9 @@ def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
             "expected length with texts in Parquet or CSV files, or of",
         ),
         (lambda r: load(f"images:{r}", words=TextConfig(length=9)), "expected length with texts .* 'images:"),
-        (lambda r: load("sentiment140", r, label_column="text"), "in different columns, came 'text' for both"),
+        (lambda r: load("sentiment140", r, label_column="text"), "in different columns, got 'text' for both"),
         (lambda r: load("parquet", r / "sentiment140", words=TextConfig(length=9)), "text_column names the column"),
-        (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, came 0"),
+        (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, got 0"),
         (lambda r: TextConfig(length=True), "expected length to be a whole number"),
     ],
 )
@@ -222,7 +222,7 @@ def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], obj
 
 def test_a_missing_text_is_named(tmp_path: Path) -> None:
     write(tmp_path / "sentiment140", "train", ["a", None], [0, 4])
-    with pytest.raises(RequestError, match=r"expected 'text' in every row, came an empty one in row 1 of"):
+    with pytest.raises(RequestError, match=r"expected 'text' in every row, got an empty one in row 1 of"):
         load("sentiment140", tmp_path)
 
 
@@ -232,7 +232,7 @@ def test_a_missing_text_is_named(tmp_path: Path) -> None:
 def test_groups_are_of_the_values_alone() -> None:
     assert hash_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
     assert hash_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
-    with pytest.raises(RequestError, match="natural_groups"):
+    with pytest.raises(RequestError, match="num_groups"):
         hash_groups(["a"], 0)
 
 
@@ -248,10 +248,10 @@ def test_no_user_is_in_two_clients_and_unseen_users_test_somewhere(groups: int) 
     source = Source("t", side(train), side(test), 2, ("0", "1"), (), (), *columns)
     dealt = federate(
         source,
-        clients=6,
-        partition="natural",
-        natural_column="user",
-        natural_groups=groups,
+        num_clients=6,
+        partition="by_group",
+        group_by="user",
+        num_groups=groups,
         split="official",
         rng=purposes(0),
     )

@@ -1,4 +1,4 @@
-"""Normalising and augmenting: against slow, plain versions of the same."""
+"""Normalizing and augmenting: against slow, plain versions of the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_prepare_normalises_each_channel() -> None:
+def test_prepare_normalizes_each_channel() -> None:
     x, mean, std = pictures(), (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
     ready = Prepare(mean, std)(x)
     by_hand = (x.double().numpy() / 255 - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))

@@ -20,7 +20,14 @@ FIRST_NODE = 1000  # nodes' numbers are not those of clients
 Fault = Callable[[int, Letter], Answer | None]  # node and letter -> what comes back instead, None: what the node says
 
 SETTINGS: Mapping[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "max_rows": 120, "min_size": 6, "partition": "dirichlet", "alpha": 0.5},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 3,
+        "limit_train": 120,
+        "min_samples": 6,
+        "partition": "dirichlet",
+        "dirichlet_alpha": 0.5,
+    },
     "models": {"architectures": ["digits-cnn1", "digits-cnn2", "digits-cnn3"]},
     "method": {"name": "local"},
     "training": {"rounds": 2, "batch_size": 16, "lr": 0.05},
@@ -90,9 +97,9 @@ class Nearby:
         for node, letter in letters:
             self.sent.append((node, letter))
             names.append(str(len(self.sent)))
-            answer = self.fault(node, letter) or self.ask(node, _travelled(letter))
+            answer = self.fault(node, letter) or self.ask(node, _traveled(letter))
             if answer != "silence":
-                self._answers[names[-1]] = answer if isinstance(answer, Trouble) else _travelled(answer)
+                self._answers[names[-1]] = answer if isinstance(answer, Trouble) else _traveled(answer)
             if isinstance(answer, Letter):
                 self.last[node] = answer
         return names
@@ -112,6 +119,6 @@ class Nearby:
         return [letter.kind for _, letter in self.sent]
 
 
-def _travelled(letter: Letter) -> Letter:
+def _traveled(letter: Letter) -> Letter:
     """The letter with its facts as they come out of JSON."""
     return Letter(letter.kind, json.loads(json.dumps(letter.facts)), letter.body)

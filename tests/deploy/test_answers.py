@@ -20,7 +20,7 @@ from polyfed.deploy.server import serve
 from polyfed.errors import RequestError, RunError
 
 _RUNS: dict[str, tuple[Path, list[tuple[int, Letter]]]] = {}  # arguments of `asked` -> what the nodes kept, the letters
-NOISY = {"privacy": {"clip": 1.0, "noise": 1.0}}
+NOISY = {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}}
 
 
 def asked(
@@ -67,7 +67,7 @@ def test_the_noise_of_a_round_is_not_averaged_away(tmp_path: Path) -> None:
     answers = [wire.ask(FIRST_NODE, moved(letter, 1e-7 * number)) for number in range(1, 201)]
     assert {str(answer) for answer in answers} == {
         "expected at most 1 different requests for training in round 1, passage 0 "
-        "(answers, in this node's configuration), came one more"
+        "(answers, in this node's configuration), got one more"
     }
     assert all(isinstance(answer, Trouble) for answer in answers)
 
@@ -87,7 +87,7 @@ def test_the_same_request_has_the_same_answer(tmp_path: Path) -> None:
 )
 def test_another_run_or_another_question_is_another_request(tmp_path: Path, facts: dict[str, Any]) -> None:
     wire, letter = asked(tmp_path, **NOISY)
-    assert "came one more" in str(wire.ask(FIRST_NODE, told(letter, **facts)))
+    assert "got one more" in str(wire.ask(FIRST_NODE, told(letter, **facts)))
 
 
 def test_another_name_of_the_run_is_no_other_request(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_client_of_another_state_is_another_request(tmp_path: Path) -> None:
     assert isinstance(wire.ask(FIRST_NODE, begun), Letter)
     other = told(second, experiment="0" * 16)
     assert isinstance(wire.ask(FIRST_NODE, other), Letter), "the same letter, of a client that was trained otherwise"
-    assert "came one more" in str(wire.ask(FIRST_NODE, moved(second, 1e-7))), "that one was counted"
+    assert "got one more" in str(wire.ask(FIRST_NODE, moved(second, 1e-7))), "that one was counted"
 
 
 def test_scores_are_counted_too(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_without_noise_a_run_may_be_repeated_some_times(tmp_path: Path) -> None:
 def test_rounds_are_those_of_the_nodes_recipe(tmp_path: Path) -> None:
     wire, letter = asked(tmp_path)
     answer = wire.ask(FIRST_NODE, told(letter, round=3, mark="000003-00"))
-    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, came 3"
+    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, got 3"
     answer = wire.ask(FIRST_NODE, told(letter, round=0, mark="000000-00"))
-    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, came 0"
+    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, got 0"
 
 
 def test_a_closing_round_comes_once(tmp_path: Path) -> None:
@@ -167,12 +167,12 @@ def test_a_damaged_ledger_answers_nothing(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_bytes(b"{\n")
     with pytest.raises(RunError, match="expected a kind and a request in each line"):
         Ledger(tmp_path / "ledger").count("a", "1", 1)
-    with pytest.raises(RunError, match=r"expected to note what is answered in .*, came (Not|Is) a directory"):
+    with pytest.raises(RunError, match=r"expected to note what is answered in .*, got (Not|Is) a directory"):
         Ledger(tmp_path / "ledger" / "below").count("a", "1", 1)
 
 
 def test_how_many_is_a_number(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="expected 1 or more as 'answers', came 0"):
+    with pytest.raises(RequestError, match="expected 1 or more as 'answers', got 0"):
         NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path), "answers": 0})
     assert dataclasses.asdict(NodeConfig.read({"client-id": 0, "state-dir": "x", "answers": 3}))["answers"] == 3
 
@@ -180,7 +180,7 @@ def test_how_many_is_a_number(tmp_path: Path) -> None:
 def test_the_attack_that_is_stopped_would_have_worked(tmp_path: Path) -> None:
     """With as many answers as are asked for, their mean comes near to what the noise hides."""
     wire, letter = asked(tmp_path, config={"answers": 1000}, **NOISY)
-    plain_wire, plain = asked(tmp_path / "plain", privacy={"clip": 1.0})
+    plain_wire, plain = asked(tmp_path / "plain", privacy={"upload_clip_norm": 1.0})
     hidden = wanted(plain_wire.ask(FIRST_NODE, plain))
     drawn = [wanted(wire.ask(FIRST_NODE, moved(letter, 1e-7 * number))) for number in range(1, 17)]
     one, mean = (float((each - hidden).norm()) for each in (drawn[0], torch.stack(drawn).mean(0)))

@@ -29,16 +29,16 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rule_and_a_bound_give_the_numbers_of_one_process(tmp_path: Path) -> None:
     """The bound lies between the clients' norms, so that some are refused."""
     norm = _norms_of_round_1()[1]
-    recipe = recipe_of("fedavg", **ONE, defence={"rule": "median", "max_norm": norm})
+    recipe = recipe_of("fedavg", **ONE, robust_aggregation={"aggregator": "median", "max_update_norm": norm})
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
     same(recipe, run, tmp_path)
     assert 0 < len(run.history[0]["refused"]) < 3
-    assert all("above defence.max_norm" in entry["reason"] for entry in run.history[0]["refused"])
+    assert all("above robust_aggregation.max_update_norm" in entry["reason"] for entry in run.history[0]["refused"])
 
 
 def _norms_of_round_1() -> list[float]:
     """Of the changes of FedAvg's weights, in order."""
-    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, defence={"max_norm": 1e-9})
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, robust_aggregation={"max_update_norm": 1e-9})
     refused = build_federation(recipe, data=DATA).run().history[0]["refused"]
     return sorted(float(entry["reason"].partition(" is ")[2].partition(",")[0]) for entry in refused)
 
@@ -46,7 +46,7 @@ def _norms_of_round_1() -> list[float]:
 @pytest.mark.slow
 def test_a_node_that_sends_classes_of_its_own_making_is_refused(tmp_path: Path) -> None:
     """Labels that are no classes would fail in the server's hands; beside a rule they do not get there."""
-    recipe = recipe_of("fedgh", defence={"rule": "geometric"})
+    recipe = recipe_of("fedgh", robust_aggregation={"aggregator": "geometric_median"})
     wire = Nearby(recipe, tmp_path)
 
     def fault(node: int, letter: Letter) -> Answer | None:
@@ -67,7 +67,7 @@ def test_a_node_that_sends_classes_of_its_own_making_is_refused(tmp_path: Path) 
 
 
 def test_hostile_clients_are_for_simulations(tmp_path: Path) -> None:
-    recipe = recipe_of("fedavg", **ONE, hostile={"label_flip": 0.3})
+    recipe = recipe_of("fedavg", **ONE, adversaries={"label_flip_fraction": 0.3})
     with pytest.raises(RequestError, match=r"^hostile: expected none in a deployment"):
         serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

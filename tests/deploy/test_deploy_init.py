@@ -86,7 +86,7 @@ def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:
     assert app_settings(seed=0)["seed"] == 0
     assert app_settings(min_nodes=2, out="/x")["min-nodes"] == 2
     with pytest.raises(RequestError, match="expected --set without ';'"):
-        app_settings(overrides=['data.name="a;b"'])
+        app_settings(overrides=['data.dataset="a;b"'])
 
 
 def test_services_name_what_is_there(app: Path) -> None:
@@ -251,7 +251,7 @@ def test_the_flwr_command_finds_the_server(app: Path) -> None:
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     (tmp_path / "other").write_text("mine")
-    with pytest.raises(RequestError, match=r"README\.md is there already; replace it with --force"):
+    with pytest.raises(RequestError, match=r"README\.md is there already; replace it with --overwrite"):
         init(tmp_path, QUICKSTART)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "other"]
     init(tmp_path, QUICKSTART, force=True)

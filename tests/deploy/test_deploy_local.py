@@ -55,7 +55,7 @@ else:
     if fault == "run":
         sys.exit("connection lost")
     if fault == "refused":
-        print("Traceback (most recent call last):\\npolyfed.errors.RequestError: expected this, came that\\n\\nbye")
+        print("Traceback (most recent call last):\\npolyfed.errors.RequestError: expected this, got that\\n\\nbye")
         sys.exit(0)
     for number in (1, 2):
         record = {"round": number, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "accuracy": {}}
@@ -159,7 +159,7 @@ def test_every_program_is_told_what_makes_it_safe(place: Path) -> None:
                 if option == "--set"
             ),
         ]
-        assert own == ["4", "training.lr=0.5", "data.clients=3"], "what the server has, in its own words"
+        assert own == ["4", "training.lr=0.5", "data.num_clients=3"], "what the server has, in its own words"
         numbers.add(config[1])
         ports.add(told["--port"])
     assert numbers == {"0", "1", "2"}
@@ -186,7 +186,7 @@ def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyP
         "method": "fedproto",
         "seed": 1,
         "profile": None,
-        "overrides": ["training.lr=0.5", "data.clients=2"],
+        "overrides": ["training.lr=0.5", "data.num_clients=2"],
     }
 
 
@@ -201,7 +201,7 @@ def test_the_nodes_are_told_where_modules_of_ones_own_lie(place: Path, monkeypat
     (place / "own_local.py").write_text("from polyfed.methods import Local\n\n\nclass Mine(Local):\n    pass\n")
     with pytest.raises(RunError, match="enough"):
         local("recipe.toml", nodes=2, method="own_local:Mine", out="run")
-    assert told == ["data.clients=2", f'run.modules=["{place}"]']
+    assert told == ["data.num_clients=2", f'run.modules=["{place}"]']
 
 
 def slow(*values: object) -> object:
@@ -216,7 +216,7 @@ def slow(*values: object) -> object:
             RunError,
             r"superlink has ended, with status 1: no such certificate \(all of it in .*superlink.log",
         ),
-        ("refused", RequestError, r"^expected this, came that$"),
+        ("refused", RequestError, r"^expected this, got that$"),
         slow("register", RunError, r"register-\d ended with status 1: not known"),
         slow("run", RunError, r"run ended with status 1: connection lost"),
         slow("hang", RunError, r"the run was not over in time: waiting \(all of it in "),
@@ -272,10 +272,10 @@ cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
 
 def test_what_cannot_be_is_said_before_anything_starts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: dict[str, Callable[[], object]] = {
-        "expected --deadline as seconds, more than 0, came -1": lambda: local("recipe.toml", deadline=-1),
-        "expected --timeout as seconds, more than 0, came inf": lambda: local("recipe.toml", timeout=float("inf")),
+        "expected --deadline as seconds, more than 0, got -1": lambda: local("recipe.toml", deadline=-1),
+        "expected --timeout as seconds, more than 0, got inf": lambda: local("recipe.toml", timeout=float("inf")),
         "did you mean 'rounds'": lambda: local("recipe.toml", overrides=["training.round=1"]),
-        "one of --resume and --force": lambda: local("recipe.toml", resume=True, force=True),
+        "one of --resume and --overwrite": lambda: local("recipe.toml", resume=True, force=True),
         "without ';'": lambda: local("recipe.toml", overrides=["run.label='a;b'"], out="run"),
         "without quotation marks": lambda: local("recipe.toml", out='ru"n'),
         "fedhenn|FedHeNN": lambda: local("recipe.toml", method="fedhenn", out="run"),
@@ -309,7 +309,7 @@ def test_a_finished_run_is_read_and_another_is_not_touched(place: Path) -> None:
     with pytest.raises(RequestError, match="holds another recipe's run"):
         local("recipe.toml", out="run", resume=True, seed=1)
     (place / "run" / "result.json").unlink()
-    with pytest.raises(RequestError, match=r"expected what the nodes of .* have kept in .*run-nodes, came none"):
+    with pytest.raises(RequestError, match=r"expected what the nodes of .* have kept in .*run-nodes, got none"):
         local("recipe.toml", out="run", resume=True)
 
 

@@ -89,8 +89,8 @@ def test_who_does_not_answer_has_dropped_out_of_the_round(tmp_path: Path, answer
             for case in (
                 ({"shape": [2**20, 2**20]}, "expected at most 4194304 numbers in an input"),
                 ({"std": [0.0]}, "expected one positive std per mean"),
-                ({"train": 0}, "came others at 'train'"),
-                ({"more": 1}, "came others at 'more'"),
+                ({"train": 0}, "got others at 'train'"),
+                ({"more": 1}, "got others at 'more'"),
             )
         ),
     ],
@@ -186,9 +186,9 @@ def say(name: str, value: Any) -> Callable[[State, dict[str, Any]], None]:
 
 REFUSED = [
     (put("lars", torch.full((3, 64), float("nan"))), "the upload is not finite ('lars')"),
-    (put("lars", torch.zeros(3, 7)), "in 'lars', came the shape (3, 7)"),
+    (put("lars", torch.zeros(3, 7)), "in 'lars', got the shape (3, 7)"),
     (lambda message, facts: message.pop("labels"), "the upload cannot be taken in"),
-    (put("labels", torch.zeros(2, 2, 2)), "expected int32 or int64 as 'labels', came float32"),
+    (put("labels", torch.zeros(2, 2, 2)), "expected int32 or int64 as 'labels', got float32"),
     (say("loss", float("inf")), "the training loss is inf"),
 ]
 
@@ -246,20 +246,20 @@ def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path
 
 
 DROPPED = [
-    (lambda wire: lambda letter: Letter("train", {}, b""), "expected the facts of a letter (report), came others at"),
-    (answered(say("steps", -1)), "expected the facts of a letter (report), came others at 'steps'"),
-    (answered(say("more", 1)), "expected the facts of a letter (report), came others at 'more'"),
-    (answered(say("mark", "000009-00")), "expected the mark 000002-00, came '000009-00'"),
+    (lambda wire: lambda letter: Letter("train", {}, b""), "expected the facts of a letter (report), got others at"),
+    (answered(say("steps", -1)), "expected the facts of a letter (report), got others at 'steps'"),
+    (answered(say("more", 1)), "expected the facts of a letter (report), got others at 'more'"),
+    (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
     (answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "others": {}}})), "expected the counts"),
     (
         lambda wire: lambda letter: dataclasses.replace(wire.ask(BAD, letter), body=b"\x00" * 50),
-        "came 50 that are none",
+        "got 50 that are none",
     ),
     (
         lambda wire: lambda letter: dataclasses.replace(wire.ask(BAD, letter), body=b"\xff" * 50),
-        "came 50 that are none",
+        "got 50 that are none",
     ),
-    (answered(put("lars", torch.zeros(300, 1000))), "expected an answer of at most 1000000 bytes, came 1200"),
+    (answered(put("lars", torch.zeros(300, 1000))), "expected an answer of at most 1000000 bytes, got 1200"),
 ]
 
 
@@ -294,7 +294,7 @@ def test_rows_of_ones_own_and_one_test_set_for_all_do_not_go_together(
 ) -> None:
     recipe = recipe_of("local", data={"test": "global"})
     said = turned_away(recipe, recipe, tmp_path, monkeypatch, data="digits")
-    assert "expected the recipe's data, as data.test is 'global', came data of its own" in said
+    assert "expected the recipe's data, as data.test is 'global', got data of its own" in said
 
 
 @pytest.mark.slow
@@ -304,7 +304,7 @@ def test_texts_of_ones_own_need_words_that_all_number_alike(tmp_path: Path, monk
     texts.write_text("said,mood\n" + "".join(f"word{i % 7} and more,{'ab'[i % 2]}\n" for i in range(40)), "utf-8")
     recipe = recipe_of("local", data={"text_column": "said", "label_column": "mood"})
     said = turned_away(recipe, recipe, tmp_path, monkeypatch, data=f"csv:{texts}")
-    assert "expected data.vectors in the recipe for a node's own texts" in said
+    assert "expected data.word_vectors in the recipe for a node's own texts" in said
 
 
 @pytest.mark.slow
@@ -423,7 +423,7 @@ def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: 
     run = served(recipe, wire, tmp_path, trackers=[forget])
     assert [record["dropped"] for record in run.history] == ([[], [], []] if anew else [[], [1], [1]])
     said = [reason for _, _, reason in troubles(tmp_path / "out")]
-    assert all("expected the state after '000001-00'" in reason and "came nothing" in reason for reason in said)
+    assert all("expected the state after '000001-00'" in reason and "got nothing" in reason for reason in said)
     assert bool(said) is not anew
 
 

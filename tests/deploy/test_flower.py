@@ -57,8 +57,8 @@ class Grid:
         for message in messages:
             name = str(len(self.replies) + 1)
             message.metadata.__dict__["_message_id"] = name
-            travelled = _over_the_wire(message)
-            self.replies[name] = _over_the_wire(self.app(travelled, self.contexts[message.metadata.dst_node_id]))
+            traveled = _over_the_wire(message)
+            self.replies[name] = _over_the_wire(self.app(traveled, self.contexts[message.metadata.dst_node_id]))
             names.append(name)
         return names
 
@@ -132,15 +132,15 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(flower_transport, "_LARGEST", 1000)
     long = ConfigRecord({flower_transport._FACTS: "[" * 1001})
     (stray,) = grid.push_messages([Message(RecordDict({flower_transport._RECORD: long}), 10, "query.hello")])
-    assert "expected facts of at most 1000 bytes, came 1001" in str(wire.collect([stray])[stray])
+    assert "expected facts of at most 1000 bytes, got 1001" in str(wire.collect([stray])[stray])
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
         ({"methodd": "fedgh"}, "run-config: unknown key 'methodd'; did you mean 'method'?"),
-        ({"seed": "one"}, "run-config: expected int as 'seed', in place of the recipe's, came 'one'"),
-        ({"resume": 1}, "run-config: expected bool as 'resume', go on where the run folder's last round ends, came 1"),
+        ({"seed": "one"}, "run-config: expected int as 'seed', in place of the recipe's, got 'one'"),
+        ({"resume": 1}, "run-config: expected bool as 'resume', go on where the run folder's last round ends, got 1"),
     ],
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
@@ -151,12 +151,12 @@ def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -
 
 def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
-    file.write_text(recipe_of("local").dumps() + "\n[profiles.tiny.training]\nepochs = 2\n")
+    file.write_text(recipe_of("local").dumps() + "\n[presets.tiny.training]\nlocal_epochs = 2\n")
     config = flower_transport._run_config(
         {"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "profile": "tiny"}
     )
     changed = flower_transport._recipe(file, config)
-    assert (changed.training.rounds, changed.training.lr, changed.training.epochs) == (7, 0.5, 2)
+    assert (changed.training.rounds, changed.training.lr, changed.training.local_epochs) == (7, 0.5, 2)
     assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
     with pytest.raises(RequestError, match="expected 'set' and 'profile' with a recipe's file"):
         flower_transport._recipe(recipe_of("local"), config)

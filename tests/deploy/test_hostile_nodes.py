@@ -149,7 +149,7 @@ FAST = {"fedavg", "fedgh", "fedproto", "fedin", "fedkd"}
 def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Every change to one client's answer, in every passage; what the server is stays as it was."""
     rounds = 1 + METHODS[method]().needs.warmup
-    data = {"max_rows": 400, "holdout": 40}
+    data = {"limit_train": 400, "holdout": 40}
     recipe = recipe_of(method, **ONE, data=data, knobs=SMALL.get(method), training={"rounds": rounds})
     wire = Nearby(recipe, tmp_path)
     seen: list[str] = []
@@ -189,7 +189,7 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
 def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
-    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"precision": precision, "share": 0.1})
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"dtype": precision, "top_k_fraction": 0.1})
     wire = Nearby(recipe, tmp_path)
     honest = Nodes.run
     seen: list[bool] = []
@@ -236,7 +236,7 @@ def test_a_labels_lie_leaves_the_others_at_work(tmp_path: Path) -> None:
     in_round(wire, 1, lie)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert [told["client"] for told in done.history[0]["refused"]] == [1]
-    assert "in 'labels', came 1e+09" in done.history[0]["refused"][0]["reason"]
+    assert "in 'labels', got 1e+09" in done.history[0]["refused"][0]["reason"]
     assert [record["dropped"] for record in done.history] == [[], []]
 
 
@@ -319,18 +319,18 @@ DEEP = ".".join("a" * 2000)
 @pytest.mark.parametrize(
     ("claim", "reason"),
     [
-        ({"train": 2**40}, "came others at 'train'"),
-        ({"test": 2**40}, "came others at 'test'"),
-        ({"words": 2**40}, "came others at 'words'"),
+        ({"train": 2**40}, "got others at 'train'"),
+        ({"test": 2**40}, "got others at 'test'"),
+        ({"words": 2**40}, "got others at 'words'"),
         ({"class_names": [str(i) for i in range(20_000)]}, "expected the classes '0', '1', '2', '3', '4' and 5 more"),
-        ({"class_names": [str(i) for i in range(200_000)]}, "came others at 'class_names'"),
-        ({"head": {"weight": [2**14, 2**14]}}, "expected at most 16777216 numbers in a head, came 268435456"),
-        ({"head": {DEEP: [1]}}, "came others at 'head"),
-        ({"feature_dim": 2**20, "class_names": [str(i) for i in range(20_000)]}, "numbers in a head, came 20972568576"),
+        ({"class_names": [str(i) for i in range(200_000)]}, "got others at 'class_names'"),
+        ({"head": {"weight": [2**14, 2**14]}}, "expected at most 16777216 numbers in a head, got 268435456"),
+        ({"head": {DEEP: [1]}}, "got others at 'head"),
+        ({"feature_dim": 2**20, "class_names": [str(i) for i in range(20_000)]}, "numbers in a head, got 20972568576"),
         ({"shape": [2**14, 2**14]}, "expected at most 4194304 numbers in an input"),
-        ({"mean": [float("nan")], "std": [1.0]}, "came others at 'mean.0'"),
+        ({"mean": [float("nan")], "std": [1.0]}, "got others at 'mean.0'"),
         ({"std": [0.0]}, "expected one positive std per mean"),
-        ({"token": "x"}, "came others at 'token'"),
+        ({"token": "x"}, "got others at 'token'"),
     ],
 )
 def test_a_hello_that_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[str, Any], reason: str) -> None:
@@ -384,11 +384,11 @@ def test_nodes_may_have_some_of_the_recipes_classes(tmp_path: Path) -> None:
         (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
     configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
     settings: dict[str, Any] = {"models": {"architectures": ["mlp-64-32"]}}
-    named = recipe_of("local", data={"clients": 2, "class_names": ["c", "b", "a"]}, **settings)
+    named = recipe_of("local", data={"num_clients": 2, "class_names": ["c", "b", "a"]}, **settings)
     found, said = greeted(Nearby(named, tmp_path, (0, 1), configs), named, tmp_path, 2)
     assert [one.class_names for one in found.known.values()] == [["c", "b", "a"]] * 2
     assert said == []
-    short = recipe_of("local", data={"clients": 2, "class_names": ["a", "b"]}, **settings)
+    short = recipe_of("local", data={"num_clients": 2, "class_names": ["a", "b"]}, **settings)
     found, said = greeted(Nearby(short, tmp_path, (0, 1), configs), short, tmp_path, 2)
     assert set(found.known) == {0}
     assert "data.class_names: expected 'c' of" in said[0]
@@ -416,7 +416,7 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: 
     there, said = again({"state_dir": str(tmp_path / "thief")}, FIRST_NODE + 50)
     assert there == {0, 2}
     assert said == [
-        f"node {FIRST_NODE + 50} is no client: client-id 1 belongs to the node that came as {BAD}, came another; where "
+        f"node {FIRST_NODE + 50} is no client: client-id 1 belongs to the node that came as {BAD}, got another; where "
         "its keeper wants it so: polyfed deploy release RUN 1"
     ]
     assert again({}, FIRST_NODE + 51)[0] == {0, 1, 2}, "registered anew, with its own state-dir, it is known again"
@@ -427,7 +427,7 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: 
         f"client 1 belonged to the node that came as {BAD}, and is free now; go on with resume=true\n"
     )
     assert again({"state_dir": str(tmp_path / "heir")}, FIRST_NODE + 52)[0] == {0, 1, 2}
-    with pytest.raises(RequestError, match=r"expected a client whose number belongs to a node \(0, 2\), came 1"):
+    with pytest.raises(RequestError, match=r"expected a client whose number belongs to a node \(0, 2\), got 1"):
         release(out, 1)
 
 

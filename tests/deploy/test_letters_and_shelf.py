@@ -46,7 +46,7 @@ def test_order_empty_groups_views_and_facts_survive() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 8, b"\x05" + b"\x00" * 7 + b"[1,2]", pack({"a": torch.ones(3)})[:-1]])
 def test_bytes_that_are_no_message_are_one_line(data: bytes) -> None:
-    with pytest.raises(RunError, match=f"expected a message as bytes, came {len(data)} that are none") as caught:
+    with pytest.raises(RunError, match=f"expected a message as bytes, got {len(data)} that are none") as caught:
         unpack(data)
     assert "\n" not in str(caught.value)
 
@@ -74,7 +74,7 @@ def test_counts_that_are_none_are_one_line(told: dict[str, object]) -> None:
 
 
 def test_facts_are_checked() -> None:
-    with pytest.raises(RunError, match=r"expected the facts of a letter \(introduction\), came others at 'client'"):
+    with pytest.raises(RunError, match=r"expected the facts of a letter \(introduction\), got others at 'client'"):
         read(Introduction, {"client": -1})
 
 
@@ -109,7 +109,7 @@ def test_a_shelf_keeps_the_last_and_the_one_before(tmp_path: Path) -> None:
     assert float(found.state["c"]) == 2  # type: ignore[arg-type]
     assert shelf.go_back("000002-00") == ["000005-00"]
     assert shelf.marks() == ["000002-00"]
-    with pytest.raises(RunError, match=r"expected the state after '000005-00' in .*, came 000002-00"):
+    with pytest.raises(RunError, match=r"expected the state after '000005-00' in .*, got 000002-00"):
         shelf.read("000005-00")
 
 

@@ -28,11 +28,11 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 PATIENCE = 600.0  # seconds; a busy machine takes a minute for what takes seconds
 RECIPE = """
 [data]
-name = "digits"
-clients = 2
+dataset = "digits"
+num_clients = 2
 split = "6:1:3"
-max_train = 40
-max_test = 20
+max_train_per_client = 40
+max_test_per_client = 20
 
 [models]
 architectures = ["digits-cnn1", "digits-cnn2"]
@@ -253,7 +253,7 @@ def test_a_node_that_says_nonsense_counts_for_nothing(loopback: Loopback, tmp_pa
     assert [[one["client"] for one in record["refused"]] for record in found] == [[1], [1], [], [], []]
     assert [record["dropped"] for record in found] == [[], [], [1], [1], []]
     reasons = [event["reason"] for event in records(out, "nodes.jsonl") if event["event"] == "trouble"]
-    assert "came others at 'surplus'" in reasons[0]
+    assert "got others at 'surplus'" in reasons[0]
     assert "expected an answer of at most 2000000 bytes" in reasons[1]
 
 

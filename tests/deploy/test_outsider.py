@@ -48,11 +48,11 @@ app()
 """
 RECIPE = """
 [data]
-name = "digits"
-clients = 2
+dataset = "digits"
+num_clients = 2
 split = "6:1:3"
-max_train = 40
-max_test = 20
+max_train_per_client = 40
+max_test_per_client = 20
 
 [models]
 architectures = ["digits-cnn1"]

@@ -20,12 +20,12 @@ def touched(path: Path) -> Path:
 
 
 def test_a_server_without_its_keys_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"expected ca\.crt in .*, as 'polyfed deploy certify' writes it, came none"):
+    with pytest.raises(RequestError, match=r"expected ca\.crt in .*, as 'polyfed deploy certify' writes it, got none"):
         serve_nodes(tmp_path, database=tmp_path / "db")
 
 
 def test_a_node_without_its_key_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, came none"):
+    with pytest.raises(RequestError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, got none"):
         supernode.join(recipe_of(), "", server="x:1", authority=touched(tmp_path / "ca"), key=tmp_path / "node")
 
 
@@ -33,8 +33,8 @@ def test_a_node_without_its_key_is_one_line(tmp_path: Path) -> None:
     ("config", "line"),
     [
         ("client-id=1 state-dir=", "expected state-dir"),
-        ("client-id=[", "--node-config: expected 'key=1 key=\"text\"', came 'client-id=\\['"),
-        ('client-id=7 state-dir="state"', "expected a client-id below 3, came 7"),
+        ("client-id=[", "--node-config: expected 'key=1 key=\"text\"', got 'client-id=\\['"),
+        ('client-id=7 state-dir="state"', "expected a client-id below 3, got 7"),
         ('client-id=0 state-dir="state" data="csv:none.csv"', "none.csv"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> None:
-    recipe = recipe_of(method, **ONE, data={"max_rows": 400, "holdout": 40}, knobs=SMALL.get(method))
+    recipe = recipe_of(method, **ONE, data={"limit_train": 400, "holdout": 40}, knobs=SMALL.get(method))
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
     same(recipe, run, tmp_path)
 
@@ -133,15 +133,15 @@ def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> Non
 def test_few_clients_a_round_every_stage_drops_and_compression_are_the_same_too(tmp_path: Path) -> None:
     recipe = recipe_of(
         "fedgh",
-        training={"rounds": 3, "participation": 0.7, "batch_size": 16},
+        training={"rounds": 3, "client_fraction": 0.7, "batch_size": 16},
         evaluation={
-            "extra_stages": ["received", "after_local", "personal"],
+            "extra_stages": ["received", "after_training", "personal"],
             "metrics": ["auc", "confusion"],
-            "every": 2,
+            "every_n_rounds": 2,
         },
-        availability={"drop": 0.3, "drop_when": "after"},
-        compression={"precision": "float16"},
-        privacy={"clip": 1.0, "noise": 0.1},
+        availability={"dropout_rate": 0.3, "dropout_stage": "after"},
+        compression={"dtype": "float16"},
+        privacy={"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1},
     )
     same(recipe, serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5), tmp_path)
 
@@ -253,7 +253,7 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     for client, classes in ((0, "ab"), (1, "bc")):
         rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
         (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
-    data = {"clients": 2, "class_names": ["a", "b", "c"]}
+    data = {"num_clients": 2, "class_names": ["a", "b", "c"]}
     recipe = recipe_of("fedgh", data=data, models={"architectures": ["mlp-64-32", "mlp-64-64-32"]})
     configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
     wire = Nearby(recipe, tmp_path, (0, 1), configs)
@@ -269,7 +269,9 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
 def test_own_rows_are_capped_by_the_clients_own_cap(tmp_path: Path) -> None:
     rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
     (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
-    recipe = recipe_of("local", data={"clients": 3, "max_train": [30, 8]}, models={"architectures": ["mlp-64-32"]})
+    recipe = recipe_of(
+        "local", data={"num_clients": 3, "max_train_per_client": [30, 8]}, models={"architectures": ["mlp-64-32"]}
+    )
     configs = {client: {"data": f"csv:{tmp_path}/own.csv"} for client in range(3)}
     run = serve(recipe, Nearby(recipe, tmp_path, (0, 1, 2), configs), out=tmp_path / "out", deadline=5)
     assert [entry["samples"] for entry in run.result["clients_table"]] == [30, 8, 30]
@@ -278,7 +280,7 @@ def test_own_rows_are_capped_by_the_clients_own_cap(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [pytest.param({}, marks=pytest.mark.slow), {"secret-noise": True}])
 def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[str, Any]) -> None:
     """With the recipe's rows it is drawn from the run's seed, unless it is asked for; nobody is sent the secret."""
-    recipe = recipe_of("fedgh", privacy={"clip": 1.0, "noise": 0.5})
+    recipe = recipe_of("fedgh", privacy={"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.5})
     wire = Nearby(recipe, tmp_path, configs={1: config})
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("node-*")} == {0o700}
@@ -304,8 +306,10 @@ def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[
 
 def test_dp_sgd_draws_from_the_nodes_secret(tmp_path: Path) -> None:
     """Two secrets give two models; the same secret gives the same once more. Nobody is sent it."""
-    privacy = {"sgd_clip": 1.0, "sgd_noise": 1.0}
-    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, privacy=privacy, data={"clients": 1, "max_rows": 60})
+    privacy = {"max_grad_norm": 1.0, "noise_multiplier": 1.0}
+    recipe = recipe_of(
+        "fedavg", **ONE, training={"rounds": 1}, privacy=privacy, data={"num_clients": 1, "limit_train": 60}
+    )
 
     def shared(out: str) -> dict[str, Tensor]:
         wire = Nearby(recipe, tmp_path, (0,), {0: {"secret-noise": True, "share-model": True}})
@@ -327,8 +331,11 @@ def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
 ) -> None:
     rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
     (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
-    settings: dict[str, Any] = {"models": {"architectures": ["mlp-64-32"]}, "privacy": {"clip": 1.0, "noise": 1.0}}
-    plain = recipe_of("fedavg", data={"clients": 1}, **settings)
+    settings: dict[str, Any] = {
+        "models": {"architectures": ["mlp-64-32"]},
+        "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0},
+    }
+    plain = recipe_of("fedavg", data={"num_clients": 1}, **settings)
     own = f"csv:{tmp_path}/own.csv"
     said = turned_away(plain, plain, tmp_path, monkeypatch, data=own)
     assert "expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client 0's own" in said
@@ -345,7 +352,7 @@ def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
     assert [NodeConfig.read({**place, **more}).secret for more in ({}, {"data": "digits"})] == [False, True]
     assert not NodeConfig.read({**place, "data": "digits", "secret-noise": False}).secret
     (tmp_path / "noise.secret").write_bytes(b"short")
-    with pytest.raises(RunError, match=r"expected 32 bytes as this node's secret in .*, came 5; remove it"):
+    with pytest.raises(RunError, match=r"expected 32 bytes as this node's secret in .*, got 5; remove it"):
         secret(tmp_path)
 
 
@@ -391,10 +398,10 @@ def turned_away(theirs: Recipe, recipe: Recipe, folder: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        ({"client-id": 3}, "expected a client-id below 3, came 3"),
+        ({"client-id": 3}, "expected a client-id below 3, got 3"),
         ({"client-id": -1}, "expected client-id, the number of this node's client"),
-        ({"client-id": "0"}, "as 'client-id' (int), came '0'"),
-        ({"secret-noise": 1}, "as 'secret-noise' (bool), came 1"),
+        ({"client-id": "0"}, "as 'client-id' (int), got '0'"),
+        ({"secret-noise": 1}, "as 'secret-noise' (bool), got 1"),
         ({"state-dirr": "x"}, "unknown key 'state-dirr'; did you mean 'state-dir'?"),
         ({"architecture": "digits-cnn7"}, "unknown model 'digits-cnn7'; did you mean"),
         ({"data": "csv:nowhere.csv"}, "nowhere.csv"),
@@ -413,9 +420,9 @@ def test_wrong_node_configuration_is_one_line(
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"min_nodes": 4}, "min-nodes: expected 1 to 3, the clients of the recipe, came 4"),
-        ({"deadline": 0.0}, "deadline: expected seconds above 0, came 0.0"),
-        ({"max_megabytes": -1.0}, "max-megabytes: expected more than 0, came -1.0"),
+        ({"min_nodes": 4}, "min-nodes: expected 1 to 3, the clients of the recipe, got 4"),
+        ({"deadline": 0.0}, "deadline: expected seconds above 0, got 0.0"),
+        ({"max_megabytes": -1.0}, "max-megabytes: expected more than 0, got -1.0"),
     ],
 )
 def test_wrong_settings_of_a_run_are_one_line(tmp_path: Path, options: Mapping[str, Any], line: str) -> None:

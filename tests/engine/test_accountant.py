@@ -44,14 +44,14 @@ def test_without_the_package_drawn_rows_are_refused(monkeypatch: pytest.MonkeyPa
 
 
 def test_noise_for_a_target_is_the_least() -> None:
-    settings = Privacy(sgd_clip=1.0, target=2.0)
+    settings = Privacy(max_grad_norm=1.0, target_epsilon=2.0)
 
     def released(noise: float) -> Any:
         return [[Release("training", "sample", noise, times=t), Release("features", "sample", 4.0)] for t in (1, 5)]
 
     noise = least_noise(released, settings)
     assert epsilon_of(released(noise)[1], DELTA) <= 2.0 < epsilon_of(released(noise * 0.998)[1], DELTA)
-    with pytest.raises(RequestError, match=r"privacy.target: expected one that noise can reach, came 0.1"):
+    with pytest.raises(RequestError, match=r"privacy.target_epsilon: expected one that noise can reach, got 0.1"):
         least_noise(released, settings.model_copy(update={"target": 0.1}))
 
 

@@ -20,13 +20,13 @@ from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
 from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedTGP, Local
 from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Availability, Compression, Defence
+from polyfed.plugins.settings import Availability, Compression, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import Kit
 
-THREE = SHORT.model_copy(update={"rounds": 3, "participation": 0.7})
+THREE = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
 
 
 def outcome(federation: Federation) -> dict[str, Tensor]:
@@ -88,14 +88,14 @@ def test_every_method_can_be_alone(name: str) -> None:
 @pytest.mark.parametrize("method", [FedTGP(), FedProto()], ids=repr)
 def test_processes_do_as_one_after_the_other(method: Method) -> None:
     kit = Kit(method=method)
-    assert same(kit.run(alone(method)), kit.run(alone(method), executor="pool", workers=2))
+    assert same(kit.run(alone(method)), kit.run(alone(method), executor="processes", workers=2))
 
 
 @pytest.mark.parametrize("method", [FD(), FedProto()], ids=repr)
 def test_clients_as_one_do_as_one_after_the_other(method: Method) -> None:
     kit = Kit(method=method)
     serial = worlds.weights(kit.run(alone(method)))
-    stacked = worlds.weights(kit.run(alone(method), executor="cohort", workers=3))
+    stacked = worlds.weights(kit.run(alone(method), executor="vectorized", workers=3))
     assert worlds.difference(serial, stacked, 1e-4) is None
 
 
@@ -124,15 +124,15 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
 
 def test_no_byte_is_counted() -> None:
     kit = Kit(method=FedAvg())
-    federation = kit.run(alone(FedAvg()), compression=Compression(precision="float16"))
+    federation = kit.run(alone(FedAvg()), compression=Compression(dtype="float16"))
     for record in federation.history:
         assert record["bytes_up"] == record["bytes_down"] == record["bytes_up_uncompressed"] == 0
-        assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == 0
+        assert record["bytes_up_paper"] == record["bytes_down_paper"] == 0
         assert {tuple(sent.values()) for sent in record["bytes_by_client"].values()} == {(0, 0)}
 
 
 def test_no_time_is_spent_on_the_wire() -> None:
-    federation = Kit(method=FedAvg()).run(alone(FedAvg()), devices=Devices(names=["phone-mid"]))
+    federation = Kit(method=FedAvg()).run(alone(FedAvg()), devices=Devices(profiles=["phone-mid"]))
     spent = federation.history[-1]["simulated_by_client"]["0"]
     assert spent["down"] == spent["up"] == 0 < spent["train"]
 
@@ -143,10 +143,10 @@ def test_no_time_is_spent_on_the_wire() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"defence": Defence(rule="median")}, "expected no \\[defence\\]"),
-        ({"defence": Defence(max_norm=1.0)}, "expected no \\[defence\\]"),
-        ({"availability": Availability(late=0.5)}, "expected no availability.late"),
-        ({"devices": Devices(names=["phone-mid"], deadline=3.0)}, "expected no devices.deadline"),
+        ({"robust_aggregation": RobustAggregation(aggregator="median")}, "expected no \\[defense\\]"),
+        ({"robust_aggregation": RobustAggregation(max_update_norm=1.0)}, "expected no \\[defense\\]"),
+        ({"availability": Availability(delay_rate=0.5)}, "expected no availability.delay_rate"),
+        ({"devices": Devices(profiles=["phone-mid"], round_timeout=3.0)}, "expected no devices.round_timeout"),
     ],
 )
 def test_what_needs_others_is_refused(settings: dict[str, Any], said: str) -> None:
@@ -156,7 +156,7 @@ def test_what_needs_others_is_refused(settings: dict[str, Any], said: str) -> No
 
 
 def test_who_drops_out_or_joins_late_may_be_alone() -> None:
-    availability = Availability(drop=0.3, joiners=2, join_round=2)
+    availability = Availability(dropout_rate=0.3, late_joiners=2, join_round=2)
     federation = Kit(method=FedTGP()).run(alone(FedTGP()), THREE, availability=availability)
     assert len(federation.history) == 3
 

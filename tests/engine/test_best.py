@@ -23,7 +23,7 @@ from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.prediction import load_model
 
 SETTINGS: Mapping[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "max_rows": 200, "split": "5:3:2"},
+    "data": {"dataset": "digits", "num_clients": 3, "limit_train": 200, "split": "5:3:2"},
     "models": {"architectures": ["digits-cnn1"]},
     "method": {"name": "fedgh"},
     "training": {"rounds": 8, "batch_size": 10, "lr": 0.3},  # so large that it goes up and down
@@ -152,7 +152,7 @@ def test_killed_at_any_checkpoint_bit_for_bit(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_that_goes_on_keeps_the_best_of_all_its_rounds(tmp_path: Path) -> None:
-    sections = {"evaluation": {"every": 2}}
+    sections = {"evaluation": {"every_n_rounds": 2}}
     for rounds in (3, 5, 8):
         longer = recipe(training={"rounds": rounds}, **sections)
         pf.run(longer, out=tmp_path / "longer", resume=True)
@@ -194,7 +194,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         pf.run(recipe(data={"split": "4:0:1"}), out=tmp_path / "run")
     assert str(refused.value).startswith("run.keep = 'best': expected validation data, by which the best round is told")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(RequestError, match=r"run.keep: expected 'last' or 'best', came 'first'"):
+    with pytest.raises(RequestError, match=r"run.keep: expected 'last' or 'best', got 'first'"):
         recipe("first")
     client = pf.Client(torch.nn.Linear(4, 2), train=(torch.randn(9, 4), torch.arange(9) % 2))
     with pytest.raises(RequestError, match="keep: expected 'last' or 'best', got 'bset'"):

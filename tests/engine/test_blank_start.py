@@ -54,7 +54,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
         federation = Federation(
             members,
             method,
-            Training(rounds=3, participation=0.5, batch_size=6),
+            Training(rounds=3, client_fraction=0.5, batch_size=6),
             Evaluation(extra_stages=["received", "personal"]),
             task=Task(public=Public(draw(16, range(CLASSES), 99)), classes=CLASSES),
             builders=builders,

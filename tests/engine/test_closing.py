@@ -34,7 +34,7 @@ from polyfed.tracking.console import Console
 
 ALL = list(range(6))
 HEADS = Phase(2, trains=lambda name: name.startswith("head."), lr=0.05, name="heads")
-THREE = Training(rounds=3, batch_size=8, lr=0.1, participation=0.5)
+THREE = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.5)
 
 
 class Finish(FedAvg):
@@ -107,7 +107,7 @@ def test_it_comes_after_the_last_round_for_everybody() -> None:
         planned.append((server.round, list(selected), server.rounds))
         call(server, selected)
 
-    made = ran(Spy(Finish(), plan=plan), evaluation=Evaluation(every=10))
+    made = ran(Spy(Finish(), plan=plan), evaluation=Evaluation(every_n_rounds=10))
     assert [record["round"] for record in made.history] == [1, 2, 3, 4]
     assert [record["closing"] for record in made.history] == [False, False, False, True]
     assert [len(record["clients"]) for record in made.history] == [3, 3, 3, 6]
@@ -159,7 +159,7 @@ def test_phases_of_a_usual_exchange() -> None:
             own = (Exchange("heads", phases=(HEADS,)), Exchange("none", phases=()))
             return own[round - 1 :] if round < 3 else (Exchange(),)
 
-    made = ran(Twice(), THREE.model_copy(update={"participation": 1.0}))
+    made = ran(Twice(), THREE.model_copy(update={"client_fraction": 1.0}))
     size = sum(client.n for client in made.clients)
     assert [record["samples"] for record in made.history] == [2 * size, 0, size]
     for record, refused in zip(made.history, (6, 6, 0), strict=True):  # an exchange without phases takes no step
@@ -184,7 +184,7 @@ def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> N
     assert federation(FedAvg()).run().result["accuracy_before_closing"] is None
 
 
-STORM = Availability(drop=0.5, late=0.5, joiners=2, join_round=3)
+STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_round=3)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
 
 
 def test_everybody_present_is_reached_in_time() -> None:
-    made = ran(Finish(), availability=Availability(drop=1.0, late=1.0))
+    made = ran(Finish(), availability=Availability(dropout_rate=1.0, delay_rate=1.0))
     assert [len(record["dropped"]) for record in made.history] == [3, 3, 3, 0]
     assert made.history[-1]["late"] == []
     assert made.history[-1]["clients"] == ALL
@@ -234,14 +234,14 @@ def test_what_is_under_way_after_the_last_round_is_lost() -> None:
         heard.append({int(message["n"]) for message in uploads.values()})  # type: ignore[arg-type]
         call(server, uploads)
 
-    made = ran(Spy(Late(), aggregate=aggregate), availability=Availability(late=1.0, late_by=1))
+    made = ran(Spy(Late(), aggregate=aggregate), availability=Availability(delay_rate=1.0, delay_rounds=1))
     assert [len(entry) for entry in heard] == [0, 3, 3, 6]
     last = made.history[-1]
     assert [last[key] for key in ("late", "arrived", "discarded")] == [[], [], []]
 
 
 def test_it_follows_an_early_stop(tmp_path: Path) -> None:
-    settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_decay=0.5)
+    settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_gamma=0.5)
     evaluation = Evaluation(patience=2)
     whole = federation(Finish(), settings, evaluation=evaluation)
     result = whole.run().result
@@ -261,7 +261,7 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
 
 def test_its_rate_is_that_of_the_schedule() -> None:
     """After the last planned round that round's; after an early stop the next round's."""
-    rule = {"lr": 0.1, "lr_schedule": "exponential", "lr_decay": 0.5}
+    rule = {"lr": 0.1, "lr_schedule": "exponential", "lr_gamma": 0.5}
     made = ran(Finish(), Training(rounds=3, **rule))  # type: ignore[arg-type]
     assert [record["lr"] for record in made.history] == [0.1, 0.05, 0.025, 0.025]
     stopped = Training(rounds=5, **{**rule, "lr": 1e-12})  # type: ignore[arg-type]
@@ -271,7 +271,7 @@ def test_its_rate_is_that_of_the_schedule() -> None:
 
 def test_a_check_knows_its_cost() -> None:
     """Bytes of the whole run, the closing round included, are those of a run."""
-    full = THREE.model_copy(update={"participation": 1.0})
+    full = THREE.model_copy(update={"client_fraction": 1.0})
     made = federation(Finish(), full)
     result = made.run().result
     found = estimate_costs(federation(Finish(), full))

@@ -55,7 +55,7 @@ from polyfed.testing.fixtures import difference, everything
 CLOSE = 1e-5  # of the largest entry
 ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.md
 TWO_ROUNDS = Training(rounds=2, batch_size=8, lr=0.1)
-HARD = Training(rounds=3, epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
+HARD = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
 SIZES = [12, 7, 1, 30, 17]
 
 
@@ -101,7 +101,7 @@ def near(one: Any, other: Any) -> bool:
 def same(run: Callable[..., Federation], lines: Sequence[str] = ()) -> Federation:
     """`run(executor=, trackers=)` gives the same by either executor; the lines that the cohort says match these."""
     serial, told = run(executor="serial"), Told()
-    found = run(executor="cohort", trackers=[told])
+    found = run(executor="vectorized", trackers=[told])
     assert isinstance(found.executor, Cohort)
     assert difference(everything(serial), everything(found), CLOSE) is None
     assert near(serial.history, found.history)
@@ -158,10 +158,10 @@ def test_a_cohort_comes_to_the_serial_result(method: Method, stacks: list[int]) 
 def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> None:
     networks = 1 if kinds else 3
     lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
-    evaluation = Evaluation(extra_stages=["received", "after_local", "personal"])
+    evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])
     same(of_kit(METHODS[name](), HARD, evaluation=evaluation, **kinds), lines)
     assert bool(stacks) is (name not in ALONE)
-    unreliable = Availability(drop=0.2, drop_when="after", late=0.3, joiners=1)
+    unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
     same(of_kit(METHODS[name](), HARD, availability=unreliable, **kinds), lines)
 
 
@@ -172,9 +172,9 @@ def test_the_page_names_those_that_train_alone() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", pytest.param("adamw", marks=pytest.mark.slow)])
-def test_ragged_sizes_and_every_optimiser(optimizer: str, stacks: list[int]) -> None:
+def test_ragged_sizes_and_every_optimizer(optimizer: str, stacks: list[int]) -> None:
     settings = {"momentum": 0.9 if optimizer == "sgd" else 0.0, "weight_decay": 0.1, "lr": 0.01}
-    same(of_toys(Local(), training=Training(rounds=2, epochs=2, batch_size=8, optimizer=optimizer, **settings)))
+    same(of_toys(Local(), training=Training(rounds=2, local_epochs=2, batch_size=8, optimizer=optimizer, **settings)))
     steps = [-(-size // 8) * 2 for size in SIZES]
     assert stacks == [sum(count > step for count in steps) for step in range(max(steps))] * 2  # who is through leaves
 
@@ -188,7 +188,7 @@ def test_batchnorm_is_given_no_filled_batches(stacks: list[int]) -> None:
 def test_small_stacks_are_of_clients_of_like_size(stacks: list[int]) -> None:
     run = of_toys(Local(), sizes=[30, 7, 30, 7, 7], training=TWO_ROUNDS)
     told = Told()
-    a, b = run(executor="serial"), run(executor="cohort", workers=2, trackers=[told])
+    a, b = run(executor="serial"), run(executor="vectorized", workers=2, trackers=[told])
     assert difference(everything(a), everything(b), CLOSE) is None
     assert stacks == [2] * 4 + [2] + [2] * 4 + [2]  # 30 and 30 in four steps; 7 and 7 in one; the last 7 alone
     assert told.messages == []
@@ -196,16 +196,16 @@ def test_small_stacks_are_of_clients_of_like_size(stacks: list[int]) -> None:
 
 def test_the_same_bits_again_in_the_same_stacks() -> None:
     run = of_toys(FedAvg(), toys.NETS["bn"], training=TWO_ROUNDS)
-    one, two, other = (run(executor="cohort", workers=size) for size in (5, 5, 2))
+    one, two, other = (run(executor="vectorized", workers=size) for size in (5, 5, 2))
     assert difference(everything(one), everything(two)) is None
     assert difference(everything(one), everything(other), CLOSE) is None
 
 
 def test_sums_rounds_and_scores_are_recorded_as_ever() -> None:
-    stages = Evaluation(extra_stages=["received", "after_local", "personal"], metrics=["f1", "auc"])
+    stages = Evaluation(extra_stages=["received", "after_training", "personal"], metrics=["f1", "auc"])
     found = same(of_kit(FD(), evaluation=stages, one=True))
     assert found.history[-1]["sums"]["distillation"] > 0
-    assert found.history[-1]["accuracy"].keys() == {"personal", "received", "after_local"}
+    assert found.history[-1]["accuracy"].keys() == {"personal", "received", "after_training"}
 
 
 def test_phases_closing_rounds_public_and_other_data() -> None:
@@ -228,7 +228,7 @@ def test_augmented_images_are_the_serial_ones() -> None:
         data = [Samples(x[:n], torch.arange(n) % 3) for n in (14, 9, 3)]
         members = [Client("net", samples, data[2]) for samples in data]
         nets = {"net": lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3))}
-        training = Training(rounds=2, batch_size=4, augment="crop-flip")
+        training = Training(rounds=2, batch_size=4, augmentation="crop-flip")
         federation = Federation(members, Local(), training, builders=nets, **grouped(**more))
         federation.run()
         return federation
@@ -240,7 +240,7 @@ def test_bf16_is_a_cohorts_too() -> None:
     run = of_toys(Local(), training=TWO_ROUNDS)
     full, alone, half = (
         run(executor=executor, precision=precision)
-        for executor, precision in (("cohort", "float32"), ("serial", "bf16"), ("cohort", "bf16"))
+        for executor, precision in (("vectorized", "float32"), ("serial", "bf16"), ("vectorized", "bf16"))
     )
     assert difference(everything(alone), everything(half), 0.02) is None
     assert difference(everything(full), everything(half), CLOSE) is not None
@@ -252,7 +252,7 @@ def test_who_is_refused_drops_out_or_fails_does_as_alone() -> None:
         huge = Samples(torch.full((9, toys.INPUTS), 3e38), torch.zeros(9, dtype=torch.int64))
         members[2] = Client("linear", huge, toys.samples(5, 1))
         nets = {"linear": lambda: nn.Sequential(nn.Linear(toys.INPUTS, toys.CLASSES))}
-        unreliable = Availability(drop=0.3, drop_when="after")
+        unreliable = Availability(dropout_rate=0.3, dropout_stage="after")
         given = {"builders": nets, "classes": toys.CLASSES, "availability": unreliable, **more}
         federation = Federation(members, FedAvg(), HARD, **grouped(**given))
         federation.run()
@@ -267,14 +267,14 @@ def test_who_is_refused_drops_out_or_fails_does_as_alone() -> None:
             raise ValueError("no")
 
     with pytest.raises(RunError, match=r"client 0 \(net\), round 1, training: ValueError: no"):
-        of_toys(Fails())(executor="cohort")
+        of_toys(Fails())(executor="vectorized")
 
     class CannotSend(Local):
         def upload(self, client: Client, trained: Any) -> Message:
             raise ValueError("no")
 
     with pytest.raises(RunError, match=r"client 0 \(net\), round 1, uploading: ValueError: no"):
-        of_toys(CannotSend())(executor="cohort")
+        of_toys(CannotSend())(executor="vectorized")
 
 
 # steps that differ among clients -----------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Sometimes(Local):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: str, stacks: list[int]) -> None:
-    training = Training(rounds=2, epochs=2, batch_size=8, optimizer=optimizer, weight_decay=0.1)
+    training = Training(rounds=2, local_epochs=2, batch_size=8, optimizer=optimizer, weight_decay=0.1)
     same(of_toys(Sometimes(), TwoHeads, training=training))
     assert 1 < max(stacks) < 5
 
@@ -314,7 +314,7 @@ def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: st
             return {"other": client.id == 3}
 
     run = of_toys(Never(), TwoHeads, training=training)
-    before, after = run(executor="cohort").clients, run(executor="serial").clients
+    before, after = run(executor="vectorized").clients, run(executor="serial").clients
     assert all(
         difference(dict(a.weights or {}), dict(b.weights or {}), CLOSE) is None
         for a, b in zip(before, after, strict=True)
@@ -344,7 +344,7 @@ def test_a_loss_that_does_not_weigh_rows_is_given_no_filled_batches(stacks: list
     ids=str,
 )
 def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int], batch_size: int) -> None:
-    training = Training(rounds=1, epochs=3, batch_size=batch_size, lr=0.5)
+    training = Training(rounds=1, local_epochs=3, batch_size=batch_size, lr=0.5)
     same(of_toys(Unweighted(), sizes=sizes, training=training))
     same(of_toys(Local(), sizes=sizes, training=training))
 
@@ -353,7 +353,7 @@ def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int]
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_masks_that_grow_apart_are_stacked(aggregation: Any, participation: float, stacks: list[int]) -> None:
     """With a share of the clients, some have masks while others have none yet."""
-    training = Training(rounds=5, batch_size=8, lr=0.1, participation=participation)
+    training = Training(rounds=5, batch_size=8, lr=0.1, client_fraction=participation)
     found = same(of_toys(FedSelect(every=1, aggregation=aggregation), training=training))
     assert any("mask" in client.state for client in found.clients)
     assert max(stacks) > 1
@@ -426,14 +426,14 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize(
     ("method", "net", "reason"),
     [
-        (Diverges(), "shallow", r"its loss cannot be vectorised \(\w+: "),
-        (Asks(), "shallow", r"its loss cannot be vectorised \(RuntimeError: vmap: .*item"),
+        (Diverges(), "shallow", r"its loss cannot be vectorized \(\w+: "),
+        (Asks(), "shallow", r"its loss cannot be vectorized \(RuntimeError: vmap: .*item"),
         (LooksAtWeights(), "shallow", "what its `inputs` draws depends on the weights"),
         (SecondGradient(), "shallow", r"its `gradients` wants more of the network \('parameters'\)"),
         (OtherContext(), "shallow", "under another context than the step's own"),
         (Foreign(), "shallow", "'scale' in the context of its loss is a SimpleNamespace, no tensor"),
         (Local(), "dropout", "dropout draws"),
-        (Local(), Recurrent, r"its loss cannot be vectorised \(\w+: .*lstm"),
+        (Local(), Recurrent, r"its loss cannot be vectorized \(\w+: .*lstm"),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__ if isinstance(value, Method) else "")[:20],
 )
@@ -441,7 +441,7 @@ def test_what_cannot_be_stacked_trains_alone_and_is_said(method: Method, net: An
     build = toys.NETS[net] if isinstance(net, str) else net
     run = of_toys(method, build, sizes=[9, 5, 12], training=TWO_ROUNDS)
     told = Told()
-    serial, found = run(executor="serial"), run(executor="cohort", trackers=[told])
+    serial, found = run(executor="serial"), run(executor="vectorized", trackers=[told])
     assert difference(everything(serial), everything(found)) is None  # bit for bit
     (line,) = told.messages
     assert re.match(rf"\w+: clients train one after the other; net: .*{reason}", line)
@@ -449,7 +449,7 @@ def test_what_cannot_be_stacked_trains_alone_and_is_said(method: Method, net: An
 
 def test_a_loss_that_is_no_function_is_found_out() -> None:
     told = Told()
-    of_toys(Remembers(), training=TWO_ROUNDS)(executor="cohort", trackers=[told])
+    of_toys(Remembers(), training=TWO_ROUNDS)(executor="vectorized", trackers=[told])
     assert re.search("not those of one after the other", told.messages[0])
 
 
@@ -469,7 +469,7 @@ def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
 
     run = of_toys(Late(), training=TWO_ROUNDS)
     told = Told()
-    serial, found = run(executor="serial"), run(executor="cohort", trackers=[told])
+    serial, found = run(executor="serial"), run(executor="vectorized", trackers=[told])
     assert difference(everything(serial), everything(found)) is None
     assert re.search("reads 'more' of the context in some steps only", told.messages[0])
 
@@ -489,7 +489,7 @@ def test_what_trains_alone_leaves_no_stack_behind(method: Method, monkeypatch: p
         begin(self, *args, **kwargs)
 
     monkeypatch.setattr(stacked_clients.Stack, "__init__", remembered)
-    federation = of_toys(method)(executor="cohort")
+    federation = of_toys(method)(executor="vectorized")
     gc.collect()
     assert len(made) == len(federation.history)
     assert not any(stack() for stack in made)
@@ -557,11 +557,11 @@ def test_a_context_knows_what_was_read() -> None:
 
 
 def test_how_many_train_as_one() -> None:
-    assert stack_size("cohort", "cpu", None) == SIZE
-    assert stack_size("cohort", "cpu", 5) == 5
+    assert stack_size("vectorized", "cpu", None) == SIZE
+    assert stack_size("vectorized", "cpu", 5) == 5
     assert stack_size("auto", "cuda:1", None) == SIZE
     assert stack_size("auto", "cuda", 7) == 7
-    for one_by_one in (("auto", "cpu", None), ("auto", "cuda", 1), ("serial", "cuda", None), ("pool", "cpu", 4)):
+    for one_by_one in (("auto", "cpu", None), ("auto", "cuda", 1), ("serial", "cuda", None), ("processes", "cpu", 4)):
         assert max(1, stack_size(*one_by_one)) == 1
 
 
@@ -580,22 +580,22 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     assert isinstance(choose("auto", "cuda", workers=1), Serial)
     assert isinstance(choose("serial", "cuda"), Serial)
     assert isinstance(choose("auto", "cpu"), Serial)
-    assert isinstance(choose("cohort", "cpu"), Cohort)
-    with pytest.raises(RequestError, match="'cohort' or 'ray', came 'cohorts'"):
+    assert isinstance(choose("vectorized", "cpu"), Cohort)
+    with pytest.raises(RequestError, match="'vectorized' or 'ray', got 'cohorts'"):
         choose("cohorts", "cpu")
-    with pytest.raises(RequestError, match=r"expected 2 or more workers, as the executor 'cohort'.*came 1"):
-        choose("cohort", "cpu", workers=1)
+    with pytest.raises(RequestError, match=r"expected 2 or more workers, as the executor 'vectorized'got 1"):
+        choose("vectorized", "cpu", workers=1)
 
 
 def test_a_recipe_can_ask_for_it() -> None:
     recipe = {
-        "data": {"name": "digits", "clients": 2},
+        "data": {"dataset": "digits", "num_clients": 2},
         "models": {"architectures": ["digits-cnn1"]},
         "method": {"name": "local"},
     }
-    assert pf.Recipe.from_dict({**recipe, "run": {"executor": "cohort"}}).run.executor == "cohort"
-    with pytest.raises(RequestError, match=r"expected workers = 2 or more.*came 1"):
-        pf.Recipe.from_dict({**recipe, "run": {"executor": "cohort", "workers": 1}})
+    assert pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized"}}).run.executor == "vectorized"
+    with pytest.raises(RequestError, match=r"expected workers = 2 or moregot 1"):
+        pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized", "workers": 1}})
 
 
 def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
@@ -605,21 +605,21 @@ def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
         training = Training(rounds=4, batch_size=8, lr=0.1)
         return Federation(members, FedAvg(), training, builders=nets, **grouped(out=out, checkpoint_every=1, **options))
 
-    whole = begun(tmp_path / "whole", executor="cohort")
+    whole = begun(tmp_path / "whole", executor="vectorized")
     whole.run()
     (tmp_path / "half").mkdir()
-    halved = begun(tmp_path / "half", executor="cohort", trackers=[Stops(2)])
+    halved = begun(tmp_path / "half", executor="vectorized", trackers=[Stops(2)])
     with pytest.raises(RuntimeError, match="stopped"):
         halved.run()
-    for other in ({}, {"executor": "serial"}, {"executor": "cohort", "workers": 2}):
+    for other in ({}, {"executor": "serial"}, {"executor": "vectorized", "workers": 2}):
         with pytest.raises(RequestError, match=r"another recipe's run: clients trained in stacks of 32, now "):
             begun(tmp_path / "half", **other).run(resume=True)
-    again = begun(tmp_path / "half", executor="cohort")
+    again = begun(tmp_path / "half", executor="vectorized")
     again.run(resume=True)
     assert difference(everything(whole), everything(again)) is None
     begun(tmp_path / "serial", executor="serial").run()
     with pytest.raises(RequestError, match=r"clients trained one by one, now in stacks of 32 \(run.executor\)"):
-        begun(tmp_path / "serial", executor="cohort").run(resume=True)
+        begun(tmp_path / "serial", executor="vectorized").run(resume=True)
 
 
 class Stops(Told):

@@ -83,7 +83,7 @@ class Statistics(FedAvg):
 
 
 def test_a_second_exchange_reaches_everybody_and_trains_nobody() -> None:
-    training = Training(rounds=2, batch_size=8, lr=0.1, participation=0.5)
+    training = Training(rounds=2, batch_size=8, lr=0.1, client_fraction=0.5)
     federation = one_kind(Statistics(), training)
     everything = torch.cat([client.data.train.x for client in federation.clients])
     assert torch.allclose(tensor(federation.server.state, "input"), everything.mean(dim=0), atol=1e-6)
@@ -289,7 +289,7 @@ class Masked(Local):
         return {"mask": every_other}
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        return (Phase(training.epochs, mask="mask"),)
+        return (Phase(training.local_epochs, mask="mask"),)
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
@@ -438,13 +438,13 @@ def test_slices_that_change_every_round() -> None:
 
 
 def test_slices_learn() -> None:
-    federation = slices(Training(rounds=12, epochs=2, batch_size=8, lr=0.2))
+    federation = slices(Training(rounds=12, local_epochs=2, batch_size=8, lr=0.2))
     assert federation.history[-1]["accuracy"]["received"]["mean"] > 0.7
 
 
 def test_who_was_not_drawn_keeps_nothing_of_another_width() -> None:
-    training = Training(rounds=4, batch_size=8, lr=0.1, participation=0.34)
-    federation = slices(training, evaluation=Evaluation(every=1, extra_stages=["personal"]))
+    training = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.34)
+    federation = slices(training, evaluation=Evaluation(every_n_rounds=1, extra_stages=["personal"]))
     assert "personal" in federation.history[-1]["accuracy"]
     for client in federation.clients:  # what is exported was trained, whatever the width was then
         exported = federation.export(client.id)
@@ -461,7 +461,7 @@ def test_who_was_not_drawn_keeps_nothing_of_another_width() -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_servers_control_is_the_mean_of_the_clients(participation: float) -> None:
-    training = Training(rounds=3, batch_size=8, lr=0.1, participation=participation)
+    training = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=participation)
     federation = one_kind(sound.Scaffold(), training)
     zero = {n: torch.zeros_like(t) for n, t in group(federation.server.state, "control").items()}
     own = [group(c.state, "control") if "control" in c.state else zero for c in federation.clients]
@@ -492,10 +492,10 @@ def test_with_zero_controls_the_first_round_is_fedavg() -> None:
 
 
 @knobs
-class Neighbours(Method):
+class Neighbors(Method):
     """Client k is sent the last weights of client k - 1 and starts from the better of the two by validation."""
 
-    name: ClassVar[str] = "neighbours"
+    name: ClassVar[str] = "neighbors"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021, in miniature"
 
     @property
@@ -534,8 +534,8 @@ class Neighbours(Method):
 
 
 def test_every_client_is_sent_its_own() -> None:
-    among = Kit(method=Neighbours()).world(one=True, sizes=(3, 24, 24, 24, 24, 24), labels=((0, 1, 2),) * 6)
-    federation = among.run(Neighbours(), Training(rounds=3, batch_size=8, lr=0.05))
+    among = Kit(method=Neighbors()).world(one=True, sizes=(3, 24, 24, 24, 24, 24), labels=((0, 1, 2),) * 6)
+    federation = among.run(Neighbors(), Training(rounds=3, batch_size=8, lr=0.05))
     assert federation.history[0]["bytes_down"] == 0
     assert federation.history[1]["bytes_down"] == federation.history[1]["bytes_up"]
     messages = [federation.method.broadcast(federation.server, i) for i in range(6)]

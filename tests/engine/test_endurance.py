@@ -35,8 +35,8 @@ from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, records
 
 ROOT = Path(__file__).resolve().parents[2]
-FOUR = Training(rounds=4, batch_size=8, lr=0.1, participation=0.67)
-LATE = Availability(late=0.5, late_by=2)
+FOUR = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.67)
+LATE = Availability(delay_rate=0.5, delay_rounds=2)
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
 
@@ -133,7 +133,7 @@ def test_with_all_checkpoints_damaged_nothing_is_touched(unfinished: Path, tmp_p
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with (
         pytest.warns(UserWarning, match="damaged"),
-        pytest.raises(RequestError, match=r"all 2 are damaged; start again with --force"),
+        pytest.raises(RequestError, match=r"all 2 are damaged; start again with --overwrite"),
     ):
         made(out).run(resume=True)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
@@ -198,7 +198,7 @@ def test_a_result_of_another_shape_is_not_resumed(unfinished: Path, tmp_path: Pa
     made(out).run(resume=True)
     result = json.loads((out / "result.json").read_text())
     (out / "result.json").write_text(json.dumps({**result, key: value}))
-    with pytest.raises(RequestError, match=rf"expected a run's result in .*result\.json, came something else: .*{key}"):
+    with pytest.raises(RequestError, match=rf"expected a run's result in .*result\.json, got something else: .*{key}"):
         made(out).run(resume=True)
 
 
@@ -360,9 +360,9 @@ class _Hungry(FedGH):
         raise MemoryError
 
 
-@pytest.mark.parametrize("executor", ["serial", pytest.param("pool", marks=needs_linux)])
+@pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=needs_linux)])
 def test_memory_that_runs_out_is_one_line(executor: str, tmp_path: Path) -> None:
-    workers = 2 if executor == "pool" else None
+    workers = 2 if executor == "processes" else None
     with pytest.raises(RunError, match=r"client \d \(.*\), round 1, training: memory ran out") as error:
         made(tmp_path / "run", _Hungry(), executor=executor, workers=workers).run()
     assert "\n" not in str(error.value)
@@ -384,9 +384,14 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_whole_round_and_no_orphans(
 ) -> None:
     out = tmp_path / "run"
     words = ["run", str(ROOT / "recipes" / "quickstart.toml"), "--method", "local", "--quiet", "--out", str(out)]
-    for setting in ("data.clients=2", "data.max_train=10", "data.max_test=10", "training.rounds=2000"):
+    for setting in (
+        "data.num_clients=2",
+        "data.max_train_per_client=10",
+        "data.max_test_per_client=10",
+        "training.rounds=2000",
+    ):
         words += ["--set", setting]
-    words += ["--set", "run.executor=pool", "--set", "run.workers=2", "--set", "run.checkpoint_every=1000"]
+    words += ["--set", "run.executor=processes", "--set", "run.workers=2", "--set", "run.checkpoint_every=1000"]
     process = ENDURANCE.started(words, tmp_path / "log")
     assert ENDURANCE.until(lambda: ENDURANCE.lines(out) >= 3, 60), (tmp_path / "log").read_text()
     staff = ENDURANCE.workers(process)
@@ -407,7 +412,7 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_whole_round_and_no_orphans(
 
 @pytest.mark.slow
 @needs_linux
-@pytest.mark.parametrize("executor", ["serial", "pool"])
+@pytest.mark.parametrize("executor", ["serial", "processes"])
 @pytest.mark.parametrize("name", ["fedgh", "late"])
 def test_killed_at_random_moments_it_ends_with_the_same_bits(name: str, executor: str, tmp_path: Path) -> None:
     told = ENDURANCE.case(name, executor, 4, 1, tmp_path)

@@ -69,7 +69,7 @@ def usual(method: Method, training: Training = SHORT, **options: Any) -> Federat
 
 @pytest.mark.parametrize(("share", "count"), [(1.0, 6), (0.5, 3), (0.34, 2), (0.01, 1), (5 / 6, 5)])
 def test_so_many_are_drawn_without_replacement(share: float, count: int) -> None:
-    federation = usual(Local(), Training(rounds=3, lr=0.1, participation=share))
+    federation = usual(Local(), Training(rounds=3, lr=0.1, client_fraction=share))
     federation.run()
     for record in federation.history:
         assert len(set(record["clients"])) == count
@@ -77,7 +77,7 @@ def test_so_many_are_drawn_without_replacement(share: float, count: int) -> None
 
 
 def test_the_draw_differs_by_round_and_seed_and_not_by_method() -> None:
-    training = Training(rounds=8, lr=0.0, participation=0.5)
+    training = Training(rounds=8, lr=0.0, client_fraction=0.5)
     drawn = {}
     for method, seed in ((Local(), 0), (FedAvg(), 0), (Local(), 1)):
         federation = usual(method, training, seed=seed)
@@ -100,7 +100,7 @@ def test_unselected_clients_keep_the_very_same_tensors() -> None:
                 assert client.weights is before[client.id]
             before[client.id] = client.weights
 
-    training = Training(rounds=5, lr=0.1, participation=0.5)
+    training = Training(rounds=5, lr=0.1, client_fraction=0.5)
     federation = usual(FedGH(), training, trackers=[Watcher(look)])
     federation.run()
     assert any(value is not None for value in before.values())
@@ -108,7 +108,7 @@ def test_unselected_clients_keep_the_very_same_tensors() -> None:
 
 def test_a_clients_stream_does_not_depend_on_who_else_is_there() -> None:
     """Local training of a client in round 1 is the same, whoever else is drawn."""
-    some = usual(Local(), Training(rounds=1, lr=0.1, participation=0.34))
+    some = usual(Local(), Training(rounds=1, lr=0.1, client_fraction=0.34))
     everyone = usual(Local(), Training(rounds=1, lr=0.1))
     some.run()
     everyone.run()
@@ -177,13 +177,13 @@ def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
 
 
 def test_a_method_that_cannot_upload_nan_does_not_end_the_run() -> None:
-    class Factorises(FedAvg):
+    class Factorizes(FedAvg):
         def upload(self, client: Client, trained: Trained) -> Message:
             weight = client.model.head.weight.detach()
             torch.linalg.eigh(weight @ weight.T)  # raises on NaN
             return super().upload(client, trained)
 
-    federation = Kit(method=FedAvg()).world(prepare=sick(3)).federation(Factorises())
+    federation = Kit(method=FedAvg()).world(prepare=sick(3)).federation(Factorizes())
     federation.run()
     assert [entry["client"] for entry in federation.history[0]["refused"]] == [3]
 
@@ -254,7 +254,7 @@ def direct(federation: Federation, number: int, weights_of: Mapping[str, Tensor]
 
 def test_only_who_changed_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scored = counting(monkeypatch)
-    training = Training(rounds=4, batch_size=8, lr=0.1, participation=0.5)
+    training = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.5)
     federation = usual(Local(), training, evaluation=Evaluation(stage="personal"))
     federation.run()
     tests = 2  # test and validation rows are scored
@@ -268,7 +268,7 @@ def test_only_who_changed_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_is_received_is_scored_again_when_the_server_sends_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     scored = counting(monkeypatch)
-    training = Training(rounds=3, batch_size=8, lr=0.1, participation=0.17)
+    training = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.17)
     federation = usual(FedAvg(), training, evaluation=Evaluation(stage="received"))
     federation.run()
     assert len(scored) == 3 * 2 * 6  # one client moves everybody's model
@@ -279,7 +279,7 @@ def test_what_is_received_is_scored_again_when_the_server_sends_something_else(m
 def test_with_nothing_learnt_nothing_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scored = counting(monkeypatch)
     among = Kit(method=FedAvg()).world(prepare=sick(*range(6)))
-    federation = among.federation(FedAvg(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every=1))
+    federation = among.federation(FedAvg(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every_n_rounds=1))
     federation.run()
     assert len(scored) == 12
 
@@ -293,7 +293,7 @@ def test_a_client_s_other_network_is_scored_again(monkeypatch: pytest.MonkeyPatc
             return nn.Sequential(model, nn.Linear(3, 3)) if variant else model  # type: ignore[no-any-return]
 
     scored = counting(monkeypatch)
-    nobody = Availability(drop=1.0)  # so that no weights change
+    nobody = Availability(dropout_rate=1.0)  # so that no weights change
     usual(Grows(), Training(rounds=3), evaluation=Evaluation(), availability=nobody).run()
     assert len(scored) == 6 * 2 * 2  # clients; test and validation; once for each network
 
@@ -347,7 +347,7 @@ def test_equal_models_that_differ_by_what_clients_keep_are_scored_by_themselves(
 
 
 def test_who_never_took_part_is_exported_as_it_would_receive(tmp_path: Path) -> None:
-    half = Training(rounds=1, batch_size=8, lr=0.1, participation=0.5)
+    half = Training(rounds=1, batch_size=8, lr=0.1, client_fraction=0.5)
     made = usual(FedAvg(), half, out=tmp_path)
     (record,) = made.run().history
     idle = [i for i in range(6) if i not in record["clients"]]
@@ -360,12 +360,12 @@ def test_who_never_took_part_is_exported_as_it_would_receive(tmp_path: Path) -> 
 
 
 def test_after_local_is_the_model_before_aggregation() -> None:
-    training = Training(rounds=2, batch_size=8, lr=0.1, participation=0.5)
-    evaluation = Evaluation(stage="after_local", extra_stages=["received", "personal"])
+    training = Training(rounds=2, batch_size=8, lr=0.1, client_fraction=0.5)
+    evaluation = Evaluation(stage="after_training", extra_stages=["received", "personal"])
     federation = usual(FedAvg(), training, evaluation=evaluation)
     federation.run()
     last = federation.history[-1]
-    assert last["accuracy"]["after_local"]["n"] == 3
+    assert last["accuracy"]["after_training"]["n"] == 3
     for number, value in enumerate(last["accuracy_per_client"]):
         assert (value is not None) == (number in last["clients"])
         if value is not None:
@@ -374,7 +374,7 @@ def test_after_local_is_the_model_before_aggregation() -> None:
             assert value == pytest.approx(direct(federation, number, own))
 
 
-@pytest.mark.parametrize("stage", ["received", "after_local", "personal"])
+@pytest.mark.parametrize("stage", ["received", "after_training", "personal"])
 def test_a_client_without_test_data_is_not_scored(stage: Any) -> None:
     clients = [Client("a", draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 5) if i else None) for i in range(3)]
     federation = Federation(
@@ -389,26 +389,26 @@ def test_mean_and_spread_over_clients_and_samples() -> None:
     counts = ([[1, 1], [0, 0]], [[9, 0], [1, 0]], [[0, 0], [0, 0]])
     scores = [scoring.Score(torch.tensor(each)) for each in counts]
     plain, weighted = scoring.summary(scores, "clients"), scoring.summary(scores, "samples")
-    assert plain == pytest.approx({"mean": 0.7, "std": 0.2, "min": 0.5, "max": 0.9, "worst_tenth": 0.5, "n": 2})
+    assert plain == pytest.approx({"mean": 0.7, "std": 0.2, "min": 0.5, "max": 0.9, "bottom_decile": 0.5, "n": 2})
     assert weighted["mean"] == pytest.approx(10 / 12)
     assert scoring.summary([], "clients") == {}
 
 
 def test_rounds_between_evaluations_are_recorded_without_scores() -> None:
-    federation = usual(Local(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every=2))
+    federation = usual(Local(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every_n_rounds=2))
     federation.run()
     assert [record["evaluated"] for record in federation.history] == [False, True, False, True, True]
 
 
 def test_scoring_leaves_modes_and_statistics_alone() -> None:
     among = Kit(method=FedAvg()).world(one=True, norm=True)
-    rare, often = (among.run(FedAvg(), SHORT, evaluation=Evaluation(every=every)) for every in (2, 1))
+    rare, often = (among.run(FedAvg(), SHORT, evaluation=Evaluation(every_n_rounds=every)) for every in (2, 1))
     assert difference(everything(rare), everything(often)) is None
 
 
 # resuming -----------------------------------------------------------------------------------------------------------
 
-FIVE = Training(rounds=5, batch_size=8, lr=0.1, momentum=0.9, participation=0.67)
+FIVE = Training(rounds=5, batch_size=8, lr=0.1, momentum=0.9, client_fraction=0.67)
 
 
 def start_and_stop(method: Method, out: Path, number: int) -> None:
@@ -542,7 +542,7 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "attack.json").write_text("mine")
     (out / "attack").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RequestError, match="came a link"):
+    with pytest.raises(RequestError, match="got a link"):
         usual(Local(), out=out).run(force=True)
     for kept in (out / "notes.txt", out / "analysis" / "thesis.tex", tmp_path / "elsewhere" / "attack.json"):
         assert kept.read_text() == "mine"

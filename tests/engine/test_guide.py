@@ -23,7 +23,7 @@ from polyfed.models import build
 from polyfed.models.split import SplitModel
 
 RECIPE: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 2, "max_train": 10, "max_test": 10},
+    "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 10, "max_test_per_client": 10},
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "local"},
     "training": {"rounds": 1, "batch_size": 10},
@@ -68,7 +68,7 @@ def test_the_lines_load_what_the_run_trained(
     monkeypatch.setitem(sys.modules, "our_nets", sys.modules[__name__])
     names = ["digits-cnn1", "our_nets:module", "our_nets:module@conv", "our_nets:split"]
     models = {"architectures": names, **({} if width is None else {"feature_dim": width})}
-    recipe = {**RECIPE, "models": models, "data": {**RECIPE["data"], "clients": 5}}
+    recipe = {**RECIPE, "models": models, "data": {**RECIPE["data"], "num_clients": 5}}
     run = pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "run")
     monkeypatch.chdir(tmp_path / "run" / "models")
     assert "Clients 0, 4." in Path("README.md").read_text(encoding="utf-8")
@@ -201,7 +201,7 @@ def test_images_that_are_prepared_otherwise(prepare: str, tmp_path: Path, monkey
 def test_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["b,a,kind", *(f"{1000 + n},{n * n % 7},{'yes' if n % 2 else 'no'}" for n in range(30))]
     (tmp_path / "a.csv").write_text("\n".join(lines))
-    settings = {"data": {"name": f"csv:{tmp_path / 'a.csv'}", "clients": 2, "label_column": "kind"}}
+    settings = {"data": {"dataset": f"csv:{tmp_path / 'a.csv'}", "num_clients": 2, "label_column": "kind"}}
     settings |= {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}, "training": {"rounds": 1}}
     run = pf.run(pf.Recipe.from_dict(settings), out=tmp_path / "run")
     (tmp_path / "run" / "models" / "rows.csv").write_text("a,kind,b\n3,no,1003\n5,yes,1017\n")
@@ -212,8 +212,8 @@ def test_rows_of_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
     (tmp_path / "a.csv").write_text("\n".join(["said,liked", *rows]))
-    data = {"name": f"csv:{tmp_path / 'a.csv'}", "clients": 2, "label_column": "liked", "text_column": "said"}
-    settings = {"data": {**data, "length": 5}, "models": {"architectures": ["fedhenn-lstm1"]}}
+    data = {"dataset": f"csv:{tmp_path / 'a.csv'}", "num_clients": 2, "label_column": "liked", "text_column": "said"}
+    settings = {"data": {**data, "max_length": 5}, "models": {"architectures": ["fedhenn-lstm1"]}}
     made = pf.Recipe.from_dict({**settings, "method": {"name": "local"}, "training": {"rounds": 1}})
     run = pf.run(made, out=tmp_path / "run")
     texts = ["So GOOD! can't I? no, so good", "zebra"]

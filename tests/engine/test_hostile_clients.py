@@ -1,4 +1,6 @@
-"""`[hostile]` and `[defence]` in a run: who is named and scored, what is refused, who agrees, what folders say."""
+"""`[adversaries]` and `[robust_aggregation]` in a run: who is named and scored, what is refused, who agrees, what
+folders say.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from polyfed.engine.federation import Federation
 from polyfed.errors import Interrupted, RequestError
 from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
-from polyfed.plugins.settings import Availability, Defence, Hostile
+from polyfed.plugins.settings import Adversaries, Availability, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.report.comparison import comparison
 from polyfed.report.grouping import group_runs
@@ -32,15 +34,15 @@ from polyfed.testing.spy import Spy
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
-SIGNS, LABELS = Hostile(sign_flip=0.3, scale=2.0), Hostile(label_flip=0.3)
-RULES = ("median", "trimmed", "geometric", "krum", "clip")
+SIGNS, LABELS = Adversaries(sign_flip_fraction=0.3, attack_scale=2.0), Adversaries(label_flip_fraction=0.3)
+RULES = ("median", "trimmed_mean", "geometric_median", "multi_krum", "norm_clipping")
 ALL: dict[str, Any] = {
-    "hostile": Hostile(sign_flip=0.1, label_flip=0.1, scale=2.0),
-    "defence": Defence(rule="trimmed", share=0.3, max_norm=50.0),
+    "adversaries": Adversaries(sign_flip_fraction=0.1, label_flip_fraction=0.1, attack_scale=2.0),
+    "robust_aggregation": RobustAggregation(aggregator="trimmed_mean", byzantine_fraction=0.3, max_update_norm=50.0),
 }
 COLLUDE: dict[str, Any] = {
-    "hostile": Hostile(inner_product=0.1, alie=0.1, scale=0.5),
-    "defence": Defence(rule="geometric", bucket=2, max_norm=50.0),
+    "adversaries": Adversaries(inner_product_fraction=0.1, alie_fraction=0.1, attack_scale=0.5),
+    "robust_aggregation": RobustAggregation(aggregator="geometric_median", bucket_size=2, max_update_norm=50.0),
 }
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
@@ -72,25 +74,32 @@ def uploaded(**options: Any) -> dict[int, tuple[Message, Message]]:
 
 
 def hostile(federation: Federation) -> dict[int, str]:
-    return {int(i): kind for i, kind in federation.facts["hostile_clients"].items()}
+    return {int(i): kind for i, kind in federation.facts["adversarial_clients"].items()}
 
 
 # off ----------------------------------------------------------------------------------------------------------------
 
 
 def test_off_is_as_if_there_were_no_such_settings() -> None:
-    plain, off = ran(FedAvg()), ran(FedAvg(), defence=Defence(), hostile=Hostile(sign_flip=0.0, scale=5.0))
+    plain, off = (
+        ran(FedAvg()),
+        ran(
+            FedAvg(),
+            robust_aggregation=RobustAggregation(),
+            adversaries=Adversaries(sign_flip_fraction=0.0, attack_scale=5.0),
+        ),
+    )
     assert difference(everything(plain), everything(off)) is None
     assert records(plain) == records(off)
     assert plain.settings == off.settings
     assert plain.facts == off.facts
-    assert not {"defence", "hostile", "hostile_clients"} & plain.facts.keys()
-    assert not {"defence", "hostile"} & plain.history[0].keys()
+    assert not {"robust_aggregation", "adversaries", "adversarial_clients"} & plain.facts.keys()
+    assert not {"robust_aggregation", "adversaries"} & plain.history[0].keys()
     assert "clients" not in plain.facts["evaluation"]
 
 
 def test_a_bound_that_nobody_reaches_changes_nothing() -> None:
-    plain, bounded = ran(FedIN()), ran(FedIN(), defence=Defence(max_norm=1e6))
+    plain, bounded = ran(FedIN()), ran(FedIN(), robust_aggregation=RobustAggregation(max_update_norm=1e6))
     assert difference(everything(plain), everything(bounded)) is None
     assert records(plain) == records(bounded)
 
@@ -99,8 +108,8 @@ def test_a_bound_that_nobody_reaches_changes_nothing() -> None:
 
 
 def test_signs_are_flipped_on_the_way_and_the_others_send_what_they_did() -> None:
-    before, after = uploaded(), uploaded(hostile=SIGNS)
-    bad = hostile(among(FedAvg()).federation(FedAvg(), TWO, hostile=SIGNS))
+    before, after = uploaded(), uploaded(adversaries=SIGNS)
+    bad = hostile(among(FedAvg()).federation(FedAvg(), TWO, adversaries=SIGNS))
     assert list(bad.values()) == ["sign_flip"] * 2
     for i, (down, up) in before.items():
         start = flatten(down)
@@ -114,7 +123,7 @@ def test_signs_are_flipped_on_the_way_and_the_others_send_what_they_did() -> Non
 
 
 def test_labels_are_flipped_before_training_alone() -> None:
-    plain, made = (among(FedAvg()).federation(FedAvg(), TWO, **more) for more in ({}, {"hostile": LABELS}))
+    plain, made = (among(FedAvg()).federation(FedAvg(), TWO, **more) for more in ({}, {"adversaries": LABELS}))
     bad = hostile(made)
     assert list(bad.values()) == ["label_flip"] * 2
     for i, (before, after) in enumerate(zip(plain.clients, made.clients, strict=True)):
@@ -125,41 +134,44 @@ def test_labels_are_flipped_before_training_alone() -> None:
 
 
 def test_only_the_honest_are_scored_and_the_hostile_are_named() -> None:
-    every = Evaluation(stage="received", extra_stages=["after_local", "personal"])
-    few = THREE.model_copy(update={"participation": 0.5})
+    every = Evaluation(stage="received", extra_stages=["after_training", "personal"])
+    few = THREE.model_copy(update={"client_fraction": 0.5})
     made = ran(FedAvg(), few, evaluation=every, **ALL)
     bad = hostile(made)
     assert sorted(bad.values()) == ["label_flip", "sign_flip"]
-    assert made.facts["hostile"] == {"label_flip": 0.1, "sign_flip": 0.1, "scale": 2.0}
+    assert made.facts["adversaries"] == {"label_flip": 0.1, "sign_flip": 0.1, "scale": 2.0}
     assert made.facts["evaluation"]["clients"] == "honest"
     for record in made.history:
-        assert record["hostile"] == sorted(set(record["clients"]) & bad.keys())
+        assert record["adversaries"] == sorted(set(record["clients"]) & bad.keys())
         scored = [i for i, value in enumerate(record["accuracy_per_client"]) if value is not None]
         assert scored == [i for i in range(6) if i not in bad]
         assert {stage: found["n"] for stage, found in record["accuracy"].items()} == {
             "received": 4,
-            "after_local": len(set(record["clients"]) - bad.keys()),
+            "after_training": len(set(record["clients"]) - bad.keys()),
             "personal": 4,
         }
 
 
 def test_every_setting_of_it_bites() -> None:
     given = [{}, {"label_flip": 0.1}, {"label_flip": 0.3}, {"sign_flip": 0.1}, {"sign_flip": 0.1, "scale": 3.0}]
-    ends = [everything(ran(FedAvg(), hostile=Hostile(**wish))) for wish in given]
+    ends = [everything(ran(FedAvg(), adversaries=Adversaries(**wish))) for wish in given]
     for place, one in enumerate(ends):
         assert all(difference(one, other) is not None for other in ends[place + 1 :])
 
 
-# the defence --------------------------------------------------------------------------------------------------------
+# the defense --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "method", [FedL2G(), pytest.param(FedAvg(), marks=pytest.mark.slow)], ids=lambda method: method.name
 )
 def test_every_rule_bites_and_is_another_one(method: Method) -> None:
-    shares = {"trimmed": {"share": 0.1}, "krum": {"share": 0.1}}
+    shares = {"trimmed_mean": {"share": 0.1}, "multi_krum": {"share": 0.1}}
     rules: Any = ("none", *RULES)
-    ends = [everything(ran(method, defence=Defence(rule=rule, **shares.get(rule, {})))) for rule in rules]
+    ends = [
+        everything(ran(method, robust_aggregation=RobustAggregation(aggregator=rule, **shares.get(rule, {}))))
+        for rule in rules
+    ]
     for place, one in enumerate(ends):
         assert all(difference(one, other) is not None for other in ends[place + 1 :])
 
@@ -168,11 +180,11 @@ def test_buckets_and_those_who_know_the_others_bite() -> None:
     world = among(FedAvg(), one=True)
     tries: list[dict[str, Any]] = [
         {},
-        {"hostile": Hostile(inner_product=0.1)},
-        {"hostile": Hostile(alie=0.1)},
-        {"hostile": Hostile(alie=0.1, scale=2.0)},
-        {"defence": Defence(rule="median")},
-        {"defence": Defence(rule="median", bucket=2)},
+        {"adversaries": Adversaries(inner_product_fraction=0.1)},
+        {"adversaries": Adversaries(alie_fraction=0.1)},
+        {"adversaries": Adversaries(alie_fraction=0.1, attack_scale=2.0)},
+        {"robust_aggregation": RobustAggregation(aggregator="median")},
+        {"robust_aggregation": RobustAggregation(aggregator="median", bucket_size=2)},
     ]
     ends = [everything(world.run(FedAvg(), TWO, **options)) for options in tries]
     for place, one in enumerate(ends):
@@ -180,22 +192,30 @@ def test_buckets_and_those_who_know_the_others_bite() -> None:
 
 
 def test_the_record_tells_what_it_did() -> None:
-    made = ran(FedIN(), hostile=Hostile(sign_flip=0.1, scale=50.0), defence=Defence(rule="krum", share=0.1))
+    made = ran(
+        FedIN(),
+        adversaries=Adversaries(sign_flip_fraction=0.1, attack_scale=50.0),
+        robust_aggregation=RobustAggregation(aggregator="multi_krum", byzantine_fraction=0.1),
+    )
     (bad,) = hostile(made)
     for record in made.history:
-        assert record["defence"].keys() == {"left_out", "shortened", "few"}
-        assert record["defence"]["left_out"] == [bad]
-        assert record["defence"]["shortened"] > 0, "features of those kept"
-    assert made.facts["defence"] == {"rule": "krum", "share": 0.1}
+        assert record["robust_aggregation"].keys() == {"left_out", "shortened", "few"}
+        assert record["robust_aggregation"]["left_out"] == [bad]
+        assert record["robust_aggregation"]["shortened"] > 0, "features of those kept"
+    assert made.facts["robust_aggregation"] == {"rule": "multi_krum", "share": 0.1}
 
 
 def test_a_median_is_not_led_astray_as_a_mean_is() -> None:
     """Four rounds in which one client of six pulls a thousand times the other way."""
-    training, one = Training(rounds=4, batch_size=8, lr=0.1), Hostile(sign_flip=0.1, scale=1000.0)
+    training, one = Training(rounds=4, batch_size=8, lr=0.1), Adversaries(sign_flip_fraction=0.1, attack_scale=1000.0)
     world = among(FedAvg(), one=True)
     free, lost, held = (
         world.run(FedAvg(), training, **options)
-        for options in ({}, {"hostile": one}, {"hostile": one, "defence": Defence(rule="median")})
+        for options in (
+            {},
+            {"adversaries": one},
+            {"adversaries": one, "robust_aggregation": RobustAggregation(aggregator="median")},
+        )
     )
     size = {
         name: max(float(t.abs().max()) for t in flatten(made.server.state).values() if t.numel())
@@ -206,14 +226,14 @@ def test_a_median_is_not_led_astray_as_a_mean_is() -> None:
 
 
 def test_an_upload_beyond_the_bound_is_refused_and_named_and_the_run_goes_on() -> None:
-    one = Hostile(sign_flip=0.1, scale=100.0)
-    made = ran(FedAvg(), THREE, hostile=one, defence=Defence(max_norm=5.0))
+    one = Adversaries(sign_flip_fraction=0.1, attack_scale=100.0)
+    made = ran(FedAvg(), THREE, adversaries=one, robust_aggregation=RobustAggregation(max_update_norm=5.0))
     (bad,) = hostile(made)
     for record in made.history:
         (refused,) = record["refused"]
         assert refused["client"] == bad
         assert refused["reason"].startswith("the norm of 'model' is ")
-        assert refused["reason"].endswith(", above defence.max_norm = 5")
+        assert refused["reason"].endswith(", above robust_aggregation.max_update_norm = 5")
         assert record["bytes_by_client"][str(bad)]["up"] > 0, "it came"
     assert made.clients[bad].weights is None, "nothing of it counts"
     assert len(made.history) == 3
@@ -227,16 +247,24 @@ class Patient(FedAvg):
         return True
 
 
-@pytest.mark.parametrize("rule", ["median", "clip"])
+@pytest.mark.parametrize("rule", ["median", "norm_clipping"])
 def test_what_comes_late_is_held_to_the_others_too(rule: Any) -> None:
-    late = Availability(late=0.7, late_by=1)
-    made = ran(Patient(), THREE, availability=late, hostile=SIGNS, defence=Defence(rule=rule))
+    late = Availability(delay_rate=0.7, delay_rounds=1)
+    made = ran(
+        Patient(), THREE, availability=late, adversaries=SIGNS, robust_aggregation=RobustAggregation(aggregator=rule)
+    )
     assert any(record["arrived"] for record in made.history)
     assert not any(record["refused"] for record in made.history)
 
 
 def test_who_sends_nothing_has_nothing_to_hold() -> None:
-    assert difference(everything(ran(Local())), everything(ran(Local(), defence=Defence(rule="median")))) is None
+    assert (
+        difference(
+            everything(ran(Local())),
+            everything(ran(Local(), robust_aggregation=RobustAggregation(aggregator="median"))),
+        )
+        is None
+    )
 
 
 # who agrees ---------------------------------------------------------------------------------------------------------
@@ -254,7 +282,7 @@ class Stops:
 def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
     world = among(FedAvg(), one=options is COLLUDE)
     straight = world.run(FedAvg(), THREE, **options)
-    pool = world.run(FedAvg(), THREE, **options, executor="pool", workers=2)
+    pool = world.run(FedAvg(), THREE, **options, executor="processes", workers=2)
     with pytest.raises(Interrupted):
         world.run(FedAvg(), THREE, **options, out=tmp_path / "run", trackers=[Stops()])
     resumed = world.federation(FedAvg(), THREE, **options, out=tmp_path / "run")
@@ -262,7 +290,7 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
     for other in (pool, resumed):
         assert difference(everything(straight), everything(other)) is None
         assert records(straight) == records(other)
-    unlike = world.federation(FedAvg(), THREE, defence=options["defence"], out=tmp_path / "run")
+    unlike = world.federation(FedAvg(), THREE, robust_aggregation=options["robust_aggregation"], out=tmp_path / "run")
     with pytest.raises(RequestError, match="holds another recipe's run"):
         unlike.run(resume=True)
 
@@ -270,7 +298,7 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
 @pytest.mark.slow
 def test_a_cohort_gives_it_up_to_rounding() -> None:
     world = among(FedAvg(), one=True)
-    serial, cohort = (world.run(FedAvg(), THREE, **ALL, executor=name) for name in ("serial", "cohort"))
+    serial, cohort = (world.run(FedAvg(), THREE, **ALL, executor=name) for name in ("serial", "vectorized"))
     assert difference(everything(serial), everything(cohort), 1e-3) is None
 
 
@@ -280,10 +308,12 @@ def test_a_cohort_gives_it_up_to_rounding() -> None:
 def test_every_method_is_held_or_says_why_not(name: str, rule: Any) -> None:
     kit = Kit(method=METHODS[name]())
     try:
-        made = kit.world().federation(kit.method, THREE, hostile=ALL["hostile"], defence=Defence(rule=rule))
+        made = kit.world().federation(
+            kit.method, THREE, adversaries=ALL["adversaries"], robust_aggregation=RobustAggregation(aggregator=rule)
+        )
     except RequestError:
         assert rule != "none"
-        assert kit.method.rigid or (kit.method.unaligned and rule in ("median", "trimmed"))
+        assert kit.method.rigid or (kit.method.unaligned and rule in ("median", "trimmed_mean"))
         return
     made.run()
     assert not any(record["refused"] for record in made.history)
@@ -292,40 +322,52 @@ def test_every_method_is_held_or_says_why_not(name: str, rule: Any) -> None:
 # recipes and folders ------------------------------------------------------------------------------------------------
 
 SMALL = [
-    "data.clients=3",
-    "data.max_train=20",
-    "data.max_test=10",
+    "data.num_clients=3",
+    "data.max_train_per_client=20",
+    "data.max_test_per_client=10",
     "training.rounds=1",
     "method.aggregation=same-shape",
 ]
-ON = ["defence.rule=krum", "defence.max_norm=9.5", "hostile.label_flip=0.3"]
+ON = [
+    "robust_aggregation.aggregator=multi_krum",
+    "robust_aggregation.max_update_norm=9.5",
+    "adversaries.label_flip_fraction=0.3",
+]
 
 
 def test_a_recipe_asks_for_it() -> None:
     recipe = Recipe.load(QUICKSTART, ON)
     told = tomllib.loads(recipe.dumps())
-    assert told["defence"] == {"rule": "krum", "share": 0.2, "max_norm": 9.5}
-    assert told["hostile"] == {"label_flip": 0.3}
+    assert told["robust_aggregation"] == {"rule": "multi_krum", "share": 0.2, "max_norm": 9.5}
+    assert told["adversaries"] == {"label_flip": 0.3}
     assert (
-        not {"defence", "hostile"}
-        & Recipe.load(QUICKSTART, ["hostile.sign_flip=0.0", "hostile.scale=2.0"]).to_dict().keys()
+        not {"robust_aggregation", "adversaries"}
+        & Recipe.load(QUICKSTART, ["adversaries.sign_flip_fraction=0.0", "adversaries.attack_scale=2.0"])
+        .to_dict()
+        .keys()
     )
 
 
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("defence.rule=mean", "defence.rule: expected 'none', 'median', .*, came 'mean'"),
-        ("defence.share=0.5", "defence.share: expected less than 0.5, came 0.5"),
-        ("defence.max_norm=-1", "defence.max_norm: expected at least 0, came -1"),
-        ("defence.bucket=0", "defence.bucket: expected at least 1, came 0"),
         (
-            "defence.bucket=2",
-            "defence: bucket = 2 does nothing beside rule = 'none'; set rule to 'median', 'trimmed' or",
+            "robust_aggregation.aggregator=mean",
+            "robust_aggregation.aggregator: expected 'none', 'median', .*, got 'mean'",
         ),
-        ("defence.norm=1.0", "unknown key 'defence.norm'"),
-        ("hostile.label_flip=1.5", "hostile.label_flip: expected at most 1, came 1.5"),
-        ("hostile.scale=0", "hostile.scale: expected more than 0, came 0"),
+        (
+            "robust_aggregation.byzantine_fraction=0.5",
+            "robust_aggregation.byzantine_fraction: expected less than 0.5, got 0.5",
+        ),
+        ("robust_aggregation.max_update_norm=-1", "robust_aggregation.max_update_norm: expected at least 0, got -1"),
+        ("robust_aggregation.bucket_size=0", "robust_aggregation.bucket_size: expected at least 1, got 0"),
+        (
+            "robust_aggregation.bucket_size=2",
+            "defense: bucket = 2 does nothing beside rule = 'none'; set rule to 'median', 'trimmed_mean' or",
+        ),
+        ("defense.norm=1.0", "unknown key 'defense.norm'"),
+        ("adversaries.label_flip_fraction=1.5", "adversaries.label_flip_fraction: expected at most 1, got 1.5"),
+        ("adversaries.attack_scale=0", "adversaries.attack_scale: expected more than 0, got 0"),
         ("training.sign_flip=0.1", r"unknown key 'training.sign_flip'; it belongs to \[hostile\]"),
     ],
 )
@@ -337,9 +379,21 @@ def test_wrong_settings_are_one_line(override: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "line"),
     [
-        (FedFomo(), {"defence": Defence(rule="median")}, "defence.rule: expected .* came fedfomo, which sends 'model'"),
-        (FedProto(), {"defence": Defence(rule="median")}, "defence.rule: expected 'geometric', .* came 'median'"),
-        (FedAvg(), {"hostile": Hostile(label_flip=0.5, sign_flip=0.5)}, "hostile: expected at least one of the 6"),
+        (
+            FedFomo(),
+            {"robust_aggregation": RobustAggregation(aggregator="median")},
+            "robust_aggregation.aggregator: expected .* came fedfomo, which sends 'model'",
+        ),
+        (
+            FedProto(),
+            {"robust_aggregation": RobustAggregation(aggregator="median")},
+            "robust_aggregation.aggregator: expected 'geometric_median', .* got 'median'",
+        ),
+        (
+            FedAvg(),
+            {"adversaries": Adversaries(label_flip_fraction=0.5, sign_flip_fraction=0.5)},
+            "hostile: expected at least one of the 6",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_written(
@@ -356,8 +410,8 @@ def test_folders_and_reports_say_so(tmp_path: Path) -> None:
         wish = [*SMALL, *extra, f"run.label={label}"]
         build_federation(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label).run()
     result = json.loads((tmp_path / "held" / "result.json").read_text())
-    assert result["defence"] == {"rule": "krum", "share": 0.2, "max_norm": 9.5}
-    assert list(result["hostile_clients"].values()) == ["label_flip"]
+    assert result["robust_aggregation"] == {"rule": "multi_krum", "share": 0.2, "max_norm": 9.5}
+    assert list(result["adversarial_clients"].values()) == ["label_flip"]
     runs = find_runs(tmp_path)
     assert {run.name: run.settings.get("label_flip") for run in runs} == {"plain": None, "held": 0.3}
     groups, _ = group_runs(runs)
@@ -374,11 +428,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text(encoding
 def test_the_page_has_the_settings_of_the_recipe() -> None:
     told = tomllib.loads(PAGE.partition("```toml\n")[2].partition("```")[0])
     assert {name: section.keys() for name, section in told.items()} == {
-        "defence": Defence.model_fields.keys(),
-        "hostile": Hostile.model_fields.keys(),
+        "robust_aggregation": RobustAggregation.model_fields.keys(),
+        "adversaries": Adversaries.model_fields.keys(),
     }
     words = [f"{section}.{key}={value}" for section, keys in told.items() for key, value in keys.items()]
-    assert Recipe.load(QUICKSTART, words, method="fedavg").to_dict()["defence"] == told["defence"]
+    assert Recipe.load(QUICKSTART, words, method="fedavg").to_dict()["robust_aggregation"] == told["robust_aggregation"]
 
 
 def test_the_page_names_every_method_as_it_is() -> None:

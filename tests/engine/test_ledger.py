@@ -65,9 +65,11 @@ def test_rounds_add_up_to_one_gaussian() -> None:
 
 
 def test_more_noise_is_less_epsilon_and_clip_alone_has_none() -> None:
-    quiet, loud = (ran(clip=1.0, noise=z).history[-1]["epsilon"]["client"] for z in (1.0, 3.0))
+    quiet, loud = (
+        ran(upload_clip_norm=1.0, upload_noise_multiplier=z).history[-1]["epsilon"]["client"] for z in (1.0, 3.0)
+    )
     assert loud < quiet
-    assert "epsilon" not in ran(clip=1.0).history[-1]
+    assert "epsilon" not in ran(upload_clip_norm=1.0).history[-1]
     assert "epsilon" not in ran(Local(), **NOISY).history[-1]
 
 
@@ -81,8 +83,8 @@ def test_entries_of_an_upload_share_its_noise() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_who_drops_out_has_sent_nothing(when: Any) -> None:
-    some = Training(rounds=4, batch_size=64, lr=0.1, participation=0.5)
-    made = ran(training=some, availability=Availability(drop=0.4, drop_when=when), **NOISY)
+    some = Training(rounds=4, batch_size=64, lr=0.1, client_fraction=0.5)
+    made = ran(training=some, availability=Availability(dropout_rate=0.4, dropout_stage=when), **NOISY)
     sent = [
         [i for i in draw_cohort(made.training, made.seed, r["round"], range(6)) if i not in r["dropped"]]
         for r in made.history
@@ -94,7 +96,7 @@ def test_who_drops_out_has_sent_nothing(when: Any) -> None:
 
 
 def test_what_arrives_late_has_left() -> None:
-    made = ran(availability=Availability(late=1.0), **NOISY)
+    made = ran(availability=Availability(delay_rate=1.0), **NOISY)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(by_hand(2.0, 4))
 
 
@@ -103,22 +105,22 @@ def test_what_arrives_late_has_left() -> None:
 
 def test_a_run_stops_before_the_round_that_would_exceed_its_budget() -> None:
     whole, budget = ran(**NOISY), by_hand(2.0, 3) + 1e-6
-    made = ran(**NOISY, budget=budget)
+    made = ran(**NOISY, max_epsilon=budget)
     assert records(made)[:2] == records(whole)[:2]
     assert len(made.history) == 3
     assert made.history[-1]["epsilon"]["client"] <= budget
     assert made.history[-1]["evaluated"], "the last round is scored, whenever it comes"
-    assert len(ran(**NOISY, budget=budget - 1e-3).history) == 2
-    assert len(ran(**NOISY, budget=by_hand(2.0, 4) + 1e-6).history) == 4
+    assert len(ran(**NOISY, max_epsilon=budget - 1e-3).history) == 2
+    assert len(ran(**NOISY, max_epsilon=by_hand(2.0, 4) + 1e-6).history) == 4
 
 
 def test_the_result_tells_epsilon_and_why_it_stopped(tmp_path: Path) -> None:
-    made = federation(**NOISY, budget=by_hand(2.0, 2) + 0.01, out=tmp_path / "run")
+    made = federation(**NOISY, max_epsilon=by_hand(2.0, 2) + 0.01, out=tmp_path / "run")
     result = made.run().result
     assert (result["stopped_after"], result["stopped_by"], result["closed"]) == (2, "budget", False)
     assert result["epsilon"] == {"client": pytest.approx(by_hand(2.0, 2))}
     assert result["epsilon_of"] == {"client": ["upload"]}
-    again = federation(**NOISY, budget=by_hand(2.0, 2) + 0.01, out=tmp_path / "run").run(resume=True)
+    again = federation(**NOISY, max_epsilon=by_hand(2.0, 2) + 0.01, out=tmp_path / "run").run(resume=True)
     assert again.result == result
     assert len(again.history) == 2
 
@@ -150,17 +152,23 @@ def test_an_unforeseen_round_is_taken_back() -> None:
             message = super().upload(client, trained)
             return {**message, "more": next(iter(message["model"].values()))} if client.round > 2 else message
 
-    made = ran(Grows(), **NOISY, budget=by_hand(2.0, 3) + 1e-6)
+    made = ran(Grows(), **NOISY, max_epsilon=by_hand(2.0, 3) + 1e-6)
     assert len(made.history) == 2
     assert made.server.round == 2
-    assert difference(everything(made), everything(ran(**NOISY, training=FOUR, budget=by_hand(2.0, 2) + 1e-6))) is None
+    assert (
+        difference(everything(made), everything(ran(**NOISY, training=FOUR, max_epsilon=by_hand(2.0, 2) + 1e-6)))
+        is None
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "told_so"),
     [
-        ({**NOISY, "budget": 1.0}, "privacy.budget: expected at least 1.993, what the first round comes to, came 1"),
-        ({"clip": 1.0, "budget": 1.0}, "privacy.budget: expected noise, without which there is no epsilon"),
+        (
+            {**NOISY, "budget": 1.0},
+            "privacy.max_epsilon: expected at least 1.993, what the first round comes to, got 1",
+        ),
+        ({"clip": 1.0, "budget": 1.0}, "privacy.max_epsilon: expected noise, without which there is no epsilon"),
     ],
 )
 def test_an_impossible_budget_is_refused_before_anything_is_written(
@@ -172,7 +180,7 @@ def test_an_impossible_budget_is_refused_before_anything_is_written(
 
 
 def test_without_uploads_a_budget_is_never_spent() -> None:
-    assert len(ran(Local(), **NOISY, budget=0.1).history) == 4
+    assert len(ran(Local(), **NOISY, max_epsilon=0.1).history) == 4
 
 
 # targets ----------------------------------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ def test_without_uploads_a_budget_is_never_spent() -> None:
 
 @pytest.mark.parametrize("method", [FedAvg(), FedIN(pairs=2), FedRep()])
 def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
-    made = ran(method, clip=1.0, target=3.0)
+    made = ran(method, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
     assert (
         made.facts["privacy"]["noise"]
@@ -190,8 +198,8 @@ def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
 
 
 def test_a_target_counts_who_is_drawn() -> None:
-    half = Training(rounds=4, batch_size=64, lr=0.1, participation=0.5)
-    made = ran(training=half, clip=1.0, target=3.0)
+    half = Training(rounds=4, batch_size=64, lr=0.1, client_fraction=0.5)
+    made = ran(training=half, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
     most = max(sum(i in r["clients"] for r in made.history) for i in range(6))
     assert made.plugin("privacy budget").settings.noise == pytest.approx(2.781187 * math.sqrt(most / 4), rel=1e-6)
@@ -217,7 +225,7 @@ def test_releases_of_several_strengths_are_one() -> None:
 
 
 def test_a_ledger_reads_on_and_starts_anew() -> None:
-    ledger = Ledger(Privacy(**NOISY, budget=3.0), lambda _: [Release("upload", "client", 2.0)])
+    ledger = Ledger(Privacy(**NOISY, max_epsilon=3.0), lambda _: [Release("upload", "client", 2.0)])
     rounds = [{"releases": told({0: MIXED[2:], 1: MIXED[1:2]})}, {"releases": told({0: MIXED[2:]})}]
     ledger.follow(rounds)
     assert ledger.epsilon() == {"client": pytest.approx(by_hand(0.7, 1))}
@@ -232,7 +240,7 @@ def test_a_ledger_reads_on_and_starts_anew() -> None:
 
 
 def test_a_budget_is_kept_by_every_unit() -> None:
-    ledger = Ledger(Privacy(**NOISY, budget=3.0), lambda _: [])
+    ledger = Ledger(Privacy(**NOISY, max_epsilon=3.0), lambda _: [])
     sample = Release("training", "sample", 0.5)
     assert not ledger.exceeded({0: MIXED[2:]})
     assert ledger.exceeded({0: [*MIXED[2:], sample]})
@@ -241,5 +249,5 @@ def test_a_budget_is_kept_by_every_unit() -> None:
 
 def test_scoring_at_long_intervals_does_not_miss_the_end() -> None:
     settings = {**NOISY, "budget": by_hand(2.0, 3) + 1e-6}
-    made = ran(evaluation=Evaluation(every=2), **settings)
+    made = ran(evaluation=Evaluation(every_n_rounds=2), **settings)
     assert [record["evaluated"] for record in made.history] == [False, True, True]

@@ -25,7 +25,7 @@ from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import find_runs
 
 SETTINGS: Mapping[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "max_rows": 150, "holdout": 30, "split": "6:2:2"},
+    "data": {"dataset": "digits", "num_clients": 3, "limit_train": 150, "holdout": 30, "split": "6:2:2"},
     "models": {"architectures": ["digits-cnn1"]},
     "method": {"name": "fedgh"},
     "training": {"rounds": 3, "batch_size": 10, "lr": 0.05},
@@ -71,22 +71,22 @@ CASES: dict[str, Mapping[str, Any]] = {
     "fedgh": {},
     "fedavg, steps": {
         "method": {"name": "fedavg"},
-        "training": {"lr_schedule": "step", "lr_decay": 0.5, "lr_step": 2, "lr_warmup": 2},
+        "training": {"lr_schedule": "step", "lr_gamma": 0.5, "lr_step_size": 2, "warmup_rounds": 2},
     },
     "a closing round": CLOSING,
     "another closing round": AVERAGE,
-    "scored in every second round": {"evaluation": {"every": 2, "extra_stages": ["received"]}},
+    "scored in every second round": {"evaluation": {"every_n_rounds": 2, "extra_stages": ["received"]}},
     "late uploads, drops, joiners": {
         "method": {"name": "fedavg"},
-        "data": {"clients": 6},
-        "availability": {"late": 0.5, "drop": 0.2, "joiners": 1, "join_round": 3},
-        "training": {"participation": 0.7},
+        "data": {"num_clients": 6},
+        "availability": {"delay_rate": 0.5, "dropout_rate": 0.2, "late_joiners": 1, "join_round": 3},
+        "training": {"client_fraction": 0.7},
     },
-    "patience that does not run out": {"evaluation": {"patience": 5, "every": 2}},
+    "patience that does not run out": {"evaluation": {"patience": 5, "every_n_rounds": 2}},
     "noise, and a budget that lasts": {
         "method": {"name": "fedavg"},
-        "privacy": {"clip": 1.0, "noise": 5.0, "budget": 100.0},
-        "evaluation": {"every": 2},
+        "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 5.0, "max_epsilon": 100.0},
+        "evaluation": {"every_n_rounds": 2},
     },
 }
 
@@ -110,7 +110,7 @@ def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
 
 
 def test_in_worker_processes_too(tmp_path: Path) -> None:
-    pool = {"run": {"executor": "pool", "workers": 2}}
+    pool = {"run": {"executor": "processes", "workers": 2}}
     pf.run(recipe(3, **CLOSING, **pool), out=tmp_path / "longer")
     run = pf.run(recipe(5, **CLOSING, **pool), out=tmp_path / "longer", resume=True)
     assert run.result["workers"] == 2
@@ -166,7 +166,7 @@ STEPS = ("remove", "rounds", "replace_last", "write_recipe", "write_result")
 def test_killed_between_any_two_steps_the_same_command_goes_on(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sections = {**CLOSING, "evaluation": {"every": 2}}
+    sections = {**CLOSING, "evaluation": {"every_n_rounds": 2}}
     folder = tmp_path / "longer"
     pf.run(recipe(3, **sections), out=folder)
     owner: Any = checkpoint if step == "remove" else RunFolder
@@ -219,8 +219,8 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
         "the learning rates of training.lr_schedule = 'cosine' depend on the number of rounds",
     ),
     "target": (
-        {"method": {"name": "fedavg"}, "privacy": {"clip": 1.0, "target": 100.0}},
-        "the noise for privacy.target depends on the number of rounds",
+        {"method": {"name": "fedavg"}, "privacy": {"upload_clip_norm": 1.0, "target_epsilon": 100.0}},
+        "the noise for privacy.target_epsilon depends on the number of rounds",
     ),
     "energy": ({"method": {"name": "fedkd"}}, "the energy that is sent depends on the number of rounds"),
     "patience": (
@@ -228,8 +228,11 @@ REFUSED: dict[str, tuple[Mapping[str, Any], str]] = {
         "it stopped early, after round 2 (evaluation.patience), and would stop there again",
     ),
     "budget": (
-        {"method": {"name": "fedavg"}, "privacy": {"clip": 1.0, "noise": 5.0, "budget": 1.2}},
-        "(privacy.budget), and would stop there again",
+        {
+            "method": {"name": "fedavg"},
+            "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 5.0, "max_epsilon": 1.2},
+        },
+        "(privacy.max_epsilon), and would stop there again",
     ),
 }
 
@@ -263,7 +266,7 @@ def test_what_a_method_plans_is_its_own_word() -> None:
 
 
 def test_a_closing_round_that_gave_something_away_is_not_taken_back(tmp_path: Path) -> None:
-    noisy = {**CLOSING, "privacy": {"sgd_clip": 1.0, "sgd_noise": 5.0}}
+    noisy = {**CLOSING, "privacy": {"max_grad_norm": 1.0, "noise_multiplier": 5.0}}
     pytest.importorskip("opacus")
     pf.run(recipe(2, **noisy), out=tmp_path / "run")
     before = content(tmp_path / "run")

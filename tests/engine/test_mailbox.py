@@ -89,5 +89,5 @@ def test_another_process_reads_and_answers() -> None:
 
 
 def test_only_tensors_travel() -> None:
-    with pytest.raises(RunError, match="expected tensors in messages and states, came float"):
+    with pytest.raises(RunError, match="expected tensors in messages and states, got float"):
         Mailbox().put({"state": {"a": 0.5}})

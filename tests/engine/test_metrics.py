@@ -107,7 +107,7 @@ def score(right: int, wrong: int, auc: float = math.nan) -> Score:
 def test_the_worst_tenth_is_rounded_up(clients: int, lowest: int) -> None:
     scores = [score(right, 40 - right) for right in reversed(range(clients))]
     found = scoring.summary(scores, "clients")
-    assert found["worst_tenth"] == pytest.approx(np.mean(np.arange(lowest) / 40))
+    assert found["bottom_decile"] == pytest.approx(np.mean(np.arange(lowest) / 40))
 
 
 def test_a_mean_over_samples_weighs_the_clients_own_figures() -> None:
@@ -178,7 +178,7 @@ def test_records_and_result_say_what_the_models_do() -> None:
     assert result["confusion"] == last["confusion"] == together.tolist()
     assert result["metrics"] == last["metrics"]
     assert set(last["metrics"]) == {"personal", "received"}
-    assert result["accuracy_worst_tenth"] == pytest.approx(min(values["accuracy"]))
+    assert result["accuracy_bottom_decile"] == pytest.approx(min(values["accuracy"]))
     assert result["validation"] == last["validation"]
     own = result["accuracy_per_architecture"]
     assert own == last["accuracy_per_architecture"]
@@ -189,7 +189,7 @@ def test_records_and_result_say_what_the_models_do() -> None:
 
 def test_the_table_of_clients() -> None:
     clients = [Client("a", draw(10 + i, (0, 1), i), draw(5, (0, 1), 9)) for i in range(3)]
-    training = SHORT.model_copy(update={"participation": 0.4})
+    training = SHORT.model_copy(update={"client_fraction": 0.4})
     federation = Federation(clients, FedAvg(), training, builders={"a": lambda: tiny(1, 4, 6)})
     result = federation.run().result
     table = result["clients_table"]
@@ -237,8 +237,8 @@ def test_rounds_without_scores_have_no_figures_and_a_resumed_run_the_same(tmp_pa
 
 
 def test_after_local_has_an_auc_too() -> None:
-    _, done = run(ALL, stage="after_local")
-    assert done.result["metrics"]["after_local"]["auc"]["n"] == 3
+    _, done = run(ALL, stage="after_training")
+    assert done.result["metrics"]["after_training"]["auc"]["n"] == 3
 
 
 def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,5 +264,5 @@ def test_a_model_with_more_outputs_than_classes_is_scored() -> None:
 
 
 def test_class_names_must_fit() -> None:
-    with pytest.raises(RequestError, match="expected 3 class names, came 2"):
+    with pytest.raises(RequestError, match="expected 3 class names, got 2"):
         pf.Federation([Client("a", draw(8, (0, 1, 2), 0))], Local(), task=pf.Task(class_names=["x", "y"]))

@@ -22,7 +22,7 @@ FACTS = {"rounds": 2, "evaluation": {"stage": "personal"}}
 
 def record(number: int, refused: dict[int, str], samples: int = 0, loss: float | None = None) -> dict[str, Any]:
     """What a round of four clients leaves, as far as it matters here."""
-    counts = dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_as_in_paper", "bytes_down_as_in_paper", "seconds"), 0)
+    counts = dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", "seconds"), 0)
     told = [{"client": client, "reason": reason} for client, reason in refused.items()]
     more = {"evaluated": False, "accuracy": {}, "validation": None, "bytes_by_client": {}, "closing": False, "lr": 0.5}
     return {
@@ -45,18 +45,18 @@ MOST = dict.fromkeys(range(3), NAN)
 
 
 def test_the_line() -> None:
-    hint = "training diverges: try a lower training.lr than 0.5, or clip gradients with privacy.sgd_clip"
+    hint = "training diverges: try a lower training.lr than 0.5, or clip gradients with privacy.max_grad_norm"
     line = f"nothing was learnt: in each of 2 rounds no client's work counted (8 refused: {NAN}, ...); {hint}"
     assert said(record(1, EVERY), record(2, EVERY)) == line
     assert (
         said(record(1, EVERY))
         == f"nothing was learnt: in the only round no client's work counted (4 refused: {NAN}, ...); {hint}"
     )
-    large = dict.fromkeys(range(4), "the upload is larger than defence.max_norm")
+    large = dict.fromkeys(range(4), "the upload is larger than robust_aggregation.max_update_norm")
     line = said(record(1, large))
     assert line is not None
     assert line.endswith(
-        "(4 refused: the upload is larger than defence.max_norm, ...); see 'refused' in the records of the rounds"
+        "(4 refused: the upload is larger than robust_aggregation.max_update_norm, ...); see 'refused' in the records of the rounds"
     )
     line = said(record(1, EVERY), record(2, MOST, samples=10, loss=1e30))
     assert line is not None
@@ -87,7 +87,7 @@ def clients() -> list[pf.Client]:
 @pytest.mark.parametrize(("lr", "learns"), [(0.1, True), (1e38, False)])
 @pytest.mark.parametrize("method", [Local, FedAvg])
 def test_a_federation(method: type, lr: float, learns: bool) -> None:
-    run = pf.Federation(clients(), method(), pf.Training(rounds=2, lr=lr, epochs=3, batch_size=4)).run()
+    run = pf.Federation(clients(), method(), pf.Training(rounds=2, lr=lr, local_epochs=3, batch_size=4)).run()
     assert (run.result["nothing_learnt"] is None) is learns
     assert ("nothing was learnt" in repr(run)) is not learns
     assert ("nothing was learnt: in each of 2 rounds" in run._repr_html_()) is not learns
@@ -97,10 +97,10 @@ def test_a_federation(method: type, lr: float, learns: bool) -> None:
 
 RECIPE = """
 [data]
-name = "digits"
-clients = 3
-max_train = 40
-max_test = 20
+dataset = "digits"
+num_clients = 3
+max_train_per_client = 40
+max_test_per_client = 20
 split = "6:2:2"
 
 [models]
@@ -135,7 +135,7 @@ def test_a_run_and_reading_it_again(place: Path, capsys: pytest.CaptureFixture[s
     assert cli.status(["run", "wild.toml", "--out", "a", "--resume", "--quiet"]) == 3
     assert cli.status(["run", "wild.toml", "--out", "a", "--resume", "--set", "training.rounds=2", "--quiet"]) == 3
     assert "in each of 2 rounds no client's work counted (6 refused" in capsys.readouterr().err
-    assert cli.status(["run", "wild.toml", "--out", "a", "--force", "--set", "training.lr=0.05", "--quiet"]) == 0
+    assert cli.status(["run", "wild.toml", "--out", "a", "--overwrite", "--set", "training.lr=0.05", "--quiet"]) == 0
 
 
 def test_a_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,7 @@ class Patient(FedAvg):
 def federation(
     method: Method, availability: Availability | None = None, rounds: int = 2, share: float = 1.0, **options: Any
 ) -> Federation:
-    training = Training(rounds=rounds, batch_size=8, lr=0.1, participation=share)
+    training = Training(rounds=rounds, batch_size=8, lr=0.1, client_fraction=share)
     return Kit(method=method).usual.federation(method, training, availability=availability, **options)
 
 
@@ -102,7 +102,10 @@ def test_off_draws_nothing_and_says_so() -> None:
 
 
 def test_probabilities_of_nought_are_off() -> None:
-    plain, zeros = ran(FedAvg()), ran(FedAvg(), Availability(drop=0.0, drop_when="after", late=0.0, late_by=3))
+    plain, zeros = (
+        ran(FedAvg()),
+        ran(FedAvg(), Availability(dropout_rate=0.0, dropout_stage="after", delay_rate=0.0, delay_rounds=3)),
+    )
     assert difference(everything(plain), everything(zeros)) is None
     assert records(plain) == records(zeros)
     assert plain.settings == zeros.settings
@@ -132,7 +135,7 @@ def selections(settings: Availability, count: int, seed: int) -> Callable[[int],
 
 
 def test_so_many_drop_out_and_are_late_as_was_asked() -> None:
-    select = selections(Availability(drop=0.3, late=0.5), 20, seed=3)
+    select = selections(Availability(dropout_rate=0.3, delay_rate=0.5), 20, seed=3)
     rolls = [select(t) for t in range(1, 101)]
     dropped, late = (sum(len(getattr(r, name)) for r in rolls) / 2000 for name in ("unreachable", "late"))
     assert dropped == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 2000))
@@ -142,11 +145,11 @@ def test_so_many_drop_out_and_are_late_as_was_asked() -> None:
 
 
 def test_drops_depend_on_round_client_and_seed_only() -> None:
-    some = Availability(drop=0.4)
+    some = Availability(dropout_rate=0.4)
     by_seed = [selections(some, 6, seed=seed) for seed in (0, 0, 1)]
     dropped = [[sorted(select(t).unreachable) for t in range(1, 9)] for select in by_seed]
     assert dropped[0] == dropped[1] != dropped[2]
-    more = selections(Availability(drop=0.4, late=0.9, joiners=2, join_round=3), 40, seed=0)
+    more = selections(Availability(dropout_rate=0.4, delay_rate=0.9, late_joiners=2, join_round=3), 40, seed=0)
     assert [[i for i in sorted(more(t).unreachable) if i < 6] for t in range(3, 9)] == dropped[0][2:]
     for method, share in ((Local(), 1.0), (Local(), 0.5), (FedAvg(), 0.5)):
         for record, out in zip(ran(method, some, 8, share).history, dropped[0], strict=True):
@@ -169,7 +172,7 @@ def without(numbers: Sequence[int]) -> Callable[..., None]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_server_hears_nothing_of_who_drops_out(when: Any) -> None:
-    half = ran(FedAvg(), Availability(drop=0.5, drop_when=when), rounds=1)
+    half = ran(FedAvg(), Availability(dropout_rate=0.5, dropout_stage=when), rounds=1)
     (record,) = half.history
     gone = record["dropped"]
     assert 0 < len(gone) < 6
@@ -185,8 +188,8 @@ def test_the_server_hears_nothing_of_who_drops_out(when: Any) -> None:
 
 def test_bytes_of_who_drops_out() -> None:
     plain = ran(FedAvg(), rounds=1).history[0]
-    before = ran(FedAvg(), Availability(drop=0.5), rounds=1).history[0]
-    after = ran(FedAvg(), Availability(drop=0.5, drop_when="after"), rounds=1).history[0]
+    before = ran(FedAvg(), Availability(dropout_rate=0.5), rounds=1).history[0]
+    after = ran(FedAvg(), Availability(dropout_rate=0.5, dropout_stage="after"), rounds=1).history[0]
     gone = [str(i) for i in before["dropped"]]
     assert before["dropped"] == after["dropped"]
     there = {i: sizes for i, sizes in plain["bytes_by_client"].items() if i not in gone}
@@ -194,8 +197,8 @@ def test_bytes_of_who_drops_out() -> None:
     silent = {i: {**plain["bytes_by_client"][i], "up": 0} for i in gone}
     assert after["bytes_by_client"] == there | silent
     for record in (before, after):
-        assert record["bytes_up"] == sum(sizes["up"] for sizes in there.values()) == record["bytes_up_as_in_paper"]
-    assert after["bytes_down"] == plain["bytes_down"] == after["bytes_down_as_in_paper"]
+        assert record["bytes_up"] == sum(sizes["up"] for sizes in there.values()) == record["bytes_up_paper"]
+    assert after["bytes_down"] == plain["bytes_down"] == after["bytes_down_paper"]
     assert after["samples"] == plain["samples"] > before["samples"]
 
 
@@ -208,14 +211,14 @@ def test_the_server_half_plans_with_those_it_reaches() -> None:
 
     for when in ("before", "after"):
         seen.clear()
-        made = ran(Spy(FedAvg(), plan=plan), Availability(drop=0.5, drop_when=when), 3)
+        made = ran(Spy(FedAvg(), plan=plan), Availability(dropout_rate=0.5, dropout_stage=when), 3)
         assert seen == [record["clients"] for record in made.history]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_all_may_drop_out(method: Method, when: Any) -> None:
-    made = ran(method, Availability(drop=1.0, drop_when=when))
+    made = ran(method, Availability(dropout_rate=1.0, dropout_stage=when))
     for record in made.history:
         assert record["dropped"] == [*ALL]
         assert record["bytes_up"] == 0
@@ -245,7 +248,7 @@ def heard(method: Method, log: list[dict[int, int]]) -> Method:
 @pytest.mark.parametrize("by", [1, 2])
 def test_all_late_is_the_round_before(by: int) -> None:
     log: list[dict[int, int]] = []
-    made = ran(heard(Patient(), log), Availability(late=1.0, late_by=by), 4)
+    made = ran(heard(Patient(), log), Availability(delay_rate=1.0, delay_rounds=by), 4)
     assert log == [{}] * by + [dict.fromkeys(ALL, t) for t in range(1, 5 - by)]
     plain = ran(heard(Patient(), []), None, 4)
     for record, usual in zip(made.history, plain.history, strict=True):
@@ -255,13 +258,15 @@ def test_all_late_is_the_round_before(by: int) -> None:
         assert record["arrived"] == ([{"client": i, "from": due} for i in ALL] if due > 0 else [])
         assert record["discarded"] == []
     once = ran(Patient(), rounds=1)
-    two = ran(Patient(), Availability(late=1.0, late_by=1), 2)  # the server averages round 1's uploads in round 2
+    two = ran(
+        Patient(), Availability(delay_rate=1.0, delay_rounds=1), 2
+    )  # the server averages round 1's uploads in round 2
     assert difference(received(two, 0), received(once, 0)) is None
 
 
 def test_some_are_late_and_a_fresh_upload_wins() -> None:
     log: list[dict[int, int]] = []
-    made = ran(heard(Patient(), log), Availability(late=0.5, late_by=2), 8, 0.67)
+    made = ran(heard(Patient(), log), Availability(delay_rate=0.5, delay_rounds=2), 8, 0.67)
     select = selections(made.plugin("availability").settings, 6, seed=0)
     late: dict[int, set[int]] = {-1: set(), 0: set()}
     arrivals = overtaken = 0
@@ -281,7 +286,7 @@ def test_some_are_late_and_a_fresh_upload_wins() -> None:
 
 
 def test_who_takes_no_late_uploads_never_sees_them() -> None:
-    made = ran(FedAvg(), Availability(late=0.5), 1)
+    made = ran(FedAvg(), Availability(delay_rate=0.5), 1)
     (record,) = made.history
     gone = record["late"]
     assert 0 < len(gone) < 6
@@ -294,7 +299,7 @@ def test_who_takes_no_late_uploads_never_sees_them() -> None:
 
 def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
     waiting = [LateUpload(2, 1, "statistics", {}), LateUpload(3, 1, "train", {}), LateUpload(4, 2, "train", {})]
-    queue = UploadQueue(2, waiting, late_by=1, accepts=True)
+    queue = UploadQueue(2, waiting, delay_rounds=1, accepts=True)
     assert list(queue.collect("train", {0: {}, 1: {}}, late=[1])) == [0, 3]
     assert queue.record() == {
         "late": [1],
@@ -307,7 +312,7 @@ def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
 def test_a_late_upload_that_is_refused_never_arrives() -> None:
     ill = {1: lambda x: x * float("inf")}
     world = Kit(method=Patient()).world(prepare=ill)
-    made = world.federation(Patient(), Training(rounds=2, lr=0.1), availability=Availability(late=1.0))
+    made = world.federation(Patient(), Training(rounds=2, lr=0.1), availability=Availability(delay_rate=1.0))
     made.run()
     assert made.history[0]["late"] == [0, 2, 3, 4, 5]
     assert [entry["client"] for entry in made.history[1]["arrived"]] == [0, 2, 3, 4, 5]
@@ -315,7 +320,9 @@ def test_a_late_upload_that_is_refused_never_arrives() -> None:
 
 # keeping and undoing ------------------------------------------------------------------------------------------------
 
-STORMY = Availability(drop=0.2, drop_when="after", late=0.5, late_by=2, joiners=2, join_round=3)
+STORMY = Availability(
+    dropout_rate=0.2, dropout_stage="after", delay_rate=0.5, delay_rounds=2, late_joiners=2, join_round=3
+)
 
 
 @pytest.mark.parametrize("where", [{"after": 2}, {"after": 3}, {"within": 3}, {"within": 5}])
@@ -355,7 +362,7 @@ def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
         if server.round == 3 and fail:
             raise ValueError("lightning")
 
-    made = federation(Spy(Patient(), aggregate=aggregate), Availability(late=0.5), 4)
+    made = federation(Spy(Patient(), aggregate=aggregate), Availability(delay_rate=0.5), 4)
     with pytest.raises(RunError, match="lightning"):
         made.run()
     assert {upload.round for upload in made.transaction.snapshot(2).late} == {2}
@@ -394,8 +401,8 @@ def test_every_method_lives_with_all_of_it(method: Method) -> None:
             seen.append((arguments[0].round, set(arguments[0].clients), arguments[0].architectures))
         return call(*arguments)
 
-    trouble = Availability(drop=0.4, late=0.3, joiners=3, join_round=4)
-    made = federation(Spy(method, every), trouble, 6, 0.4, seed=2, evaluation=Evaluation(every=1))
+    trouble = Availability(dropout_rate=0.4, delay_rate=0.3, late_joiners=3, join_round=4)
+    made = federation(Spy(method, every), trouble, 6, 0.4, seed=2, evaluation=Evaluation(every_n_rounds=1))
     absent = set(ALL) - set(made.present(1))
     run = made.run()
     assert len(absent) == 3
@@ -416,7 +423,7 @@ def test_every_method_lives_with_all_of_it(method: Method) -> None:
 
 def test_a_joiner_is_as_one_that_never_took_part() -> None:
     """Two clients that join in round 2 start from the same weights as clients that nobody asked in round 1."""
-    made = ran(Local(), Availability(joiners=2), 2)
+    made = ran(Local(), Availability(late_joiners=2), 2)
     late = set(ALL) - set(made.present(1))
     assert made.history[0]["clients"] == sorted(set(ALL) - late)
     assert made.history[1]["clients"] == [*ALL]
@@ -429,10 +436,10 @@ def test_a_joiner_is_as_one_that_never_took_part() -> None:
 
 
 def test_the_share_is_of_those_present_and_the_draw_is_seeded() -> None:
-    joiners = [frozenset(ALL) - set(selections(Availability(joiners=3), 6, s)(1).present) for s in range(30)]
+    joiners = [frozenset(ALL) - set(selections(Availability(late_joiners=3), 6, s)(1).present) for s in range(30)]
     assert len(set(joiners)) > 8
     assert all(len(drawn) == 3 for drawn in joiners)
-    made = ran(Local(), Availability(joiners=2, join_round=3), 4, 0.5)
+    made = ran(Local(), Availability(late_joiners=2, join_round=3), 4, 0.5)
     assert [len(record["clients"]) for record in made.history] == [2, 2, 3, 3]
 
 
@@ -441,7 +448,7 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
 
     def make() -> Federation:
         still = Training(rounds=9, lr=0.0)
-        options = {"availability": Availability(joiners=2, join_round=9), "evaluation": Evaluation(patience=1)}
+        options = {"availability": Availability(late_joiners=2, join_round=9), "evaluation": Evaluation(patience=1)}
         return Kit(method=Local()).usual.federation(Local(), still, out=tmp_path / "run", **options)
 
     made = make()
@@ -454,7 +461,7 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
     gone = next(i for i in ALL if i not in here)
     with pytest.raises(KeyError):
         run.models[gone]
-    with pytest.raises(RequestError, match=f"expected a client that is present .*, came {gone}"):
+    with pytest.raises(RequestError, match=f"expected a client that is present .*, got {gone}"):
         made.export(gone)
     assert sorted(make().run(resume=True).models) == here
 
@@ -465,8 +472,8 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"joiners": 6}, "availability.joiners: expected fewer than the 6 clients, .*, came 6"),
-        ({"joiners": 1, "join_round": 3}, "join_round: expected at most training.rounds = 2, came 3"),
+        ({"joiners": 6}, "availability.late_joiners: expected fewer than the 6 clients, .*, got 6"),
+        ({"joiners": 1, "join_round": 3}, "join_round: expected at most training.rounds = 2, got 3"),
     ],
 )
 def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
@@ -478,10 +485,13 @@ def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[st
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("availability.drop=1.5", "availability.drop: expected at most 1, came 1.5"),
-        ("availability.drop_when=sometimes", "availability.drop_when: expected 'before' or 'after', came 'sometimes'"),
-        ("availability.late_by=0", "availability.late_by: expected at least 1, came 0"),
-        ("availability.join_round=1", "availability.join_round: expected at least 2, came 1"),
+        ("availability.dropout_rate=1.5", "availability.dropout_rate: expected at most 1, got 1.5"),
+        (
+            "availability.dropout_stage=sometimes",
+            "availability.dropout_stage: expected 'before' or 'after', got 'sometimes'",
+        ),
+        ("availability.delay_rounds=0", "availability.delay_rounds: expected at least 1, got 0"),
+        ("availability.join_round=1", "availability.join_round: expected at least 2, got 1"),
         ("availability.drops=0.1", "unknown key 'availability.drops'; did you mean 'drop'"),
         ("training.drop=0.1", r"unknown key 'training.drop'; it belongs to \[availability\]"),
     ],
@@ -494,19 +504,26 @@ def test_mistakes_in_a_recipe_are_one_line(override: str, line: str) -> None:
 
 
 def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
-    small = ["data.max_rows=300", "data.clients=4", "data.min_size=5"]
-    keys = ["availability.drop=0.25", "availability.drop_when=after", "availability.late=0.0", "availability.late_by=4"]
+    small = ["data.limit_train=300", "data.num_clients=4", "data.min_samples=5"]
+    keys = [
+        "availability.dropout_rate=0.25",
+        "availability.dropout_stage=after",
+        "availability.delay_rate=0.0",
+        "availability.delay_rounds=4",
+    ]
     on = Recipe.load(QUICKSTART, [*small, *keys])
-    assert tomllib.loads(on.dumps())["availability"] == {"drop": 0.25, "drop_when": "after"}
-    off = ["availability.late=0.0", "availability.late_by=4"]
+    assert tomllib.loads(on.dumps())["availability"] == {"drop": 0.25, "dropout_stage": "after"}
+    off = ["availability.delay_rate=0.0", "availability.delay_rounds=4"]
     assert "availability" not in Recipe.load(QUICKSTART, off).to_dict()
     made = build_federation(on)
     assert (
-        made.plugin("availability").settings == on.availability == Availability(drop=0.25, drop_when="after", late_by=4)
+        made.plugin("availability").settings
+        == on.availability
+        == Availability(dropout_rate=0.25, dropout_stage="after", delay_rounds=4)
     )
-    assert made.facts["availability"] == {"drop": 0.25, "drop_when": "after"}
+    assert made.facts["availability"] == {"drop": 0.25, "dropout_stage": "after"}
     with pytest.raises(RequestError, match="joiners: expected fewer"):
-        build_federation(Recipe.load(QUICKSTART, [*small, "availability.joiners=500"]))
+        build_federation(Recipe.load(QUICKSTART, [*small, "availability.late_joiners=500"]))
 
 
 def test_a_check_expects_so_many_bytes() -> None:
@@ -515,15 +532,15 @@ def test_a_check_expects_so_many_bytes() -> None:
         return found.bytes_down, found.bytes_up
 
     down, up = bytes_of(None)
-    assert bytes_of(Availability(drop=0.25)) == pytest.approx((0.75 * down, 0.75 * up))
-    assert bytes_of(Availability(drop=0.25, drop_when="after")) == pytest.approx((down, 0.75 * up))
-    fewer = ran(FedAvg(), Availability(joiners=2, join_round=6), 10).history
-    assert bytes_of(Availability(joiners=2, join_round=6)) == pytest.approx(
+    assert bytes_of(Availability(dropout_rate=0.25)) == pytest.approx((0.75 * down, 0.75 * up))
+    assert bytes_of(Availability(dropout_rate=0.25, dropout_stage="after")) == pytest.approx((down, 0.75 * up))
+    fewer = ran(FedAvg(), Availability(late_joiners=2, join_round=6), 10).history
+    assert bytes_of(Availability(late_joiners=2, join_round=6)) == pytest.approx(
         (sum(r["bytes_down"] for r in fewer), sum(r["bytes_up"] for r in fewer))
     )
 
 
 def test_state_is_all_that_a_method_sees_of_it() -> None:
     """Late uploads are the engine's: neither the server's nor a client's state holds them."""
-    names = set(state(ran(Patient(), Availability(late=1.0), 1)))
+    names = set(state(ran(Patient(), Availability(delay_rate=1.0), 1)))
     assert names == set(state(ran(Patient(), rounds=1)))

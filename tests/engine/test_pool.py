@@ -39,8 +39,8 @@ from polyfed.testing.fixtures import difference, everything, records
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
 
-TRAINING = Training(rounds=3, batch_size=8, lr=0.1, participation=0.7)
-ALL_STAGES = Evaluation(extra_stages=["received", "after_local", "personal"], metrics=["f1", "auc", "confusion"])
+TRAINING = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.7)
+ALL_STAGES = Evaluation(extra_stages=["received", "after_training", "personal"], metrics=["f1", "auc", "confusion"])
 HERE = os.getpid()
 
 
@@ -76,7 +76,7 @@ def same(method: Method, counts: Sequence[int], **options: Any) -> None:
     """So many workers give what `serial` gives."""
     serial = run(method, **options)
     for count in counts:
-        found = run(method, executor="pool", workers=count, **options)
+        found = run(method, executor="processes", workers=count, **options)
         assert isinstance(found.executor, process_pool.Pool)
         assert difference(everything(serial), everything(found)) is None
         assert records(serial) == records(found)
@@ -101,7 +101,7 @@ def test_workers_give_the_serial_result(method: Method, counts: Sequence[int]) -
 
 def test_other_predictors_are_scored_by_workers_too() -> None:
     method = FedProto()
-    serial, found = run(method), run(method, executor="pool", workers=2)
+    serial, found = run(method), run(method, executor="processes", workers=2)
     assert difference(everything(serial), everything(found)) is None
     assert records(serial) == records(found)
     by = found.history[-1]["accuracy_by_predictor"]
@@ -113,7 +113,7 @@ def test_other_predictors_are_scored_by_workers_too() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_one_result(name: str) -> None:
     same(METHODS[name](), (1, 2, 3))
-    unreliable = Availability(drop=0.2, drop_when="after", late=0.3, joiners=1)
+    unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
     same(METHODS[name](), (2,), availability=unreliable)
 
 
@@ -148,7 +148,7 @@ def test_dropout_batchnorm_and_a_shared_test_set() -> None:
         )
         return fed, fed.run()
 
-    (serial, a), (pooled, b) = outcome("serial"), outcome("pool")
+    (serial, a), (pooled, b) = outcome("serial"), outcome("processes")
     assert difference(everything(serial), everything(pooled)) is None
     assert records(serial) == records(pooled)
     assert all(torch.equal(t, b.models[3].state_dict()[n]) for n, t in a.models[3].state_dict().items())
@@ -179,7 +179,7 @@ class Passages(FedAvg):
 def test_passages_phases_and_the_closing_round() -> None:
     method = Passages()
     kit = Kit(method=method)
-    a, b = (kit.world(one=True).run(method, TRAINING, executor=executor) for executor in ("serial", "pool"))
+    a, b = (kit.world(one=True).run(method, TRAINING, executor=executor) for executor in ("serial", "processes"))
     assert difference(everything(a), everything(b)) is None
     assert records(a) == records(b)
     assert b.history[0]["server"]["steps asked"] == 0 < b.history[0]["server"]["steps heads"]
@@ -201,7 +201,7 @@ def test_a_state_that_did_not_change_is_not_sent_again() -> None:
     kept: list[int] = []
     fed: list[Federation] = []
     tracker = Told(lambda _: kept.append(id(fed[0].clients[0].state["kept"]["once"])))  # type: ignore[index,call-overload]
-    fed.append(Kit(method=Remembers()).usual.federation(Remembers(), executor="pool", trackers=[tracker]))
+    fed.append(Kit(method=Remembers()).usual.federation(Remembers(), executor="processes", trackers=[tracker]))
     fed[0].run()
     assert kept[0] == kept[1]
     assert int(tensor(fed[0].clients[0].state, "round")) == 2
@@ -254,7 +254,7 @@ def failing(where: str, error: Exception, numbers: Sequence[int] = (1, 4)) -> Me
 )
 def test_an_error_is_the_serial_one(where: str, error: Exception) -> None:
     said = []
-    for executor in ("serial", "pool"):
+    for executor in ("serial", "processes"):
         with pytest.raises(PolyfedError) as caught:
             run(failing(where, error), executor=executor, workers=None if executor == "serial" else 3)
         said.append((type(caught.value), str(caught.value)))
@@ -267,7 +267,7 @@ def test_an_error_is_the_serial_one(where: str, error: Exception) -> None:
 
 def test_after_an_error_the_round_is_undone_and_the_workers_are_gone() -> None:
     method = failing("training", ValueError("x"))
-    fed = Kit(method=method).usual.federation(method, TRAINING, executor="pool", workers=2)
+    fed = Kit(method=method).usual.federation(method, TRAINING, executor="processes", workers=2)
     with pytest.raises(RunError):
         fed.run()
     assert fed.executor._staff == []  # type: ignore[attr-defined]
@@ -294,7 +294,7 @@ def deadly(dies: Callable[[Client], bool], scoring: bool = False) -> Method:
     return Dies()
 
 
-QUIET = Evaluation(every=100)  # scored after the last round only
+QUIET = Evaluation(every_n_rounds=100)  # scored after the last round only
 
 
 def test_a_worker_that_dies_is_replaced_and_its_job_done_again(tmp_path: Path) -> None:
@@ -306,12 +306,12 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(tmp_path: Path) -
         return True
 
     told = Told()
-    serial = run(FedAvg(), TRAINING.model_copy(update={"participation": 1.0}), evaluation=QUIET)
+    serial = run(FedAvg(), TRAINING.model_copy(update={"client_fraction": 1.0}), evaluation=QUIET)
     found = run(
         deadly(once),
-        TRAINING.model_copy(update={"participation": 1.0}),
+        TRAINING.model_copy(update={"client_fraction": 1.0}),
         evaluation=QUIET,
-        executor="pool",
+        executor="processes",
         workers=2,
         trackers=[told],
     )
@@ -327,7 +327,7 @@ def test_who_kills_two_workers_drops_out_of_the_round() -> None:
     told = Told()
     training = Training(rounds=2, batch_size=8, lr=0.1)
     method = deadly(lambda client: client.id == 2 and client.round == 1)
-    found = run(method, training, evaluation=QUIET, executor="pool", workers=2, trackers=[told])
+    found = run(method, training, evaluation=QUIET, executor="processes", workers=2, trackers=[told])
     first, second = found.history
     assert first["dropped"] == [2]
     assert second["dropped"] == []
@@ -345,7 +345,7 @@ def test_who_kills_two_workers_drops_out_of_the_round() -> None:
 
 def test_where_all_die_the_run_ends() -> None:
     with pytest.raises(RunError, match="the worker of every client died, twice, in round 1; try fewer workers"):
-        run(deadly(lambda _: True), executor="pool", workers=2)
+        run(deadly(lambda _: True), executor="processes", workers=2)
 
 
 def test_workers_that_die_between_rounds_are_replaced() -> None:
@@ -356,7 +356,9 @@ def test_workers_that_die_between_rounds_are_replaced() -> None:
             os.kill(each.process, signal.SIGKILL)
 
     told = Told(kill)
-    fed.append(Kit(method=FedGH()).usual.federation(FedGH(), TRAINING, executor="pool", workers=2, trackers=[told]))
+    fed.append(
+        Kit(method=FedGH()).usual.federation(FedGH(), TRAINING, executor="processes", workers=2, trackers=[told])
+    )
     fed[0].run()
     serial = run(FedGH(), evaluation=None)
     assert difference(everything(serial), everything(fed[0])) is None
@@ -376,7 +378,7 @@ def test_who_cannot_be_scored_has_no_score() -> None:
             return message
 
     training = Training(rounds=1, batch_size=8, lr=0.1)
-    found = run(Marked(), training, evaluation=Evaluation(stage="personal"), executor="pool", workers=2)
+    found = run(Marked(), training, evaluation=Evaluation(stage="personal"), executor="processes", workers=2)
     accuracy = found.history[0]["accuracy_per_client"]
     assert [i for i, value in enumerate(accuracy) if value is None] == [1]
     assert found.history[0]["dropped"] == []
@@ -438,10 +440,10 @@ def begun(folder: Path) -> tuple[int, list[int]]:
     return process, staff
 
 
-def federation(folder: Path, executor: str = "pool") -> Federation:
+def federation(folder: Path, executor: str = "processes") -> Federation:
     """The run that is begun."""
     training = Training(rounds=6, batch_size=8, lr=0.1)
-    given: dict[str, Any] = {"executor": executor, "workers": 2 if executor == "pool" else None}
+    given: dict[str, Any] = {"executor": executor, "workers": 2 if executor == "processes" else None}
     return Kit(method=Slow()).usual.federation(Slow(), training, out=folder / "run", **given)
 
 
@@ -487,25 +489,25 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(choose(), Serial)  # milliseconds
     assert choose(training=long).workers == 4
     assert choose(clients=3, training=long).workers == 3
-    assert isinstance(choose(training=Training(rounds=10_000, participation=0.2)), Serial)  # one client per round
+    assert isinstance(choose(training=Training(rounds=10_000, client_fraction=0.2)), Serial)  # one client per round
     assert isinstance(choose(training=long, workers=1), Serial)
     assert isinstance(choose(training=long, executor="serial"), Serial)
     assert choose(workers=2).workers == 2  # whoever asks for workers has them
-    assert choose(executor="pool").workers == 4
-    assert choose(executor="pool", workers=1).workers == 1
+    assert choose(executor="processes").workers == 4
+    assert choose(executor="processes", workers=1).workers == 1
     monkeypatch.setattr(process_pool, "cores", lambda: 1)
     assert isinstance(choose(training=long), Serial)
 
 
 def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="'pool', 'cohort' or 'ray', came 'gang'"):
+    with pytest.raises(RequestError, match="'processes', 'vectorized' or 'ray', got 'gang'"):
         choose(executor="gang")
-    with pytest.raises(RequestError, match="expected workers to be a whole number >= 1, came 0"):
+    with pytest.raises(RequestError, match="expected workers to be a whole number >= 1, got 0"):
         choose(workers=0)
-    with pytest.raises(RequestError, match="expected 1 worker, as the executor 'serial' has one, came 2"):
+    with pytest.raises(RequestError, match="expected 1 worker, as the executor 'serial' has one, got 2"):
         choose(executor="serial", workers=2)
     monkeypatch.setattr(process_pool, "sys", SimpleNamespace(platform="darwin", maxsize=sys.maxsize))
-    for given in ({"executor": "pool"}, {"workers": 2}):
+    for given in ({"executor": "processes"}, {"workers": 2}):
         with pytest.raises(RequestError, match="'serial' with 1 worker, as worker processes need Linux"):
             choose(**given)
     assert isinstance(choose(training=Training(rounds=10_000)), Serial)
@@ -521,9 +523,9 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     if sys.platform == "linux":
         with pytest.raises(
-            RequestError, match=r"expected the executor 'cohort' or 'auto', by .*, as worker processes need"
+            RequestError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes need"
         ):
-            process_pool.chosen("pool", None, gpu, Training(), print)
+            process_pool.chosen("processes", None, gpu, Training(), print)
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +545,7 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
     monkeypatch.setattr(os, "fork", no_fork) if what == "fork" else None
     monkeypatch.setattr(worker, "_trouble", lambda: "no gradients") if what == "gradient" else None
     told = Told()
-    found = run(FedAvg(), executor="pool", workers=2, trackers=[told])
+    found = run(FedAvg(), executor="processes", workers=2, trackers=[told])
     reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]
     assert said(told) == [f"there can be no worker processes ({reason}); all is done by this one"]
     assert difference(everything(serial), everything(found)) is None
@@ -566,8 +568,10 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ForkedWorker, "ask", ask)
     members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
     training = Training(rounds=2, batch_size=8)
-    given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "pool", "workers": 1}
-    fed = [Federation(members, FedAvg(), training, Evaluation(every=9), trackers=[Told(each)], **grouped(**given))]
+    given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "processes", "workers": 1}
+    fed = [
+        Federation(members, FedAvg(), training, Evaluation(every_n_rounds=9), trackers=[Told(each)], **grouped(**given))
+    ]
     fed[0].run()
     assert asked[0] == [1, 2, 0, 3]  # by rows
     assert asked[1][0] == 3  # as measured
@@ -579,7 +583,7 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
             print("from a worker")
             return {"threads": torch.tensor(torch.get_num_threads()), "process": torch.tensor(os.getpid())}
 
-    fed = Kit(method=Tells()).usual.federation(Tells(), executor="pool", workers=2)
+    fed = Kit(method=Tells()).usual.federation(Tells(), executor="processes", workers=2)
     jobs = [Job(client, {}, "", Exchange(), 1) for client in fed.clients]
     torch.set_num_threads(2)
     try:
@@ -595,7 +599,7 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
 
 def test_a_recipe_and_the_command_line_take_workers(tmp_path: Path) -> None:
     recipe = {
-        "data": {"name": "digits", "clients": 3, "max_train": 20, "max_test": 20},
+        "data": {"dataset": "digits", "num_clients": 3, "max_train_per_client": 20, "max_test_per_client": 20},
         "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
         "method": {"name": "local"},
         "training": {"rounds": 2},

@@ -25,12 +25,12 @@ def clients(count: int = 2) -> list[pf.Client]:
 
 
 def made(precision: str, executor: str = "serial", out: Path | None = None) -> pf.Federation:
-    training = Training(rounds=2, epochs=2, batch_size=8, lr=0.1, momentum=0.9)
+    training = Training(rounds=2, local_epochs=2, batch_size=8, lr=0.1, momentum=0.9)
     return pf.Federation(
         clients(),
         pf.methods.FedAvg(),
         training,
-        executor=pf.Execution(executor, precision=precision, workers=2 if executor == "pool" else None),
+        executor=pf.Execution(executor, precision=precision, workers=2 if executor == "processes" else None),
         out=out,
         builders={"digits-cnn1": lambda: build("digits-cnn1", (1, 8, 8), 3)},
     )
@@ -56,7 +56,7 @@ def test_bf16_rounds_and_everything_that_is_kept_stays_float32() -> None:
 
 def test_each_step_sees_the_weights_of_the_step_before() -> None:
     """Against a loop by hand; rounded weights that outlived a step would show."""
-    training = Training(rounds=1, epochs=3, batch_size=24, lr=0.5)
+    training = Training(rounds=1, local_epochs=3, batch_size=24, lr=0.5)
     given = build("digits-cnn1", (1, 8, 8), 3)
     x, y = torch.randn(24, 1, 8, 8), torch.arange(24) % 3
     oracle = build("digits-cnn1", (1, 8, 8), 3)
@@ -78,7 +78,7 @@ def test_each_step_sees_the_weights_of_the_step_before() -> None:
 
 
 def test_workers_compute_the_same_bits() -> None:
-    one, two = weights(run("bf16")), weights(run("bf16", "pool"))
+    one, two = weights(run("bf16")), weights(run("bf16", "processes"))
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
@@ -97,11 +97,15 @@ def test_losses_and_kernels_are_not_rounded() -> None:
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    settings = {"data": {"name": "digits"}, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
+    settings = {
+        "data": {"dataset": "digits"},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+    }
     assert Recipe.from_dict({**settings, "run": {"precision": "bf16"}}).run.precision == "bf16"
     with pytest.raises(RequestError, match=r"run\.precision.*'float32' or 'bf16'.*'half'"):
         Recipe.from_dict({**settings, "run": {"precision": "half"}})
-    with pytest.raises(RequestError, match="expected the precision 'float32' or 'bf16', came 'half'"):
+    with pytest.raises(RequestError, match="expected the precision 'float32' or 'bf16', got 'half'"):
         run("half")
 
 

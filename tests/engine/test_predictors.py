@@ -69,7 +69,7 @@ def federation(method: Method, **options: Any) -> Federation:
         Client("ab"[i % 2], draw(12, (0, 1, 2), i), draw(9 + i, (0, 1, 2), 20 + i) if i < 2 else None, draw(4, (1,), 9))
         for i in range(3)
     ]
-    asked = Evaluation(extra_stages=["after_local", "received"], **options.pop("evaluation", {}))
+    asked = Evaluation(extra_stages=["after_training", "received"], **options.pop("evaluation", {}))
     training = SHORT.model_copy(update=given)
     return Federation(clients, method, training, asked, builders=builders, **grouped(classes=3, **options))
 
@@ -84,7 +84,9 @@ def test_each_predictor_is_scored_in_every_stage_and_by_hand() -> None:
     run = fed.run()
     for record in run.history:
         assert (
-            list(record["accuracy"]) == list(record["accuracy_by_predictor"]) == ["personal", "after_local", "received"]
+            list(record["accuracy"])
+            == list(record["accuracy_by_predictor"])
+            == ["personal", "after_training", "received"]
         )
         for by in record["accuracy_by_predictor"].values():
             assert list(by) == ["least", "shifted"]
@@ -119,7 +121,7 @@ def test_other_figures_are_the_methods_own() -> None:
 
 
 def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
-    fed = federation(Shifted(), rounds=4, participation=0.34, evaluation={"every": 1})
+    fed = federation(Shifted(), rounds=4, client_fraction=0.34, evaluation={"every_n_rounds": 1})
     seen: list[dict[str, int]] = []
 
     class Count:
@@ -140,7 +142,7 @@ def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
         (drawn,) = record["clients"]
         tested = drawn < 2
         assert calls["least"] == calls["shifted"]
-        if number > 2:  # one client has changed: after_local, personal, received
+        if number > 2:  # one client has changed: after_training, personal, received
             assert calls["least"] == 3 * tested
     fed.evaluator.forget()
     again = fed.evaluator.record({})
@@ -157,10 +159,10 @@ def test_where_all_share_a_test_set() -> None:
 
 
 def test_a_round_that_is_not_scored_has_none_and_a_finished_run_keeps_it(tmp_path: Path) -> None:
-    straight = federation(Shifted(), evaluation={"every": 2}).run()
+    straight = federation(Shifted(), evaluation={"every_n_rounds": 2}).run()
     assert straight.history[0]["accuracy_by_predictor"] == {}
-    federation(Shifted(), rounds=2, evaluation={"every": 2}, out=tmp_path / "run").run()
-    again = federation(Shifted(), rounds=2, evaluation={"every": 2}, out=tmp_path / "run").run(resume=True)
+    federation(Shifted(), rounds=2, evaluation={"every_n_rounds": 2}, out=tmp_path / "run").run()
+    again = federation(Shifted(), rounds=2, evaluation={"every_n_rounds": 2}, out=tmp_path / "run").run(resume=True)
     assert again.result["accuracy_by_predictor"] == straight.result["accuracy_by_predictor"]
 
 

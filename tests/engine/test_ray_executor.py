@@ -36,7 +36,7 @@ from polyfed.registry import METHODS
 if sys.platform != "linux":
     pytest.skip("the executor 'ray' needs Linux", allow_module_level=True)
 
-STAGES: Mapping[str, Any] = {"stage": "received", "extra_stages": ["after_local", "personal"], "metrics": ["auc"]}
+STAGES: Mapping[str, Any] = {"stage": "received", "extra_stages": ["after_training", "personal"], "metrics": ["auc"]}
 
 
 @pytest.fixture(autouse=True)
@@ -94,10 +94,13 @@ def same(found: Run, expected: Run) -> None:
         ("fedhenn", KERNELS),
         ("scaffold", ONE),
         ("fedgh", {"evaluation": STAGES}),
-        ("fml", {"compression": {"precision": "int8"}, "privacy": {"clip": 1.0, "noise": 0.1}}),
-        ("fedavg", {**ONE, "compression": {"share": 0.2, "feedback": True}}),
-        ("fedproto", {"availability": {"drop": 0.3, "late": 0.3, "joiners": 1}}),
-        ("local", {"data": {"test": "global"}, "devices": {"names": ["laptop", "phone-mid"]}}),
+        (
+            "fml",
+            {"compression": {"dtype": "int8"}, "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1}},
+        ),
+        ("fedavg", {**ONE, "compression": {"top_k_fraction": 0.2, "error_feedback": True}}),
+        ("fedproto", {"availability": {"dropout_rate": 0.3, "delay_rate": 0.3, "late_joiners": 1}}),
+        ("local", {"data": {"test": "global"}, "devices": {"profiles": ["laptop", "phone-mid"]}}),
         ("heterofl", ONE),
         ("fedmd", {"data": {"holdout": 20}}),
     ],
@@ -123,7 +126,7 @@ def test_every_method_has_one_result(method: str) -> None:
 
 @pytest.mark.parametrize("kind", ["label_flip", "sign_flip"])
 def test_adversaries_attack_there_too(kind: str) -> None:
-    recipe = recipe_of("fedavg", **ONE, hostile={kind: 0.4})
+    recipe = recipe_of("fedavg", **ONE, adversaries={kind: 0.4})
     attacked = run(on_ray(recipe))
     same(attacked, run(recipe))
     assert attacked.history[-1]["train_loss"] != run(recipe_of("fedavg", **ONE)).history[-1]["train_loss"]
@@ -260,8 +263,8 @@ def test_a_federation_made_in_python_says_how_it_is_made() -> None:
     assert told(found.history) == told(expected.history)
     with pytest.raises(RequestError, match="whose processes make the federation anew, got a federation made in"):
         toy(executor="ray")
-    with pytest.raises(RequestError, match="expected no rebuild with the executor 'pool'"):
-        toy(executor="pool", rebuild=rebuild)
+    with pytest.raises(RequestError, match="expected no rebuild with the executor 'processes'"):
+        toy(executor="processes", rebuild=rebuild)
 
 
 def test_what_the_actors_cannot_make_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ def federation(method: object, executor: str = "serial", participation: float = 
     return pf.Federation(
         [pf.Client(names[i % len(names)], (x[i, :20], y[i, :20]), (x[i, 20:], y[i, 20:])) for i in range(6)],
         method,
-        Training(rounds=3, participation=participation, batch_size=10, lr=0.1),
+        Training(rounds=3, client_fraction=participation, batch_size=10, lr=0.1),
         Evaluation(extra_stages=["personal", "received"]),
         builders={name: lambda name=name: build(name, (1, 8, 8), 4) for name in names},
-        **grouped(classes=4, executor=executor, workers=2 if executor == "pool" else None, **more),
+        **grouped(classes=4, executor=executor, workers=2 if executor == "processes" else None, **more),
     )
 
 
@@ -63,17 +63,17 @@ def test_two_stages_and_unchanged_clients_cost_one_pass(method: object, monkeypa
 
 def test_a_body_that_was_received_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedAvg: as received all six change in every round; none of these passes is remembered."""
-    count, records = passes(FedAvg(), monkeypatch, participation=1.0)
+    count, records = passes(FedAvg(), monkeypatch, client_fraction=1.0)
     assert count == 6 * 3  # the personal ones
     monkeypatch.setattr("polyfed.engine.executors.base._only_head_differs", never)
-    assert passes(FedAvg(), monkeypatch, participation=1.0) == (count, records)
+    assert passes(FedAvg(), monkeypatch, client_fraction=1.0) == (count, records)
 
 
 def test_workers_remember_too() -> None:
     def records(executor: str) -> Sequence[dict[str, Any]]:
         return [{**record, "seconds": 0} for record in federation(FedGH(), executor).run().history]
 
-    assert records("pool") == records("serial")
+    assert records("processes") == records("serial")
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,13 @@ from polyfed.methods import fedhenn
 from polyfed.profiling import SECTIONS
 
 RECIPE: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "max_train": 10, "max_test": 10, "holdout": 20},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 3,
+        "max_train_per_client": 10,
+        "max_test_per_client": 10,
+        "holdout": 20,
+    },
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "training": {"rounds": 2, "batch_size": 5},
 }
@@ -20,7 +26,7 @@ FEDHENN = {"name": "fedhenn", "alignment_data": {"size": 20, "batch": 8}, "eta0"
 
 
 def records(method: dict[str, Any], timings: bool, workers: int = 1) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    executor = {"executor": "pool" if workers > 1 else "serial", "workers": workers}
+    executor = {"executor": "processes" if workers > 1 else "serial", "workers": workers}
     done = pf.run(pf.Recipe.from_dict({**RECIPE, "method": method, "run": executor}), timings=timings)
     return dict(done.result), [dict(record) for record in done.history]
 

@@ -51,19 +51,19 @@ def test_constant_is_the_very_number() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"lr_schedule": "exponential", "lr_decay": 0.9}, 0.8 * 0.9**T),
-        ({"lr_schedule": "step", "lr_decay": 0.5, "lr_step": 3}, 0.8 * 0.5 ** (T // 3)),
+        ({"lr_schedule": "exponential", "lr_gamma": 0.9}, 0.8 * 0.9**T),
+        ({"lr_schedule": "step", "lr_gamma": 0.5, "lr_step_size": 3}, 0.8 * 0.5 ** (T // 3)),
         ({"lr_schedule": "cosine"}, 0.4 * (1 + np.cos(np.pi * T / 10))),
         ({"lr_schedule": "cosine", "lr_min": 0.2}, 0.2 + 0.3 * (1 + np.cos(np.pi * T / 10))),
-        ({"lr_warmup": 4}, 0.8 * np.minimum(1, (T + 1) / 4)),
-        ({"lr_warmup": 40}, 0.8 * (T + 1) / 40),
-        ({"lr_schedule": "exponential", "lr_decay": 0.9, "lr_warmup": 1}, 0.8 * 0.9**T),
+        ({"warmup_rounds": 4}, 0.8 * np.minimum(1, (T + 1) / 4)),
+        ({"warmup_rounds": 40}, 0.8 * (T + 1) / 40),
+        ({"lr_schedule": "exponential", "lr_gamma": 0.9, "warmup_rounds": 1}, 0.8 * 0.9**T),
         (
-            {"lr_schedule": "exponential", "lr_decay": 0.9, "lr_warmup": 4},
+            {"lr_schedule": "exponential", "lr_gamma": 0.9, "warmup_rounds": 4},
             np.concatenate([0.2 * np.arange(1, 5), 0.8 * 0.9 ** np.arange(1, 7)]),
         ),
         (
-            {"lr_schedule": "cosine", "lr_warmup": 4},
+            {"lr_schedule": "cosine", "warmup_rounds": 4},
             np.concatenate([0.2 * np.arange(1, 4), 0.4 * (1 + np.cos(np.pi * np.arange(7) / 7))]),
         ),
     ],
@@ -73,13 +73,13 @@ def test_rates_by_round(settings: dict[str, Any], expected: np.ndarray) -> None:
 
 
 def test_every_key_bites() -> None:
-    whole = {"lr_schedule": "step", "lr_decay": 0.5, "lr_step": 3, "lr_warmup": 2}
-    for key, other in (("lr_decay", 0.4), ("lr_step", 2), ("lr_warmup", 3)):
+    whole = {"lr_schedule": "step", "lr_gamma": 0.5, "lr_step_size": 3, "warmup_rounds": 2}
+    for key, other in (("lr_gamma", 0.4), ("lr_step_size", 2), ("warmup_rounds", 3)):
         assert not np.allclose(rates(**whole), rates(**{**whole, key: other}))
 
 
 def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
-    training = Training(rounds=4, lr=0.8, lr_schedule="exponential", lr_decay=0.5, lr_warmup=2)
+    training = Training(rounds=4, lr=0.8, lr_schedule="exponential", lr_gamma=0.5, warmup_rounds=2)
     assert [training.lr_at(t, 0.2) for t in range(1, 6)] == pytest.approx([0.1, 0.2, 0.1, 0.05, 0.05])
     assert [training.lr_at(t, 0.0) for t in range(1, 6)] == [0.0] * 5
     assert training.lr_at(5) == training.lr_at(4)
@@ -90,16 +90,16 @@ def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"lr_decay": 0.5}, "lr_decay is for lr_schedule 'exponential' or 'step'; with 'constant' expected none"),
-        ({"lr_step": 2}, "lr_step is for lr_schedule 'step'; with 'constant' expected none"),
+        ({"lr_gamma": 0.5}, "lr_gamma is for lr_schedule 'exponential' or 'step'; with 'constant' expected none"),
+        ({"lr_step_size": 2}, "lr_step_size is for lr_schedule 'step'; with 'constant' expected none"),
         ({"lr_min": 0.01}, "lr_min is for lr_schedule 'cosine'; with 'constant' expected none"),
-        ({"lr_schedule": "cosine", "lr_decay": 0.5}, "with 'cosine' expected none"),
-        ({"lr_schedule": "exponential"}, "lr_schedule 'exponential' needs lr_decay, came none"),
-        ({"lr_schedule": "step", "lr_decay": 0.5}, "lr_schedule 'step' needs lr_step, came none"),
-        ({"lr_schedule": "exponential", "lr_decay": 0.5, "lr_step": 2}, "with 'exponential' expected none"),
-        ({"lr_schedule": "cosine", "lr_min": 0.5}, "lr_min: expected at most lr = 0.01, came 0.5"),
-        ({"lr_schedule": "exponential", "lr_decay": 0.0}, "training.lr_decay: expected more than 0, came 0.0"),
-        ({"lr_schedule": "exponential", "lr_decay": 1.5}, "training.lr_decay: expected at most 1, came 1.5"),
+        ({"lr_schedule": "cosine", "lr_gamma": 0.5}, "with 'cosine' expected none"),
+        ({"lr_schedule": "exponential"}, "lr_schedule 'exponential' needs lr_gamma, got none"),
+        ({"lr_schedule": "step", "lr_gamma": 0.5}, "lr_schedule 'step' needs lr_step_size, got none"),
+        ({"lr_schedule": "exponential", "lr_gamma": 0.5, "lr_step_size": 2}, "with 'exponential' expected none"),
+        ({"lr_schedule": "cosine", "lr_min": 0.5}, "lr_min: expected at most lr = 0.01, got 0.5"),
+        ({"lr_schedule": "exponential", "lr_gamma": 0.0}, "training.lr_gamma: expected more than 0, got 0.0"),
+        ({"lr_schedule": "exponential", "lr_gamma": 1.5}, "training.lr_gamma: expected at most 1, got 1.5"),
     ],
 )
 def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
@@ -108,18 +108,18 @@ def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
 
 
 def test_in_a_recipe() -> None:
-    with pytest.raises(RequestError, match=r"^training: lr_decay is for lr_schedule"):
-        Recipe.load(QUICKSTART, ["training.lr_decay=0.5"])
-    with pytest.raises(RequestError, match=r"training.lr_schedule: expected .*, came 'cosin'; did you mean 'cosine'"):
+    with pytest.raises(RequestError, match=r"^training: lr_gamma is for lr_schedule"):
+        Recipe.load(QUICKSTART, ["training.lr_gamma=0.5"])
+    with pytest.raises(RequestError, match=r"training.lr_schedule: expected .*, got 'cosin'; did you mean 'cosine'"):
         Recipe.load(QUICKSTART, ["training.lr_schedule=cosin"])
     plain_keys = Recipe.load(QUICKSTART).to_dict()
     assert not [key for key in plain_keys["training"] if key.startswith("lr_")]
     assert not {"patience", "min_delta"} & plain_keys["evaluation"].keys()
-    chosen = ["training.lr_schedule=cosine", "training.lr_warmup=2", "evaluation.patience=3"]
+    chosen = ["training.lr_schedule=cosine", "training.warmup_rounds=2", "evaluation.patience=3"]
     kept = Recipe.load(QUICKSTART, chosen).to_dict()
     assert {k: v for k, v in kept["training"].items() if k.startswith("lr_")} == {
         "lr_schedule": "cosine",
-        "lr_warmup": 2,
+        "warmup_rounds": 2,
         "lr_min": 0.0,
     }
     assert (kept["evaluation"]["patience"], kept["evaluation"]["min_delta"]) == (3, 0.0)
@@ -158,7 +158,7 @@ def one_client(method: Method, training: Training) -> tuple[dict[str, Tensor], F
 
 
 def test_weights_move_by_the_sum_of_the_rates() -> None:
-    rule = {"lr_schedule": "exponential", "lr_decay": 0.5, "lr_warmup": 2}
+    rule = {"lr_schedule": "exponential", "lr_gamma": 0.5, "warmup_rounds": 2}
     training = Training(rounds=5, batch_size=8, lr=0.25, **rule)  # type: ignore[arg-type]
     by_hand = [0.125, 0.25, 0.125, 0.0625, 0.03125]
     moved, made = one_client(Downhill(), training)
@@ -172,9 +172,11 @@ def test_weights_move_by_the_sum_of_the_rates() -> None:
     assert made.clients[0].state["seen"].tolist() == by_hand  # type: ignore[union-attr]
 
 
-def test_adaptive_optimisers_follow_it_too() -> None:
+def test_adaptive_optimizers_follow_it_too() -> None:
     """Adam's first step is its learning rate, whatever the gradient."""
-    training = Training(rounds=3, batch_size=16, optimizer="adam", lr=0.1, lr_schedule="step", lr_decay=0.5, lr_step=1)
+    training = Training(
+        rounds=3, batch_size=16, optimizer="adam", lr=0.1, lr_schedule="step", lr_gamma=0.5, lr_step_size=1
+    )
     moved, _ = one_client(Downhill(), training)
     assert torch.allclose(moved["1.weight"], torch.tensor(0.175, dtype=torch.float64), atol=1e-5)
 
@@ -324,7 +326,7 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
 
 def test_validation_data_are_needed(tmp_path: Path) -> None:
     clients = [Client(plain(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
-    with pytest.raises(RequestError, match=r"evaluation.patience: expected validation data, .*, came none"):
+    with pytest.raises(RequestError, match=r"evaluation.patience: expected validation data, .*, got none"):
         Federation(clients, Local(), out=tmp_path / "run", evaluation=Evaluation(patience=1))
     assert not (tmp_path / "run").exists()
 

@@ -122,13 +122,13 @@ def test_only_the_networks_own_tensors_go_in() -> None:
     rows, weights = made(), drawn("plain", 1)
     with pytest.raises(ValueError, match="expected the tensors of 'plain', but only one side has 'bias'"):
         rows.fresh("plain").write({"weight": weights["weight"]})
-    with pytest.raises(ValueError, match=r"expected shape \(3,\) for 'bias', came \(1,\)"):
+    with pytest.raises(ValueError, match=r"expected shape \(3,\) for 'bias', got \(1,\)"):
         rows.fresh("plain").write({**weights, "bias": torch.ones(1)})
-    with pytest.raises(ValueError, match=r"expected torch.float32 for 'bias', came torch.float64"):
+    with pytest.raises(ValueError, match=r"expected torch.float32 for 'bias', got torch.float64"):
         rows.kept(1, "plain", "", {**weights, "bias": weights["bias"].double()})
-    with pytest.raises(ValueError, match="expected weights of clients 0 to 3, came client 4's"):
+    with pytest.raises(ValueError, match="expected weights of clients 0 to 3, got client 4's"):
         rows.kept(4, "plain", "", weights)
-    with pytest.raises(ValueError, match="expected 'tied' as client 2's network, came 'plain'"):
+    with pytest.raises(ValueError, match="expected 'tied' as client 2's network, got 'plain'"):
         rows.kept(2, "plain", "", weights)
 
 
@@ -274,7 +274,7 @@ def test_weights_are_replaced_and_never_written_into() -> None:
 def test_who_is_given_other_weights_is_told() -> None:
     fed = Kit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
     fed.clients[2].weights = {}
-    with pytest.raises(RunError, match="expected a row of the store as client 2's weights, came dict"):
+    with pytest.raises(RunError, match="expected a row of the store as client 2's weights, got dict"):
         fed.transaction.snapshot(0)
 
 
@@ -309,8 +309,8 @@ def test_a_checkpoint_holds_the_store_and_gives_it_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("owners", "builders", "said"),
     [
-        (["tied", "plain"], {}, "expected weights of clients 0 to 1, came client 2's"),
-        (["tied", "tied", "tied"], {}, "expected 'tied' as client 1's network, came 'plain'"),
+        (["tied", "plain"], {}, "expected weights of clients 0 to 1, got client 2's"),
+        (["tied", "tied", "tied"], {}, "expected 'tied' as client 1's network, got 'plain'"),
         (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 2)}, r"expected shape \(2, 4\) for 'weight'"),
         (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 3, bias=False)}, "only one side has 'bias'"),
         (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 3).double()}, "expected torch.float64 for 'weight'"),
@@ -321,7 +321,9 @@ def test_a_checkpoint_of_other_networks_is_refused(
 ) -> None:
     checkpoint.write(tmp_path, snapshot(made()))
     other = Architectures({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
-    with pytest.raises(RequestError, match=f"round-000001 does not fit this federation: .*{said}.*--force") as caught:
+    with pytest.raises(
+        RequestError, match=f"round-000001 does not fit this federation: .*{said}.*--overwrite"
+    ) as caught:
         checkpoint.latest(tmp_path, len(owners), Store(other, owners))
     assert "\n" not in str(caught.value)
 
@@ -358,7 +360,7 @@ def test_a_resumed_run_with_batchnorm_and_workers_is_the_undisturbed_one(tmp_pat
         return Federation(
             toys.clients(["bn", "dropout", "bn"], sizes=[12, 9, 20], test=10),
             FedAvg(aggregation="same-shape"),
-            Training(rounds=rounds, batch_size=8, participation=0.7),
+            Training(rounds=rounds, batch_size=8, client_fraction=0.7),
             task=Task(classes=toys.CLASSES),
             executor=executor,
             out=Output(out, settings={"the": "same"}, checkpoint_every=2),
@@ -369,7 +371,7 @@ def test_a_resumed_run_with_batchnorm_and_workers_is_the_undisturbed_one(tmp_pat
     whole.run()
     federation(tmp_path / "cut", 2, "serial").run()
     (tmp_path / "cut" / "result.json").unlink()
-    resumed = federation(tmp_path / "cut", 4, "pool" if sys.platform == "linux" else "serial")
+    resumed = federation(tmp_path / "cut", 4, "processes" if sys.platform == "linux" else "serial")
     resumed.run(resume=True)
     assert difference(everything(whole), everything(resumed)) is None
     assert records(whole)[-1] == records(resumed)[-1]

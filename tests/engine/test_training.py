@@ -1,4 +1,4 @@
-"""The local loop: batches, optimisers, against loops written by hand."""
+"""The local loop: batches, optimizers, against loops written by hand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rows(batch: Batch) -> list[float]:
 
 
 def test_every_row_once_per_epoch_the_last_batch_ragged() -> None:
-    found = batches(Training(rounds=1, epochs=3, batch_size=8))[0, 1]
+    found = batches(Training(rounds=1, local_epochs=3, batch_size=8))[0, 1]
     assert [len(batch.y) for batch in found] == [8, 8, 5] * 3
     whole = sorted(draw(21, (0, 1, 2), 0).x.flatten(1).sum(dim=1).tolist())
     for epoch in range(3):
@@ -61,7 +61,7 @@ def test_every_row_once_per_epoch_the_last_batch_ragged() -> None:
 
 def test_images_are_augmented_by_a_stream_of_their_own() -> None:
     plain = batches(Training(rounds=2, batch_size=8))
-    changed = batches(Training(rounds=2, batch_size=8, augment="crop-flip"))
+    changed = batches(Training(rounds=2, batch_size=8, augmentation="crop-flip"))
     stored = draw(21, (0, 1, 2), 0).x
     for (client, number), found in changed.items():
         stream = generator(0, "augment", "train", number, client)
@@ -75,7 +75,7 @@ def test_images_are_augmented_by_a_stream_of_their_own() -> None:
 
 
 def test_the_order_differs_by_epoch_round_client_and_seed() -> None:
-    found = batches(Training(rounds=2, epochs=2, batch_size=21))
+    found = batches(Training(rounds=2, local_epochs=2, batch_size=21))
     orders = [tuple(rows(batch)) for key in sorted(found) for batch in found[key]]
     assert len(orders) == 8
     assert len(set(orders)) == 8
@@ -99,7 +99,7 @@ def test_a_single_row_is_left_out_only_where_batchnorm_cannot_take_it() -> None:
     ids=str,
 )
 def test_local_training_is_the_loop_that_anybody_would_write(settings: dict[str, Any]) -> None:
-    training = Training(rounds=2, epochs=2, batch_size=8, lr=0.05, **settings)
+    training = Training(rounds=2, local_epochs=2, batch_size=8, lr=0.05, **settings)
     model = tiny(1, 4, 6)
     client = Client(model, draw(21, (0, 1, 2), 0))
     recorded: list[tuple[int, Batch]] = []
@@ -190,7 +190,7 @@ def test_a_part_that_gets_its_first_gradient_late(momentum: float) -> None:
     torch.manual_seed(0)
     given = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     oracle, x = copy.deepcopy(given), torch.randn(4, 3)
-    training = Training(rounds=1, epochs=3, batch_size=4, lr=0.1, momentum=momentum, weight_decay=0.1)
+    training = Training(rounds=1, local_epochs=3, batch_size=4, lr=0.1, momentum=momentum, weight_decay=0.1)
     trained = Federation([Client(given, (x, torch.zeros(4, dtype=torch.int64)))], Late(), training).run().models[0]
     optimizer = torch.optim.SGD(oracle.parameters(), 0.1, momentum, weight_decay=0.1, foreach=False)
     for step in range(3):

@@ -48,9 +48,12 @@ from polyfed.testing.spy import Spy
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
-HALVES, BYTES = Compression(precision="float16"), Compression(precision="int8")
-FEW = Compression(share=0.1)
-ALL = {"privacy": Privacy(clip=1.0, noise=0.01), "compression": Compression(share=0.2, precision="int8")}
+HALVES, BYTES = Compression(dtype="float16"), Compression(dtype="int8")
+FEW = Compression(top_k_fraction=0.1)
+ALL = {
+    "privacy": Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.01),
+    "compression": Compression(top_k_fraction=0.2, dtype="int8"),
+}
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
@@ -89,7 +92,10 @@ def length(down: Message, up: Message) -> float:
 
 
 def test_off_is_as_if_there_were_no_such_settings() -> None:
-    plain, off = ran(FedAvg()), ran(FedAvg(), privacy=Privacy(), compression=Compression(share=1.0, feedback=False))
+    plain, off = (
+        ran(FedAvg()),
+        ran(FedAvg(), privacy=Privacy(), compression=Compression(top_k_fraction=1.0, error_feedback=False)),
+    )
     assert difference(everything(plain), everything(off)) is None
     assert records(plain) == records(off)
     assert plain.settings == off.settings
@@ -98,7 +104,7 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [*({"compression": c} for c in (HALVES, BYTES, FEW)), {"privacy": Privacy(clip=1.0)}]
+    "settings", [*({"compression": c} for c in (HALVES, BYTES, FEW)), {"privacy": Privacy(upload_clip_norm=1.0)}]
 )
 def test_who_sends_nothing_has_nothing_to_treat(settings: dict[str, Any]) -> None:
     assert difference(everything(ran(Local())), everything(ran(Local(), **settings))) is None
@@ -117,7 +123,7 @@ def test_bytes_are_those_that_travel() -> None:
     plain, packed = ran(FedAvg()), ran(FedAvg(), compression=BYTES)
     messages = [up for _, up in watched(FedAvg())]
     for number, (before, record) in enumerate(zip(plain.history, packed.history, strict=True)):
-        assert record["bytes_up_uncompressed"] == before["bytes_up"] == record["bytes_up_as_in_paper"]
+        assert record["bytes_up_uncompressed"] == before["bytes_up"] == record["bytes_up_paper"]
         own = messages[6 * number : 6 * number + 6]
         by_client = [record["bytes_by_client"][str(i)]["up"] for i in range(6)]
         assert by_client == [int8_bytes(message) for message in own]
@@ -143,7 +149,7 @@ def test_a_check_tells_the_bytes_of_a_run() -> None:
 def test_no_upload_is_longer_than_the_bound() -> None:
     free = [length(*pair) for pair in watched(FedAvg())]
     bound = sorted(free)[len(free) // 2]
-    found = [length(*pair) for pair in watched(FedAvg(), privacy=Privacy(clip=bound))]
+    found = [length(*pair) for pair in watched(FedAvg(), privacy=Privacy(upload_clip_norm=bound))]
     assert max(free) > 1.1 * bound
     assert max(found) == pytest.approx(bound, rel=1e-4)
     assert min(found) < 0.9 * bound
@@ -152,17 +158,17 @@ def test_no_upload_is_longer_than_the_bound() -> None:
 def test_every_setting_bites() -> None:
     given: list[dict[str, Any]] = [
         {},
-        {"privacy": Privacy(clip=0.1)},
-        {"privacy": Privacy(clip=0.2)},
-        {"privacy": Privacy(clip=0.1, noise=0.1)},
-        {"privacy": Privacy(clip=0.1, noise=0.2)},
+        {"privacy": Privacy(upload_clip_norm=0.1)},
+        {"privacy": Privacy(upload_clip_norm=0.2)},
+        {"privacy": Privacy(upload_clip_norm=0.1, upload_noise_multiplier=0.1)},
+        {"privacy": Privacy(upload_clip_norm=0.1, upload_noise_multiplier=0.2)},
         {"compression": HALVES},
         {"compression": BYTES},
         {"compression": FEW},
-        {"compression": Compression(share=0.2)},
-        {"compression": Compression(share=0.1, feedback=False)},
+        {"compression": Compression(top_k_fraction=0.2)},
+        {"compression": Compression(top_k_fraction=0.1, error_feedback=False)},
     ]
-    few = TWO.model_copy(update={"participation": 0.5})
+    few = TWO.model_copy(update={"client_fraction": 0.5})
     ends = [everything(ran(FedAvg(), few, **settings)) for settings in given]
     keys = set.intersection(*(set(end) for end in ends))
     ends = [{key: end[key] for key in keys} for end in ends]
@@ -177,7 +183,7 @@ def test_a_share_learns_and_feedback_helps() -> None:
     training = Training(rounds=20, batch_size=8, lr=0.1)
     plain, few, lossy = (
         ran(FedAvg(), training, **({"compression": c} if c else {}))
-        for c in (None, Compression(share=0.05), Compression(share=0.05, feedback=False))
+        for c in (None, Compression(top_k_fraction=0.05), Compression(top_k_fraction=0.05, error_feedback=False))
     )
     losses = [made.history[-1]["train_loss"] for made in (plain, few, lossy)]
     assert losses[0] < losses[1] < losses[2] < plain.history[0]["train_loss"]
@@ -188,7 +194,9 @@ def test_a_share_learns_and_feedback_helps() -> None:
 
 @pytest.mark.parametrize("method", [FedAvg(), pytest.param(FedIN(), marks=pytest.mark.slow)])
 def test_workers_give_the_serial_result(method: Method) -> None:
-    serial, pool = (ran(method, **ALL, executor=name, workers=count) for name, count in (("serial", 1), ("pool", 2)))
+    serial, pool = (
+        ran(method, **ALL, executor=name, workers=count) for name, count in (("serial", 1), ("processes", 2))
+    )
     assert difference(everything(serial), everything(pool)) is None
     assert records(serial) == records(pool)
     assert "unsent model" in serial.clients[0].state
@@ -198,7 +206,7 @@ def test_workers_give_the_serial_result(method: Method) -> None:
 def test_a_cohort_gives_it_up_to_rounding() -> None:
     settings = {**ALL, "compression": HALVES}  # which entries are the largest may hang on a bit
     kit = Kit(method=FedAvg()).world(one=True)
-    serial, cohort = (kit.run(FedAvg(), THREE, **settings, executor=name) for name in ("serial", "cohort"))
+    serial, cohort = (kit.run(FedAvg(), THREE, **settings, executor=name) for name in ("serial", "vectorized"))
     assert difference(everything(serial), everything(cohort), 1e-3) is None
     assert [r["bytes_up"] for r in serial.history] == [r["bytes_up"] for r in cohort.history]
 
@@ -236,7 +244,7 @@ class Patient(FedAvg):
 
 
 def test_what_comes_late_is_whole_as_well() -> None:
-    made = ran(Patient(), THREE, **ALL, availability=Availability(late=0.7, late_by=1))
+    made = ran(Patient(), THREE, **ALL, availability=Availability(delay_rate=0.7, delay_rounds=1))
     assert any(record["arrived"] for record in made.history)
     assert all(record["accuracy"] or not record["evaluated"] for record in made.history)
 
@@ -260,30 +268,30 @@ def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.Mo
 
 # what is refused ----------------------------------------------------------------------------------------------------
 
-BOUND, SHARE = {"privacy": Privacy(clip=1.0)}, {"compression": FEW}
+BOUND, SHARE = {"privacy": Privacy(upload_clip_norm=1.0)}, {"compression": FEW}
 KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
 
 
 @pytest.mark.parametrize(
     ("method", "settings", "line"),
     [
-        (FedFomo(), BOUND, "privacy: expected uploads that can be clipped, came fedfomo, which sends 'model': whole"),
-        (FedKD(), BOUND, "came fedkd, which sends 'raw': an update in low rank"),
-        (FedSelect(), BOUND, "came fedselect, which sends 'model': entries of weights"),
-        (SCAFFOLD(), BOUND, "came scaffold, which sends 'control': changes of control variates"),
-        (FD(), BOUND, "came fd, which sends 'outputs': probabilities.*use method.outputs = 'logits'"),
-        (FedHeNN(alignment_data={"size": 8}), BOUND, "came fedhenn, which sends 'model': whole weights"),
+        (FedFomo(), BOUND, "privacy: expected uploads that can be clipped, got fedfomo, which sends 'model': whole"),
+        (FedKD(), BOUND, "got fedkd, which sends 'raw': an update in low rank"),
+        (FedSelect(), BOUND, "got fedselect, which sends 'model': entries of weights"),
+        (SCAFFOLD(), BOUND, "got scaffold, which sends 'control': changes of control variates"),
+        (FD(), BOUND, "got fd, which sends 'outputs': probabilities.*use method.outputs = 'logits'"),
+        (FedHeNN(alignment_data={"size": 8}), BOUND, "got fedhenn, which sends 'model': whole weights"),
         (FedHeNN(**KERNELS, kernel={"precision": "int8"}), BOUND, "sends 'kernel': numbers packed as int8"),
         (
             FedHeNN(alignment_data={"size": 8}, setting="homogeneous", final_average=True),
             BOUND,
             "sends 'model': whole weights",
         ),
-        (FedGH(), SHARE, "compression.share: expected a method that sends changes of weights .*, came fedgh"),
-        (FedKD(), SHARE, "came fedkd"),
-        (FedFomo(), SHARE, "came fedfomo"),
-        (FedHeNN(alignment_data={"size": 8}), SHARE, "came fedhenn"),
-        (FedHeNN(**KERNELS), SHARE, "came fedhenn"),
+        (FedGH(), SHARE, "compression.top_k_fraction: expected a method that sends changes of weights .*, got fedgh"),
+        (FedKD(), SHARE, "got fedkd"),
+        (FedFomo(), SHARE, "got fedfomo"),
+        (FedHeNN(alignment_data={"size": 8}), SHARE, "got fedhenn"),
+        (FedHeNN(**KERNELS), SHARE, "got fedhenn"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_written(
@@ -316,7 +324,9 @@ def test_statistics_are_not_bounded(method: Method) -> None:
     ids=lambda given: getattr(given, "name", None),
 )
 def test_what_can_be_bounded_is(method: Method, kinds: dict[str, Any]) -> None:
-    made = among(method, **kinds).run(method, Training(rounds=2, batch_size=8), privacy=Privacy(clip=1.0, noise=0.01))
+    made = among(method, **kinds).run(
+        method, Training(rounds=2, batch_size=8), privacy=Privacy(upload_clip_norm=1.0, upload_noise_multiplier=0.01)
+    )
     assert not any(record["refused"] for record in made.history)
 
 
@@ -347,7 +357,7 @@ def test_every_method_survives_fewer_bytes(name: str, compression: Compression) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
-    for settings in (BOUND, SHARE, {"privacy": Privacy(clip=10.0, noise=1e-4)}):
+    for settings in (BOUND, SHARE, {"privacy": Privacy(upload_clip_norm=10.0, upload_noise_multiplier=1e-4)}):
         try:
             made = among(METHODS[name]()).federation(METHODS[name](), THREE, **settings)
         except RequestError:
@@ -358,8 +368,13 @@ def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
 
 # recipes and folders ------------------------------------------------------------------------------------------------
 
-SMALL = ["data.clients=3", "data.max_train=20", "data.max_test=10", "training.rounds=1"]
-ON = ["privacy.clip=0.5", "privacy.noise=0.01", "compression.share=0.5", "compression.precision=float16"]
+SMALL = ["data.num_clients=3", "data.max_train_per_client=20", "data.max_test_per_client=10", "training.rounds=1"]
+ON = [
+    "privacy.upload_clip_norm=0.5",
+    "privacy.upload_noise_multiplier=0.01",
+    "compression.top_k_fraction=0.5",
+    "compression.dtype=float16",
+]
 
 
 def test_a_recipe_asks_for_it() -> None:
@@ -367,21 +382,24 @@ def test_a_recipe_asks_for_it() -> None:
     told = tomllib.loads(recipe.dumps())
     assert told["privacy"] == {"clip": 0.5, "noise": 0.01}
     assert told["compression"] == {"share": 0.5, "precision": "float16", "feedback": True}
-    plain = Recipe.load(QUICKSTART, [*SMALL, "compression.share=1.0", "compression.feedback=false"])
+    plain = Recipe.load(QUICKSTART, [*SMALL, "compression.top_k_fraction=1.0", "compression.error_feedback=false"])
     assert not {"privacy", "compression"} & plain.to_dict().keys()
 
 
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("privacy.clip=-1", "privacy.clip: expected at least 0, came -1"),
-        ("privacy.noise=1.0", "privacy: noise: expected clip above 0 beside it, of which it is a multiple, came 1"),
+        ("privacy.upload_clip_norm=-1", "privacy.upload_clip_norm: expected at least 0, got -1"),
+        (
+            "privacy.upload_noise_multiplier=1.0",
+            "privacy: noise: expected clip above 0 beside it, of which it is a multiple, got 1",
+        ),
         ("privacy.clips=1.0", "unknown key 'privacy.clips'; did you mean 'clip'"),
-        ("compression.precision=int4", "compression.precision: expected 'float32', 'float16' or 'int8', came 'int4'"),
-        ("compression.share=0", "compression.share: expected more than 0, came 0"),
-        ("compression.share=1.5", "compression.share: expected at most 1, came 1.5"),
+        ("compression.dtype=int4", "compression.dtype: expected 'float32', 'float16' or 'int8', got 'int4'"),
+        ("compression.top_k_fraction=0", "compression.top_k_fraction: expected more than 0, got 0"),
+        ("compression.top_k_fraction=1.5", "compression.top_k_fraction: expected at most 1, got 1.5"),
         ("training.share=0.1", r"unknown key 'training.share'; it belongs to \[compression\]"),
-        ("compression.feedback=1", "compression.feedback: expected true or false, came 1"),
+        ("compression.error_feedback=1", "compression.error_feedback: expected true or false, got 1"),
     ],
 )
 def test_wrong_settings_are_one_line(override: str, line: str) -> None:
@@ -394,7 +412,7 @@ def test_a_folder_says_so(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["privacy"] == {"clip": 1.0, "noise": 0.01}
     assert result["compression"] == {"share": 0.2, "precision": "int8", "feedback": True}
-    assert result["bytes_up"] < result["bytes_up_uncompressed"] == result["bytes_up_as_in_paper"]
+    assert result["bytes_up"] < result["bytes_up_uncompressed"] == result["bytes_up_paper"]
     stored = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     assert {name: stored[name] for name in ALL} == {name: result[name] for name in ALL}
 
@@ -406,13 +424,13 @@ def test_a_report_says_where_rows_differ(tmp_path: Path) -> None:
         made = build_federation(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label)
         made.run()
     assert (made.plugin("privacy").settings, made.plugin("compression").settings) == (
-        Privacy(clip=0.5, noise=0.01),
-        Compression(share=0.5, precision="float16"),
+        Privacy(upload_clip_norm=0.5, upload_noise_multiplier=0.01),
+        Compression(top_k_fraction=0.5, dtype="float16"),
     )
     packed, _ = runs = find_runs(tmp_path)
     assert packed.settings["share"] == packed.settings["clip"] == 0.5
     ((found,), _) = group_runs(runs)
-    assert "compression.precision differs: float16 for packed; unset for plain" in found.notes
+    assert "compression.dtype differs: float16 for packed; unset for plain" in found.notes
 
 
 # the page -----------------------------------------------------------------------------------------------------------

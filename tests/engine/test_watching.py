@@ -132,8 +132,8 @@ def test_a_remark_that_fails_names_round_and_stage() -> None:
     ("given", "says"),
     [
         (object(), "expected a function of a round's record or an object with one of start, client_done"),
-        (3, "came int"),
-        (History, r"came the class History; write History\(\)"),
+        (3, "got int"),
+        (History, r"got the class History; write History\(\)"),
     ],
 )
 def test_what_is_no_tracker_is_refused(given: object, says: str) -> None:
@@ -146,7 +146,7 @@ def test_what_is_no_tracker_is_refused(given: object, says: str) -> None:
 
 def test_the_history_is_a_list_and_a_table() -> None:
     pandas = pytest.importorskip("pandas")
-    run = federation(evaluation=Evaluation(every=2, metrics=["confusion"])).run()
+    run = federation(evaluation=Evaluation(every_n_rounds=2, metrics=["confusion"])).run()
     assert isinstance(run.history, list)
     frame = run.history.to_frame()
     assert isinstance(frame, pandas.DataFrame)
@@ -178,13 +178,13 @@ def test_a_federation_and_a_run_say_what_they_are(tmp_path: Path) -> None:
 # figures of one's own
 
 
-@pytest.mark.parametrize("executor", ["serial", "pool"])
+@pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_figure_of_ones_own_stands_beside_the_others(executor: str) -> None:
-    if executor == "pool" and sys.platform != "linux":
+    if executor == "processes" and sys.platform != "linux":
         pytest.skip("worker processes are forked")
     evaluation = Evaluation(metrics=["f1"], extra_stages=["received"])
     own = {"kappa": kappa, "right": lambda counts: int(counts.diagonal().sum())}
-    workers = {"workers": 2} if executor == "pool" else {}
+    workers = {"workers": 2} if executor == "processes" else {}
     run = federation(evaluation=evaluation, metrics=own, executor=executor, **workers).run()
     for record in run.history:
         assert set(record["metrics"]) == {"personal", "received"}
@@ -226,10 +226,10 @@ def test_it_is_in_tables_and_a_run_folder_knows_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metrics", "says"),
     [
-        ({"f1": kappa}, "came 'f1'"),
-        ({"accuracy": kappa}, "came 'accuracy'"),
+        ({"f1": kappa}, "got 'f1'"),
+        ({"accuracy": kappa}, "got 'accuracy'"),
         ({"my kappa": kappa}, "letters, digits"),
-        ({"kappa": 3}, "expected a function of a client's counts as 'kappa', came 3"),
+        ({"kappa": 3}, "expected a function of a client's counts as 'kappa', got 3"),
     ],
 )
 def test_a_wrong_figure_is_refused(metrics: Any, says: str) -> None:

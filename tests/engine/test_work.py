@@ -97,11 +97,14 @@ def test_so_it_is_for_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(METHODS))
 def test_simulating_changes_no_method_and_every_executor_tells_the_same(name: str) -> None:
-    kit, devices = Kit(method=METHODS[name]()), Devices(names=["phone-low", "laptop"], server_compute=1e9, jitter=0.1)
+    kit, devices = (
+        Kit(method=METHODS[name]()),
+        Devices(profiles=["phone-low", "laptop"], server_flops=1e9, time_jitter=0.1),
+    )
     training = Training(rounds=2, batch_size=8)
     runs = [
         kit.usual.federation(kit.method, training, devices=own, executor=executor, workers=workers).run().history
-        for own, executor, workers in ((None, "serial", None), (devices, "serial", None), (devices, "pool", 2))
+        for own, executor, workers in ((None, "serial", None), (devices, "serial", None), (devices, "processes", 2))
     ]
     for off, serial, pool in zip(*runs, strict=True):
         assert all(serial[key] == off[key] for key in off if key != "seconds")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from polyfed.functional import averaging
-from polyfed.functional.averaging import layer_wise_mean, normalise, weighted_mean
+from polyfed.functional.averaging import layer_wise_mean, normalize, weighted_mean
 
 
 def model(seed: int) -> dict[str, torch.Tensor]:
@@ -96,7 +96,7 @@ def test_bad_weights(weights, message):
             mean([model(0), model(1)], weights)
     if not weights:
         with pytest.raises(ValueError, match="at least one"):
-            normalise(weights)
+            normalize(weights)
 
 
 def test_models_that_do_not_fit():

@@ -166,8 +166,8 @@ def test_a_distance_of_zero_has_a_gradient() -> None:
 
 
 def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
-    centres = draw(4, 3)
-    d = np.linalg.norm(centres.numpy()[:, None] - centres.numpy()[None], axis=2) + np.diag([np.inf] * 4)
-    assert prototype_network.margin(centres, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
-    assert prototype_network.margin(centres, 0.1) == 0.1
-    assert prototype_network.margin(centres[:1], 100.0) == 100.0
+    centers = draw(4, 3)
+    d = np.linalg.norm(centers.numpy()[:, None] - centers.numpy()[None], axis=2) + np.diag([np.inf] * 4)
+    assert prototype_network.margin(centers, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
+    assert prototype_network.margin(centers, 0.1) == 0.1
+    assert prototype_network.margin(centers[:1], 100.0) == 100.0

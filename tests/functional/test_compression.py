@@ -12,8 +12,8 @@ from torch import Tensor
 from polyfed.functional.sparsification import (
     kept,
     places_nbytes,
-    quantised,
-    quantised_nbytes,
+    quantized,
+    quantized_nbytes,
     restored,
     spread,
     thinned,
@@ -29,7 +29,7 @@ def drawn(shape: tuple[int, ...], scale: float = 1.0) -> Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_int8_has_a_scale_per_row_and_errs_by_half_a_step(shape: tuple[int, ...]) -> None:
     x = drawn(shape, 3.0)
-    values, scale = quantised(x, "int8")
+    values, scale = quantized(x, "int8")
     assert (values.dtype, tuple(values.shape)) == (torch.int8, shape)
     rows = x.double().numpy().reshape((shape[0], -1) if len(shape) > 1 else (1, -1))
     steps = np.abs(rows).max(axis=1) / 127
@@ -42,16 +42,16 @@ def test_int8_has_a_scale_per_row_and_errs_by_half_a_step(shape: tuple[int, ...]
 
 def test_int8_rows_do_not_share_a_scale() -> None:
     x = torch.tensor([[1e-4, -5e-5], [1000.0, 3.0]])
-    found = restored(*quantised(x, "int8"))
+    found = restored(*quantized(x, "int8"))
     assert found[0, 1].item() == pytest.approx(-5e-5, rel=0.01)
-    assert restored(*quantised(torch.zeros(2, 3), "int8")).tolist() == [[0.0] * 3] * 2
+    assert restored(*quantized(torch.zeros(2, 3), "int8")).tolist() == [[0.0] * 3] * 2
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e9])  # float16 alone ends at 65504, and at 6e-8
 def test_float16_is_taken_of_a_share_of_the_largest(shape: tuple[int, ...], size: float) -> None:
     x = drawn(shape, size)
-    values, scale = quantised(x, "float16")
+    values, scale = quantized(x, "float16")
     largest = np.abs(x.numpy()).max()
     np.testing.assert_array_equal(values.numpy(), (x.numpy() / largest).astype(np.float16))
     assert scale.item() == largest
@@ -60,10 +60,10 @@ def test_float16_is_taken_of_a_share_of_the_largest(shape: tuple[int, ...], size
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_of_quantised(shape: tuple[int, ...], precision: str) -> None:
-    values, scale = quantised(drawn(shape), precision)  # type: ignore[arg-type]
-    assert values.nbytes + scale.nbytes == quantised_nbytes(shape, precision)  # type: ignore[arg-type]
-    assert quantised_nbytes(shape, "float32") == 4 * math.prod(shape)
+def test_bytes_of_quantized(shape: tuple[int, ...], precision: str) -> None:
+    values, scale = quantized(drawn(shape), precision)  # type: ignore[arg-type]
+    assert values.nbytes + scale.nbytes == quantized_nbytes(shape, precision)  # type: ignore[arg-type]
+    assert quantized_nbytes(shape, "float32") == 4 * math.prod(shape)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.03, 0.1, 0.5, 0.97, 1.0])
@@ -121,6 +121,6 @@ def test_places_that_are_none(values: Tensor, places: Tensor, what: str) -> None
         (torch.ones(3, dtype=torch.int64), torch.ones(1)),
     ],
 )
-def test_what_was_not_quantised_is_not_restored(values: Tensor, scale: Tensor) -> None:
+def test_what_was_not_quantized_is_not_restored(values: Tensor, scale: Tensor) -> None:
     with pytest.raises(ValueError, match="expected"):
         restored(values, scale)

@@ -13,7 +13,7 @@ from polyfed.functional.kernel_factor import FactorStream, kernel_factor
 from polyfed.functional.kernels import (
     alignment,
     alignment_gradient,
-    centre,
+    center,
     cka,
     cka_matrix,
     cka_to_factor,
@@ -90,14 +90,14 @@ def test_cka_is_the_definition(rows, d, e):
     assert 0 <= float(cka(a, b)) <= 1
 
 
-def test_hsic_is_the_definition_and_eq_4_needs_centring():
+def test_hsic_is_the_definition_and_eq_4_needs_centering():
     a, b = draw(12, 3) + 1, draw(12, 5, seed=1) + 1
     k, m = torch.from_numpy(kernel(a)), torch.from_numpy(kernel(b))
     assert float(hsic(k, m)) == pytest.approx(numpy_hsic(k.numpy(), m.numpy()), rel=1e-12)
     ratio = hsic(k, m) / (hsic(k, k) * hsic(m, m)).sqrt()
     assert float(cka(a, b)) == pytest.approx(float(ratio), rel=1e-12)
-    uncentred = (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm())
-    assert abs(float(uncentred - ratio)) > 0.1
+    uncenterd = (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm())
+    assert abs(float(uncenterd - ratio)) > 0.1
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-12)])
@@ -147,7 +147,7 @@ def test_rows_must_agree():
     with pytest.raises(ValueError, match=r"\(L, D\)"):
         alignment_gradient(draw(4, 2, 2), draw(4, 2))
     with pytest.raises(ValueError, match=r"got \(0, 3\)"):
-        centre(torch.zeros(0, 3))
+        center(torch.zeros(0, 3))
     with pytest.raises(ValueError, match=r"\(L, L\) kernels"):
         hsic(draw(3, 2), draw(3, 2))
 
@@ -267,17 +267,17 @@ def test_lemma_3_2_minimum_of_the_alignment_alone():
     ends = []
     for seed in (2, 3):
         w = draw(5, 3, seed=seed).requires_grad_()
-        optimiser = torch.optim.LBFGS(
+        optimizer = torch.optim.LBFGS(
             [w], max_iter=500, tolerance_grad=1e-14, tolerance_change=1e-18, line_search_fn="strong_wolfe"
         )
 
-        def closure(w=w, optimiser=optimiser):
-            optimiser.zero_grad()
+        def closure(w=w, optimizer=optimizer):
+            optimizer.zero_grad()
             loss = alignment(x @ w, x @ w_hat)
             loss.backward()
             return loss
 
-        optimiser.step(closure)
+        optimizer.step(closure)
         w = w.detach()
         assert float(alignment(x @ w, x @ w_hat)) < 1e-12
         u, singular, v = torch.linalg.svd(w_hat.T @ w)
@@ -285,7 +285,7 @@ def test_lemma_3_2_minimum_of_the_alignment_alone():
         assert float((w - fitted).norm() / w.norm()) < 1e-5
         assert float((w - w_hat).norm() / w.norm()) > 0.3
         ends.append(x @ w)
-    k, m = (centre(a) @ centre(a).T for a in ends)
+    k, m = (center(a) @ center(a).T for a in ends)
     torch.testing.assert_close(k / k.norm(), m / m.norm(), rtol=0, atol=1e-6)
 
 
@@ -360,7 +360,7 @@ def test_identities_of_the_mean_kernel():
     """With P_ij = ||Ac_i^T Ac_j||^2: tr(K_i H K_bar H) = (P w)_i, ||H K_bar H||^2 = w P w; tau from the spectrum."""
     many, w = clients(), np.array(WEIGHTS) / sum(WEIGHTS)
     k_bar = numpy_mean_kernel(many, WEIGHTS)
-    pair = np.array([[float((centre(a).T @ centre(b)).square().sum()) for a in many] for b in many])
+    pair = np.array([[float((center(a).T @ center(b)).square().sum()) for a in many] for b in many])
     for i, a in enumerate(many):
         assert (59**2) * numpy_hsic(kernel(a), k_bar) == pytest.approx(w @ pair[i], rel=1e-12)
     assert np.linalg.norm(k_bar) ** 2 == pytest.approx(w @ pair @ w, rel=1e-12)
@@ -414,7 +414,7 @@ def test_identical_clients_are_aligned_from_the_start(exact_rank):
     assert all(float(alignment(x, factor.matrix)) == pytest.approx(0, abs=1e-13) for x in same)
 
 
-def test_minibatches_of_rows_are_centred_anew():
+def test_minibatches_of_rows_are_centerd_anew():
     many = clients()
     factor, rows = kernel_factor(many, WEIGHTS).matrix, torch.arange(5, 37)
     k_bar = numpy_mean_kernel(many, WEIGHTS)

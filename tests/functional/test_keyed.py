@@ -27,7 +27,7 @@ def test_they_are_standard_normal() -> None:
         for share in ((drawn > bound), (drawn < -bound)):
             assert float(share.double().mean()) == pytest.approx(tail, abs=4.5 * few * tail**0.5)
     halves = drawn.flatten()
-    for lag in (1, 131072):  # neighbours, and the two of a pair in a block
+    for lag in (1, 131072):  # neighbors, and the two of a pair in a block
         assert abs(float((halves[:-lag] * halves[lag:]).mean())) < 5 * few
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.low_rank import GROUPS, decode, encode, factorise, numbers
+from polyfed.functional.low_rank import GROUPS, decode, encode, factorize, numbers
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -31,7 +31,7 @@ def numpy_rank(matrix: np.ndarray, energy: float) -> int:
 @pytest.mark.parametrize("shape", [(12, 40), (40, 12), (20, 20), (2, 100)])
 def test_rank_and_matrix_are_those_of_numpys_svd(shape: tuple[int, int], energy: float) -> None:
     matrix = falling(*shape, 0.6)
-    found, rank = factorise(matrix, energy), numpy_rank(matrix.numpy(), energy)
+    found, rank = factorize(matrix, energy), numpy_rank(matrix.numpy(), energy)
     if rank * (sum(shape) + 1) >= shape[0] * shape[1]:
         assert found is None
         return
@@ -50,14 +50,14 @@ def test_the_smallest_rank_that_reaches_the_energy() -> None:
     for k, s in enumerate((4.0, -2.0, 1.0)):
         matrix[k, 2 * k] = s
     for energy, rank in ((0.5, 1), (16 / 21 - 1e-9, 1), (16 / 21 + 1e-9, 2), (20 / 21 - 1e-9, 2), (0.96, 3), (1.0, 3)):
-        found = factorise(matrix, energy)
+        found = factorize(matrix, energy)
         assert found is not None
         assert len(found[1]) == rank, energy
 
 
 def test_rank_never_falls_with_the_energy() -> None:
     matrix = falling(30, 50, 0.8)
-    found = [factorise(matrix, energy) for energy in (0.1, 0.5, 0.8, 0.9, 0.95, 0.98)]
+    found = [factorize(matrix, energy) for energy in (0.1, 0.5, 0.8, 0.9, 0.95, 0.98)]
     ranks = [len(one[1]) for one in found if one is not None]
     assert len(ranks) == 6
     assert ranks == sorted(ranks)

@@ -162,7 +162,7 @@ def test_epsilon_is_sigma_the_other_way_round(epsilon: float, delta: float) -> N
 
 def test_the_classic_epsilon_warns_where_it_is_not_proved() -> None:
     assert classic_epsilon(classic_sigma(0.2, 0.5, 1e-6), 0.2, 1e-6) == pytest.approx(0.5)
-    with pytest.warns(UserWarning, match="proved for epsilon below 1, came 10"):
+    with pytest.warns(UserWarning, match="proved for epsilon below 1, got 10"):
         assert classic_epsilon(classic_sigma(0.2, 10, 1e-6, beyond=True), 0.2, 1e-6) == pytest.approx(10)
     for wrong in (0.0, -1.0, math.inf):
         with pytest.raises(ValueError, match="expected"):

@@ -1,4 +1,4 @@
-"""Robust centres against NumPy, and what robust means: a few vectors, wherever they are, do not lead them away."""
+"""Robust centers against NumPy, and what robust means: a few vectors, wherever they are, do not lead them away."""
 
 import numpy as np
 import pytest
@@ -16,10 +16,10 @@ from polyfed.functional.robust import (
     trimmed_mean,
 )
 
-CENTRES = {
+CENTERS = {
     "median": median,
-    "trimmed": lambda x: trimmed_mean(x, supposed(len(x), 0.4)),
-    "geometric": geometric_median,
+    "trimmed_mean": lambda x: trimmed_mean(x, supposed(len(x), 0.4)),
+    "geometric_median": geometric_median,
 }
 
 
@@ -50,7 +50,7 @@ def test_nothing_left_is_an_error():
 @pytest.mark.parametrize("count", [3, 4, 7, 10])
 def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(count):
     x = draws(count, 3, seed=count).double()
-    centre = geometric_median(x)
+    center = geometric_median(x)
 
     def total(point):
         return np.linalg.norm(x.numpy() - point, axis=1).sum()
@@ -58,7 +58,7 @@ def test_no_point_has_a_smaller_sum_of_distances_than_the_geometric_median(count
     rng = np.random.default_rng(0)
     for step in (1e-1, 1e-2, 1e-3):
         for way in rng.normal(size=(20, 3)):
-            assert total(centre.numpy()) <= total(centre.numpy() + step * way) + 1e-9
+            assert total(center.numpy()) <= total(center.numpy() + step * way) + 1e-9
 
 
 def test_the_geometric_median_of_a_line_is_its_middle_one():
@@ -96,52 +96,52 @@ def test_lengths_come_down_to_their_median_and_directions_stay():
     assert to_the_median(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("name", CENTRES)
+@pytest.mark.parametrize("name", CENTERS)
 @pytest.mark.parametrize("count", [3, 5, 8])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_one_that_goes_anywhere_leaves_the_centre_among_the_others(name, count, sign):
+def test_one_that_goes_anywhere_leaves_the_center_among_the_others(name, count, sign):
     honest = draws(count - 1)
     x = torch.cat([honest, torch.full((1, 7), sign * 1e20)])
-    centre = CENTRES[name](x)
-    if name == "geometric":  # no box holds it, as it turns with the vectors: within the honest ones' own spread
+    center = CENTERS[name](x)
+    if name == "geometric_median":  # no box holds it, as it turns with the vectors: within the honest ones' own spread
         spread = (honest - honest.mean(0)).norm(dim=1).max()
-        assert (centre - honest.mean(0)).norm() <= 2 * spread
+        assert (center - honest.mean(0)).norm() <= 2 * spread
     else:
-        assert bool(((centre >= honest.min(0).values) & (centre <= honest.max(0).values)).all())
+        assert bool(((center >= honest.min(0).values) & (center <= honest.max(0).values)).all())
     assert float(x.mean(0).abs().min()) > 1e18, "as the mean is not"
 
 
-@pytest.mark.parametrize("name", CENTRES)
+@pytest.mark.parametrize("name", CENTERS)
 def test_it_breaks_down_with_half_of_them_and_not_before(name):
     few, many = (torch.cat([draws(10 - bad), torch.full((bad, 7), 1e6)]) for bad in (4, 6))
-    assert float(CENTRES[name](few).abs().max()) < 10
-    assert float(CENTRES[name](many).abs().min()) > 1e5
+    assert float(CENTERS[name](few).abs().max()) < 10
+    assert float(CENTERS[name](many).abs().min()) > 1e5
     kept = krum(squared_distances(few), 4)
     assert kept == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("name", [*CENTRES, "shortened"])
+@pytest.mark.parametrize("name", [*CENTERS, "shortened"])
 def test_order_and_what_is_looked_at_together_are_nothing(name, monkeypatch):
-    rule = {**CENTRES, "shortened": shortened}[name]
+    rule = {**CENTERS, "shortened": shortened}[name]
     x, order = draws(7, 11), torch.tensor([3, 0, 6, 1, 5, 2, 4])
     whole, turned = rule(x), rule(x[order])
     torch.testing.assert_close(turned, whole[order] if name == "shortened" else whole, rtol=0, atol=1e-6)
-    if name in ("median", "trimmed"):
+    if name in ("median", "trimmed_mean"):
         assert torch.equal(turned, whole)
     monkeypatch.setattr(robust, "_AT_ONCE", 4)
     torch.testing.assert_close(rule(x), whole, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", CENTRES)
-def test_equal_vectors_are_their_own_centre_bit_for_bit(name):
+@pytest.mark.parametrize("name", CENTERS)
+def test_equal_vectors_are_their_own_center_bit_for_bit(name):
     x = draws(1, 100).repeat(7, 1)
-    assert torch.equal(CENTRES[name](x), x[0])
+    assert torch.equal(CENTERS[name](x), x[0])
 
 
-@pytest.mark.parametrize("name", CENTRES)
+@pytest.mark.parametrize("name", CENTERS)
 def test_a_shift_and_a_factor_carry_over(name):
     x = draws(6).double()
-    torch.testing.assert_close(CENTRES[name](-3 * x + 5), -3 * CENTRES[name](x) + 5, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(CENTERS[name](-3 * x + 5), -3 * CENTERS[name](x) + 5, rtol=1e-6, atol=1e-6)
 
 
 def test_fewer_are_supposed_hostile_than_half():

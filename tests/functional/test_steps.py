@@ -1,4 +1,4 @@
-"""FedNova's normaliser against its closed forms and against an optimiser that walks."""
+"""FedNova's normalizer against its closed forms and against an optimizer that walks."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.averaging import layer_wise_mean, normalised_mean
-from polyfed.functional.effective_steps import normaliser
+from polyfed.functional.averaging import layer_wise_mean, normalized_mean
+from polyfed.functional.effective_steps import normalizer
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 40])
 def test_closed_forms(steps):
-    assert normaliser(steps) == steps
+    assert normalizer(steps) == steps
     for rho in (0.3, 0.9):
         expected = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
-        assert normaliser(steps, momentum=rho) == pytest.approx(expected, rel=1e-12)
+        assert normalizer(steps, momentum=rho) == pytest.approx(expected, rel=1e-12)
     for pull in (0.01, 0.7):
-        assert normaliser(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-12)
-    assert normaliser(2, momentum=0.9) == pytest.approx(2.9)
+        assert normalizer(steps, pull=pull) == pytest.approx((1 - (1 - pull) ** steps) / pull, rel=1e-12)
+    assert normalizer(2, momentum=0.9) == pytest.approx(2.9)
 
 
 @pytest.mark.parametrize("trial", range(8))
-def test_an_optimiser_under_one_gradient(trial):
+def test_an_optimizer_under_one_gradient(trial):
     """w^t - w = lr a g, for torch's own SGD with momentum on g w + (mu/2) (w - w^t)^2; gradients of both signs."""
     draws = np.random.default_rng(trial)
     steps, rho = int(draws.integers(1, 30)), float(draws.choice([0.0, 0.5, 0.9]))
@@ -34,13 +34,13 @@ def test_an_optimiser_under_one_gradient(trial):
         optimizer.zero_grad()
         ((g * w).sum() + mu / 2 * (w - start).square().sum()).backward()
         optimizer.step()
-    torch.testing.assert_close(start - w.detach(), lr * normaliser(steps, rho, lr * mu) * g, rtol=1e-9, atol=0)
+    torch.testing.assert_close(start - w.detach(), lr * normalizer(steps, rho, lr * mu) * g, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": -1}, {"momentum": 1.0}, {"pull": 1.0}, {"pull": -0.1}])
 def test_out_of_range(wrong):
     with pytest.raises(ValueError, match="expected steps of at least 0, momentum and pull in"):
-        normaliser(**{"steps": 3, **wrong})
+        normalizer(**{"steps": 3, **wrong})
 
 
 def models():
@@ -52,10 +52,10 @@ def models():
 
 
 @pytest.mark.parametrize("lengths", [None, [1.0, 4.0, 9.0]])
-def test_normalised_mean_by_hand(lengths):
+def test_normalized_mean_by_hand(lengths):
     base, made = models()
     n, a = [1.0, 2.0, 5.0], [3.0, 1.5, 7.0]
-    found = normalised_mean(made, n, a, base, lengths)
+    found = normalized_mean(made, n, a, base, lengths)
     for name, places in (("all", [0, 1, 2]), ("two", [1, 2])):
         p = np.array([n[i] for i in places]) / sum(n[i] for i in places)
         tau = sum(q * (lengths or a)[i] for q, i in zip(p, places, strict=True))
@@ -67,22 +67,22 @@ def test_normalised_mean_by_hand(lengths):
     assert found["none"] is not base["none"]
 
 
-def test_equal_normalisers_give_the_mean():
+def test_equal_normalizers_give_the_mean():
     base, made = models()
-    found, mean = normalised_mean(made, [1, 2, 5], [4.2] * 3, base), layer_wise_mean(made, [1, 2, 5], base)
+    found, mean = normalized_mean(made, [1, 2, 5], [4.2] * 3, base), layer_wise_mean(made, [1, 2, 5], base)
     assert all(torch.allclose(found[name], mean[name], atol=1e-6) for name in base)
 
 
 def test_a_model_of_weight_0_has_no_say():
     base, made = models()
-    found = normalised_mean(made, [1, 0, 1], [1.0, 2.0, 3.0], base)
+    found = normalized_mean(made, [1, 0, 1], [1.0, 2.0, 3.0], base)
     torch.testing.assert_close(found["two"], made[2]["two"])
 
 
 @pytest.mark.parametrize(("a", "text"), [([1.0, 2.0], "2 and 2 for 3"), ([1.0, 0.0, 2.0], "got 0.0")])
-def test_normalisers_must_fit(a, text):
+def test_normalizers_must_fit(a, text):
     base, made = models()
     with pytest.raises(ValueError, match=text):
-        normalised_mean(made, [1, 1, 1], a, base)
+        normalized_mean(made, [1, 1, 1], a, base)
     with pytest.raises(ValueError, match="expected only tensors of the union model, got 'all' from model 0"):
-        normalised_mean(made, [1, 1, 1], [1.0] * 3, {"two": base["two"]})
+        normalized_mean(made, [1, 1, 1], [1.0] * 3, {"two": base["two"]})

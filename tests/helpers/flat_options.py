@@ -15,7 +15,7 @@ OUTPUT = {
     "label": "label",
     "settings": "settings",
 }
-PLUGINS = ("availability", "privacy", "compression", "devices", "defence", "hostile")
+PLUGINS = ("availability", "privacy", "compression", "devices", "robust_aggregation", "adversaries")
 
 
 def grouped(**options: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 
 SMALL: Mapping[str, Mapping[str, Any]] = {
-    "data": {"name": "digits", "clients": 2, "max_train": 20, "max_test": 10},
+    "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 20, "max_test_per_client": 10},
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "fedgh"},
     "training": {"rounds": 1, "batch_size": 10},

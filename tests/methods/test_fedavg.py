@@ -69,7 +69,7 @@ def test_shares_are_over_those_who_answered():
         FedAvg(),
         clients(["shallow"] * 4, sizes),
         rounds=4,
-        participation=0.75,
+        client_fraction=0.75,
         lose=lambda r, i: i == (r + 1) % 4 or r == 4,
     )
     for number, round in enumerate(history[:3], 1):
@@ -83,7 +83,7 @@ def test_shares_are_over_those_who_answered():
 
 
 def test_everybody_starts_from_what_was_sent():
-    history = rounds(FedAvg(), clients(["shallow"] * 3), rounds=3, participation=0.7)
+    history = rounds(FedAvg(), clients(["shallow"] * 3), rounds=3, client_fraction=0.7)
     state = None
     for round in history:
         assert len(round.down) == 2
@@ -119,7 +119,7 @@ def test_batchnorm_statistics_are_averaged_and_its_counter_stays_at_home():
 def test_bytes(architecture):
     model = NETS[architecture]()
     floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
-    history = rounds(FedAvg(), clients([architecture] * 4), rounds=2, participation=0.5)
+    history = rounds(FedAvg(), clients([architecture] * 4), rounds=2, client_fraction=0.5)
     for round in history:
         assert round.record["bytes_down"] == 2 * 4 * floats
         assert round.record["bytes_up"] == 2 * (4 * floats + 8)

@@ -87,7 +87,7 @@ def test_two_clients_by_hand(clip: bool) -> None:
 def test_with_nothing_personal_and_no_pull_it_is_fedavg(weighting: Any, architectures: list[str]) -> None:
     methods = (FedDPA(threshold=1.0, lambda2=0.0, weighting=weighting), FedAvg(weighting=weighting))
     runs = [
-        rounds(m, clients(architectures, [6, 9, 14]), rounds=3, participation=0.7, epochs=2, momentum=0.5)
+        rounds(m, clients(architectures, [6, 9, 14]), rounds=3, client_fraction=0.7, epochs=2, momentum=0.5)
         for m in methods
     ]
     for mine, plain in zip(*runs, strict=True):
@@ -202,7 +202,7 @@ def test_noise_has_the_deviation_that_was_asked_for() -> None:
     calm = FedDPA(clip=True, bound=0.4)
     loud = FedDPA(clip=True, bound=0.4, noise=1.5)
     people = lambda: clients(["bn"] * 4, 10)  # noqa: E731
-    (plain,), (noisy,) = (rounds(m, people(), rounds=1, participation=0.5) for m in (calm, loud))
+    (plain,), (noisy,) = (rounds(m, people(), rounds=1, client_fraction=0.5) for m in (calm, loud))
     names = {name for name, _ in NETS["bn"]().named_parameters()}
     added = []
     for i in plain.up:
@@ -217,13 +217,13 @@ def test_noise_has_the_deviation_that_was_asked_for() -> None:
 
 
 def test_bytes() -> None:
-    history = rounds(FedDPA(), clients(["bn"] * 3), rounds=2, participation=0.7)
+    history = rounds(FedDPA(), clients(["bn"] * 3), rounds=2, client_fraction=0.7)
     count = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
     assert all((r.record["bytes_down"], r.record["bytes_up"]) == (2 * 4 * count,) * 2 for r in history)
 
 
 def test_who_is_absent_keeps_its_model() -> None:
-    fed, watch = federation(FedDPA(), clients(["shallow"] * 4), rounds=4, participation=0.5)
+    fed, watch = federation(FedDPA(), clients(["shallow"] * 4), rounds=4, client_fraction=0.5)
     fed.run()
     for i in range(4):
         kept = [(r.weights[i], i in r.record["clients"]) for r in watch.rounds]

@@ -164,11 +164,11 @@ def test_what_cannot_work_is_refused_before_round_1():
         federation(FedET(**WHOLE), clients(["shallow", "broad"]), held=HELD)
     with pytest.raises(RequestError, match=r"^fedet needs heads with the same tensors; 'broad', beside the clients'"):
         federation(FedET(**WHOLE, network="broad"), clients(["shallow"]), held=HELD)
-    with pytest.raises(RequestError, match=r"^fedet needs 64 rows that everybody may see, came 20"):
+    with pytest.raises(RequestError, match=r"^fedet needs 64 rows that everybody may see, got 20"):
         federation(FedET(), clients(["shallow"]), held=HELD)
     with pytest.raises(RequestError, match=r"use method\.aggregation = 'same-shape'"):
         federation(FedET(**WHOLE, aggregation="layer-wise"), clients(["shallow", "wide"]), held=HELD)
-    with pytest.raises(RequestError, match="came 'widest'"):
+    with pytest.raises(RequestError, match="got 'widest'"):
         federation(FedET(**WHOLE, network="widest"), clients(["shallow"]), held=HELD)
 
 

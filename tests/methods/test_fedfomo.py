@@ -113,7 +113,7 @@ def test_everybody_starts_from_one_model() -> None:
     STARTS.clear()
     people = members(["deep", "shallow", "deep", "deep"])
     lose = lambda round, client: client == 2 and round < 3  # noqa: E731
-    history = rounds(Kept(epsilon=0.0), people, rounds=5, participation=0.7, lose=lose)
+    history = rounds(Kept(epsilon=0.0), people, rounds=5, client_fraction=0.7, lose=lose)
     first = {i: next(r.down[i] for r in history if i in r.down) for i in range(4)}
     for i, message in first.items():
         start = message["start"]
@@ -130,7 +130,7 @@ def test_everybody_starts_from_one_model() -> None:
 def test_candidates_are_of_ones_own_architecture() -> None:
     """Nobody shares an architecture: nothing comes, and nothing but a client's own model is there to compare."""
     people = given(["bn", "deep", "shallow"])
-    mine = rounds(FedFomo(aggregation="same-shape"), people, rounds=3, participation=0.7)
+    mine = rounds(FedFomo(aggregation="same-shape"), people, rounds=3, client_fraction=0.7)
     assert not any(name.startswith("candidate") for r in mine for message in r.down.values() for name in message)
 
 
@@ -194,7 +194,7 @@ def test_epsilon_decays_to_nothing() -> None:
 
 
 def test_who_was_absent_stays_a_candidate_and_a_newcomer_is_sent_some() -> None:
-    fed, watch = federation(FedFomo(models=5), members(["shallow"] * 6), rounds=6, participation=0.34)
+    fed, watch = federation(FedFomo(models=5), members(["shallow"] * 6), rounds=6, client_fraction=0.34)
     fed.run()
     came: set[int] = set()
     newcomers = 0

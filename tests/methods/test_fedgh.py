@@ -55,7 +55,7 @@ def test_bytes_on_ten_classes_and_the_totals_of_table_3():
         assert FedGH().paper_nbytes(round.down[i]) + FedGH().paper_nbytes(round.up[i]) == 24_008
     record = round.record
     assert record["bytes_down"] + record["bytes_up"] == 10 * 24_048
-    paper = record["bytes_down_as_in_paper"] + record["bytes_up_as_in_paper"]
+    paper = record["bytes_down_paper"] + record["bytes_up_paper"]
     assert paper == 10 * 24_008
     assert f"{paper / 10 / 1024:.2f}" == "23.45"  # KiB per client and round
     assert f"{2 * paper / 1024:.2f}" == "468.91"  # KiB over the 2 rounds to 90 %
@@ -68,7 +68,7 @@ def test_bytes_on_a_hundred_classes_and_the_totals_of_table_3():
         assert (nbytes(round.down[i]), nbytes(round.up[i])) == (200_400, 20_040)
     record = round.record
     assert record["bytes_down"] + record["bytes_up"] == 2 * 220_440
-    paper = (record["bytes_down_as_in_paper"] + record["bytes_up_as_in_paper"]) / 2
+    paper = (record["bytes_down_paper"] + record["bytes_up_paper"]) / 2
     assert paper == 220_040
     assert f"{paper / 1024:.2f}" == "214.88"
     assert f"{7 * 10 * paper / 2**20:.2f}" == "14.69"  # MiB over the 7 rounds of 10 clients to 70 %
@@ -123,7 +123,7 @@ def batches_of(mode, per_client, epochs, round):
 def test_the_header_against_numpy(mode, epochs, lr):
     method = FedGH(header_batch=mode, header_epochs=epochs, header_lr=lr)
     members = clients([*MIXED, "deep", "shallow"], sizes=[12, 9, 15, 3, 8])
-    history = rounds(method, members, rounds=3, participation=0.8)
+    history = rounds(method, members, rounds=3, client_fraction=0.8)
     for number, round in enumerate(history, 1):
         before, after = header(round.before), header(round.after)
         batches = batches_of(mode, pairs_of(round), epochs, number)
@@ -268,7 +268,7 @@ def test_paper_bytes_at_the_papers_sizes():
     (round,) = rounds(FedGH(), [Client(model, samples(9, 0, (0, 1)))], classes=10, rounds=1)
     assert (nbytes(round.down[0]), nbytes(round.up[0])) == (20_040, 4_008)
     record = round.record
-    assert record["bytes_down_as_in_paper"] + record["bytes_up_as_in_paper"] == 20_000 + 4_008
+    assert record["bytes_down_paper"] + record["bytes_up_paper"] == 20_000 + 4_008
 
 
 # ---- the network for CIFAR-100  ----
@@ -293,9 +293,19 @@ def test_the_recipe_for_cifar_100_has_the_papers_network():
 @pytest.mark.slow
 def test_the_recipe_for_cifar_100_runs_on_real_images(data_root):
     """On CIFAR-10's images, two classes each: the network is the same but for the header's outputs."""
-    brief = ["data.name=cifar10", "data.label_column=label", "data.classes_per_client=2", "data.deal=ring"]
-    brief += ["data.max_rows=3000", "data.max_test_rows=1000", "data.max_train=64", "data.max_test=50"]
-    brief += ["data.clients=2", "training.rounds=3", "training.epochs=2", f"data.root='{data_root}'"]
+    brief = [
+        "data.dataset=cifar10",
+        "data.label_column=label",
+        "data.classes_per_client=2",
+        "data.class_assignment=round_robin",
+    ]
+    brief += [
+        "data.limit_train=3000",
+        "data.limit_test=1000",
+        "data.max_train_per_client=64",
+        "data.max_test_per_client=50",
+    ]
+    brief += ["data.num_clients=2", "training.rounds=3", "training.local_epochs=2", f"data.root='{data_root}'"]
     run = polyfed.run(RESNET, overrides=[*brief, "training.batch_size=16"])
     assert run.result["bytes_up"] == 3 * 2 * 4_008
     assert run.result["bytes_down"] == 3 * 2 * 20_040
@@ -308,7 +318,7 @@ def test_the_recipe_for_cifar_100_runs_on_real_images(data_root):
 
 
 def test_extractors_stay_at_home_and_headers_are_alike():
-    fed, watch = federation(FedGH(), clients([*MIXED, "deep"]), rounds=3, participation=0.75)
+    fed, watch = federation(FedGH(), clients([*MIXED, "deep"]), rounds=3, client_fraction=0.75)
     fed.run()
     for round in watch.rounds:
         for i, message in round.up.items():
@@ -345,7 +355,7 @@ def test_the_whole_network_trains_and_the_header_is_replaced_at_the_next_start()
 
 
 def test_unselected_clients_do_not_change():
-    history = rounds(FedGH(), clients([*MIXED, "deep"]), rounds=5, participation=0.5)
+    history = rounds(FedGH(), clients([*MIXED, "deep"]), rounds=5, client_fraction=0.5)
     for last, round in itertools.pairwise(history):
         for i in set(range(4)) - set(round.record["clients"]):
             assert i not in round.record["bytes_by_client"]
@@ -363,7 +373,7 @@ def test_lost_uploads():
 
 
 def test_a_late_upload_trains_the_header_of_a_later_round():
-    settings, late = Training(rounds=2, batch_size=4, lr=0.1), Availability(late=1.0)
+    settings, late = Training(rounds=2, batch_size=4, lr=0.1), Availability(delay_rate=1.0)
     watch = Watch()
     fed = watch.federation = Federation(
         clients(MIXED),

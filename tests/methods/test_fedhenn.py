@@ -106,8 +106,8 @@ def test_constant_eta_aligns_in_round_1_too():
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_heterogeneous_without_weight_is_local_bit_for_bit(participation):
     members = clients([*MIXED, "bn", "dropout"])
-    ours = rounds(hetero(eta0=0.0), members, rounds=3, participation=participation)  # no hold-out rows: never touched
-    local = rounds(Local(), members, rounds=3, participation=participation)
+    ours = rounds(hetero(eta0=0.0), members, rounds=3, client_fraction=participation)  # no hold-out rows: never touched
+    local = rounds(Local(), members, rounds=3, client_fraction=participation)
     for a, b in zip(ours, local, strict=True):
         assert a.record["bytes_down"] == 0
         assert "rad" not in a.before
@@ -118,8 +118,8 @@ def test_heterogeneous_without_weight_is_local_bit_for_bit(participation):
 @pytest.mark.parametrize("architecture", ["deep", "bn"])
 def test_homogeneous_without_weight_is_fedavg_bit_for_bit(architecture):
     members = clients([architecture] * 4, sizes=[4, 8, 12, 16])
-    ours = rounds(homo(eta0=0.0), members, rounds=3, participation=0.75)
-    fedavg = rounds(FedAvg(), members, rounds=3, participation=0.75)
+    ours = rounds(homo(eta0=0.0), members, rounds=3, client_fraction=0.75)
+    fedavg = rounds(FedAvg(), members, rounds=3, client_fraction=0.75)
     for a, b in zip(ours, fedavg, strict=True):
         assert same(a.after[f"model {architecture}"], b.after["model union"])
         assert all(same(bits(a.up[i]), bits(b.up[i])) for i in b.up)
@@ -167,7 +167,7 @@ def test_homogeneous_first_step_has_no_alignment_gradient(rows, double):
     method = homo(batch=rows)
     _, at, _, context = at_step(method, clients(["deep"] * 2), double=double)
     found = alignment_only(method, at, context)
-    tolerance = 1e-14 if double else 1e-6  # "exactly 0" up to rounding: the target was centred by itself
+    tolerance = 1e-14 if double else 1e-6  # "exactly 0" up to rounding: the target was centerd by itself
     assert abs(float(found.loss)) < tolerance
     assert max(float(g.abs().max()) for g in found.grads.values() if g is not None) < tolerance
     task = super(FedHeNN, method).gradients(at.model, batch(at.data.train), {}) if not double else None
@@ -305,11 +305,11 @@ def known_to_the_server(members, history, upto, seed=0):
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("pool", ["all", "selected", "seen"])
+@pytest.mark.parametrize("processes", ["all", "selected", "seen"])
 def test_kernel_alignment_of_each_pool(pool, norm):
     members = clients([*MIXED, "deep"])
     method = hetero(pool=pool, norm=norm)
-    history = rounds(method, members, held=public(), rounds=4, participation=0.4, lose=lambda r, i: r == 1 and i == 3)
+    history = rounds(method, members, held=public(), rounds=4, client_fraction=0.4, lose=lambda r, i: r == 1 and i == 3)
     seen, last = set(), set()
     checked = 0
     for number, round in enumerate(history, 1):
@@ -335,7 +335,7 @@ def test_kernel_alignment_of_each_pool(pool, norm):
 def test_unselected_clients_count_with_their_latest_weights():
     """The first round's clients, not drawn again, are in the later K_bar as they were after that round."""
     members = clients(MIXED)
-    history = rounds(hetero(), members, held=public(), rounds=3, participation=0.5)
+    history = rounds(hetero(), members, held=public(), rounds=3, client_fraction=0.5)
     third = history[2]
     out = set(range(4)) - set(third.record["clients"])
     latest = known_to_the_server(members, history, 3)
@@ -389,7 +389,7 @@ def test_rad_rows_are_drawn_from_the_hold_out_without_replacement_and_anew():
 
 
 def test_too_few_hold_out_rows_are_refused_before_round_1():
-    for held, came in ((public(19), "came 19"), (None, "came 0")):
+    for held, came in ((public(19), "got 19"), (None, "got 0")):
         with pytest.raises(RequestError, match=rf"20 rows.*{came}.*data.holdout"):
             federation(hetero(), clients(MIXED), held=held)
     federation(hetero(), clients(MIXED), held=public(20))
@@ -407,7 +407,7 @@ def test_homogeneous_refuses_several_architectures():
 def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
     monkeypatch.setattr(kernel_alignment, "_EXACT_RANK", exact_rank)
     members = clients(MIXED)
-    history = rounds(hetero(rank=rank), members, held=public(), rounds=3, participation=0.5, epochs=1)
+    history = rounds(hetero(rank=rank), members, held=public(), rounds=3, client_fraction=0.5, epochs=1)
     for number, round in enumerate(history, 1):
         drawn = round.record["clients"]
         assert len(drawn) == 2
@@ -419,7 +419,7 @@ def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
 
 
 def test_homogeneous_bytes():
-    history = rounds(homo(), clients(["deep"] * 4), held=public(), rounds=3, participation=0.5)
+    history = rounds(homo(), clients(["deep"] * 4), held=public(), rounds=3, client_fraction=0.5)
     for number, round in enumerate(history, 1):
         down = 4 * FLOATS["deep"] + (20 * INPUTS * 4 if number > 1 else 0)
         expected = {str(i): {"down": down, "up": 4 * FLOATS["deep"] + 8} for i in round.record["clients"]}
@@ -427,7 +427,7 @@ def test_homogeneous_bytes():
 
 
 class Pooled(nn.Module):
-    """Mean colours of 64 parts of an image: cheap, but fed like a CIFAR network."""
+    """Mean colors of 64 parts of an image: cheap, but fed like a CIFAR network."""
 
     def forward(self, x):
         return F.adaptive_avg_pool2d(x, 8).flatten(1)
@@ -494,7 +494,7 @@ def test_unselected_and_lost_clients():
         clients([*MIXED, "deep"]),
         held=public(),
         rounds=4,
-        participation=0.6,
+        client_fraction=0.6,
         lose=lambda r, i: i == 0 or r == 3,
     )
     for last, round in itertools.pairwise(history):

@@ -50,11 +50,11 @@ def latest(members, history, upto):
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("pool", ["all", "seen"])
+@pytest.mark.parametrize("processes", ["all", "seen"])
 def test_own_is_the_clients_own_kernel_alone(pool, norm):
     members = clients([*MIXED, "deep"])
     method = hetero(control="own", pool=pool, norm=norm)
-    history = rounds(method, members, held=public(), rounds=4, participation=0.6, lose=lambda r, i: r == 2)
+    history = rounds(method, members, held=public(), rounds=4, client_fraction=0.6, lose=lambda r, i: r == 2)
     checked, known = 0, set()
     for number, round in enumerate(history, 1):
         weights = latest(members, history, number)

@@ -73,7 +73,7 @@ def shaken(model):
 
 
 def rbf(a, factor=0.5):
-    """Centred RBF kernel in float64 with the median rule; the lower of two middle distances."""
+    """Centerd RBF kernel in float64 with the median rule; the lower of two middle distances."""
     d = np.linalg.norm(a[:, None] - a[None], axis=2)
     pairs = np.sort(d[np.triu_indices(len(a), 1)])
     s = factor * pairs[(len(pairs) - 1) // 2]
@@ -195,7 +195,7 @@ def test_refresh(refresh):
 
 def test_who_missed_the_rad_is_sent_it():
     history = rounds(
-        hetero(refresh=0), clients(MIXED * 2), held=public(), rounds=6, participation=0.5, lose=lambda r, i: i == 1
+        hetero(refresh=0), clients(MIXED * 2), held=public(), rounds=6, client_fraction=0.5, lose=lambda r, i: i == 1
     )
     holds = set()
     for round in history:
@@ -220,7 +220,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(kernel_alignment.inference, "represent", counted)
-            history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, participation=0.5)
+            history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
         return count, [{**round.record, "seconds": 0} for round in history]
 
     count, records = run()
@@ -290,7 +290,7 @@ def test_words_can_be_a_rad():
         assert history[1].record["sums"]["d_cka"] > 0
 
 
-@pytest.mark.parametrize("pool", ["seen", "selected"])
+@pytest.mark.parametrize("processes", ["seen", "selected"])
 def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
     """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
     for uploads, names in (("weights", set()), ("kernels", {"rad", "rad_draw"})):
@@ -307,7 +307,7 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
     from polyfed.core import inference
 
     members = clients(["deep"] * 4, test=6)
-    evaluation = Evaluation(stage="received", extra_stages=["personal", "after_local"])
+    evaluation = Evaluation(stage="received", extra_stages=["personal", "after_training"])
     fed, watch = federation(make(refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
     seen, plain, evaluate = [], inference.represent, fed.evaluator.record
 
@@ -322,7 +322,7 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
     monkeypatch.setattr(fed.evaluator, "record", evaluating)
     fed.run()
     assert not seen
-    assert {"received", "personal", "after_local"} == set(watch.rounds[1].record["accuracy"])
+    assert {"received", "personal", "after_training"} == set(watch.rounds[1].record["accuracy"])
 
 
 # ---- kernel uploads ----
@@ -332,8 +332,8 @@ def test_kernel_uploads_are_weight_uploads_that_nobody_sees():
     """On one RAD, from everybody who has answered: the same K_bar, so the same training, bit for bit."""
     members = clients(MIXED)
     knobs = {"refresh": 0, "pool": "seen"}
-    by_weights = rounds(hetero(**knobs), members, held=public(), rounds=4, participation=0.75)
-    by_kernels = rounds(hetero(**knobs, uploads="kernels"), members, held=public(), rounds=4, participation=0.75)
+    by_weights = rounds(hetero(**knobs), members, held=public(), rounds=4, client_fraction=0.75)
+    by_kernels = rounds(hetero(**knobs, uploads="kernels"), members, held=public(), rounds=4, client_fraction=0.75)
     for number, (a, b) in enumerate(zip(by_weights, by_kernels, strict=True)):
         assert all(a.weights[i] is b.weights[i] is None or same(a.weights[i], b.weights[i]) for i in range(4))
         assert all(set(message) == {"kernel", "rad_draw"} for message in b.up.values())
@@ -512,7 +512,7 @@ def test_final_average_is_of_everybodys_latest_weights():
     sizes = [4, 8, 12, 16, 20]
     members = clients(["deep"] * 5, sizes)
     method = homo(final_average=True)
-    history = rounds(method, members, held=public(), rounds=2, participation=0.4)
+    history = rounds(method, members, held=public(), rounds=2, client_fraction=0.4)
     *before, last = history
     assert [r.record["closing"] for r in history] == [False, False, True]
     assert len(before) == 2
@@ -547,8 +547,8 @@ def test_late_uploads_do_not_make_holders_of_what_was_drawn_since():
     fed = Federation(
         members,
         hetero(refresh=2),
-        Training(rounds=6, batch_size=4, lr=0.1, participation=0.5),
-        plugins=[Availability(late=0.7, late_by=2)],
+        Training(rounds=6, batch_size=4, lr=0.1, client_fraction=0.5),
+        plugins=[Availability(delay_rate=0.7, delay_rounds=2)],
         task=Task(public=public(), classes=3),
         builders=NETS,
     )
@@ -577,8 +577,8 @@ def test_drops_and_joiners(uploads, knobs):
     fed = Federation(
         clients(MIXED * 2),
         method,
-        Training(rounds=5, batch_size=4, lr=0.1, participation=0.5),
-        plugins=[Availability(drop=0.4, drop_when="after", joiners=3, join_round=4)],
+        Training(rounds=5, batch_size=4, lr=0.1, client_fraction=0.5),
+        plugins=[Availability(dropout_rate=0.4, dropout_stage="after", late_joiners=3, join_round=4)],
         task=Task(public=public(), classes=3),
         builders=NETS,
     )

@@ -96,8 +96,8 @@ def test_the_pages_example_of_bytes():
 @pytest.mark.slow
 def test_everybody_resnet18_from_its_recipe(data_root):
     """The recipe of the homogeneous experiment, cut down to 160 images and two rounds of five clients."""
-    small = ["data.max_rows=160", "data.max_test_rows=40", "data.clients=5", "training.participation=0.6"]
-    small += ["training.rounds=2", "training.epochs=1", "evaluation.every=2", f"data.root={data_root}"]
+    small = ["data.limit_train=160", "data.limit_test=40", "data.num_clients=5", "training.client_fraction=0.6"]
+    small += ["training.rounds=2", "training.local_epochs=1", "evaluation.every_n_rounds=2", f"data.root={data_root}"]
     done = run(ROOT / "recipes" / "fedin" / "table5a.toml", overrides=small)
     sizes = [done.history[1]["bytes_by_client"][str(i)] for i in done.history[1]["clients"]]
     assert len(sizes) == 3
@@ -157,7 +157,7 @@ def sources(features, pool):
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_who_receives_whose_pairs(participation):
     members = clients([*MIXED, "shallow", "deep"])
-    history = rounds(FedIN(), members, rounds=5, participation=participation)
+    history = rounds(FedIN(), members, rounds=5, client_fraction=participation)
     senders = set()
     for last, round in itertools.pairwise(history):
         for i, message in round.down.items():
@@ -348,7 +348,7 @@ def test_in_loss_is_0_for_pairs_made_by_the_same_weights(architecture):
 
 
 @pytest.mark.parametrize("architecture", ["bn", "deep-bn"])
-def test_batchnorm_normalises_the_pairs_by_themselves_and_keeps_its_statistics(architecture):
+def test_batchnorm_normalizes_the_pairs_by_themselves_and_keeps_its_statistics(architecture):
     method = FedIN(combine="literal", mu=0.0)
     at, context = at_step(method, architecture, pairs(rows=9))
     alone, by_hand = copy.deepcopy(at.model), copy.deepcopy(at.model).train()
@@ -489,8 +489,8 @@ def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_homogeneous_without_pairs_and_mu_is_fedavg_bit_for_bit(architecture, aggregation):
     members = clients([architecture] * 4)
-    ours = rounds(off(aggregation=aggregation), members, rounds=3, participation=0.75)
-    fedavg = rounds(FedAvg(aggregation=aggregation), members, rounds=3, participation=0.75)
+    ours = rounds(off(aggregation=aggregation), members, rounds=3, client_fraction=0.75)
+    fedavg = rounds(FedAvg(aggregation=aggregation), members, rounds=3, client_fraction=0.75)
     for a, b in zip(ours, fedavg, strict=True):
         assert same(shared(a.after), shared(b.after))
         assert all(same(a.up[i]["model"], b.up[i]["model"]) for i in b.up)
@@ -576,7 +576,7 @@ def test_noise_in_the_forward_pass():
 
 def test_no_noise_when_scored():
     members = clients(["bn", "deep-bn"], test=40)
-    extra = Evaluation(extra_stages=["after_local", "personal"])
+    extra = Evaluation(extra_stages=["after_training", "personal"])
     results = [
         federation(m, members, lr=0.0, evaluation=extra)[0].run().result["accuracy_by_stage"]
         for m in (FedIN(noise_where="message", noise=1.5), FedIN())
@@ -644,7 +644,7 @@ def test_with_one_architecture_both_aggregations_are_one(weighting):
     """Homogeneous models (table 5a): eq. 19 is eq. 20 or 21."""
     members = clients(["deep-bn"] * 4, [8, 12, 16, 9])
     layered, shaped = (
-        rounds(FedIN(aggregation=a, weighting=weighting, noise=0.5), members, rounds=3, participation=0.75)
+        rounds(FedIN(aggregation=a, weighting=weighting, noise=0.5), members, rounds=3, client_fraction=0.75)
         for a in ("layer-wise", "same-shape")
     )
     for a, b in zip(layered, shaped, strict=True):
@@ -684,7 +684,7 @@ def test_unequal_cuts_are_refused_before_round_1():
 
 
 def test_unselected_clients_hear_nothing():
-    history = rounds(FedIN(), clients(MIXED), rounds=3, participation=0.5)
+    history = rounds(FedIN(), clients(MIXED), rounds=3, client_fraction=0.5)
     for round in history:
         assert {int(i) for i in round.record["bytes_by_client"]} == set(round.record["clients"]) == set(round.down)
 

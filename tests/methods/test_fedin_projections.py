@@ -110,7 +110,7 @@ def test_worker_processes_give_the_same_bits(kind: str) -> None:
             "builders": FAMILIES,
             "classes": CLASSES,
             "executor": executor,
-            "workers": 2 if executor == "pool" else 1,
+            "workers": 2 if executor == "processes" else 1,
         }
         settings = federation(projected(kind), mixed(), FAMILIES)[0].training
         fed = Federation(mixed(), projected(kind), settings, seed=0, **grouped(**given))
@@ -259,7 +259,7 @@ def test_trained_matrices_follow_the_misfit_and_stay_orthogonal(monkeypatch: pyt
 
 
 def test_matrices_belong_to_those_who_trained() -> None:
-    history = rounds(projected("trained"), clients(UNEQUAL), rounds=3, participation=0.4)
+    history = rounds(projected("trained"), clients(UNEQUAL), rounds=3, client_fraction=0.4)
     seen: set[int] = set()
     for round in history:
         seen |= set(round.trained)

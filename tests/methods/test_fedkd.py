@@ -97,7 +97,7 @@ def test_full_energy_sends_every_number_and_nothing_vanishes() -> None:
 def test_everybody_who_works_holds_the_servers_mentee_bit_for_bit() -> None:
     kinds = ["wide", "broad", "shallow", "deep"]
     history = rounds(
-        FedKD(shared="bn"), clients(kinds), rounds=6, participation=0.5, lose=lambda r, i: r == 3 and i < 2
+        FedKD(shared="bn"), clients(kinds), rounds=6, client_fraction=0.5, lose=lambda r, i: r == 3 and i < 2
     )
     forms = set()
     for before, round in zip([None, *history], history, strict=False):

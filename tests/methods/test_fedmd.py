@@ -138,9 +138,9 @@ def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_tas
         a, b = played(method, held=held)[-1], played(method, held=turned)[-1]
         assert same(a.weights[0], b.weights[0]) == alike
     assert played(FedMD(public_epochs=0), held=other)
-    with pytest.raises(RequestError, match=r"^fedmd needs 1 rows that everybody may see, came 0 \(and 20 of the kind"):
+    with pytest.raises(RequestError, match=r"^fedmd needs 1 rows that everybody may see, got 0 \(and 20 of the kind"):
         federation(once, clients(MIXED), held=other)
-    with pytest.raises(RequestError, match=r"^fedmd needs 21 rows that everybody may see, came 20"):
+    with pytest.raises(RequestError, match=r"^fedmd needs 21 rows that everybody may see, got 20"):
         federation(FedMD(rows=21), clients(MIXED), held=held)
     assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
 
@@ -192,7 +192,7 @@ def test_nobody_answers():
 def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
     method = FedMD(public_epochs=2, private_epochs=3)
     training = Training(rounds=4, batch_size=8, lr=0.1)
-    late = Availability(joiners=1, join_round=2)
+    late = Availability(late_joiners=1, join_round=2)
     fed = Kit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
     (joiner,) = set(fed.server.everybody) - set(fed.present(1))
     up = [record["bytes_by_client"].get(str(joiner), {}).get("up") for record in fed.history]

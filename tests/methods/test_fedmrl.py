@@ -133,7 +133,7 @@ def test_features_of_the_common_network() -> None:
 
 def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_rest(tmp_path: Any) -> None:
     settings: dict[str, Any] = {
-        "data": {"name": "digits", "clients": 2, "max_train": 30, "max_test": 20},
+        "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 30, "max_test_per_client": 20},
         "models": {"architectures": ["digits-cnn2", "digits-cnn1"]},
         "method": {"name": "fedmrl", "features": 16, "shared": "digits-cnn3"},
         "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},

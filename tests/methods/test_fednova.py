@@ -1,4 +1,4 @@
-"""FedNova against NumPy by hand: normalised updates, whatever the local solver."""
+"""FedNova against NumPy by hand: normalized updates, whatever the local solver."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf):
     members = [Client("two", (torch.full((n, 1), x), torch.full((n,), y))) for x, y, n in rows]
     method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu, server_momentum=gmf)
     settings = {"rounds": 4, "batch_size": 1, "lr": 0.3, "momentum": rho, "participation": 0.7}
-    history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_decay=0.8, **settings)
+    history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_gamma=0.8, **settings)
     w, velocity, signs = np.array([0.3, -0.2]), np.zeros(2), set()
     for number, round in enumerate(history):
         lr, asked = 0.3 * 0.8**number, round.record["clients"]
@@ -97,7 +97,7 @@ def test_unequal_samples_alone_make_a_difference():
         ({"optimizer": "adamw"}, 3.0),
     ],
 )
-def test_the_normaliser_of_each_optimiser(training, a):
+def test_the_normalizer_of_each_optimizer(training, a):
     (round,) = rounds(FedNova(), clients(["deep"]), rounds=1, **training)
     assert float(round.up[0]["a"]) == pytest.approx(a, rel=1e-6)
 
@@ -109,7 +109,7 @@ def test_who_can_take_no_step_has_no_say():
     assert moved(shared(round.after), round.up[1]["model"]) < 1e-6
 
 
-def test_adam_is_not_normalised_by_mu():
+def test_adam_is_not_normalized_by_mu():
     (round,) = rounds(FedNova(mu=30.0), clients(["deep"]), rounds=1, optimizer="adam")
     assert float(round.up[0]["a"]) == 3.0
 
@@ -131,7 +131,7 @@ def test_on_a_linear_loss_the_direction_is_the_gradients(momentum):
     steps = {}
     for epochs in (1, 3):
         members = two_parameter_clients(3)
-        training = {"rounds": 1, "batch_size": 8, "epochs": epochs, "momentum": momentum}
+        training = {"rounds": 1, "batch_size": 8, "local_epochs": epochs, "momentum": momentum}
         (round,) = rounds(Linear(), members, {"two": Two}, classes=2, **training)
         step = shared(round.after)["w"] - shared(round.before)["w"]
         mean = sum(float(c.data.train.x.mean()) * c.n / 6 for c in members)
@@ -188,7 +188,7 @@ def test_bytes():
 
 
 def test_a_pull_that_overshoots_is_refused():
-    with pytest.raises(RequestError, match=r"expected mu times training\.lr below 1, came 20 times 0.1"):
+    with pytest.raises(RequestError, match=r"expected mu times training\.lr below 1, got 20 times 0.1"):
         rounds(FedNova(mu=20.0), clients(["deep"]))
     assert rounds(FedNova(mu=20.0), clients(["deep"]), lr=0.01)
 

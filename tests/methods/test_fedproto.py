@@ -163,7 +163,7 @@ def test_own_candidates_are_a_narrower_choice() -> None:
 
 def test_a_score_is_new_when_only_the_prototypes_are() -> None:
     """Who is not drawn keeps its weights and is scored with what it would be sent now, remembered or not."""
-    fed, watch = federation(FedProto(), members(test=40), rounds=3, participation=0.25)
+    fed, watch = federation(FedProto(), members(test=40), rounds=3, client_fraction=0.25)
     fed.run()
     drawn = [set(r.record["clients"]) for r in watch.rounds]
     for before, after, who in zip(watch.rounds, watch.rounds[1:], drawn[1:], strict=False):
@@ -176,7 +176,7 @@ def test_a_score_is_new_when_only_the_prototypes_are() -> None:
 
 def test_an_exported_client_predicts_by_the_prototypes_it_keeps(tmp_path: Path) -> None:
     recipe = {
-        "data": {"name": "digits", "clients": 2, "max_train": 20, "max_test": 10},
+        "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 20, "max_test_per_client": 10},
         "models": {"architectures": ["digits-cnn1", "digits-cnn2"], "feature_dim": 16},
         "method": {"name": "fedproto"},
         "evaluation": {"stage": "personal"},
@@ -207,7 +207,7 @@ def test_bytes_as_in_table_3_of_fedgh(classes: int, present: int, shown: str) ->
         assert nbytes(round.up[i]) == 4 * present * (500 + 2)
         assert nbytes(round.down[i]) == 4 * 2 * present * (500 + 1)  # with those of the other client
     record = round.record
-    assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == 2 * 4 * 500 * present
+    assert record["bytes_up_paper"] == record["bytes_down_paper"] == 2 * 4 * 500 * present
 
 
 def test_unequal_widths_are_refused_before_round_1() -> None:

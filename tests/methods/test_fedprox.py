@@ -42,7 +42,7 @@ def test_rounds_by_hand(weighting, aggregation):
     members, mu, lr = two_parameter_clients(3), 0.7, 0.5
     method = FedProx(mu=mu, weighting=weighting, aggregation=aggregation)
     history = rounds(
-        method, members, {"two": Two}, classes=2, rounds=5, epochs=3, batch_size=8, lr=lr, participation=0.7
+        method, members, {"two": Two}, classes=2, rounds=5, epochs=3, batch_size=8, lr=lr, client_fraction=0.7
     )
     w, signs, drawn = np.array([0.3, -0.2]), set(), set()
     for round in history:

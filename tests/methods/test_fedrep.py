@@ -85,7 +85,7 @@ def extractor(round: Any, when: str = "after") -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("architecture", ["shallow", "bn"])
 def test_no_head_in_any_message_nor_at_the_server(architecture: str) -> None:
-    history = rounds(FedRep(head_epochs=1), clients([architecture] * 3), rounds=2, participation=0.7)
+    history = rounds(FedRep(head_epochs=1), clients([architecture] * 3), rounds=2, client_fraction=0.7)
     model = NETS[architecture]()
     body = sum(t.numel() for n, t in floats(model).items() if not n.startswith("head."))
     for round in history:
@@ -116,7 +116,7 @@ def test_all_begin_with_the_same_head_wherever_heads_are_of_one_shape(
     aggregation: Any, architectures: list[str]
 ) -> None:
     method, members = FedRep(head_epochs=1, aggregation=aggregation), clients(architectures, test=10)
-    fed, watch = federation(method, members, rounds=1, participation=0.5)
+    fed, watch = federation(method, members, rounds=1, client_fraction=0.5)
     heads = first_heads(fed)
     for one, other in itertools.combinations(range(len(architectures)), 2):
         alike = ("broad" in architectures[one]) == ("broad" in architectures[other])
@@ -188,7 +188,7 @@ def test_a_head_without_weights_makes_it_fedavg(weighting: Any) -> None:
         return Staged(nn.Linear(INPUTS, 6), body, nn.Identity(), "headless", feature_dim=CLASSES)
 
     runs = [
-        rounds(method, clients(["headless"] * 3, [6, 9, 14]), {"headless": headless}, rounds=3, participation=0.7)
+        rounds(method, clients(["headless"] * 3, [6, 9, 14]), {"headless": headless}, rounds=3, client_fraction=0.7)
         for method in (FedRep(weighting=weighting), FedAvg(weighting=weighting))
     ]
     for mine, plain in zip(*runs, strict=True):
@@ -196,9 +196,9 @@ def test_a_head_without_weights_makes_it_fedavg(weighting: Any) -> None:
 
 
 def test_who_is_not_drawn_keeps_its_head_and_is_scored_with_the_newest_extractor() -> None:
-    evaluation = Evaluation(every=1)
+    evaluation = Evaluation(every_n_rounds=1)
     fed, watch = federation(
-        FedRep(head_epochs=2), clients(["shallow"] * 4, test=30), rounds=4, participation=0.5, evaluation=evaluation
+        FedRep(head_epochs=2), clients(["shallow"] * 4, test=30), rounds=4, client_fraction=0.5, evaluation=evaluation
     )
     fed.run()
     assert watch.rounds[-1].record["accuracy"].keys() == {"received"}
@@ -231,7 +231,7 @@ def test_layers_are_averaged_over_those_who_have_them() -> None:
 
 def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
     method = FedRep(head_epochs=1, final_head_epochs=3)
-    fed, watch = federation(method, clients(["bn"] * 4, 10), rounds=2, participation=0.5)
+    fed, watch = federation(method, clients(["bn"] * 4, 10), rounds=2, client_fraction=0.5)
     fed.run()
     last, closing = watch.rounds[-2:]
     assert closing.record["closing"]
@@ -242,7 +242,7 @@ def test_in_the_end_everybody_fits_the_head_to_the_newest_extractor() -> None:
         assert all(torch.equal(weights[n], t) for n, t in extractor(last).items()), "what is kept is the newest"
         if last.weights[i] is not None:
             assert not torch.equal(weights["head.weight"], last.weights[i]["head.weight"])
-    plain = rounds(FedRep(head_epochs=1), clients(["bn"] * 4, 10), rounds=2, participation=0.5)
+    plain = rounds(FedRep(head_epochs=1), clients(["bn"] * 4, 10), rounds=2, client_fraction=0.5)
     assert same(extractor(plain[-1]), extractor(last))
 
 

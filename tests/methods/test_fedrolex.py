@@ -90,7 +90,7 @@ def test_a_residual_stream_rolls_as_one():
 
 
 def test_all_clients_of_a_rate_have_the_same_window_at_any_time():
-    fed, _ = watched(FedRolex(rates="fix_b1"), clients(["shallow"] * 3, 8), rounds=3, participation=0.7)
+    fed, _ = watched(FedRolex(rates="fix_b1"), clients(["shallow"] * 3, 8), rounds=3, client_fraction=0.7)
     fed.run()
     messages = [fed.method.broadcast(fed.server, i)["model"] for i in range(3)]
     assert same(messages[0], messages[1])

@@ -91,7 +91,7 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
 @pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
 def test_without_masks_it_is_uniform_fedavg(off: dict[str, Any], architectures: list[str]) -> None:
     runs = [
-        rounds(method, clients(architectures, [6, 9, 14]), rounds=5, participation=0.7, momentum=0.5, epochs=2)
+        rounds(method, clients(architectures, [6, 9, 14]), rounds=5, client_fraction=0.7, momentum=0.5, epochs=2)
         for method in (FedSelect(**{"every": 1, **off}), FedAvg(weighting="uniform"))
     ]
     for mine, plain in zip(*runs, strict=True):
@@ -196,7 +196,7 @@ def test_bytes_are_those_of_the_entries_sent() -> None:
 
 
 def test_the_rounds_that_count_are_the_clients_own() -> None:
-    history = rounds(FedSelect(every=2), clients(["shallow"] * 4), rounds=8, participation=0.5)
+    history = rounds(FedSelect(every=2), clients(["shallow"] * 4), rounds=8, client_fraction=0.5)
     taken = dict.fromkeys(range(4), 0)
     for round in history:
         for i in round.record["clients"]:
@@ -208,7 +208,7 @@ def test_the_rounds_that_count_are_the_clients_own() -> None:
 
 def test_a_lost_mask_is_sent_again() -> None:
     """A client that drops out after training has grown a mask of which the server knows nothing."""
-    method, dropping = FedSelect(every=1, growth=0.3, limit=1.0), Availability(drop=0.5, drop_when="after")
+    method, dropping = FedSelect(every=1, growth=0.3, limit=1.0), Availability(dropout_rate=0.5, dropout_stage="after")
     fed, watch = federation(method, clients(["deep"] * 3), rounds=8, seed=3, plugins=[dropping])
     fed.run()
     again = 0

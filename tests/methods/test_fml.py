@@ -94,8 +94,8 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> Non
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_one_optimiser_over_both_is_two(kind: str) -> None:
-    """A step of the engine is a step of each network by an optimiser of its own on its own loss."""
+def test_one_optimizer_over_both_is_two(kind: str) -> None:
+    """A step of the engine is a step of each network by an optimizer of its own on its own loss."""
     settings: dict[str, Any] = {"momentum": 0.9} if kind == "sgd" else {}
     (round,) = rounds(
         FML(shared="deep"), clients(["wide"], 12), rounds=1, epochs=3, batch_size=12, optimizer=kind, **settings
@@ -193,7 +193,7 @@ def test_batchnorm_statistics_are_averaged_and_its_counter_stays_at_home() -> No
 
 
 def test_who_is_absent_keeps_its_network_and_hears_later() -> None:
-    history = rounds(FML(), clients(["wide", "broad", "shallow"]), rounds=4, participation=0.4)
+    history = rounds(FML(), clients(["wide", "broad", "shallow"]), rounds=4, client_fraction=0.4)
     for before, after in itertools.pairwise(history):
         for number in range(3):
             if number not in after.record["clients"]:

@@ -109,8 +109,8 @@ def test_masks_do_nothing_where_everybody_has_all_classes():
 def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
     for kind in ("shallow", "bn"):
         method = HeteroFL(rates="fix_a1", masked=False, clip=0.0, statistics="running")
-        ours, _ = rounds_of(method, kind, rounds=3, participation=0.7)
-        theirs, _ = rounds_of(FedAvg(weighting="uniform"), kind, rounds=3, participation=0.7)
+        ours, _ = rounds_of(method, kind, rounds=3, client_fraction=0.7)
+        theirs, _ = rounds_of(FedAvg(weighting="uniform"), kind, rounds=3, client_fraction=0.7)
         model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
         assert same(dict(model), ours[-1].after["model"])
 
@@ -123,7 +123,7 @@ def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
     ["dynamic", "a1-b1", "dynamic_a1-f1", "fix_a1,b1", "fix_a0-b1", "fix_a1-a2", "moving_a1", "fix_a-b", "fix_A1"],
 )
 def test_rates_that_mean_nothing_are_refused_in_one_line(text):
-    with pytest.raises(RequestError, match=r"rates.*expected 'dynamic_' or 'fix_'.*came '" + text) as caught:
+    with pytest.raises(RequestError, match=r"rates.*expected 'dynamic_' or 'fix_'got '" + text) as caught:
         Recipe.load("recipes/quickstart.toml", [f"method.rates={text}"], method="heterofl")
     assert "\n" not in str(caught.value)
 
@@ -197,7 +197,7 @@ def test_statistics_are_reported_after_the_average_and_metered():
 def test_who_reports_and_what_it_costs(who):
     method = HeteroFL(rates="fix_a1-b1", statistics=who)
     members = clients(["bn"] * 4, 8)
-    fed, _ = federation(method, members, participation=0.5, rounds=3)
+    fed, _ = federation(method, members, client_fraction=0.5, rounds=3)
     fed.run()
     p = {letter: sum(t.numel() for t in small("bn", letter).parameters()) for letter in "ab"}
     s = {letter: 2 * (2 * NARROW[letter][0] + NARROW[letter][1]) for letter in "ab"}
@@ -214,7 +214,7 @@ def test_who_reports_and_what_it_costs(who):
             assert found[number] == (down, 4 * s[letter] + 8 + trains * (4 * p[letter] + CLASSES))
         reported |= {"aabb"[number] for number in asked}
         paper = sum(4 * p["aabb"[number]] for number in record["clients"])
-        assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == paper
+        assert record["bytes_up_paper"] == record["bytes_down_paper"] == paper
 
 
 def test_scores_use_the_reported_statistics_of_the_rate():
@@ -254,7 +254,7 @@ def test_the_statistics_are_those_without_scaler_and_dropout():
 def test_who_is_only_asked_keeps_what_it_had():
     """Rates change from round to round; a client that is asked for statistics must not lose what it has trained."""
     members = clients(["bn"] * 4, 8)
-    fed, watch = watched(HeteroFL(rates="dynamic_a1-b1-c1"), members, participation=0.5, rounds=6)
+    fed, watch = watched(HeteroFL(rates="dynamic_a1-b1-c1"), members, client_fraction=0.5, rounds=6)
     fed.run()
     last = {}
     for round in watch.rounds:

@@ -135,7 +135,7 @@ def test_with_nothing_excluded_it_is_the_layer_wise_mean(architectures):
     method = InclusiveFL(beta=0.0, local_last_block=False)
     if len(set(architectures)) == 1:  # one architecture: FedAvg, whatever the knobs
         method = InclusiveFL(beta=0.7)
-    mine, plain = (played(m, architectures, participation=0.6) for m in (method, FedAvg()))
+    mine, plain = (played(m, architectures, client_fraction=0.6) for m in (method, FedAvg()))
     for a, b in zip(mine, plain, strict=True):
         assert all(same(a.down[i]["model"], b.down[i]["model"]) for i in a.down)
 

@@ -44,7 +44,7 @@ OPTIMIZERS = {
 
 
 def pairs_of_weights(architecture, kind, fused):
-    """Weights after each round: polyfed's, and the plain loop's. The optimiser is new in every round."""
+    """Weights after each round: polyfed's, and the plain loop's. The optimizer is new in every round."""
     training, make = OPTIMIZERS[kind]
     options = {name: value for name, value in training.items() if name != "optimizer"}
     members = clients([architecture] * 2, sizes=[13, 10])  # 13 in batches of 4: a last batch of 1, which BN cannot take
@@ -96,7 +96,7 @@ def test_clients_start_apart_and_seeds_differ():
 
 def test_sends_nothing_and_leaves_the_others_alone():
     members = clients(["shallow", "deep", "wide", "bn"])
-    fed, watch = federation(Local(), members, rounds=4, participation=0.5)
+    fed, watch = federation(Local(), members, rounds=4, client_fraction=0.5)
     fed.run()
     weights = dict.fromkeys(range(4))
     trained = set()

@@ -47,7 +47,7 @@ def test_rounds_by_hand(architecture):
     """Full batches, three epochs: every client's way from what came, with its own last model as it then was."""
     members, mu, temperature = clients([architecture] * 3, 8), 2.0, 0.3
     method = MOON(mu=mu, temperature=temperature)
-    history = rounds(method, members, rounds=4, epochs=3, batch_size=8, lr=0.3, participation=0.7)
+    history = rounds(method, members, rounds=4, epochs=3, batch_size=8, lr=0.3, client_fraction=0.7)
     last, seen, losses = {}, 0, []
     for round in history:
         for i in round.record["clients"]:
@@ -83,7 +83,7 @@ def test_a_clients_first_round_is_fedavgs():
     assert gap == pytest.approx(math.log(2), abs=1e-5)
     assert first[0].record["sums"] == {}
     assert 0 < second[0].record["sums"]["contrast"] < 2
-    history = rounds(MOON(), clients(["deep"] * 4), rounds=4, participation=0.5)
+    history = rounds(MOON(), clients(["deep"] * 4), rounds=4, client_fraction=0.5)
     late = next(r for r in history[1:] if any(history[0].weights[i] is None for i in r.record["clients"]))
     assert late.record["round"] > 1
 
@@ -91,7 +91,7 @@ def test_a_clients_first_round_is_fedavgs():
 def test_the_reference_networks():
     """What came this round, and what the client's own last round ended with, however many rounds ago; both copies."""
     members = clients(["bn"] * 3)
-    fed, watch = federation(method := MOON(), members, rounds=5, participation=0.7)
+    fed, watch = federation(method := MOON(), members, rounds=5, client_fraction=0.7)
     fed.run()
     ended = {i: round.trained[i] for round in watch.rounds for i in round.record["clients"]}
     long_ago = [i for i in ended if i not in watch.rounds[-1].record["clients"]]

@@ -63,7 +63,7 @@ def test_rounds_by_hand(control, momentum, aggregation):
     method = SCAFFOLD(control=control, server_lr=0.6, aggregation=aggregation)
     settings = {"rounds": 5, "epochs": 3, "batch_size": 8, "lr": 0.4, "participation": 0.7, "momentum": momentum}
     fed, watch = federation(
-        method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_decay=0.7, **settings
+        method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_gamma=0.7, **settings
     )
     fed.run()
     w = np.array([0.3, -0.2])
@@ -103,9 +103,9 @@ def test_clients_may_count_by_samples():
 
 def test_with_plain_sgd_option_two_is_the_mean_gradient():
     """In minibatches, and under a rate that falls: it is the present round's that counts."""
-    for schedule in ({}, {"lr_schedule": "exponential", "lr_decay": 0.3}):
+    for schedule in ({}, {"lr_schedule": "exponential", "lr_gamma": 0.3}):
         for momentum, alike in ((0.0, True), (0.9, False)):
-            training = {"rounds": 3, "epochs": 2, "momentum": momentum, **schedule}
+            training = {"rounds": 3, "local_epochs": 2, "momentum": momentum, **schedule}
             runs = [rounds(SCAFFOLD(control=c), clients(["deep", "shallow"]), **training) for c in ("mean", "II")]
             gap = moved(*(total(run[-1].after) for run in runs))
             assert (gap < 2e-5) == alike, gap
@@ -144,7 +144,7 @@ def test_c_is_the_mean_over_all_who_have_the_tensor(aggregation):
     """Not over those who were drawn; absent clients count with what they have, and keep it."""
     architectures = ["bn", "deep-bn", "bn", "deep-bn", "deep-bn"]
     method = SCAFFOLD(aggregation=aggregation)
-    history = rounds(method, clients(architectures, [8, 12, 8, 16, 8]), rounds=5, participation=0.5)
+    history = rounds(method, clients(architectures, [8, 12, 8, 16, 8]), rounds=5, client_fraction=0.5)
     names = {a: parameters(a) for a in ("bn", "deep-bn")}
     for round, following in itertools.pairwise(history):
         controls = {i: state.get("control", {}) for i, state in round.states.items()}
@@ -167,7 +167,7 @@ def test_c_stays_the_mean_when_clients_join():
         members,
         SCAFFOLD(),
         Training(rounds=4, batch_size=4, lr=0.1),
-        plugins=[Availability(joiners=2, join_round=3)],
+        plugins=[Availability(late_joiners=2, join_round=3)],
         task=Task(classes=3),
         builders=NETS,
     )
@@ -231,7 +231,7 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
     """A client whose upload was lost starts from the c_k that is part of c, not from what the lost round made of it."""
     method = SCAFFOLD(aggregation=aggregation)
     members = clients(["bn", "deep-bn", "bn"], [8, 12, 8])
-    history = losing(lambda number: {number % 3, number % 4}, method, members, rounds=8, participation=0.7)
+    history = losing(lambda number: {number % 3, number % 4}, method, members, rounds=8, client_fraction=0.7)
     counted, lost = [{} for _ in range(3)], 0
     for round in history:
         for i, message in round.down.items():
@@ -338,7 +338,7 @@ def test_ten_local_steps_reach_the_common_optimum(control):
 def test_the_common_optimum_is_reached_although_uploads_were_lost(control):
     """With the variates of lost rounds c would not vanish there, and pull away for ever."""
     members = [Client("two", (torch.tensor([[a]]), torch.tensor([y]))) for a, y in ((1.0, 0), (4.0, 1))]
-    training = {"rounds": 30, "epochs": 10, "lr": 0.1}
+    training = {"rounds": 30, "local_epochs": 10, "lr": 0.1}
     lost = lambda number: {number % 2} if number < 6 else set()  # noqa: E731
     history = losing(lost, Bowls(control=control), members, {"two": Two}, 2, **training)
     optimum = torch.tensor([(1 - 4) / 5, (-1 + 8) / 5])
@@ -347,7 +347,7 @@ def test_the_common_optimum_is_reached_although_uploads_were_lost(control):
 
 def test_it_learns_under_adam_and_participation():
     members = [Client("deep", samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 50 + i)) for i in range(4)]
-    training = {"rounds": 15, "lr": 0.01, "optimizer": "adam", "participation": 0.5, "batch_size": 16}
+    training = {"rounds": 15, "lr": 0.01, "optimizer": "adam", "client_fraction": 0.5, "batch_size": 16}
     assert federation(SCAFFOLD(), members, **training)[0].run().result["accuracy"] > 0.6
 
 
@@ -364,7 +364,7 @@ def test_bytes(architecture):
 
 
 def test_option_two_needs_a_rate():
-    with pytest.raises(RequestError, match=r"'II' divides by training\.lr, came 0"):
+    with pytest.raises(RequestError, match=r"'II' divides by training\.lr, got 0"):
         rounds(SCAFFOLD(control="II"), clients(["deep"]), lr=0.0)
     history = rounds(SCAFFOLD(), clients(["deep"]), lr=0.0)
     assert same(shared(history[0].before), shared(history[1].after))

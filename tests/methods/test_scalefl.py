@@ -172,8 +172,8 @@ def test_untouched_sub_models_come_back_as_they_went():
 @pytest.mark.parametrize("kind", ["shallow", "bn", "dropout"])
 def test_one_level_of_the_whole_network_is_fedavg_that_counts_everybody_once(kind):
     members = clients([kind] * 3, [8, 12, 16])
-    ours = rounds(ScaleFL(levels="1@1", statistics="running"), members, rounds=3, participation=0.7)
-    theirs = rounds(FedAvg(weighting="uniform"), members, rounds=3, participation=0.7)
+    ours = rounds(ScaleFL(levels="1@1", statistics="running"), members, rounds=3, client_fraction=0.7)
+    theirs = rounds(FedAvg(weighting="uniform"), members, rounds=3, client_fraction=0.7)
     model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
     assert same(dict(model), ours[-1].after["model"])
 
@@ -225,7 +225,7 @@ def test_distillation_begins_after_its_share_of_the_rounds():
 )
 def test_levels_that_mean_nothing_are_refused_in_one_line(text):
     shown = " ".join(text.split())  # an error is one line, without runs of blanks
-    with pytest.raises(RequestError, match=r"levels.*expected levels as width@depth.*came '" + shown) as caught:
+    with pytest.raises(RequestError, match=r"levels.*expected levels as width@depthgot '" + shown) as caught:
         Recipe.load("recipes/quickstart.toml", [f'method.levels="{text}"'], method="scalefl")
     assert "\n" not in str(caught.value)
 
@@ -313,7 +313,7 @@ def numbers(level, batchnorm=True):
 
 @pytest.mark.parametrize("who", ["all", "selected"])
 def test_who_reports_and_what_it_costs(who):
-    fed, watch = watched(ScaleFL(statistics=who), clients(["deep-bn"] * 5, 8), participation=0.6)
+    fed, watch = watched(ScaleFL(statistics=who), clients(["deep-bn"] * 5, 8), client_fraction=0.6)
     fed.run()
     levels, reported = level_of(watch.rounds[0]), set()
     for record in fed.history:
@@ -326,7 +326,7 @@ def test_who_reports_and_what_it_costs(who):
             assert found[number] == (down, 4 * s + 8 + trains * 4 * p)
         reported |= {levels[number] for number in asked}
         paper = sum(4 * numbers(levels[number])[0] for number in record["clients"])
-        assert record["bytes_up_as_in_paper"] == record["bytes_down_as_in_paper"] == paper
+        assert record["bytes_up_paper"] == record["bytes_down_paper"] == paper
 
 
 def test_resumed_is_uninterrupted(tmp_path):

@@ -69,11 +69,11 @@ def two_gradient(w: np.ndarray, data: Samples) -> np.ndarray:
 
 
 def samples(n: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> Samples:
-    """Gaussian inputs around a centre per class."""
+    """Gaussian inputs around a center per class."""
     g = torch.Generator().manual_seed(seed)
     y = torch.tensor(list(classes))[torch.randint(0, len(classes), (n,), generator=g)]
-    centres = 2 * torch.randn(CLASSES, INPUTS, generator=torch.Generator().manual_seed(99))
-    return Samples(torch.randn(n, INPUTS, generator=g) + centres[y], y)
+    centers = 2 * torch.randn(CLASSES, INPUTS, generator=torch.Generator().manual_seed(99))
+    return Samples(torch.randn(n, INPUTS, generator=g) + centers[y], y)
 
 
 def clients(architectures: Sequence[str], sizes: Sequence[int] | int = 12, test: int = 0) -> list[Client]:

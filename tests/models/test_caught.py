@@ -299,7 +299,7 @@ def federate(method: pf.Method, executor: str, workers: int | None = None, **net
 
 
 def test_worker_processes_give_the_same() -> None:
-    (alone, _), (together, _) = (federate(pf.methods.FedGH(), *how) for how in (("serial", None), ("pool", 2)))
+    (alone, _), (together, _) = (federate(pf.methods.FedGH(), *how) for how in (("serial", None), ("processes", 2)))
     for number, model in alone.models.items():
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, together.models[number].state_dict()[name])
@@ -309,7 +309,7 @@ def test_worker_processes_give_the_same() -> None:
 def test_cohorts_stack_what_can_be_stacked(branches: bool) -> None:
     network = {"branches": branches, "norm": False, "drop": 0.0}
     (alone, _), (together, said) = (
-        federate(pf.methods.FedGH(), *how, **network) for how in (("serial", None), ("cohort", 2))
+        federate(pf.methods.FedGH(), *how, **network) for how in (("serial", None), ("vectorized", 2))
     )
     assert bool(said) == branches, "a branch by a value cannot be taken for several clients at once"
     for number, model in alone.models.items():

@@ -87,15 +87,15 @@ def test_images_and_texts_are_not_mixed_up() -> None:
 
 TEXT = """
 [data]
-name = "sentiment140"
+dataset = "sentiment140"
 root = "."
-clients = 2
-partition = "natural"
-natural_column = "user"
-natural_groups = 2
+num_clients = 2
+partition = "by_group"
+group_by = "user"
+num_groups = 2
 split = "official"
-vocabulary = 8
-length = 4
+vocab_size = 8
+max_length = 4
 holdout = 4
 [models]
 architectures = ["fedhenn-lstm1", "fedhenn-lstm2"]
@@ -137,22 +137,26 @@ def stop(record: Mapping[str, Any]) -> None:
 
 
 def test_serial_pool_cohort_and_resume_agree_bit_for_bit(recipe: Path) -> None:
-    for executor in ("serial", "pool", "cohort"):  # cohort: one client after the other, as nn.LSTM cannot be stacked
+    for executor in (
+        "serial",
+        "processes",
+        "vectorized",
+    ):  # cohort: one client after the other, as nn.LSTM cannot be stacked
         polyfed.run(recipe, out=executor, overrides=[f"run.executor='{executor}'"])
     with pytest.raises(Interrupted):
         polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], trackers=[stop])
     polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], resume=True)
-    assert weights("serial") == weights("pool") == weights("cohort") == weights("resumed")
+    assert weights("serial") == weights("processes") == weights("vectorized") == weights("resumed")
     assert weights("serial")[0] != weights("serial")[1]
 
 
 def test_models_of_a_run_take_ids_again(recipe: Path) -> None:
     polyfed.run(recipe, out="run", overrides=["training.rounds=1", "run.executor='serial'"])
     assert predict("run", 1, torch.tensor([[2, 3, 0, 0], [4, 1, 2, 0]])).scores.shape == (2, 2)
-    with pytest.raises(RequestError, match="expected ids of the run's vocabulary, came 2 to 99"):
+    with pytest.raises(RequestError, match="expected ids of the run's vocabulary, got 2 to 99"):
         predict("run", 1, torch.tensor([[2, 99, 3, 4]]))
     Path("vectors.txt").write_text("good 1 0\nbad -1 0\nday 0 1\n")
-    given = ["training.rounds=1", "run.executor='serial'", "data.vectors='vectors.txt'"]
+    given = ["training.rounds=1", "run.executor='serial'", "data.word_vectors='vectors.txt'"]
     polyfed.run(recipe, out="given", overrides=given, method="fedavg")
     sent = json.loads(Path("given/rounds.jsonl").read_text())["bytes_by_client"].values()
     trained = [count(build(name, (4,), 2, words=torch.zeros(5, 2))) for name in SIZES]
@@ -165,11 +169,11 @@ def test_models_of_a_run_take_ids_again(recipe: Path) -> None:
     ("override", "message"),
     [
         ("models.architectures=['digits-cnn1']", "needs images"),
-        ("training.augment='crop-flip'", "expects images"),
+        ("training.augmentation='crop-flip'", "expects images"),
         ("data.image_size=8", "expected images"),
-        ("data.skew='rotation'", "data.skew expects"),
-        ("data.vectors='none.txt'", "cannot read data.vectors"),
-        ("data.vocabulary=0", "data.vocabulary"),
+        ("data.feature_shift='rotation'", "data.feature_shift expects"),
+        ("data.word_vectors='none.txt'", "cannot read data.word_vectors"),
+        ("data.vocab_size=0", "data.vocab_size"),
         ("data.vocabulry=9", "did you mean 'vocabulary'"),
     ],
 )

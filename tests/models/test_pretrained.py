@@ -26,9 +26,9 @@ from polyfed.models.third_party import pretrained_normalization, python_source
 IMAGE = (1, 8, 8)
 RECIPE = """
 [data]
-name = "digits"
-max_rows = 120
-clients = 4
+dataset = "digits"
+limit_train = 120
+num_clients = 4
 partition = "iid"
 split = "6:1:3"
 holdout = 10
@@ -116,7 +116,7 @@ def test_the_cut_stands_behind(fetched: list[str]) -> None:
     assert line == "model = timm.create_model('small', num_classes=10, in_chans=1)", "any weights: others are loaded"
 
 
-def test_images_are_normalised_as_the_weights_want(fetched: list[str]) -> None:
+def test_images_are_normalized_as_the_weights_want(fetched: list[str]) -> None:
     settings = tomllib.loads(RECIPE)
     made = build_federation(pf.Recipe.from_dict(settings))
     (mean,), (std,) = (getattr(made.clients[0].prepare, key) for key in ("mean", "std"))
@@ -128,7 +128,7 @@ def test_images_are_normalised_as_the_weights_want(fetched: list[str]) -> None:
     assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
     with pytest.raises(
-        RequestError, match=r"normalised alike, came 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"
+        RequestError, match=r"normalized alike, got 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"
     ):
         build_federation(pf.Recipe.from_dict(settings | {"models": two}))
     assert pretrained_normalization("timm:small") is None
@@ -176,9 +176,9 @@ def test_without_a_network_one_line_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("timm:small?pretrianed", r"expected '\?pretrained' .* came '\?pretrianed' behind 'timm:small'"),
+        ("timm:small?pretrianed", r"expected '\?pretrained' .* got '\?pretrianed' behind 'timm:small'"),
         ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, .* came .* behind 'digits-cnn1'"),
-        ("vit-s8?pretrained", r"expects images of at least 128 x 128, .* came 8 x 8; set data.image_size = 224"),
+        ("vit-s8?pretrained", r"expects images of at least 128 x 128, .* got 8 x 8; set data.image_size = 224"),
         ("mynets:tiny?pretrained", r"behind 'mynets:tiny'"),
         ("timm:smal?pretrained", "unknown model 'timm:smal'; did you mean 'timm:small'"),
     ],
@@ -191,9 +191,9 @@ def test_names_that_are_refused(fetched: list[str], name: str, says: str) -> Non
 def test_weights_of_another_network_are_refused(fetched: list[str]) -> None:
     weights = dict(Net(1, 10, 3).state_dict())
     del weights["bn1.running_mean"]
-    with pytest.raises(RequestError, match=r"'bn1.running_mean' of shape \(3,\), came nothing; set data.image_size"):
+    with pytest.raises(RequestError, match=r"'bn1.running_mean' of shape \(3,\), got nothing; set data.image_size"):
         third_party._load(Net(1, 10, 3), weights, "timm:small?pretrained", 10)
-    with pytest.raises(RequestError, match=r"of shape \(4, 1, 3, 3\), came \(3, 1, 3, 3\)"):
+    with pytest.raises(RequestError, match=r"of shape \(4, 1, 3, 3\), got \(3, 1, 3, 3\)"):
         third_party._load(Net(1, 10, 4), Net(1, 10, 3).state_dict(), "timm:large?pretrained", 10)
 
 

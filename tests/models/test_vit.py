@@ -352,7 +352,7 @@ def test_methods_for_nested_networks_take_them(method: Method) -> None:
 
 def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
     method, names = FedHeNN(alignment_data=ROWS), ["cnn", "vit"]
-    assert difference(everything(federation(method, names)), everything(federation(method, names, "pool"))) is None
+    assert difference(everything(federation(method, names)), everything(federation(method, names, "processes"))) is None
 
 
 def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,6 +364,8 @@ def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) ->
         return plain(self, part, turns, *rest, trial=trial)
 
     monkeypatch.setattr(stacked_clients.Stack, "_gradients", counted)
-    one, other = (everything(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "cohort"))
+    one, other = (
+        everything(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "vectorized")
+    )
     assert difference(one, other, 1e-5) is None
     assert max(sizes) == 2

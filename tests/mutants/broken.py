@@ -24,7 +24,7 @@ from polyfed.methods.fedgh import FedGH
 from polyfed.methods.local import Local
 
 
-class HeaderInNoOptimiser(FedGH):
+class HeaderInNoOptimizer(FedGH):
     """The server's header collects gradients that nobody applies; clients get the initial one back for ever."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -141,7 +141,7 @@ class KLOverElements(FML):
 
 
 class BuffersStayAtHome(FedAvg):
-    """Only parameters() travel; the shared model's BatchNorm statistics stay as they were initialised."""
+    """Only parameters() travel; the shared model's BatchNorm statistics stay as they were initialized."""
 
     def upload(self, client: Client, trained: Trained) -> Message:
         start = {n: b for n, b in client.state.items() if isinstance(b, Tensor)}
@@ -266,7 +266,7 @@ class LabelsInPlace(Local):
 
 
 class ShrinksInTheLoss(Local):
-    """The loss writes into the weights, behind the optimiser's back."""
+    """The loss writes into the weights, behind the optimizer's back."""
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         with torch.no_grad():

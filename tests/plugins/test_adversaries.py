@@ -13,8 +13,8 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.errors import RequestError
 from polyfed.plugins import adversaries
-from polyfed.plugins.adversaries import Adversaries, Kind, assign_attacks, colluded
-from polyfed.plugins.settings import Hostile
+from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks, colluded
+from polyfed.plugins.settings import Adversaries
 
 
 class Sends(Method):
@@ -29,13 +29,13 @@ def client() -> Client:
     return made
 
 
-def enlisted(made: Client, kind: Kind, **settings: Any) -> Adversaries:
+def enlisted(made: Client, kind: Kind, **settings: Any) -> AdversarialClients:
     """A plugin whose only hostile client is this one."""
 
     class Setup:
         clients, seed, unscored = [made], 0, set[int]()
 
-    plugin = Adversaries(Hostile(**settings))
+    plugin = AdversarialClients(Adversaries(**settings))
     made.id = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adversaries, "assign_attacks", lambda *_: {0: kind})
@@ -44,31 +44,31 @@ def enlisted(made: Client, kind: Kind, **settings: Any) -> Adversaries:
 
 
 def test_shares_are_rounded_up_and_kinds_do_not_overlap() -> None:
-    found = assign_attacks(Hostile(label_flip=0.2, sign_flip=0.25), 10, 0)
+    found = assign_attacks(Adversaries(label_flip_fraction=0.2, sign_flip_fraction=0.25), 10, 0)
     assert sorted(found.values()) == ["label_flip"] * 2 + ["sign_flip"] * 3
     assert list(found) == sorted(found)
-    assert len(assign_attacks(Hostile(sign_flip=0.01), 10, 0)) == 1
-    assert assign_attacks(Hostile(), 10, 0) == {}
+    assert len(assign_attacks(Adversaries(sign_flip_fraction=0.01), 10, 0)) == 1
+    assert assign_attacks(Adversaries(), 10, 0) == {}
 
 
 def test_they_are_drawn_by_the_seed() -> None:
-    settings = Hostile(label_flip=0.3)
+    settings = Adversaries(label_flip_fraction=0.3)
     assert assign_attacks(settings, 20, 1) == assign_attacks(settings, 20, 1)
     assert len({tuple(assign_attacks(settings, 20, seed)) for seed in range(8)}) > 4
-    assert list(assign_attacks(settings, 20, 1)) == list(assign_attacks(Hostile(sign_flip=0.3), 20, 1)), (
+    assert list(assign_attacks(settings, 20, 1)) == list(assign_attacks(Adversaries(sign_flip_fraction=0.3), 20, 1)), (
         "the same ones, whatever they do"
     )
 
 
 def test_somebody_is_honest() -> None:
-    with pytest.raises(RequestError, match="at least one of the 3 clients to be honest, came 2 with label_flip and 1"):
-        assign_attacks(Hostile(label_flip=0.4, sign_flip=0.1), 3, 0)
+    with pytest.raises(RequestError, match="at least one of the 3 clients to be honest, got 2 with label_flip and 1"):
+        assign_attacks(Adversaries(label_flip_fraction=0.4, sign_flip_fraction=0.1), 3, 0)
 
 
 def test_training_labels_are_turned_round_and_no_others() -> None:
     made = client()
     message = {"model": {"w": torch.ones(2)}}
-    plugin = enlisted(made, "label_flip", label_flip=0.1)
+    plugin = enlisted(made, "label_flip", label_flip_fraction=0.1)
     assert made.data.train.y.tolist() == [3, 2, 0, 0, 1]
     assert made.data.test.y.tolist() == [0, 1]
     assert plugin.encode(message, made, Sends(), {}) is message
@@ -76,7 +76,7 @@ def test_training_labels_are_turned_round_and_no_others() -> None:
 
 def test_an_honest_client_sends_what_it_has() -> None:
     message = {"model": {"w": torch.ones(2)}}
-    assert Adversaries(Hostile(sign_flip=0.1)).encode(message, client(), Sends(), {}) is message
+    assert AdversarialClients(Adversaries(sign_flip_fraction=0.1)).encode(message, client(), Sends(), {}) is message
 
 
 def test_changes_are_negated_and_scaled_and_other_floats_negated() -> None:
@@ -95,7 +95,7 @@ def test_changes_are_negated_and_scaled_and_other_floats_negated() -> None:
     }
     received = {"model": {"0.weight": start, "1.running_var": torch.tensor([1.0])}}
     made = client()
-    plugin = enlisted(made, "sign_flip", sign_flip=0.5, scale=3.0)
+    plugin = enlisted(made, "sign_flip", sign_flip_fraction=0.5, attack_scale=3.0)
     found = cast(Any, plugin.encode(message, made, Sends(), received))
     assert found["model"]["0.weight"].tolist() == [1.0 - 1.5, -2.0 + 3.0]
     assert found["model"]["new"].tolist() == [-2.0], "nothing came down under this name"
@@ -108,11 +108,15 @@ def test_changes_are_negated_and_scaled_and_other_floats_negated() -> None:
 
 
 def test_all_kinds_are_drawn_apart() -> None:
-    found = assign_attacks(Hostile(label_flip=0.2, sign_flip=0.1, inner_product=0.3, alie=0.1), 10, 4)
+    found = assign_attacks(
+        Adversaries(label_flip_fraction=0.2, sign_flip_fraction=0.1, inner_product_fraction=0.3, alie_fraction=0.1),
+        10,
+        4,
+    )
     assert sorted(found.values()) == sorted(["label_flip"] * 2 + ["sign_flip"] + ["inner_product"] * 3 + ["alie"])
     assert len(found) == 7
     made = client()
-    enlisted(made, "alie", alie=0.1)
+    enlisted(made, "alie", alie_fraction=0.1)
     assert made.data.train.y.tolist() == [0, 1, 3, 3, 2], "these train as everybody does"
 
 

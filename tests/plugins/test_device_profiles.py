@@ -16,7 +16,7 @@ from polyfed.plugins.settings import Availability
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
 RECIPE: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 4},
+    "data": {"dataset": "digits", "num_clients": 4},
     "models": {"architectures": ["digits-cnn1"]},
     "method": {"name": "fedgh"},
 }
@@ -25,15 +25,15 @@ OWN = {"compute": 1e9, "memory": 1e6, "down": 1e6, "up": 1e6}
 
 def test_names_are_dealt_like_architectures() -> None:
     two = ["laptop", "gpu"]
-    assert dealt(Devices(names=two), 5, 0) == ["laptop", "gpu", "laptop", "gpu", "laptop"]
-    assert dealt(Devices(names=two, assign="blocks"), 5, 0) == ["laptop"] * 3 + ["gpu"] * 2
-    drawn = [dealt(Devices(names=two, assign="random"), 50, seed) for seed in (0, 0, 1)]
+    assert dealt(Devices(profiles=two), 5, 0) == ["laptop", "gpu", "laptop", "gpu", "laptop"]
+    assert dealt(Devices(profiles=two, assignment="blocks"), 5, 0) == ["laptop"] * 3 + ["gpu"] * 2
+    drawn = [dealt(Devices(profiles=two, assignment="random"), 50, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(drawn[0]) == set(two)
 
 
 def test_shares_become_whole_clients_whom_the_seed_draws() -> None:
-    settings = Devices(shares={"laptop": 0.5, "gpu": 0.3, "phone-low": 0.2})
+    settings = Devices(fractions={"laptop": 0.5, "gpu": 0.3, "phone-low": 0.2})
     found = [dealt(settings, 7, seed) for seed in range(4)]
     for names in found:  # 3.5, 2.1 and 1.4: the largest remainder gets the one that is left
         assert Counter(names) == {"laptop": 4, "gpu": 2, "phone-low": 1}
@@ -42,16 +42,16 @@ def test_shares_become_whole_clients_whom_the_seed_draws() -> None:
 
 
 def test_numbers_come_before_names() -> None:
-    assert dealt(Devices(names=["laptop"], numbers={"1": "gpu"}), 3, 0) == ["laptop", "gpu", "laptop"]
-    assert dealt(Devices(numbers={"0": "gpu", "1": "laptop"}), 2, 0) == ["gpu", "laptop"]
+    assert dealt(Devices(profiles=["laptop"], by_client={"1": "gpu"}), 3, 0) == ["laptop", "gpu", "laptop"]
+    assert dealt(Devices(by_client={"0": "gpu", "1": "laptop"}), 2, 0) == ["gpu", "laptop"]
     with pytest.raises(RequestError, match=r"each of the 3 clients.*came none for 1, 2"):
-        dealt(Devices(numbers={"0": "gpu"}), 3, 0)
-    with pytest.raises(RequestError, match=r"expected clients 0 to 2, came 3"):
-        dealt(Devices(names=["laptop"], numbers={"3": "gpu"}), 3, 0)
+        dealt(Devices(by_client={"0": "gpu"}), 3, 0)
+    with pytest.raises(RequestError, match=r"expected clients 0 to 2, got 3"):
+        dealt(Devices(profiles=["laptop"], by_client={"3": "gpu"}), 3, 0)
 
 
 def test_a_profile_of_ones_own_and_a_built_in_one_changed() -> None:
-    settings = Devices(names=["mine", "gpu"], profiles={"mine": Profile(**OWN), "gpu": {"memory": 5.0}})
+    settings = Devices(profiles=["mine", "gpu"], custom={"mine": Profile(**OWN), "gpu": {"memory": 5.0}})
     assert settings.profile("mine") == Profile(**OWN)
     assert settings.profile("gpu") == BUILT_IN["gpu"].model_copy(update={"memory": 5.0})
     assert settings.profile("laptop") == BUILT_IN["laptop"]
@@ -64,18 +64,18 @@ def test_off_leaves_nothing_behind() -> None:
 
 
 def test_a_recipe_keeps_what_has_an_effect() -> None:
-    section = {"names": ["mine"], "profiles": {"mine": OWN}, "deadline": 3.0, "server_compute": 1e12}
-    recipe = Recipe.from_dict({**RECIPE, "devices": section, "availability": {"late_by": 2}})
+    section = {"names": ["mine"], "presets": {"mine": OWN}, "deadline": 3.0, "server_flops": 1e12}
+    recipe = Recipe.from_dict({**RECIPE, "devices": section, "availability": {"delay_rounds": 2}})
     kept = recipe.to_dict()
     assert kept["devices"] == {
         **section,
-        "assign": "cycle",
+        "assign": "round_robin",
         "unfit": "refuse",
-        "profiles": {"mine": {**OWN, "latency": 0.0, "availability": 1.0}},
+        "presets": {"mine": {**OWN, "latency": 0.0, "availability": 1.0}},
     }
-    assert kept["availability"] == {"late_by": 2}, "who misses the deadline is late by it"
+    assert kept["availability"] == {"delay_rounds": 2}, "who misses the deadline is late by it"
     assert Recipe.from_dict(kept).to_dict() == kept
-    shared = Recipe.from_dict({**RECIPE, "devices": {"shares": {"laptop": 1.0}}}).to_dict()
+    shared = Recipe.from_dict({**RECIPE, "devices": {"fractions": {"laptop": 1.0}}}).to_dict()
     assert shared["devices"] == {"shares": {"laptop": 1.0}, "unfit": "refuse"}
     assert "availability" not in shared
 
@@ -84,16 +84,19 @@ def test_a_recipe_keeps_what_has_an_effect() -> None:
     ("section", "message"),
     [
         ({"names": ["laptob"]}, r"devices: unknown device 'laptob'; did you mean 'laptop'\?"),
-        ({"names": ["laptop"], "shares": {"gpu": 1.0}}, "devices: expected names or shares, came both"),
-        ({"shares": {"gpu": 0.5, "laptop": 0.4}}, r"devices.shares: expected shares that add up to 1, came 0\.9"),
+        ({"names": ["laptop"], "shares": {"gpu": 1.0}}, "devices: expected names or shares, got both"),
+        ({"shares": {"gpu": 0.5, "laptop": 0.4}}, r"devices.fractions: expected shares that add up to 1, got 0\.9"),
         ({"deadline": 3.0}, "devices: deadline: expected names, shares or numbers beside it"),
         ({"unfit": "leave out"}, "devices: unfit: expected names, shares or numbers beside it"),
-        ({"names": ["laptop"], "deadline": 0.0}, r"devices.deadline: expected more than 0, came 0\.0"),
-        ({"names": ["laptop"], "unfit": "drop"}, r"devices.unfit: expected 'refuse' or 'leave out', came 'drop'"),
-        ({"names": ["laptop"], "numbers": {"one": "gpu"}}, "devices: numbers: expected numbers of clients, came 'one'"),
-        ({"names": ["x"], "profiles": {"x": {"compute": 1.0}}}, "expected the key 'devices.profiles.x.memory'"),
-        ({"names": ["gpu"], "profiles": {"gpu": {"memori": 1.0}}}, r"memori'; did you mean 'memory'\?"),
-        ({"names": ["gpu"], "profiles": {"gpu": {"availability": 0.0}}}, r"availability: expected more than 0"),
+        ({"names": ["laptop"], "deadline": 0.0}, r"devices.round_timeout: expected more than 0, got 0\.0"),
+        (
+            {"names": ["laptop"], "unfit": "drop"},
+            r"devices.on_out_of_memory: expected 'refuse' or 'leave out', got 'drop'",
+        ),
+        ({"names": ["laptop"], "numbers": {"one": "gpu"}}, "devices: numbers: expected numbers of clients, got 'one'"),
+        ({"names": ["x"], "presets": {"x": {"compute": 1.0}}}, "expected the key 'devices.custom.x.memory_bytes'"),
+        ({"names": ["gpu"], "presets": {"gpu": {"memori": 1.0}}}, r"memori'; did you mean 'memory'\?"),
+        ({"names": ["gpu"], "presets": {"gpu": {"availability": 0.0}}}, r"availability: expected more than 0"),
         ({"names": ["laptop"], "jiter": 1.0}, r"unknown key 'devices.jiter'; did you mean 'jitter'\?"),
     ],
 )

@@ -28,9 +28,9 @@ from polyfed.plugins.device_profiles import Devices, Profile
 from polyfed.plugins.settings import Availability
 from polyfed.testing import Kit
 
-FAST = Profile(compute=1e6, memory=1e6, down=8e4, up=4e4, latency=0.5)
-SLOW = Profile(compute=1e3, memory=1e6, down=8e3, up=4e3)
-TWO = Devices(names=["fast", "slow"], profiles={"fast": FAST, "slow": SLOW})
+FAST = Profile(flops=1e6, memory_bytes=1e6, download_bps=8e4, upload_bps=4e4, latency=0.5)
+SLOW = Profile(flops=1e3, memory_bytes=1e6, download_bps=8e3, upload_bps=4e3)
+TWO = Devices(profiles=["fast", "slow"], custom={"fast": FAST, "slow": SLOW})
 ROWS, STEP = (12, 7), 2 * (4 * 5 + 5 * 3) + 2 * (4 * 5 + 2 * 5 * 3)  # operations per row: forward; back, but for inputs
 
 
@@ -59,7 +59,7 @@ def two(method: Method | None = None, devices: Devices | None = TWO, **options: 
         clients.append(
             Client(net, (torch.randn(rows, 4), torch.arange(rows) % 3), (torch.randn(6, 4), torch.arange(6) % 3))
         )
-    training = Training(rounds=options.pop("rounds", 2), epochs=2, batch_size=5, lr=0.1)
+    training = Training(rounds=options.pop("rounds", 2), local_epochs=2, batch_size=5, lr=0.1)
     given = grouped(**{"devices": devices, "classes": 3, "executor": "serial", **options})
     return Federation(clients, method or FedAvg(), training, **given)
 
@@ -110,7 +110,7 @@ def test_who_sends_nothing_has_no_latency() -> None:
 
 def test_training_is_the_same_and_passages_add_up() -> None:
     method = FedHeNN(alignment_data={"size": 8}, eta0=0.1)
-    kit, devices = Kit(method=method), Devices(names=["laptop", "phone-low"], server_compute=1e9)
+    kit, devices = Kit(method=method), Devices(profiles=["laptop", "phone-low"], server_flops=1e9)
     training = Training(rounds=2, batch_size=8)
     off, on = (
         kit.usual.federation(method, training, devices=own, evaluation=Evaluation()).run() for own in (None, devices)
@@ -129,7 +129,7 @@ def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
     profiles = {"fast": FAST.model_copy(update={"availability": 0.5}), "slow": SLOW}
     options = {"devices": TWO.model_copy(update={"jitter": 0.5, "deadline": 2.5, "profiles": profiles}), "rounds": 4}
     whole = two(**options).run()
-    pool = two(executor="pool", workers=2, **options).run()
+    pool = two(executor="processes", workers=2, **options).run()
     assert simulated(pool) == simulated(whole)
     with pytest.raises(Interrupted):
         two(out=tmp_path / "run", trackers=[Stopper()], **options).run()
@@ -170,9 +170,9 @@ def test_what_a_straggler_sends_counts_for_nothing() -> None:
 
 def test_late_uploads_arrive_where_the_method_takes_them() -> None:
     options: dict[str, Any] = {"devices": TWO.model_copy(update={"deadline": 1.2}), "rounds": 3}
-    run = two(Patient(), availability=Availability(late_by=2), **options).run()
+    run = two(Patient(), availability=Availability(delay_rounds=2), **options).run()
     assert [record["arrived"] for record in run.history] == [[], [], [{"client": 1, "from": 1}]]
-    assert run.result["availability"] == {"late_by": 2}
+    assert run.result["availability"] == {"delay_rounds": 2}
     assert [record["discarded"] for record in two(**options).run().history][2] == [{"client": 1, "from": 3}]
 
 
@@ -181,18 +181,18 @@ def test_who_sends_nothing_is_no_straggler() -> None:
     assert [record["stragglers"] for record in run.history] == [[], []]
 
 
-SMALL = TWO.model_copy(update={"profiles": {"fast": FAST, "slow": SLOW.model_copy(update={"memory": 100.0})}})
+SMALL = TWO.model_copy(update={"presets": {"fast": FAST, "slow": SLOW.model_copy(update={"memory": 100.0})}})
 
 
 def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(
-        RequestError, match=r"came 1 that do not: clients 1 \(slow, 100 B: Sequential takes "
+        RequestError, match=r"got 1 that do not: clients 1 \(slow, 100 B: Sequential takes "
     ) as problem:
         two(devices=SMALL, out=tmp_path / "run")
     assert "\n" not in str(problem.value)
     assert not (tmp_path / "run").exists()
     nobody = SMALL.model_copy(update={"names": ["slow"], "unfit": "leave out"})
-    with pytest.raises(RequestError, match="expected a client whose network fits its memory, came none"):
+    with pytest.raises(RequestError, match="expected a client whose network fits its memory, got none"):
         two(devices=nobody)
 
 
@@ -219,7 +219,7 @@ def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_drops_out() -> None:
-    away = TWO.model_copy(update={"profiles": {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.3})}})
+    away = TWO.model_copy(update={"presets": {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.3})}})
     run = two(devices=away, rounds=12).run()
     dropped = [record["round"] for record in run.history if record["dropped"]]
     by_hand = [n for n in range(1, 13) if float(torch.rand((), generator=generator(0, "device", n, 1))) >= 0.3]
@@ -245,7 +245,7 @@ def test_the_servers_products_take_time_where_it_is_told_how_fast_it_is() -> Non
     kit, training = Kit(method=FedGH()), Training(rounds=1, batch_size=8)
     free, fast, slow = (
         kit.usual.federation(kit.method, training, devices=settings).run().result["simulated_seconds"]
-        for settings in (Devices(names=["laptop"], server_compute=rate) for rate in (None, 1e6, 1e5))
+        for settings in (Devices(profiles=["laptop"], server_flops=rate) for rate in (None, 1e6, 1e5))
     )
     assert fast > free
     assert slow - free == pytest.approx(10 * (fast - free))
@@ -270,10 +270,10 @@ def test_a_check_tells_what_the_run_then_takes() -> None:
 def test_a_deployment_refuses_simulated_devices(tmp_path: Path) -> None:
     recipe = Recipe.from_dict(
         {
-            "data": {"name": "digits"},
+            "data": {"dataset": "digits"},
             "models": {"architectures": ["digits-cnn1"]},
             "method": {"name": "fedgh"},
-            "devices": {"names": ["laptop"]},
+            "devices": {"profiles": ["laptop"]},
         }
     )
     with pytest.raises(RequestError, match=r"\[devices\]: expected none"):

@@ -80,9 +80,9 @@ class CountedMethod(pf.methods.FedAvg):
 """
 RECIPE = """
 [data]
-name = "digits"
-clients = 3
-max_rows = 90
+dataset = "digits"
+num_clients = 3
+limit_train = 90
 [models]
 architectures = ["digits-cnn1"]
 [method]
@@ -118,7 +118,7 @@ def values(run: Any) -> list[Any]:
 def test_it_acts_and_is_recorded_alike_by_all_executors() -> None:
     scaled = recipe(name="my_plugins:Scaled", factor=0.5)
     serial = pf.run(pf.Recipe.load(scaled, executor="serial"), out="serial")
-    pooled = pf.run(pf.Recipe.load(scaled, executor="pool", workers=2), out="pooled")
+    pooled = pf.run(pf.Recipe.load(scaled, executor="processes", workers=2), out="pooled")
     assert values(serial) == values(pooled)
     assert serial.history[0]["plugins"] == {"scaled": {"factor": 0.5, "asked": [0, 1, 2]}}
     once = pf.run(pf.Recipe.load(recipe(name="my_plugins:Scaled"), executor="serial"), out="once")

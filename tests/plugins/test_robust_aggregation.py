@@ -1,4 +1,6 @@
-"""What the server makes of uploads under `[defence]`: cohorts, rows, sizes, who is left out; against NumPy."""
+"""What the server makes of uploads under `[robust_aggregation]`: cohorts, rows, sizes, who is left out; against
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from polyfed.core.server import Server
 from polyfed.errors import RequestError
 from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
 from polyfed.plugins.robust_aggregation import Watch, check_rule, defended, objection
-from polyfed.plugins.settings import Defence
+from polyfed.plugins.settings import RobustAggregation
 from polyfed.registry import METHODS
 
 NOWHERE = cast(Server, None)
@@ -41,7 +43,7 @@ class Sends(Method):
 def held(rule: str, uploads: Mapping[int, Message], down: Mapping[int, Message] | None = None, **more: Any) -> Any:
     """What the method gets, and the watch's record."""
     watch = Watch()
-    found = defended(Defence(rule=rule, **more), Sends(down or {}), NOWHERE, uploads, watch)  # type: ignore[arg-type]
+    found = defended(RobustAggregation(aggregator=rule, **more), Sends(down or {}), NOWHERE, uploads, watch)  # type: ignore[arg-type]
     return found, watch.record()
 
 
@@ -68,8 +70,8 @@ def _all_sent(count: int) -> dict[int, Message]:
 
 def test_off_is_the_very_same() -> None:
     uploads = models(3, BASE)
-    assert defended(Defence(), Sends({}), NOWHERE, uploads, Watch()) is uploads
-    assert defended(Defence(max_norm=1.0), Sends({}), NOWHERE, uploads, Watch()) is uploads
+    assert defended(RobustAggregation(), Sends({}), NOWHERE, uploads, Watch()) is uploads
+    assert defended(RobustAggregation(max_update_norm=1.0), Sends({}), NOWHERE, uploads, Watch()) is uploads
 
 
 def test_the_median_takes_every_place_and_counts_stay() -> None:
@@ -83,7 +85,7 @@ def test_the_median_takes_every_place_and_counts_stay() -> None:
     assert record == {"left_out": [], "shortened": 0, "few": 0}
 
 
-@pytest.mark.parametrize("rule", ["median", "trimmed", "geometric", "krum", "clip"])
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "geometric_median", "multi_krum", "norm_clipping"])
 @pytest.mark.parametrize("far", [1e6, -1e6])
 def test_one_hostile_client_does_not_lead_the_mean_out_of_the_honest_ones(rule: str, far: float) -> None:
     uploads = models(6, BASE)
@@ -91,10 +93,13 @@ def test_one_hostile_client_does_not_lead_the_mean_out_of_the_honest_ones(rule: 
     uploads[5] = {"model": {name: t + far for name, t in BASE.items()}, "n": torch.tensor(10**9)}
     found, record = held(rule, uploads, _all_sent(6))
     mean = torch.stack([m["model"]["w"] for m in found.values()]).mean(0)
-    if rule in ("median", "trimmed", "krum"):
+    if rule in ("median", "trimmed_mean", "multi_krum"):
         assert bool(((mean >= honest.min(0).values) & (mean <= honest.max(0).values)).all())
     assert float((mean - BASE["w"]).norm()) < float((honest - BASE["w"]).flatten(1).norm(dim=1).max())
-    assert (5 in record["left_out"], len(record["left_out"])) == (rule == "krum", 2 if rule == "krum" else 0)
+    assert (5 in record["left_out"], len(record["left_out"])) == (
+        rule == "multi_krum",
+        2 if rule == "multi_krum" else 0,
+    )
     shuffled = {i: uploads[i] for i in (3, 5, 0, 1, 4, 2)}
     again, _ = held(rule, shuffled, _all_sent(6))
     assert again.keys() == found.keys()
@@ -146,7 +151,7 @@ def test_a_wider_type_is_no_way_round() -> None:
 def test_lengths_of_changes_come_down_to_their_median_and_the_others_stay_bit_for_bit() -> None:
     uploads = models(5, BASE)
     uploads[4] = {"model": {name: t - 30.0 for name, t in BASE.items()}, "n": torch.tensor(1)}
-    found, record = held("clip", uploads, _all_sent(5))
+    found, record = held("norm_clipping", uploads, _all_sent(5))
 
     def lengths(messages: Mapping[int, Message]) -> Any:
         changes = [[cast(Any, m["model"])[n] - t for n, t in BASE.items()] for m in messages.values()]
@@ -180,12 +185,12 @@ def test_class_means_are_held_to_those_of_their_class() -> None:
             np.testing.assert_array_equal(found[i]["lars"][labels[i].index(label)], expected)
     assert record["few"] == 2, "class 1: two clients, of class means and of counts"
     assert cast(Tensor, uploads[0]["lars"]).equal(noise(3, 4, seed=0)), "what came is not written into"
-    assert held("krum", uploads)[1]["left_out"] == [3]
+    assert held("multi_krum", uploads)[1]["left_out"] == [3]
 
 
 def test_half_precision_stays_half_precision() -> None:
     uploads = {i: {**rows([0, 1], i), "lars": noise(2, 4, seed=i).half()} for i in range(3)}
-    found, _ = held("geometric", uploads)
+    found, _ = held("geometric_median", uploads)
     assert found[0]["lars"].dtype == torch.float16
 
 
@@ -196,7 +201,7 @@ def test_outputs_on_common_inputs_are_comparable() -> None:
     np.testing.assert_array_equal(found[1]["scores"], expected)
 
 
-@pytest.mark.parametrize("rule", ["median", "krum", "clip"])
+@pytest.mark.parametrize("rule", ["median", "multi_krum", "norm_clipping"])
 def test_all_else_comes_down_to_the_median_of_sizes(rule: str) -> None:
     """Kernels of any width; features of any number of rows, of which a size is the mean over rows."""
     scale = {0: 1.0, 1: 2.0, 2: 50.0, 3: 0.5, 4: 1.5}
@@ -216,8 +221,14 @@ def test_all_else_comes_down_to_the_median_of_sizes(rule: str) -> None:
 def test_the_share_is_that_of_clients_left_out() -> None:
     uploads = models(10, BASE)
     down: dict[int, Message] = _all_sent(10)
-    assert [len(held("krum", uploads, down, share=share)[1]["left_out"]) for share in (0.1, 0.2, 0.45)] == [1, 2, 4]
-    one, other = (held("trimmed", uploads, down, share=share)[0] for share in (0.1, 0.4))
+    assert [
+        len(held("multi_krum", uploads, down, byzantine_fraction=share)[1]["left_out"]) for share in (0.1, 0.2, 0.45)
+    ] == [
+        1,
+        2,
+        4,
+    ]
+    one, other = (held("trimmed_mean", uploads, down, byzantine_fraction=share)[0] for share in (0.1, 0.4))
     assert not torch.equal(one[0]["model"]["w"], other[0]["model"]["w"])
 
 
@@ -233,8 +244,8 @@ class Draws:
 def test_buckets_are_means_of_two_and_the_rule_is_told_of_them() -> None:
     uploads = models(7, BASE)
     found = {}
-    for rule in ("median", "trimmed"):
-        settings = Defence(rule=rule, bucket=2, share=0.2)  # type: ignore[arg-type]
+    for rule in ("median", "trimmed_mean"):
+        settings = RobustAggregation(aggregator=rule, bucket_size=2, byzantine_fraction=0.2)  # type: ignore[arg-type]
         method = Sends(_all_sent(7))
         found[rule] = defended(settings, method, cast(Server, Draws()), uploads, Watch())
     order = torch.randperm(7, generator=Draws().generator()).tolist()
@@ -242,63 +253,76 @@ def test_buckets_are_means_of_two_and_the_rule_is_told_of_them() -> None:
     means = np.stack([came[0:2].mean(0), came[2:4].mean(0), came[4:6].mean(0), came[6]])
     first: Any = {rule: messages[0]["model"] for rule, messages in found.items()}
     np.testing.assert_allclose(first["median"]["w"], np.median(means, axis=0), atol=1e-6)
-    np.testing.assert_allclose(first["trimmed"]["w"], np.sort(means, axis=0)[1:3].mean(0), atol=1e-6)
+    np.testing.assert_allclose(first["trimmed_mean"]["w"], np.sort(means, axis=0)[1:3].mean(0), atol=1e-6)
     assert all(torch.equal(cast(Any, m["model"])["w"], first["median"]["w"]) for m in found["median"].values())
 
 
 def test_no_buckets_where_fewer_than_three_would_be_left() -> None:
     uploads, method = models(4, BASE), Sends(_all_sent(4))
-    plain = defended(Defence(rule="median"), method, NOWHERE, uploads, Watch())
-    held_ = defended(Defence(rule="median", bucket=2), method, cast(Server, Draws()), uploads, Watch())
+    plain = defended(RobustAggregation(aggregator="median"), method, NOWHERE, uploads, Watch())
+    held_ = defended(
+        RobustAggregation(aggregator="median", bucket_size=2), method, cast(Server, Draws()), uploads, Watch()
+    )
     assert torch.equal(cast(Any, plain[0]["model"])["w"], cast(Any, held_[0]["model"])["w"])
 
 
-def test_equal_clients_in_buckets_are_their_own_centre() -> None:
+def test_equal_clients_in_buckets_are_their_own_center() -> None:
     same = {i: models(1, BASE)[0] for i in range(6)}
-    found = defended(Defence(rule="geometric", bucket=2), Sends(_all_sent(6)), cast(Server, Draws()), same, Watch())
+    found = defended(
+        RobustAggregation(aggregator="geometric_median", bucket_size=2),
+        Sends(_all_sent(6)),
+        cast(Server, Draws()),
+        same,
+        Watch(),
+    )
     assert torch.equal(cast(Any, found[3]["model"])["w"], cast(Any, same[0]["model"])["w"])
 
 
 def test_features_that_are_not_aligned_are_not_held_number_by_number() -> None:
     with pytest.raises(
-        RequestError, match="expected 'geometric', 'krum' or 'clip' for fedgh, came 'trimmed', which goes"
+        RequestError,
+        match="expected 'geometric_median', 'multi_krum' or 'clip' for fedgh, got 'trimmed_mean', which goes",
     ):
-        check_rule(FedGH(), "trimmed")
-    check_rule(FedGH(), "geometric")
+        check_rule(FedGH(), "trimmed_mean")
+    check_rule(FedGH(), "geometric_median")
 
 
 def test_a_size_above_the_bound_is_an_objection() -> None:
     method, down = Sends({}), {"model": BASE}
     up = {"model": {name: t + 1 for name, t in BASE.items()}, "n": torch.tensor(10**6), "a": torch.tensor(1e6)}
-    assert objection(Defence(), method, 3, up, down) is None
-    assert objection(Defence(max_norm=8**0.5 + 1e-3), method, 3, up, down) is None  # 6 + 2 numbers have moved by 1
-    told = objection(Defence(max_norm=2.5), method, 3, up, down)
-    assert told == "the norm of 'model' is 2.828, above defence.max_norm = 2.5"
+    assert objection(RobustAggregation(), method, 3, up, down) is None
+    assert (
+        objection(RobustAggregation(max_update_norm=8**0.5 + 1e-3), method, 3, up, down) is None
+    )  # 6 + 2 numbers have moved by 1
+    told = objection(RobustAggregation(max_update_norm=2.5), method, 3, up, down)
+    assert told == "the norm of 'model' is 2.828, above robust_aggregation.max_update_norm = 2.5"
     rows_ = {"kernel": torch.full((10, 4), -3.0)}  # every row is 6 long
-    assert objection(Defence(max_norm=6.001), method, 3, rows_, {}) is None
-    assert objection(Defence(max_norm=5.999), method, 3, rows_, {}) is not None
+    assert objection(RobustAggregation(max_update_norm=6.001), method, 3, rows_, {}) is None
+    assert objection(RobustAggregation(max_update_norm=5.999), method, 3, rows_, {}) is not None
     huge = {"model": {name: t + 1e30 for name, t in BASE.items()}}
-    assert objection(Defence(max_norm=1.0), method, 3, huge, down) is not None, "no square runs over"
+    assert objection(RobustAggregation(max_update_norm=1.0), method, 3, huge, down) is not None, "no square runs over"
 
 
 @pytest.mark.parametrize("labels", [[0, 0], [0, 3], [-1, 2]])
 def test_labels_that_would_set_rows_apart_are_an_objection(labels: list[int]) -> None:
-    told = objection(Defence(rule="median"), Sends({}), 3, rows(labels, 0), {})
-    assert told == "expected 'labels' that are classes below 3, each once, came others"
-    assert objection(Defence(rule="median"), Sends({}), 3, rows([2, 0], 0), {}) is None
-    assert objection(Defence(), Sends({}), 3, rows(labels, 0), {}) is None
+    told = objection(RobustAggregation(aggregator="median"), Sends({}), 3, rows(labels, 0), {})
+    assert told == "expected 'labels' that are classes below 3, each once, got others"
+    assert objection(RobustAggregation(aggregator="median"), Sends({}), 3, rows([2, 0], 0), {}) is None
+    assert objection(RobustAggregation(), Sends({}), 3, rows(labels, 0), {}) is None
 
 
 def test_what_cannot_be_held_to_one_another_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^defence.rule: expected .*, came fedfomo, which sends 'model': whole"):
-        check_rule(FedFomo(), "krum")
-    check_rule(FedFomo(), Defence(max_norm=1.0).rule)
+    with pytest.raises(
+        RequestError, match=r"^robust_aggregation.aggregator: expected .*, got fedfomo, which sends 'model': whole"
+    ):
+        check_rule(FedFomo(), "multi_krum")
+    check_rule(FedFomo(), RobustAggregation(max_update_norm=1.0).rule)
     check_rule(FedHeNN(setting="homogeneous", alignment_data={"size": 8}), "median")
     check_rule(Local(), "median")
     for kind in METHODS.values():
         method = kind()
         if method.rigid:
-            with pytest.raises(RequestError, match=r"defence\.rule"):
-                check_rule(method, "clip")
+            with pytest.raises(RequestError, match=r"defense\.rule"):
+                check_rule(method, "norm_clipping")
         else:
-            check_rule(method, "clip")
+            check_rule(method, "norm_clipping")

@@ -97,7 +97,7 @@ def test_nothing_asked_for_is_the_very_same() -> None:
 
 @pytest.mark.parametrize("clip", [0.5, 2.0, 1e6])
 def test_every_entry_is_clipped_on_its_own_and_weights_by_their_change(clip: float) -> None:
-    found = through(client(clip=clip))
+    found = through(client(upload_clip_norm=clip))
     whole = np.concatenate([CHANGE[name].double().numpy().ravel() for name in ("0.weight", "0.bias")])
     norm = np.linalg.norm(whole)
     np.testing.assert_allclose(change(found), whole * min(1, clip / norm), atol=1e-6)
@@ -108,9 +108,12 @@ def test_every_entry_is_clipped_on_its_own_and_weights_by_their_change(clip: flo
 
 
 def test_noise_is_a_multiple_of_the_bound_on_every_number() -> None:
-    at = [client(round=r, clip=0.5, noise=n) for r, n in ((1, 0.0), (1, 2.0), (1, 4.0), (2, 2.0))]
+    at = [
+        client(round=r, upload_clip_norm=0.5, upload_noise_multiplier=n)
+        for r, n in ((1, 0.0), (1, 2.0), (1, 4.0), (2, 2.0))
+    ]
     plain, noisy, twice, later = (through(each) for each in at)
-    other = through(client(number=1, clip=0.5, noise=2.0))
+    other = through(client(number=1, upload_clip_norm=0.5, upload_noise_multiplier=2.0))
     z = change(noisy) - change(plain)
     assert z.std() == pytest.approx(1.0, rel=0.1)
     assert abs(z.mean()) < 4 / math.sqrt(len(z))
@@ -120,31 +123,33 @@ def test_noise_is_a_multiple_of_the_bound_on_every_number() -> None:
     for unlike in (later, other):  # streams of their own
         assert abs(np.corrcoef(z, change(unlike) - change(plain))[0, 1]) < 0.15
     assert abs(np.corrcoef(z[: len(means)], means)[0, 1]) < 0.4
-    same(noisy, through(client(clip=0.5, noise=2.0)), "model", "means")  # and the same again
+    same(
+        noisy, through(client(upload_clip_norm=0.5, upload_noise_multiplier=2.0)), "model", "means"
+    )  # and the same again
     same(noisy, UP, "labels", "bits", "strength")
 
 
 def test_types_stay() -> None:
     up = {"rows": drawn(4, 3).half(), "wide": drawn(4).double(), "model": {"0.bias": drawn(30).double()}}
-    found = through(client(clip=0.1, noise=0.1), up, {"model": {"0.bias": drawn(30)}})
+    found = through(client(upload_clip_norm=0.1, upload_noise_multiplier=0.1), up, {"model": {"0.bias": drawn(30)}})
     assert [t.dtype for t in flatten(found).values()] == [torch.float16, torch.float64, torch.float64]
 
 
 @pytest.mark.parametrize(
     ("up", "down", "what"),
     [
-        ({"model": UP["model"]}, {}, "came whole weights, 'model/0.weight'"),
-        ({"model": UP["model"]}, {"model": {"0.bias": drawn(30)}}, "came whole weights, 'model/0.weight'"),
-        ({"model": {"0.bias": drawn(30)}}, {"model": {"0.bias": drawn(31)}}, "came whole weights, 'model/0.bias'"),
-        ({"w": UP["model"]}, {"w": DOWN["model"]}, "came whole weights, 'w/0.weight'"),
+        ({"model": UP["model"]}, {}, "got whole weights, 'model/0.weight'"),
+        ({"model": UP["model"]}, {"model": {"0.bias": drawn(30)}}, "got whole weights, 'model/0.weight'"),
+        ({"model": {"0.bias": drawn(30)}}, {"model": {"0.bias": drawn(31)}}, "got whole weights, 'model/0.bias'"),
+        ({"w": UP["model"]}, {"w": DOWN["model"]}, "got whole weights, 'w/0.weight'"),
         ({"model": {"1.running_var": drawn(30)}}, {"model": {"1.running_var": drawn(30)}}, "sends '1.running_var'"),
         ({"told": {"running_mean": drawn(30)}}, {}, "networks without BatchNorm.*sends 'running_mean'"),
     ],
 )
 def test_weights_that_cannot_be_bounded_are_refused(up: Message, down: Message, what: str) -> None:
     with pytest.raises(RequestError, match=what):
-        through(client(clip=1.0), up, down)
-    through(client(precision="int8"), up, down)  # no bound is asked for
+        through(client(upload_clip_norm=1.0), up, down)
+    through(client(dtype="int8"), up, down)  # no bound is asked for
 
 
 # fewer bytes ------------------------------------------------------------------------------------------------------
@@ -156,17 +161,17 @@ def test_bytes_are_those_of_the_formula() -> None:
     def size(**settings: Any) -> int:
         return nbytes(outgoing(client(**settings), Sends(), UP, DOWN)) - rest
 
-    assert size(precision="float16") == (2 * 1200 + 4) + (2 * 30 + 4) + (2 * 48 + 4)
-    assert size(precision="int8") == (1200 + 4 * 30) + (30 + 4) + (48 + 4 * 3)
-    assert size(share=0.1) == (4 * 120 + 1200 // 8) + (4 * 3 + 4) + 4 * 48  # a bit for every entry
-    assert size(share=0.01) == (4 * 12 + 4 * 12) + (4 + 4) + 4 * 48  # a place for every number
-    assert size(share=0.1, precision="int8") == (120 + 4 + 150) + (3 + 4 + 4) + (48 + 12)
-    assert size(share=0.99) == 4 * (1200 + 30 + 48)  # the bits would cost more than they save
+    assert size(dtype="float16") == (2 * 1200 + 4) + (2 * 30 + 4) + (2 * 48 + 4)
+    assert size(dtype="int8") == (1200 + 4 * 30) + (30 + 4) + (48 + 4 * 3)
+    assert size(top_k_fraction=0.1) == (4 * 120 + 1200 // 8) + (4 * 3 + 4) + 4 * 48  # a bit for every entry
+    assert size(top_k_fraction=0.01) == (4 * 12 + 4 * 12) + (4 + 4) + 4 * 48  # a place for every number
+    assert size(top_k_fraction=0.1, dtype="int8") == (120 + 4 + 150) + (3 + 4 + 4) + (48 + 12)
+    assert size(top_k_fraction=0.99) == 4 * (1200 + 30 + 48)  # the bits would cost more than they save
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_weights_are_quantised_by_their_change(precision: str) -> None:
-    found = through(client(precision=precision))
+def test_weights_are_quantized_by_their_change(precision: str) -> None:
+    found = through(client(dtype=precision))
     for name, t in CHANGE.items():
         rows = t.flatten(1) if t.dim() > 1 and precision == "int8" else t.reshape(1, -1)
         step = rows.abs().amax(1) / (127 if precision == "int8" else 1024)
@@ -179,7 +184,7 @@ def test_weights_are_quantised_by_their_change(precision: str) -> None:
 
 
 def test_a_share_is_of_each_tensor_of_a_change_and_of_nothing_else() -> None:
-    found = through(client(share=0.1))
+    found = through(client(top_k_fraction=0.1))
     for name, count in (("0.weight", 120), ("0.bias", 3)):
         moved = (found["model"][name] - DOWN["model"][name]).double().numpy().ravel()  # type: ignore[index]
         true = CHANGE[name].double().numpy().ravel()
@@ -190,7 +195,7 @@ def test_a_share_is_of_each_tensor_of_a_change_and_of_nothing_else() -> None:
 
 
 def test_what_did_not_go_up_is_added_to_the_next_change() -> None:
-    at, sent, true = client(share=0.05, precision="int8"), np.zeros(1230), np.zeros(1230)
+    at, sent, true = client(top_k_fraction=0.05, dtype="int8"), np.zeros(1230), np.zeros(1230)
     for step in range(4):
         moved = {name: drawn(*t.shape, seed=step) for name, t in CHANGE.items()}
         up = {"model": {name: t + moved[name] for name, t in DOWN["model"].items()}}  # type: ignore[union-attr]
@@ -205,16 +210,16 @@ def test_what_did_not_go_up_is_added_to_the_next_change() -> None:
 
 
 def test_without_feedback_nothing_is_kept() -> None:
-    at = client(share=0.05, feedback=False)
+    at = client(top_k_fraction=0.05, error_feedback=False)
     first, second = through(at), through(at)
     same(first, second, "model")
     assert not at.state
-    kept = client(share=0.05)
+    kept = client(top_k_fraction=0.05)
     assert not np.array_equal(change(through(kept)), change(through(kept)))
 
 
 def test_a_rest_of_another_shape_is_left_out() -> None:
-    at = client(share=0.05)
+    at = client(top_k_fraction=0.05)
     at.state = {"unsent model": {"0.weight": torch.ones(3), "0.bias": 100 * torch.ones(30)}}
     found = through(at)
     assert np.abs(change(found)).max() == pytest.approx(100, rel=0.1)
@@ -228,7 +233,7 @@ def test_statistics_and_other_types_go_up_as_they_are() -> None:
         "none": {},
     }
     down = {"model": {"1.running_var": drawn(30, seed=1), "0.bias": drawn(30, seed=1)}}
-    found = through(client(share=0.1, precision="int8"), up, down)
+    found = through(client(top_k_fraction=0.1, dtype="int8"), up, down)
     assert torch.equal(found["model"]["1.running_var"], up["model"]["1.running_var"])  # type: ignore[index, call-overload]
     assert found["model"]["1.num_batches_tracked"] == 3  # type: ignore[index, call-overload]
     same(found, up, "half", "none")
@@ -237,7 +242,7 @@ def test_statistics_and_other_types_go_up_as_they_are() -> None:
 def test_all_together_in_their_order() -> None:
     settings = {"clip": 1.0, "noise": 0.2}
     clipped = change(through(client(**settings)))
-    found = change(through(client(**settings, share=0.1, precision="int8", feedback=False)))
+    found = change(through(client(**settings, top_k_fraction=0.1, dtype="int8", error_feedback=False)))
     for begin, end, count in ((0, 1200, 120), (1200, 1230, 3)):
         part, sent = clipped[begin:end], found[begin:end]
         largest = np.argsort(-np.abs(part))[:count]
@@ -248,14 +253,14 @@ def test_all_together_in_their_order() -> None:
 
 def test_names_that_compression_gives() -> None:
     for name in ("model scale", "model change", "x places"):
-        with pytest.raises(RunError, match=f"expected names that do not end in .*, came '{name}'"):
-            outgoing(client(precision="int8"), Sends(), {name: drawn(9)}, {})
+        with pytest.raises(RunError, match=f"expected names that do not end in .*, got '{name}'"):
+            outgoing(client(dtype="int8"), Sends(), {name: drawn(9)}, {})
         assert through(client(), {name: drawn(9)}, {})
 
 
 def broken(change: dict[str, Any]) -> Message:
     """A compressed upload with some entries replaced; None: left out."""
-    made = dict(outgoing(client(share=0.1, precision="int8"), Sends(), UP, DOWN))
+    made = dict(outgoing(client(top_k_fraction=0.1, dtype="int8"), Sends(), UP, DOWN))
     for name, entry in change.items():
         if entry is None:
             del made[name]
@@ -280,7 +285,7 @@ def broken(change: dict[str, Any]) -> Message:
 )
 def test_what_cannot_be_read_is_said_in_one_line(how: dict[str, Any]) -> None:
     with pytest.raises(RunError, match=r"^the upload cannot be read \('[^\n]*'\): [^\n]*$"):
-        restored_upload(Compression(share=0.1, precision="int8"), broken(how), DOWN)
+        restored_upload(Compression(top_k_fraction=0.1, dtype="int8"), broken(how), DOWN)
 
 
 def test_finite_stays_finite() -> None:
@@ -290,7 +295,7 @@ def test_finite_stays_finite() -> None:
 
 
 def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
-    at = client(share=0.1, precision="int8")
+    at = client(top_k_fraction=0.1, dtype="int8")
     once = through(at)
     same(restored_upload(compression(at), once, DOWN), once, *UP)
 
@@ -299,14 +304,14 @@ def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
 
 
 def keyed(secret: int | None = 1, **options: Any) -> Client:
-    made = client(clip=1.0, noise=0.5, network=NETWORK[0], **options)
+    made = client(upload_clip_norm=1.0, upload_noise_multiplier=0.5, network=NETWORK[0], **options)
     made.secret = None if secret is None else secret.to_bytes(32, "little")
     return made
 
 
 def bare(message: Message, noisy: Message) -> np.ndarray:
     """What was added to the change of the weights, in units of its standard deviation."""
-    calm = dict(through(client(clip=1.0, network=NETWORK[0]), message))
+    calm = dict(through(client(upload_clip_norm=1.0, network=NETWORK[0]), message))
     return (numbers(noisy["model"]) - numbers(calm["model"])) / 0.5
 
 

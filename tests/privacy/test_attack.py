@@ -44,7 +44,13 @@ from polyfed.report.run_records import find_runs
 from readable import unreadable
 
 RECIPE: dict[str, Any] = {
-    "data": {"name": "digits", "clients": 3, "max_train": 40, "max_test": 20, "holdout": 20},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 3,
+        "max_train_per_client": 40,
+        "max_test_per_client": 20,
+        "holdout": 20,
+    },
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "fedin"},
     "training": {"rounds": 1, "batch_size": 10, "lr": 0.05},
@@ -74,7 +80,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
             federation = build_federation(pf.Recipe.from_dict(settings), out=path)
             federation.run()
             state = federation.server.state
-            made[key] = Done(path, dict(group(state, "pool")) if "pool" in state else {})
+            made[key] = Done(path, dict(group(state, "processes")) if "processes" in state else {})
         return made[key]
 
     return make
@@ -179,7 +185,7 @@ def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Do
 
 
 def test_the_round_is_the_last_in_which_the_client_took_part(ran: Callable[..., Done]) -> None:
-    done = ran(training={"participation": 0.34, "rounds": 4})
+    done = ran(training={"client_fraction": 0.34, "rounds": 4})
     asked = [json.loads(line)["clients"] for line in (done.path / "rounds.jsonl").read_text().splitlines()]
     for client in range(3):
         took = [number for number, clients in enumerate(asked, 1) if client in clients]
@@ -349,7 +355,7 @@ def test_the_command_writes_and_tells(
         assert min(picture.size) > 500
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
     assert say(*words) == 2
-    assert "already holds an attack; replace it with --force" in capsys.readouterr().err
+    assert "already holds an attack; replace it with --overwrite" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
 
 
@@ -403,19 +409,19 @@ def test_the_grid_can_be_read_where_classes_have_long_names(
 
 WRONG = [
     (["--client", "9"], "expected a client whose model is in"),
-    (["--images", "11"], "--images: expected at most 10, as client 0 sends 10 pairs, one per image, came 11"),
-    (["--images", "0"], "--images: expected at least 1, came 0"),
+    (["--images", "11"], "--images: expected at most 10, as client 0 sends 10 pairs, one per image, got 11"),
+    (["--images", "0"], "--images: expected at least 1, got 0"),
     (["--noise", "0,-1"], "--noise: expected levels of at least 0"),
     (["--noise", "0,nan"], "--noise: expected levels of at least 0"),
-    (["--noise", "much"], "expected --noise as numbers with commas between (0,0.8), came 'much'"),
-    (["--from", "s_i"], "--from: expected what this run uploads (s_in, s_out), came 's_i'; did you mean 's_in'?"),
-    (["--from", "prototypes"], "(s_in, s_out), came 'prototypes'"),
-    (["--steps", "0"], "--steps: expected at least 1, came 0"),
-    (["--lr", "0"], "--lr: expected a number above 0 and below 1e30, came 0"),
-    (["--lr", "inf"], "--lr: expected a number above 0 and below 1e30, came inf"),
-    (["--tv", "-1"], "--tv: expected numbers of at least 0"),
-    (["--tv", ""], "expected --tv as numbers with commas between"),
-    (["--seed", "-1"], "--seed: expected at least 0, came -1"),
+    (["--noise", "much"], "expected --noise as numbers with commas between (0,0.8), got 'much'"),
+    (["--from", "s_i"], "--from: expected what this run uploads (s_in, s_out), got 's_i'; did you mean 's_in'?"),
+    (["--from", "prototypes"], "(s_in, s_out), got 'prototypes'"),
+    (["--steps", "0"], "--steps: expected at least 1, got 0"),
+    (["--lr", "0"], "--lr: expected a number above 0 and below 1e30, got 0"),
+    (["--lr", "inf"], "--lr: expected a number above 0 and below 1e30, got inf"),
+    (["--tv-weights", "-1"], "--tv-weights: expected numbers of at least 0"),
+    (["--tv-weights", ""], "expected --tv-weights as numbers with commas between"),
+    (["--seed", "-1"], "--seed: expected at least 0, got -1"),
     (["--device", "cuda:99"], "expected a device that is here"),
     (["--out", "RUN"], "expected an empty or new folder for the attack"),
     (["--out", "RUN/recipe.toml"], "where nothing can be written"),
@@ -446,7 +452,7 @@ def test_a_run_that_has_nothing_to_attack(
     for method in (FedIN(train_in=False), FedIN(projection="trained")):
         with pytest.raises(RequestError, match=f"got {method.name}, which sends none with these settings"):
             exposures.exposed_by(method)
-    refused(["--from", "s_in"], "(prototypes), came 's_in'", capsys, ran("fedgh").path)
+    refused(["--from", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)
     refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)
     refused([], "expected the folder of a finished run", capsys, tmp_path)
     (tmp_path / "result.json").write_bytes((ran().path / "result.json").read_bytes())
@@ -465,7 +471,7 @@ def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monke
         monkeypatch.setattr(exposures.DataCache, "federated", changed)
 
     other(lambda train: train.first(30))
-    with pytest.raises(RequestError, match="in which client 0 had 40 training images, came 'digits' that gives it 30"):
+    with pytest.raises(RequestError, match="in which client 0 had 40 training images, got 'digits' that gives it 30"):
         exposed(path)
     other(lambda train: Samples(train.x.float(), train.y))
     with pytest.raises(RequestError, match="expected a run on images of bytes"):

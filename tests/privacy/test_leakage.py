@@ -51,12 +51,12 @@ from polyfed.results.stored_files import StoredRecipe
 
 RECIPE: dict[str, Any] = {
     "data": {
-        "name": "digits",
-        "clients": 3,
-        "partition": "classes",
+        "dataset": "digits",
+        "num_clients": 3,
+        "partition": "by_class",
         "classes_per_client": 6,
-        "max_train": 20,
-        "max_test": 40,
+        "max_train_per_client": 20,
+        "max_test_per_client": 40,
         "split": "1:0:2",
         "holdout": 40,
     },
@@ -101,7 +101,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture(scope="module")
 def overfitted(ran: Ran) -> tuple[Done, Replay]:
     """A run whose clients know their rows by heart, and its last round."""
-    done = ran(sections={"training": {"rounds": 1, "epochs": 40, "lr": 0.1}})
+    done = ran(sections={"training": {"rounds": 1, "local_epochs": 40, "lr": 0.1}})
     return done, replay(done.record, [0, 1, 2])
 
 
@@ -134,7 +134,10 @@ def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, mon
 
 def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran) -> None:
     """`polyfed attack` makes an upload again from the model; the replay hears it. Both are the same, bit for bit."""
-    treated = {"privacy": {"clip": 3.0, "noise": 0.02}, "compression": {"precision": "float16"}}
+    treated = {
+        "privacy": {"upload_clip_norm": 3.0, "upload_noise_multiplier": 0.02},
+        "compression": {"dtype": "float16"},
+    }
     knobs = {"noise": 0.3, "pairs": 5}
     heard = {}
     for name, sections in (("plain", None), ("treated", treated)):
@@ -149,9 +152,9 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
     change = {n: t - group(passage.down, "model")[n] for n, t in group(passage.up, "model").items()}
     assert float(torch.cat([t.flatten() for t in change.values()]).norm()) > 2, "the noise alone is that long"
     assert float(torch.cat([t.flatten() for t in seen.sent[0].values[0.3]]).norm()) < 4, "clipped"
-    assert nbytes(passage.travelled) < nbytes(passage.up)
+    assert nbytes(passage.traveled) < nbytes(passage.up)
     assert torch.equal(
-        group(restored_upload(heard_compression(ran, treated, knobs), passage.travelled, passage.down), "features")[
+        group(restored_upload(heard_compression(ran, treated, knobs), passage.traveled, passage.down), "features")[
             "s_in"
         ],
         group(passage.up, "features")["s_in"],
@@ -163,7 +166,7 @@ def heard_compression(ran: Ran, sections: Any, knobs: Any) -> Any:
 
 
 def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:
-    done = ran("fedgh", {"privacy": {"clip": 1.0, "noise": 0.1}})
+    done = ran("fedgh", {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1}})
     up = replay(done.record, [0]).passage(0).up
     seen = expose(done.record.path, 0, 2, [0.0], None, "cpu")
     rows = [tensor(up, "labels").tolist().index(label) for label in seen.labels]
@@ -191,7 +194,7 @@ def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(ov
 def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, tmp_path: Path) -> None:
     record = ran().record
     lines = [line.model_copy(update={"bytes_by_client": {}}) for line in record.rounds]
-    with pytest.raises(RequestError, match="came other 'bytes_by_client' in round 2"):
+    with pytest.raises(RequestError, match="got other 'bytes_by_client' in round 2"):
         replay(dataclasses.replace(record, rounds=lines), [0])
     lines = [line.model_copy(update={"train_loss": 7.0}) for line in record.rounds]
     assert not replay(dataclasses.replace(record, rounds=lines), [0]).equal
@@ -456,14 +459,14 @@ def test_methods_that_send_a_part_or_keep_their_start_say_so(ran: Ran) -> None:
 
 
 WRONG = [
-    (["--shadows", "3"], "--shadows: expected 0 or an even number of at least 4, came 3"),
-    (["--shadows", "2"], "--shadows: expected 0 or an even number of at least 4, came 2"),
-    (["--shadow-data", "holdou"], "--shadow-data: expected others or holdout, came 'holdou'; did you mean 'holdout'?"),
-    (["--rows", "1"], "--rows: expected at least 2, came 1"),
-    (["--clients", "0"], "--clients: expected at least 1, came 0"),
-    (["--images", "-1"], "--images: expected at least 0, came -1"),
-    (["--steps", "0"], "--steps: expected at least 1, came 0"),
-    (["--seed", "-1"], "--seed: expected at least 0, came -1"),
+    (["--shadows", "3"], "--shadows: expected 0 or an even number of at least 4, got 3"),
+    (["--shadows", "2"], "--shadows: expected 0 or an even number of at least 4, got 2"),
+    (["--shadow-data", "holdou"], "--shadow-data: expected others or holdout, got 'holdou'; did you mean 'holdout'?"),
+    (["--rows", "1"], "--rows: expected at least 2, got 1"),
+    (["--clients", "0"], "--clients: expected at least 1, got 0"),
+    (["--images", "-1"], "--images: expected at least 0, got -1"),
+    (["--steps", "0"], "--steps: expected at least 1, got 0"),
+    (["--seed", "-1"], "--seed: expected at least 0, got -1"),
     (["--out", "RUN"], "expected an empty or new folder for the attack"),
     (["--out", "RUN/recipe.toml"], "where nothing can be written"),
 ]

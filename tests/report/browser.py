@@ -138,7 +138,7 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def centre(self, selector: str) -> tuple[float, float]:
+    def center(self, selector: str) -> tuple[float, float]:
         """Where an element is, once it has been scrolled into view."""
         find = f"document.querySelector({json.dumps(selector)})"
         box = self.value(
@@ -149,7 +149,7 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Press and release the left button in the middle of an element."""
-        x, y = self.centre(selector)
+        x, y = self.center(selector)
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 

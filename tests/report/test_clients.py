@@ -66,7 +66,7 @@ def test_what_is_drawn_is_what_was_found(runs: Any) -> None:
 
 def test_a_figure_for_each_experiment_and_what_is_not_recorded(make: Any) -> None:
     make("a")
-    make("b", data={"name": "cifar10"})
+    make("b", data={"dataset": "cifar10"})
     runs = find_runs(make.root)
     assert [drawing.stem for drawing in clients(runs)] == ["accuracy-per-client-1", "accuracy-per-client-2"]
     with pytest.raises(RequestError, match="architectures"):

@@ -92,7 +92,7 @@ def test_smoothed_curves_and_their_numbers_by_hand(two_by_two: Path) -> None:
 
 def test_one_figure_for_each_experiment_and_odd_names(make: Any, tmp_path: Path) -> None:
     make("a", label="_costs $5 and $6_")
-    make("b", "fedgh", data={"name": "cifar10"})
+    make("b", "fedgh", data={"dataset": "cifar10"})
     make("c", "fedgh", finished=False)
     files = curves(find_runs(make.root), tmp_path / "out")
     assert [file.name for file in files] == [f"accuracy-by-round-{n}.{form}" for n in (1, 2) for form in ("png", "svg")]
@@ -129,7 +129,7 @@ def record_figures(root: Path) -> None:
         for record in records:
             record["metrics"] = {s: {"f1": {"mean": a["mean"] / 2}} for s, a in record["accuracy"].items()}
             for found in record["accuracy"].values():
-                found["worst_tenth"] = found["mean"] - 0.25
+                found["bottom_decile"] = found["mean"] - 0.25
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
@@ -137,7 +137,7 @@ def test_other_figures_by_hand(two_by_two: Path, tmp_path: Path) -> None:
     record_figures(two_by_two)
     (group,), _ = group_runs(find_runs(two_by_two))
     assert series(group, metric="f1")[1].mean == pytest.approx((0.2, 0.25, 0.325))
-    assert series(group, metric="worst_tenth")[1].mean == pytest.approx((0.15, 0.25, 0.4))
+    assert series(group, metric="bottom_decile")[1].mean == pytest.approx((0.15, 0.25, 0.4))
     assert series(group, stage="received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
     axes = _draw(group, series(group, metric="f1"), "round", None, "f1").axes[0]
     assert axes.get_ylabel() == "test macro F1 [%]"

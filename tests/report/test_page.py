@@ -94,8 +94,8 @@ def test_its_policy_allows_its_own_style_and_script_and_nothing_else(two_by_two:
 
 def test_strings_of_run_folders_stay_strings(two_by_two: Path, make: Any) -> None:
     plain = Parts(written(two_by_two)).tags
-    told = {"profile_note": EVIL}
-    make("evil", "fedavg", 0, label=EVIL, versions={EVIL: EVIL}, data={"deal": EVIL}, run=told)
+    told = {"preset_note": EVIL}
+    make("evil", "fedavg", 0, label=EVIL, versions={EVIL: EVIL}, data={"class_assignment": EVIL}, run=told)
     for path in two_by_two.glob("*/result.json"):
         rewrite(path, lambda result: result.update(dataset=EVIL, accuracy_best_by_validation=None))
     text = written(two_by_two)
@@ -328,7 +328,7 @@ def test_names_of_files_are_short_plain_and_unlike(make: Any) -> None:
 
 
 def test_what_is_scaled_down_says_so(make: Any) -> None:
-    folder = make("a", run={"profile": "small", "profile_note": "scaled down: 2 rounds, not 200"})
+    folder = make("a", run={"preset": "small", "preset_note": "scaled down: 2 rounds, not 200"})
     (section,) = shown(folder)["sections"]
     assert section["scaled"] is True
     assert "scaled down: 2 rounds, not 200" in section["caption"]
@@ -336,7 +336,7 @@ def test_what_is_scaled_down_says_so(make: Any) -> None:
 
 def test_several_comparisons_and_runs_that_are_not_done(make: Any) -> None:
     make("a")
-    make("b", "fedgh", data={"name": "cifar10"})
+    make("b", "fedgh", data={"dataset": "cifar10"})
     make("c", "fedgh", finished=False)
     data = shown(make.root)
     assert data["title"] == "2 comparisons"
@@ -363,7 +363,7 @@ def analysis(run: Path, name: str, content: Any) -> Path:
     return path
 
 
-def test_heat_maps_of_analyses_and_of_the_confusion(two_by_two: Path) -> None:
+def test_heat_maps_of_analyzes_and_of_the_confusion(two_by_two: Path) -> None:
     counts = {"about": "Samples.", "matrix": [[3, 0, 7], [1, 2, 0]], "row_axis": "client", "columns": ["a", "b", "c"]}
     cka = {"head": {"matrix": [[1, 0.12345], [0.12345, None]], "labels": ["0 cnn", "1 mlp"]}, "nothing": {"matrix": []}}
     for run in ("local-0", "fedgh-0"):

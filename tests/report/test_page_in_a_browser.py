@@ -32,7 +32,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser, two_by_two: Path, make: Any, tmp_path: Path) -> Browser:
-    """A page of three methods, one of them with a name that would be markup; analyses of one."""
+    """A page of three methods, one of them with a name that would be markup; analyzes of one."""
     make("odd", "fedavg", 0, (0.2, 0.7, 0.55), label=EVIL)
     table = [{"id": n, "architecture": f"net{1 - n}", "samples": 10 + n, "accuracy": 0.5} for n in (0, 1)]
     for row, labels in zip(table, ({"0": 4, "2": 6}, {"1": 11}), strict=True):
@@ -69,7 +69,7 @@ def crowded(browser: Browser, make: Any, tmp_path: Path) -> Browser:
         for seed in range(3):
             label = f"fedgh-with-a-header-that-was-trained-for-a-hundred-epochs-{number}" if number else None
             method = "fedgh" if number else "local"
-            stages = ["personal", "received", "after_local"]
+            stages = ["personal", "received", "after_training"]
             scored = {"stages": stages, "stage": stages[number % 2]}  # more than one, so that each has a column
             accuracies = (0.5, 0.5 + 0.01 * number + 0.01 * seed)
             folder = make(f"{number}-{seed}", method, seed, accuracies, label=label, **scored, **kept)
@@ -230,12 +230,12 @@ def test_a_line_goes_and_comes_back(opened: Browser) -> None:
     opened.click(button)
     assert set(opened.value(lines)) == {"local", "fedgh", EVIL}
     dashes = f"[...document.querySelectorAll('{CURVES} .line')].map(l => l.getAttribute('stroke-dasharray'))"
-    assert len(set(opened.value(dashes))) == 3  # readable without colour
+    assert len(set(opened.value(dashes))) == 3  # readable without color
 
 
 def test_hovering_and_arrow_keys_tell_a_point(opened: Browser) -> None:
     assert opened.value(TIP) == ""
-    x, y = opened.centre(f"{CURVES} g[data-name=fedgh] .mark:last-child")
+    x, y = opened.center(f"{CURVES} g[data-name=fedgh] .mark:last-child")
     opened.hover(x, y)
     assert opened.value(TIP).split("\n") == ["fedgh", "round 3", "65.00 %", "60.00 % to 70.00 % over 2 seeds"]
     opened.value(f"document.querySelector('{CURVES}').focus()")
@@ -262,13 +262,13 @@ def test_the_clients_follow_the_order_of_their_table(opened: Browser) -> None:
     assert opened.value(ticks) == ["0", "1"]
     opened.click("details thead th:nth-child(2) button")
     assert opened.value(ticks) == ["1", "0"]  # by architecture: net0 is client 1's
-    x, y = opened.centre(f"{CLIENTS} g[data-name=local] .mark")
+    x, y = opened.center(f"{CLIENTS} g[data-name=local] .mark")
     opened.hover(x, y)
     assert opened.value(TIP).split("\n") == ["local", "client 1: 60.00 %", "net0, 11 training samples"]
 
 
 def test_heat_maps_tell_their_cells(opened: Browser) -> None:
-    x, y = opened.centre(f"{HEAT} .cell:nth-of-type(2)")
+    x, y = opened.center(f"{HEAT} .cell:nth-of-type(2)")
     opened.hover(x, y)
     assert opened.value(TIP).split("\n")[:2] == ["0.25", f"client {EVIL}"]
     assert opened.complaints == []

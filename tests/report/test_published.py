@@ -14,17 +14,17 @@ from polyfed.results import paper_tables
 
 NUMBERS = """\
 paper,table,setting,dataset,method,quantity,mean,spread,unit,footnote,stage
-p,table1,"clients=2, alpha=0.5",digits,local,accuracy,50,1.0,%,,personal
-p,table1,"clients=2, alpha=0.5",digits,fedgh,accuracy,62,1.0,%,first,personal
-p,table1,"clients=2, alpha=0.5",digits,fedgh,rounds to 60 %,2,,rounds,second first,
-p,table1,"clients=2, alpha=0.5",digits,local,rounds to 60 %,0,,rounds,,
-p,table1,"clients=2, alpha=0.5",digits,fedgh,bytes to 60 %,3,,KiB,,
-p,table1,"clients=2, alpha=0.5",digits,fedgh,bytes per client and round,1.25,0.1,KiB,,
-p,table1,"clients=2, alpha=0.5",digits,fedgh,parameters sent,0.000128,,million,,
-p,table1,"clients=2, alpha=0.5",digits,fedgh,memory,1,,MiB,,
-p,table1,"clients=2, alpha=0.5",digits,fedavg,accuracy,-1,,%,third,
-p,table1,"clients=3, alpha=0.5",digits,fedgh,accuracy,99,1.0,%,third,
-p,table1,"clients=2, alpha=0.5",cifar10,fedgh,accuracy,98,1.0,%,third,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,local,accuracy,50,1.0,%,,personal
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,accuracy,62,1.0,%,first,personal
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,rounds to 60 %,2,,rounds,second first,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,local,rounds to 60 %,0,,rounds,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,bytes to 60 %,3,,KiB,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,bytes per client and round,1.25,0.1,KiB,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,parameters sent,0.000128,,million,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,memory,1,,MiB,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedavg,accuracy,-1,,%,third,
+p,table1,"num_clients=3, dirichlet_alpha=0.5",digits,fedgh,accuracy,99,1.0,%,third,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",cifar10,fedgh,accuracy,98,1.0,%,third,
 p,table2,,,fedgh,accuracy,40,,%,,received
 """
 FOOTNOTES = """\
@@ -33,7 +33,7 @@ first,Printed twice.
 second,"A ""slip"", 50 % of it."
 third,Of a row that is not here.
 """
-RUN = {"published": ["p/table1"]}
+RUN = {"paper_tables": ["p/table1"]}
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.Bes
 def test_ours_beside_theirs(make: Any) -> None:
     found = by_quantity(make, "fedgh")
     accuracy = found["accuracy"]
-    assert (accuracy.table, accuracy.setting) == ("p/table1", "clients=2, alpha=0.5")
+    assert (accuracy.table, accuracy.setting) == ("p/table1", "num_clients=2, dirichlet_alpha=0.5")
     assert (accuracy.stage, accuracy.seeds, accuracy.footnotes) == ("personal", (0, 1), ("first",))
     assert (accuracy.ours, accuracy.theirs, accuracy.difference) == pytest.approx((62.0, 62.0, 0.0))
     assert accuracy.ours_spread == pytest.approx(4 / math.sqrt(2))
@@ -112,11 +112,11 @@ def test_other_settings_are_said_and_not_marked(make: Any) -> None:
 
 
 def test_the_column_is_not_another_setting(make: Any) -> None:
-    assert by_quantity(make, "fedgh", changed=["data.clients=2"])["accuracy"].mark == paper_results.WITHIN
+    assert by_quantity(make, "fedgh", changed=["data.num_clients=2"])["accuracy"].mark == paper_results.WITHIN
 
 
 def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
-    small = {"profile": "small", "profile_note": "scaled down: 3 rounds, not 200"}
+    small = {"profile": "small", "preset_note": "scaled down: 3 rounds, not 200"}
     for one in by_quantity(make, "fedgh", **small).values():
         assert one.mark == "scaled down"
     table = comparison(find_runs(make.root))
@@ -147,7 +147,7 @@ def test_never_reached_is_said(make: Any) -> None:
 
 
 def test_the_table_says_which_stage(make: Any) -> None:
-    make("fedgh", "fedgh", 0, (0.3, 0.65), run={"published": ["p/table2"]})
+    make("fedgh", "fedgh", 0, (0.3, 0.65), run={"paper_tables": ["p/table2"]})
     (row,) = comparison(find_runs(make.root)).sections[0].rows
     (one,) = row.published
     assert (one.stage, one.ours) == ("received", pytest.approx(45.0))  # 0.2 below
@@ -180,7 +180,7 @@ def test_notes_name_what_is_missing(make: Any) -> None:
 
 
 def test_other_settings_or_data_have_no_column(make: Any) -> None:
-    make("a", "fedgh", data={"alpha": 0.1}, run=RUN)
+    make("a", "fedgh", data={"dirichlet_alpha": 0.1}, run=RUN)
     make("b", "fedgh", run={})
     other, none = comparison(find_runs(make.root)).sections
     assert (other.rows[0].published, none.rows[0].published) == ((), ())
@@ -209,7 +209,7 @@ def test_the_shipped_footnotes_and_units_are_known() -> None:
     assert len(every) > 500
     for entry in every:
         assert all(paper_results.footnote(name) for name in entry.footnotes)
-        assert entry.stage in ("", "received", "personal", "after_local")
+        assert entry.stage in ("", "received", "personal", "after_training")
         if entry.quantity.startswith("bytes") and entry.unit != "%":
             assert entry.unit in paper_results._BYTES
         if entry.quantity == "accuracy":
@@ -219,8 +219,8 @@ def test_the_shipped_footnotes_and_units_are_known() -> None:
 
 
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
-    data = {"name": "cifar10", "clients": 10, "partition": "classes", "classes_per_client": 2}
-    make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"published": ["fedgh/table3"]})
+    data = {"dataset": "cifar10", "num_clients": 10, "partition": "by_class", "classes_per_client": 2}
+    make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"paper_tables": ["fedgh/table3"]})
     (row,) = comparison(find_runs(make.root)).sections[0].rows
     found = {one.quantity: one for one in row.published}
     assert (found["accuracy"].theirs, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)

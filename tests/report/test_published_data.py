@@ -173,15 +173,15 @@ def test_numbers_printed_twice_are_the_same_or_are_footnoted() -> None:
     twice = {"fedavg": (65.7, 66.2), "inclusivefl": (67.2, 66.1), "fedin": (74.8, 75.9)}
     for method, (first, second) in twice.items():
         assert number("fedin/table1", method, "accuracy", "cifar10", "partition=dirichlet") == first
-        assert number("fedin/table6", method, "accuracy", "cifar10", "partition=dirichlet, clients=100") == second
+        assert number("fedin/table6", method, "accuracy", "cifar10", "partition=dirichlet, num_clients=100") == second
         for place, setting in (
             ("fedin/table1", "partition=dirichlet"),
-            ("fedin/table6", "partition=dirichlet, clients=100"),
+            ("fedin/table6", "partition=dirichlet, num_clients=100"),
         ):
             assert "fedin-table6" in notes(place, method, setting=setting, dataset="cifar10", quantity="accuracy")
         iid = (number("fedin/table1", method, "accuracy", "cifar10", "partition=iid"),)
-        assert iid == (number("fedin/table6", method, "accuracy", "cifar10", "partition=iid, clients=100"),)
-    s2 = "clients=100, classes_per_client=2"
+        assert iid == (number("fedin/table6", method, "accuracy", "cifar10", "partition=iid, num_clients=100"),)
+    s2 = "num_clients=100, classes_per_client=2"
     assert number("fedhenn/table2", "fedhenn-homo", "accuracy", "cifar10", s2) == 94.7
     assert number("fedhenn/table3", "fedhenn-linear", "accuracy", "cifar10", s2) == 94.47
     assert "fedhenn-94.7" in notes("fedhenn/table3", "fedhenn-linear", setting=s2)

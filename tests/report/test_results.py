@@ -15,8 +15,8 @@ from polyfed.report.results_page import results_page, write_command, write_resul
 @pytest.fixture
 def page(make: Any, two_by_two: Path) -> str:
     """Of two folders: FedGH's Table 3 with one seed, by command; and the comparison of conftest."""
-    data = {"name": "cifar10", "clients": 10, "partition": "classes", "classes_per_client": 2}
-    run = {"published": ["fedgh/table3"]}
+    data = {"dataset": "cifar10", "num_clients": 10, "partition": "by_class", "classes_per_client": 2}
+    run = {"paper_tables": ["fedgh/table3"]}
     versions = {"polyfed": "1.2.3", "torch": "2.13.0", "python": "3.12.1", "platform": "a machine"}
     make("gh/local", "local", 0, (0.9, 0.9661), data=data, run=run, versions=versions)
     make("gh/fedgh", "fedgh", 0, (0.5, 0.9740), data=data, run=run, versions=versions)
@@ -59,7 +59,7 @@ def test_the_numbers(page: str) -> None:
 def test_footnotes_stand_below_their_table_alone(page: str) -> None:
     first, second = page.split("## ")[1:]
     assert "Standalone sends nothing" in first  # Local's row
-    assert "optimiser that should train the header" in first  # FedGH's
+    assert "optimizer that should train the header" in first  # FedGH's
     assert "Scored, like all rows, by clients' own models" not in first  # FedProto's, which was not run
     assert "rows of the paper that were not run here: fml, fedkd, lgfedavg, fd, fedproto" in first
     assert "[1]" not in second
@@ -101,10 +101,13 @@ def test_what_cannot_be_met_writes_nothing(make: Any, tmp_path: Path) -> None:
 
 
 def test_what_stands_beside_a_run_may_change_and_its_settings_may_not(tmp_path: Path) -> None:
-    settings = {"run": {"seed": 0, "published": ["fedgh/table1"], "profile_note": "a note"}, "training": {"rounds": 3}}
+    settings = {
+        "run": {"seed": 0, "paper_tables": ["fedgh/table1"], "preset_note": "a note"},
+        "training": {"rounds": 3},
+    }
     folder = RunFolder(tmp_path / "run")
     with folder.open(settings, resume=False, force=False):
         pass
-    folder.check(settings | {"run": {"seed": 0, "published": ["fedgh/table3"]}}, resume=True, force=False)
+    folder.check(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, force=False)
     with pytest.raises(RequestError, match=r"another recipe's run: run\.seed was 0, now 1"):
         folder.check(settings | {"run": {"seed": 1}}, resume=True, force=False)

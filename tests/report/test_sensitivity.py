@@ -13,13 +13,13 @@ from polyfed.report.sweeps import Cell, tabulate, write
 from polyfed.results.schema import RoundRecord, RunResult
 from readable import unreadable
 
-LR, EPOCHS = "training.lr", "training.epochs"
+LR, EPOCHS = "training.lr", "training.local_epochs"
 
 
 def record(accuracy: float, validation: float) -> RunRecord:
     result = {
         "method": "fedgh", "dataset": "digits", "clients": 2, "rounds": 1, "seed": 0, "accuracy": accuracy,
-        "evaluation": {"stage": "personal", "mean": "clients", "test": "client"},
+        "evaluation": {"stage": "personal", "weighting": "clients", "test": "client"},
     }  # fmt: skip
     line = RoundRecord(round=1, evaluated=True, validation=validation)
     return RunRecord(Path("run"), RunResult(**result), [line])
@@ -67,7 +67,7 @@ def test_words_have_no_map_and_nothing_no_figure(tmp_path: Path) -> None:
     folder = swept(tmp_path / "a", {("all", 1): 0.5, ("all", 2): 0.4, ("none", 1): 0.3}, ("method.share", EPOCHS))
     assert [drawing.stem for drawing in sensitivity(folder)] == ["sensitivity"]
     folder = swept(tmp_path / "b", {("all", "x"): 0.5, ("none", "x"): 0.3}, ("method.share", "data.partition"))
-    with pytest.raises(RequestError, match=r"a number among them, came method\.share, data\.partition"):
+    with pytest.raises(RequestError, match=r"a number among them, got method\.share, data\.partition"):
         sensitivity(folder)
 
 

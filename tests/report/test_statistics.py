@@ -99,7 +99,7 @@ def test_what_is_no_target(text: str) -> None:
 
 
 def test_a_number_that_was_meant_in_per_cent() -> None:
-    with pytest.raises(RequestError, match="came '90'; did you mean '90 %'"):
+    with pytest.raises(RequestError, match="got '90'; did you mean '90 %'"):
         Target.parse("90")
 
 
@@ -128,7 +128,7 @@ def test_the_first_round_at_the_target_counts_and_all_that_was_spent_up_to_it(ma
 
 def test_never_reached(make: Any) -> None:
     assert reach(one(make, "a", 0.3, 0.59), 0.6, "personal") is None
-    assert reach(one(make, "b", 0.3, 0.59), 0.1, "after_local") is None  # not scored there
+    assert reach(one(make, "b", 0.3, 0.59), 0.1, "after_training") is None  # not scored there
 
 
 def test_reached_and_lost_again(make: Any) -> None:
@@ -144,7 +144,7 @@ def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
     lines = [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
     lines[0] |= {"evaluated": False, "accuracy": {}}
     for number, line in enumerate(lines, start=1):
-        line |= {"bytes_up_as_in_paper": 10 * number, "bytes_down_as_in_paper": number}
+        line |= {"bytes_up_paper": 10 * number, "bytes_down_paper": number}
     rounds = [RoundRecord(**line) for line in lines]
     found = reach(RunRecord(run.path, run.result, rounds), 0.6, "personal")
     assert found is not None

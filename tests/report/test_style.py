@@ -33,7 +33,7 @@ def test_shades_darken_steadily_in_grey() -> None:
     assert grey[0] - grey[-1] > 0.7
 
 
-def test_neighbours_differ_without_colour() -> None:
+def test_neighbors_differ_without_color() -> None:
     lines = [(style["marker"], str(style["linestyle"])) for style in itertools.islice(styles(), 45)]
     assert len(set(lines)) == 45
     hatches = [fill["hatch"] for fill in itertools.islice(fills(), 9)]

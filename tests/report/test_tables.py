@@ -276,8 +276,8 @@ def test_bytes_that_differ_by_seed_are_averaged(make: Any) -> None:
 def test_different_data_or_rounds_are_different_tables(make: Any) -> None:
     make("a", accuracies=(0.5,))
     make("b", accuracies=(0.5, 0.6))
-    make("c", accuracies=(0.5,), data={"alpha": 0.1})
-    make("d", accuracies=(0.5,), data={"max_train": 50, "root": "/elsewhere"})
+    make("c", accuracies=(0.5,), data={"dirichlet_alpha": 0.1})
+    make("d", accuracies=(0.5,), data={"max_train_per_client": 50, "root": "/elsewhere"})
     make("e", "fedgh", accuracies=(0.5,), data={"root": "/elsewhere"})
     sections = comparison(find_runs(make.root)).sections
     assert [len(section.rows) for section in sections] == [2, 1, 1, 1]
@@ -362,7 +362,7 @@ def test_write(two_by_two: Path, tmp_path: Path) -> None:
 def figures(f1: float, tenth: float, **architectures: float) -> dict[str, Any]:
     """What a result says beside the accuracies; AUC was not recorded."""
     return {
-        "accuracy_by_stage": {"personal": {"mean": 0.5, "std": 0.1, "min": 0.2, "max": 0.9, "worst_tenth": tenth}},
+        "accuracy_by_stage": {"personal": {"mean": 0.5, "std": 0.1, "min": 0.2, "max": 0.9, "bottom_decile": tenth}},
         "metrics": {"personal": {"balanced_accuracy": {"mean": 0.4}, "f1": {"mean": f1}}},
         "accuracy_per_architecture": {name: {"mean": mean} for name, mean in architectures.items()},
     }
@@ -380,7 +380,7 @@ def test_figures_are_means_over_seeds(make: Any) -> None:
     local, fedgh = with_figures(make).sections[0].rows
     assert local.metrics == {"balanced_accuracy": 0.4, "f1": 0.3}
     assert fedgh.metrics == pytest.approx({"balanced_accuracy": 0.4, "f1": 0.45})
-    assert fedgh.accuracy_worst_tenth == pytest.approx(0.30)
+    assert fedgh.accuracy_bottom_decile == pytest.approx(0.30)
     assert fedgh.accuracy_per_architecture == pytest.approx({"cnn1": 0.65, "cnn2": 0.8})
 
 
@@ -397,7 +397,7 @@ def test_figures_in_every_file_and_on_request_on_the_terminal(make: Any) -> None
     assert "balanced accuracy & macro F1 &" in to_latex(table)
     found = list(csv.DictReader(io.StringIO(to_csv(table))))[1]
     assert float(found["f1"]) == pytest.approx(0.45)
-    assert float(found["accuracy_worst_tenth"]) == pytest.approx(0.30)
+    assert float(found["accuracy_bottom_decile"]) == pytest.approx(0.30)
     assert float(found["architecture_cnn1"]) == pytest.approx(0.65)
     row = json.loads(to_json(table))["tables"][0]["rows"][1]
     assert (row["metrics"]["f1"], row["accuracy_per_architecture"]["cnn2"]) == pytest.approx((0.45, 0.8))
@@ -421,7 +421,7 @@ def test_one_architecture_needs_no_table_of_its_own_and_old_runs_have_none(make:
     assert "by architecture" not in to_markdown(comparison(find_runs(make.root)))
     make("old", "fedgh")
     local, old = comparison(find_runs(make.root)).sections[0].rows
-    assert (old.metrics, old.accuracy_per_architecture, old.accuracy_worst_tenth) == ({}, {}, None)
+    assert (old.metrics, old.accuracy_per_architecture, old.accuracy_bottom_decile) == ({}, {}, None)
     markdown = to_markdown(comparison(find_runs(make.root)))
     assert "| - | - | - | 2.0 KiB |" in markdown
     alone = to_text(comparison(find_runs(make.root / "old")), metrics=True)

@@ -44,7 +44,7 @@ def test_nothing_recorded(make: Any) -> None:
     with pytest.raises(RequestError, match="no accuracy"):
         variants(find_runs(make.root))
     with pytest.raises(RequestError, match="not scored in stage"):
-        variants(find_runs(make.root), "after_local")
+        variants(find_runs(make.root), "after_training")
 
 
 def test_names_of_several_lines_and_numbers_on_lines_can_be_read(make: Any) -> None:

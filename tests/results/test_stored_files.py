@@ -38,7 +38,7 @@ def test_no_recipe_is_an_empty_one() -> None:
         ({"models": {"architectures": ["a", 1]}}, "'models.architectures[1]': expected a text, got 1"),
         ({"method": {"name": ["x"]}}, "'method.name': expected a text, got ['x']"),
         ({"privacy": 5}, "'privacy': expected an object, got 5"),
-        ({"run": {"published": "x"}}, "'run.published': expected a list, got 'x'"),
+        ({"run": {"paper_tables": "x"}}, "'run.paper_tables': expected a list, got 'x'"),
     ],
 )
 def test_a_recipe_of_wrong_types_is_told(found: dict[str, Any], says: str) -> None:

@@ -43,7 +43,7 @@ def record(number: int, **more: Any) -> dict[str, Any]:
 def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
     board = TensorBoard()
     board.start({"out": str(tmp_path), "start_round": 1})
-    accuracy = {"personal": {"mean": 0.5, "std": 0.1, "worst_tenth": 0.25}}
+    accuracy = {"personal": {"mean": 0.5, "std": 0.1, "bottom_decile": 0.25}}
     board.round(record(1, accuracy=accuracy, validation=0.75, lr=0.01, sums={"cosine": -0.5}, server={"x": 2}), 1.0)
     board.client_done(1, 2)
     board.message("nothing to draw")
@@ -58,7 +58,7 @@ def test_every_number_of_a_record_is_a_curve(tmp_path: Path) -> None:
         "train/refused": [(1, 0), (2, 1)],
         "accuracy/personal/mean": [(1, 0.5)],
         "accuracy/personal/std": [(1, pytest.approx(0.1))],
-        "accuracy/personal/worst_tenth": [(1, 0.25)],
+        "accuracy/personal/bottom_decile": [(1, 0.25)],
         "accuracy/validation": [(1, 0.75)],
         "architecture/a/mean": [(2, 0.125)],
         "metrics/personal/f1/mean": [(2, 0.375)],
@@ -151,7 +151,7 @@ def test_without_the_package_one_line_and_nothing_written(
 
     (tmp_path / "r.toml").write_text(RECIPE)
     monkeypatch.setattr(builtins, "__import__", without)
-    words = [str(tmp_path / "r.toml"), "--out", str(tmp_path / "run"), "--track", "tensorboard"]
+    words = [str(tmp_path / "r.toml"), "--out", str(tmp_path / "run"), "--logger", "tensorboard"]
     for command in ("run", "compare"):
         assert cli.status([command, *words]) == 2
         error = capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_without_the_package_one_line_and_nothing_written(
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "r.toml").write_text(RECIPE)
     recipe, out = str(tmp_path / "r.toml"), tmp_path / "run"
-    assert cli.status(["run", recipe, "--out", str(out), "--track", "tensorboard", "-q"]) == 0
+    assert cli.status(["run", recipe, "--out", str(out), "--logger", "tensorboard", "-q"]) == 0
     seen = curves(out)
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     for stage in ("personal", "received"):
@@ -171,17 +171,17 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert seen[f"accuracy/{stage}/mean"] == [(step, pytest.approx(value)) for step, value in expected]
     assert seen["bytes/total_up"][-1][1] == sum(line["bytes_up"] for line in lines)
     assert cli.status(["run", recipe, "--out", str(out), "-q", "--resume"]) == 0  # with or without: the same recipe
-    assert cli.status(["run", recipe, "--out", str(out), "-q", "--force"]) == 0
+    assert cli.status(["run", recipe, "--out", str(out), "-q", "--overwrite"]) == 0
     assert not (out / "tensorboard").exists()  # the old curves go with the old run
     capsys.readouterr()
-    assert cli.status(["run", recipe, "--out", str(tmp_path / "other"), "--track", "tensorbord"]) == 2
-    assert "expected 'tensorboard', came 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
+    assert cli.status(["run", recipe, "--out", str(tmp_path / "other"), "--logger", "tensorbord"]) == 2
+    assert "expected 'tensorboard', got 'tensorbord'; did you mean 'tensorboard'?" in capsys.readouterr().err
 
 
 def test_compare_writes_them_into_each_run(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE)
     words = ["compare", str(tmp_path / "r.toml"), "--methods", "local,fedgh", "--out", str(tmp_path / "all"), "-q"]
-    assert cli.status([*words, "--track", "tensorboard"]) == 0
+    assert cli.status([*words, "--logger", "tensorboard"]) == 0
     for name in ("local", "fedgh"):
         assert [step for step, _ in curves(tmp_path / "all" / name / "seed-0")["train/loss"]] == [1, 2]
 
@@ -189,7 +189,7 @@ def test_compare_writes_them_into_each_run(tmp_path: Path) -> None:
 def test_a_run_without_a_folder_has_no_place_for_curves(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE)
     with pytest.raises(RequestError, match="run folder for live curves"):
-        pf.run(tmp_path / "r.toml", overrides=['run.track=["tensorboard"]'])
+        pf.run(tmp_path / "r.toml", overrides=['run.loggers=["tensorboard"]'])
     with pytest.raises(RequestError, match="run folder for live curves"):
         TensorBoard().start({})
 

@@ -1,5 +1,5 @@
-"""Figures of finished runs and the numbers behind them, from run folders: what `polyfed analyse` draws."""
+"""Figures of finished runs and the numbers behind them, from run folders: what `polyfed plot` draws."""
 
-from polyfed.analysis.network_figures import FIGURES, Analysis, Choices, analyse
+from polyfed.analysis.network_figures import FIGURES, Analysis, Choices, analyze
 
-__all__ = ["FIGURES", "Analysis", "Choices", "analyse"]
+__all__ = ["FIGURES", "Analysis", "Choices", "analyze"]

@@ -35,6 +35,6 @@ class Choices:
     def __post_init__(self) -> None:
         for name, least in (("smooth", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
             if getattr(self, name) < least:
-                raise RequestError(f"{name}: expected at least {least}, came {getattr(self, name)}")
+                raise RequestError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.places is not None and not self.places:
-            raise RequestError("places: expected at least one place in the networks, came none")
+            raise RequestError("places: expected at least one place in the networks, got none")

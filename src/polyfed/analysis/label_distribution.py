@@ -99,8 +99,8 @@ def _numbers(axes: Any, counts: Sequence[Sequence[int]], dark: float) -> None:
     for y, row in enumerate(counts):
         for x, count in enumerate(row):
             if count:
-                colour = "white" if count > dark else "black"
-                axes.text(x, y, str(count), ha="center", va="center", fontsize=_SIZE, color=colour)
+                color = "white" if count > dark else "black"
+                axes.text(x, y, str(count), ha="center", va="center", fontsize=_SIZE, color=color)
 
 
 def _every(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:

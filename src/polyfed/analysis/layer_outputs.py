@@ -55,7 +55,7 @@ def clients_of(run: str | Path) -> list[ClientRef]:
             f"{run} holds no clients' models (models/index.json), which this figure is made of"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError(f"expected a list of models in {path}, came nothing readable: {error}") from None
+        raise RequestError(f"expected a list of models in {path}, got nothing readable: {error}") from None
     order = list(dict.fromkeys(who.architecture for who in sorted(found, key=lambda who: who.client)))
     return sorted(found, key=lambda who: (order.index(who.architecture), who.client))
 

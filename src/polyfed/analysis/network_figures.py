@@ -28,7 +28,7 @@ from polyfed.results.read import ANALYSIS, check_links
 if TYPE_CHECKING:
     from polyfed.analysis.representations import GroupRepresentations
 
-__all__ = ["FIGURES", "Analysis", "Choices", "analyse"]
+__all__ = ["FIGURES", "Analysis", "Choices", "analyze"]
 
 
 _USED_BY = {
@@ -45,13 +45,13 @@ _USED_BY = {
 
 @dataclass(frozen=True)
 class Analysis:
-    """What `analyse` leaves behind. files: all that was written. notes: what was left out, and why."""
+    """What `analyze` leaves behind. files: all that was written. notes: what was left out, and why."""
 
     files: tuple[Path, ...]
     notes: tuple[str, ...] = ()
 
 
-def analyse(
+def analyze(
     paths: str | Path | Iterable[str | Path],
     figures: Sequence[str] | None = None,
     out: str | Path | None = None,
@@ -76,7 +76,7 @@ def analyse(
         if name not in FIGURES:
             raise RequestError(f"unknown figure '{name}'{nearest(name, FIGURES)}")
     if not given or (figures is not None and not figures):
-        raise RequestError(f"expected at least one {'figure' if given else 'run folder'}, came none")
+        raise RequestError(f"expected at least one {'figure' if given else 'run folder'}, got none")
     chosen = list(dict.fromkeys(figures or _fitting(given)))
     choices = choices or Choices()
     _all_used(choices, chosen)
@@ -120,7 +120,7 @@ def _all_used(choices: Choices, chosen: Sequence[str]) -> None:
         used_by = _USED_BY[field.name]
         if getattr(choices, field.name) != field.default and not set(used_by) & set(chosen):
             figures = " or ".join(used_by)
-            raise RequestError(f"{field.name}: expected a figure that uses it ({figures}), came {', '.join(chosen)}")
+            raise RequestError(f"{field.name}: expected a figure that uses it ({figures}), got {', '.join(chosen)}")
 
 
 class _Runs:

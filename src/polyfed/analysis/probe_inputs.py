@@ -52,7 +52,7 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCach
     dealt = load_run_data(run, data)
     if rows == "holdout":
         if not len(dealt.holdout):
-            raise RequestError(f"expected rows that the server set aside (data.holdout), came {run.path} without any")
+            raise RequestError(f"expected rows that the server set aside (data.holdout), got {run.path} without any")
         x = dealt.holdout.x
         y = dealt.holdout.y
         whose = "rows that the server set aside"
@@ -64,7 +64,7 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCach
         x = torch.cat([client.test.x for client in dealt.clients])
         y = torch.cat([client.test.y for client in dealt.clients])
         whose = "test rows of all clients together"
-        skew = run.recipe.data.get("skew", "none")
+        skew = run.recipe.data.get("feature_shift", "none")
         whose += "" if skew == "none" else f", each with its client's {skew}"
     order = balanced_order(y, numpy_generator(run.seed, "analysis inputs"))[:count]
     which = f"all {len(y)} {whose}" if len(order) == len(y) else f"{len(order)} of the {len(y)} {whose}, classes evenly"
@@ -91,7 +91,7 @@ def load_run_data(run: RunRecord, data: DataCache | None = None) -> FederatedDat
     """
     path = run.path / "recipe.toml"
     if not run.recipe.data.get("name"):
-        raise RequestError(f"expected a recipe that names the data in {path}, came none: the run was given its data")
+        raise RequestError(f"expected a recipe that names the data in {path}, got none: the run was given its data")
     dealt = (data or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
     had = [row.samples for row in run.result.clients_table or ()]
     now = [len(client.train) for client in dealt.clients]

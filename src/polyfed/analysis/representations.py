@@ -87,7 +87,7 @@ def _view(run: RunRecord, inputs: ProbeInputs, choices: Choices, kernels: bool, 
         run.trusted,
     )
     if seen and any("representation" not in each for each in kept):
-        raise RequestError(f"tsne: expected networks with a representation, came one without in {run.path}")
+        raise RequestError(f"tsne: expected networks with a representation, got one without in {run.path}")
     return RunRepresentations(
         run,
         tuple(clients),

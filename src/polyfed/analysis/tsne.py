@@ -67,7 +67,7 @@ def embed(a_PD: NDArray[np.float64], perplexity: float = PERPLEXITY, seed: int =
     from sklearn.manifold import TSNE
 
     if len(a_PD) < 4:
-        raise RequestError(f"expected at least four points to embed, came {len(a_PD)}; take more inputs")
+        raise RequestError(f"expected at least four points to embed, got {len(a_PD)}; take more inputs")
     nearby = min(perplexity, (len(a_PD) - 1) / 3)
     start = "pca" if a_PD.shape[1] > 1 else "random"
     points = TSNE(2, perplexity=nearby, init=start, random_state=seed).fit_transform(a_PD)
@@ -124,7 +124,7 @@ def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, s
     named = {label: f"class {_class_name(inputs.class_names, label)}" for label in classes}
     sides = [_looks(list(dict.fromkeys(names.values()))) for names in (whose, named)]
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; t-SNE (perplexity "
-    about += f"{PERPLEXITY:g}, PCA initialisation, seed {SEED}) of each client's representations of the same "
+    about += f"{PERPLEXITY:g}, PCA initialization, seed {SEED}) of each client's representations of the same "
     about += f"{_count(found)} inputs, from {inputs.about}. Over each panel: silhouette of the representations (in "
     about += "brackets: of the embedding)."
     about += "".join(f" {_in_shades(side)}" for side in sides if len(side) > _LEGEND)

@@ -67,9 +67,9 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
     """
     settings = Settings(steps, lr, tuple(dict.fromkeys(map(float, tv))), seed)
     if images < 1:
-        raise RequestError(f"--images: expected at least 1, came {images}")
+        raise RequestError(f"--images: expected at least 1, got {images}")
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
-        raise RequestError(f"--noise: expected levels of at least 0, came {list(noise)}")
+        raise RequestError(f"--noise: expected levels of at least 0, got {list(noise)}")
     check_links(Path(run))
     folder = Path(run) / ATTACK if out is None else Path(out)
     _check_place(folder, force, FILES, "an attack")
@@ -118,7 +118,7 @@ def report(  # noqa: PLR0913 - what a user may choose, each by its name
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     records = _told_apart([record for record in find_runs(paths, trust) if record.finished])
     if not records:
-        raise RequestError(f"expected folders of finished runs, came {', '.join(map(str, paths))}")
+        raise RequestError(f"expected folders of finished runs, got {', '.join(map(str, paths))}")
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
     check_links(above)
     folder = above / ATTACK if out is None else Path(out)
@@ -153,13 +153,13 @@ def _check_place(folder: Path, force: bool, own: Sequence[str], what: str) -> No
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise RequestError(
-            f"expected a place for the attack's folder {folder}, came {above}, where nothing can be written"
+            f"expected a place for the attack's folder {folder}, got {above}, where nothing can be written"
         )
     there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if there - {*FILES, *REPORT_FILES}:
-        raise RequestError(f"expected an empty or new folder for the attack, came {folder} with other files in it")
+        raise RequestError(f"expected an empty or new folder for the attack, got {folder} with other files in it")
     if there & set(own) and not force:
-        raise RequestError(f"{folder} already holds {what}; replace it with --force or choose another --out")
+        raise RequestError(f"{folder} already holds {what}; replace it with --overwrite or choose another --out")
 
 
 def _write(found: Attack, folder: Path) -> list[Path]:

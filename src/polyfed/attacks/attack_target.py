@@ -199,7 +199,7 @@ def _sources(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     for name in asked or ():
         if name not in known:
             raise RequestError(
-                f"--from: expected what this run uploads ({', '.join(known)}), came '{name}'{nearest(name, known)}"
+                f"--from: expected what this run uploads ({', '.join(known)}), got '{name}'{nearest(name, known)}"
             )
     return list(dict.fromkeys(asked or known[:1]))
 
@@ -223,11 +223,11 @@ def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, in
         came = "none" if train is None else f"{len(train)}"
         raise RequestError(
             f"expected the data of the run, in which client {client} had {counted.get(client, 'some')} training "
-            f"images, came '{recipe.data.name}' that gives it {came}"
+            f"images, got '{recipe.data.dataset}' that gives it {came}"
         )
     if train.x.dtype != torch.uint8 or train.x.dim() != 4:
         raise RequestError(
-            f"expected a run on images of bytes (N, C, H, W), came inputs of shape {tuple(train.x.shape)} and type "
+            f"expected a run on images of bytes (N, C, H, W), got inputs of shape {tuple(train.x.shape)} and type "
             f"{train.x.dtype}"
         )
     return train, dealt.classes
@@ -305,4 +305,4 @@ def _prototypes(
 
 def _enough(images: int, there: int, why: str) -> None:
     if images > there:
-        raise RequestError(f"--images: expected at most {there}, as {why}, came {images}")
+        raise RequestError(f"--images: expected at most {there}, as {why}, got {images}")

@@ -53,15 +53,15 @@ class Options:
         known = get_args(ShadowData)
         if self.shadow_data not in known:
             raise RequestError(
-                f"--shadow-data: expected {' or '.join(known)}, came '{self.shadow_data}'"
+                f"--shadow-data: expected {' or '.join(known)}, got '{self.shadow_data}'"
                 f"{nearest(self.shadow_data, known)}"
             )
         if self.shadows % 2 or not (self.shadows == 0 or self.shadows >= _FEWEST):
-            raise RequestError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, came {self.shadows}")
+            raise RequestError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {self.shadows}")
         for name, least in (("rows", 2), ("clients", 1), ("images", 0), ("steps", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise RequestError(f"--{name}: expected at least {least}, came {value}")
+                raise RequestError(f"--{name}: expected at least {least}, got {value}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lam
     """
     worked = list(last_heard(record))[: options.clients]
     if not worked:
-        raise RequestError(f"expected a run in which the server heard of somebody, came {record.path}")
+        raise RequestError(f"expected a run in which the server heard of somebody, got {record.path}")
     say(f"{record.name}: running its last rounds again")
     heard = replay(record, worked)
     passages = {number: heard.passage(number) for number in worked}
@@ -180,7 +180,7 @@ def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lam
         treatment(record),
         heard.equal,
         {number: described(passage) for number, passage in passages.items()},
-        tuple(entries(passages[first].travelled)),
+        tuple(entries(passages[first].traveled)),
         tuple(fact for fact in facts[0] if all(fact in other for other in facts)),
         guess_classes(heard, passages),
         guesses,

@@ -54,7 +54,7 @@ def reconstruct(
     """
     x = start.detach().clone().requires_grad_()
     size_M = s.detach().square().flatten(1).mean(dim=1).clamp(min=_SMALLEST)
-    optimiser = torch.optim.Adam([x], lr=lr)
+    optimizer = torch.optim.Adam([x], lr=lr)
 
     def losses() -> Tensor:
         off_M = (function(x) - s).square().flatten(1).mean(dim=1) / size_M
@@ -66,5 +66,5 @@ def reconstruct(
             watch(step, x.detach(), loss_M.detach())
         if step < steps:
             (x.grad,) = torch.autograd.grad(loss_M.sum(), x)
-            optimiser.step()
+            optimizer.step()
     return x.detach(), loss_M.detach()

@@ -53,7 +53,7 @@ def match(
     towards = [-change[name].to(p) for name, p in named]
     size = _norm(towards)
     x = start.detach().clone().requires_grad_()
-    optimiser = torch.optim.Adam([x], lr=lr)
+    optimizer = torch.optim.Adam([x], lr=lr)
 
     def apart() -> Tensor:
         loss = functional.cross_entropy(network(x), y)
@@ -64,12 +64,12 @@ def match(
 
     with evaluating(network), untracked_statistics(network):
         for step in range(steps):
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
             cost = apart() + tv * total_variation((x - low) / (high - low)).mean()
             (grad,) = torch.autograd.grad(cost, x)
             x.grad = grad.sign()
-            optimiser.step()
+            optimizer.step()
             with torch.no_grad():
                 x.copy_(x.clamp(low, high))
         return x.detach(), float(apart().detach())

@@ -127,7 +127,7 @@ def described(passage: Passage) -> dict[str, Any]:
     """Both directions of a passage, as JSON takes them."""
     return {
         way: {"bytes": nbytes(message), "entries": [_as_json(entry) for entry in entries(message)]}
-        for way, message in (("up", passage.travelled), ("down", passage.down))
+        for way, message in (("up", passage.traveled), ("down", passage.down))
     }
 
 

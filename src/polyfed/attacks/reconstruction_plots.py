@@ -119,7 +119,7 @@ def curves(found: Attack) -> Figure:
     handles = []
     names = []
     for number, (trial, style) in enumerate(zip(found.trials, styles(), strict=False)):
-        every = (number % _EVERY, _EVERY)  # markers of neighbouring lines do not fall on one another
+        every = (number % _EVERY, _EVERY)  # markers of neighboring lines do not fall on one another
         (line,) = axes.plot(found.steps, trial.psnr_by_step, **style, markersize=4.5, markevery=every)
         handles.append(line)
         names.append(f"{_name(trial, found)}, {_prior(trial.tv)}")

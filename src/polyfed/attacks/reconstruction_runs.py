@@ -40,13 +40,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise RequestError(f"--steps: expected at least 1, came {self.steps}")
+            raise RequestError(f"--steps: expected at least 1, got {self.steps}")
         if not 0 < self.lr < 1e30:  # beyond, Adam's own numbers overflow
-            raise RequestError(f"--lr: expected a number above 0 and below 1e30, came {self.lr:g}")
+            raise RequestError(f"--lr: expected a number above 0 and below 1e30, got {self.lr:g}")
         if not self.tv or not all(0 <= weight < math.inf for weight in self.tv):
-            raise RequestError(f"--tv: expected numbers of at least 0, came {list(self.tv)}")
+            raise RequestError(f"--tv-weights: expected numbers of at least 0, got {list(self.tv)}")
         if self.seed < 0:
-            raise RequestError(f"--seed: expected at least 0, came {self.seed}")
+            raise RequestError(f"--seed: expected at least 0, got {self.seed}")
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,13 @@ _MAIN = "train"  # name of a method's one or main exchange
 class Passage:
     """What went down to one client and up again.
 
-    job: the engine's, with the client as it was before. down: what it was sent. travelled: what left it.
+    job: the engine's, with the client as it was before. down: what it was sent. traveled: what left it.
     up: the same as the method's server half reads it, without compression.
     """
 
     job: Any
     down: Message
-    travelled: Message
+    traveled: Message
     up: Message
 
 
@@ -50,7 +50,7 @@ class Wire:
     """An executor that keeps what it carries out, of every client in one round.
 
     Args:
-        read: (what travelled, what came down) -> what the server reads.
+        read: (what traveled, what came down) -> what the server reads.
         rounds: client -> the round to keep.
 
     Attributes:
@@ -158,14 +158,14 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
             not come out as recorded.
     """
     if not record.finished:
-        raise RequestError(f"expected the folder of a finished run, came {record.path}, which holds no result.json")
+        raise RequestError(f"expected the folder of a finished run, got {record.path}, which holds no result.json")
     if not record.recipe.data:
         raise RequestError(
-            f"expected a run of a recipe, whose last rounds can be run again, came {record.path}, made in Python"
+            f"expected a run of a recipe, whose last rounds can be run again, got {record.path}, made in Python"
         )
     recipe = Recipe.of_run(record.path, record.trusted)
-    stacked = recipe.run.executor == "cohort" or recipe.run.device != "cpu"
-    recipe = recipe.with_run(track=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
+    stacked = recipe.run.executor == "vectorized" or recipe.run.device != "cpu"
+    recipe = recipe.with_run(loggers=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
     rounds = last_heard(record)
     for client in clients:
         if client not in rounds:
@@ -208,7 +208,7 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
         for key in ("clients", "bytes_by_client"):
             if getattr(old, key) != getattr(new, key):
                 raise RequestError(
-                    f"expected {record.path} to come out as recorded when its rounds are run again, came other '{key}' "
+                    f"expected {record.path} to come out as recorded when its rounds are run again, got other '{key}' "
                     f"in round {old.round}; are these its data, and this the version that made it?"
                 )
         equal &= old.train_loss == new.train_loss

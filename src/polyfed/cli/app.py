@@ -31,7 +31,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     run_commands.check,
     report_commands.report,
     report_commands.epsilon,
-    report_commands.analyse,
+    report_commands.plot,
     report_commands.predict,
     attack_commands.attack,
     attack_commands.leakage,
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
-    arguments = _bare_profile(arguments)
+    arguments = _bare_preset(arguments)
     try:
         with raise_on_termination():
             code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
@@ -132,13 +132,13 @@ def _resume_hint(error: Interrupted) -> str:
     return "; go on with --resume" if is_single else ""
 
 
-def _bare_profile(arguments: Sequence[str]) -> list[str]:
-    """``polyfed run ... --profile`` without a value is ``--timings``; the word behind it is a value if it can be one.
+def _bare_preset(arguments: Sequence[str]) -> list[str]:
+    """``polyfed run ... --preset`` without a value is ``--profile``; the word behind it is a value if it can be one.
 
     It can be none if it is an option or names a recipe's file, or where there is none.
 
-    >>> _bare_profile(["run", "--profile", "a.toml"]), _bare_profile(["run", "a.toml", "--profile", "small"])
-    (['run', '--timings', 'a.toml'], ['run', 'a.toml', '--profile', 'small'])
+    >>> _bare_preset(["run", "--preset", "a.toml"]), _bare_preset(["run", "a.toml", "--preset", "small"])
+    (['run', '--profile', 'a.toml'], ['run', 'a.toml', '--preset', 'small'])
     """
     words = list(arguments)
     if words[:1] != ["run"]:
@@ -146,6 +146,6 @@ def _bare_profile(arguments: Sequence[str]) -> list[str]:
     for place, word in enumerate(words):
         following = words[place + 1] if place + 1 < len(words) else ""
         has_value = following != "" and not following.startswith("-") and not following.endswith(".toml")
-        if word == "--profile" and not has_value:
-            words[place] = "--timings"
+        if word == "--preset" and not has_value:
+            words[place] = "--profile"
     return words

@@ -38,7 +38,7 @@ def attack(
     ] = "0,1",
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the attack that the folder holds.")] = False,
+    force: Annotated[bool, typer.Option("--overwrite", help="Replace the attack that the folder holds.")] = False,
     device: OwnDevice = "cpu",
     trust_code: TrustCode = False,
 ) -> None:
@@ -63,7 +63,7 @@ def attack(
         sources=None if source is None else [name.strip() for name in source.split(",")],
         steps=steps,
         lr=lr,
-        tv=parse_decimals(tv, "--tv"),
+        tv=parse_decimals(tv, "--tv-weights"),
         seed=seed,
         device=device,
         out=out,
@@ -96,7 +96,7 @@ def leakage(
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam for each.")] = 300,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of all of the attacker's draws.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the report that the folder holds.")] = False,
+    force: Annotated[bool, typer.Option("--overwrite", help="Replace the report that the folder holds.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Report what a curious server learns, method by method.

@@ -32,9 +32,9 @@ def registered_methods(ctx: Any, incomplete: str) -> list[str]:
     return _beginning(incomplete, METHODS)
 
 
-def profiles(ctx: Any, incomplete: str) -> list[str]:
-    """The profiles of the recipe that is named already."""
-    return _beginning(incomplete, _tables(ctx, "profiles"))
+def presets(ctx: Any, incomplete: str) -> list[str]:
+    """The presets of the recipe that is named already."""
+    return _beginning(incomplete, _tables(ctx, "presets"))
 
 
 def one_of(*words: str) -> Complete:

@@ -10,7 +10,7 @@ import typer
 from polyfed.cli.options import (
     MethodName,
     Overrides,
-    ProfileNames,
+    PresetNames,
     Quiet,
     RecipeOption,
     ReplaceRun,
@@ -28,8 +28,8 @@ def init(
     method: MethodName = None,
     settings: Overrides = None,
     seed: Seed = None,
-    profile: ProfileNames = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    preset: PresetNames = None,
+    force: Annotated[bool, typer.Option("--overwrite", help="Replace files that are there.")] = False,
 ) -> None:
     """Write a recipe as a Flower app.
 
@@ -40,7 +40,7 @@ def init(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.deploy.app_template import init
 
-    options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "host": host, "force": force}
+    options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "host": host, "force": force}
     announce_imports(recipe, settings, method)
     print_files(init(folder, recipe, overrides=settings or (), **options))
 
@@ -51,7 +51,7 @@ def certify(
         list[str], typer.Option("--host", metavar="NAME", help="How nodes call the server. May be repeated.")
     ],
     days: Annotated[int, typer.Option(metavar="NUMBER", help="How long the certificate is good for.")] = 365,
-    force: Annotated[bool, typer.Option("--force", help="Replace the server's certificate that is there.")] = False,
+    force: Annotated[bool, typer.Option("--overwrite", help="Replace the server's certificate that is there.")] = False,
 ) -> None:
     """Write the server's certificate, and its authority.
 
@@ -67,7 +67,7 @@ def certify(
 
 def key(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Its private half.", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Replace keys that are there.")] = False,
+    force: Annotated[bool, typer.Option("--overwrite", help="Replace keys that are there.")] = False,
 ) -> None:
     """Write a node's key pair.
 
@@ -139,7 +139,7 @@ def node(
     method: MethodName = None,
     settings: Overrides = None,
     seed: Seed = None,
-    profile: ProfileNames = None,
+    preset: PresetNames = None,
 ) -> None:
     """Be a node: one client, with a recipe of its own.
 
@@ -152,7 +152,7 @@ def node(
     from polyfed.config.recipe import Recipe
     from polyfed.deploy.supernode import join
 
-    own = Recipe.load(recipe, settings or (), method=method, seed=seed, profile=profile)
+    own = Recipe.load(recipe, settings or (), method=method, seed=seed, preset=preset)
     join(own, config, server=server, authority=authority, key=key, port=port)
 
 
@@ -169,7 +169,7 @@ def local(
     force: ReplaceRun = False,
     deadline: Annotated[float, typer.Option(metavar="SECONDS", help="How long a node may take for an answer.")] = 600.0,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="Give the run up after so long.")] = None,
-    profile: ProfileNames = None,
+    preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a recipe with a server and nodes on this machine.
@@ -181,7 +181,7 @@ def local(
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.deploy.local_cluster import local
 
-    options: dict[str, Any] = {"method": method, "seed": seed, "profile": profile, "out": out, "nodes": nodes}
+    options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "out": out, "nodes": nodes}
     options |= {"resume": resume, "force": force, "deadline": deadline, "timeout": timeout}
     announce_imports(recipe, settings, method)
     done = local(recipe, overrides=settings or (), progress=not quiet, **options)

@@ -32,18 +32,18 @@ def methods(
     ] = None,
     settings: Overrides = None,
     measure: Annotated[
-        bool, typer.Option("--bytes/--no-bytes", help="With --fits: also play two rounds, for the bytes.")
+        bool, typer.Option("--bytes/--no-bytes", help="With --compatible-with: also play two rounds, for the bytes.")
     ] = True,
     json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
 ) -> None:
     """List the methods and their knobs; one of them; or which fit a recipe.
 
-    With --fits, two rounds of one batch are played per method and architecture; nothing is written.
+    With --compatible-with, two rounds of one batch are played per method and architecture; nothing is written.
 
     \b
     polyfed methods fedgh
-    polyfed methods --fits recipes/quickstart.toml --set models.feature_dim=64
+    polyfed methods --compatible-with recipes/quickstart.toml --set models.feature_dim=64
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     _refuse_other_options(name, fits, settings, json, markdown)
     if name is not None:
@@ -59,11 +59,13 @@ def _refuse_other_options(
 ) -> None:
     """Raises `RequestError` for options of `polyfed methods` that do not go together."""
     if name is not None and (fits is not None or markdown or settings):
-        raise RequestError("expected the name of a method alone or with --json, came it with other options")
+        raise RequestError("expected the name of a method alone or with --json, got it with other options")
     if fits is None and settings:
-        raise RequestError("expected --set together with --fits RECIPE.toml, which it changes, came it alone")
+        raise RequestError(
+            "expected --set together with --compatible-with RECIPE.toml, which it changes, got it alone"
+        )
     if markdown and (json or fits is not None):
-        raise RequestError("expected --markdown alone, came it together with --json or --fits")
+        raise RequestError("expected --markdown alone, got it together with --json or --compatible-with")
 
 
 def _print_method(name: str, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import typer
 from polyfed.cli import completion
 from polyfed.errors import RequestError
 
-STAGES = ("received", "after_local", "personal")
+STAGES = ("received", "after_training", "personal")
 FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
 DEVICES = "cpu, or an NVIDIA GPU: cuda, the second cuda:1"
 
@@ -27,14 +27,14 @@ MethodName = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.clients=20. May be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting: --set data.num_clients=20. May be repeated."),
 ]
-ProfileNames = Annotated[
+PresetNames = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Lay a table of the recipe's [profiles] over it; or several: A,B.",
-        autocompletion=completion.profiles,
+        help="Lay a table of the recipe's [presets] over it; or several: A,B.",
+        autocompletion=completion.presets,
     ),
 ]
 Seed = Annotated[int | None, typer.Option(metavar="NUMBER", help="The seed of every random draw.")]
@@ -58,7 +58,7 @@ TargetAccuracy = Annotated[
 Trackers = Annotated[
     list[str] | None,
     typer.Option(
-        "--track",
+        "--logger",
         metavar="NAME",
         help="Live curves in the run folder: tensorboard.",
         autocompletion=completion.one_of("tensorboard"),
@@ -75,15 +75,17 @@ Resume = Annotated[
     bool,
     typer.Option("--resume", help="Go on with the run that the folder holds; a finished one, too, for more rounds."),
 ]
-ReplaceRun = Annotated[bool, typer.Option("--force", help="Replace the run that the folder holds, and its analyses.")]
-RunAgain = Annotated[bool, typer.Option("--force", help="Run again what is done already.")]
+ReplaceRun = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the run that the folder holds, and its analyzes.")
+]
+RunAgain = Annotated[bool, typer.Option("--overwrite", help="Run again what is done already.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 
 
 def with_trackers(overrides: Sequence[str] | None, trackers: Sequence[str] | None) -> list[str]:
-    """The overrides, and ``--track`` as one of them."""
-    tracked = [f"run.track={list(trackers)}"] if trackers else []
+    """The overrides, and ``--logger`` as one of them."""
+    tracked = [f"run.loggers={list(trackers)}"] if trackers else []
     return [*(overrides or ()), *tracked]
 
 
@@ -91,7 +93,7 @@ def parse_names(text: str, option: str = "--methods", example: str = "local,fedg
     """``"local,fedgh"`` to its names; raises `RequestError` for an empty one. option: whose value it is."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise RequestError(f"expected {option} as names with commas between ({example}), came '{text}'")
+        raise RequestError(f"expected {option} as names with commas between ({example}), got '{text}'")
     return names
 
 
@@ -100,7 +102,7 @@ def parse_seeds(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise RequestError(f"expected --seeds as whole numbers with commas between (0,1,2), came '{text}'") from None
+        raise RequestError(f"expected --seeds as whole numbers with commas between (0,1,2), got '{text}'") from None
 
 
 def parse_decimals(text: str, option: str) -> list[float]:
@@ -108,4 +110,4 @@ def parse_decimals(text: str, option: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise RequestError(f"expected {option} as numbers with commas between (0,0.8), came '{text}'") from None
+        raise RequestError(f"expected {option} as numbers with commas between (0,0.8), got '{text}'") from None

@@ -82,7 +82,7 @@ def _print_scores(result: Mapping[str, Any]) -> None:
     if stopped is not None:
         why = "the validation accuracy no longer rose (evaluation.patience)"
         if result.get("stopped_by") == "budget":
-            why = "another round would exceed privacy.budget"
+            why = "another round would exceed privacy.max_epsilon"
         print_text(f"stopped after round {stopped}, as {why}")
 
 
@@ -131,12 +131,12 @@ def print_timings(result: Mapping[str, Any], history: Sequence[Mapping[str, Any]
     print_text(f"{'all':<12}{whole:>10.2f}{100:>7.1f} %{whole / len(rounds):>12.3f}  ({workers}, {wall:.2f} s)")
 
 
-def print_profile(recipe: Any) -> None:
+def print_preset(recipe: Any) -> None:
     """What was laid over the recipe, and what that scales down."""
-    if recipe.run.profile is None:
+    if recipe.run.preset is None:
         return
-    note = f": {recipe.run.profile_note}" if recipe.run.profile_note else ""
-    print_text(f"profile {recipe.run.profile}{note}")
+    note = f": {recipe.run.preset_note}" if recipe.run.preset_note else ""
+    print_text(f"preset {recipe.run.preset}{note}")
 
 
 def raise_if_nothing_learnt(result: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Commands that read finished runs: report, epsilon, analyse, predict."""
+"""Commands that read finished runs: report, epsilon, analyze, predict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="received, after_local or personal [each run's own].",
+            help="received, after_training or personal [each run's own].",
             autocompletion=completion.one_of(*STAGES),
         ),
     ] = None,
@@ -43,8 +43,8 @@ def report(
         str,
         typer.Option(
             metavar="NAME",
-            help="What the curves show: accuracy, worst_tenth, balanced_accuracy, f1 or auc.",
-            autocompletion=completion.one_of("accuracy", "worst_tenth", "balanced_accuracy", "f1", "auc"),
+            help="What the curves show: accuracy, bottom_decile, balanced_accuracy, f1 or auc.",
+            autocompletion=completion.one_of("accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc"),
         ),
     ] = "accuracy",
     metrics: Annotated[
@@ -62,7 +62,7 @@ def report(
     more, to click through in a browser.
 
     \b
-    polyfed report runs/quickstart --x bytes --target "60 %"
+    polyfed report runs/quickstart --x-axis bytes --target "60 %"
     polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.report.comparison import comparison, to_text, write
@@ -75,7 +75,7 @@ def report(
         from polyfed.report.results_page import write_results
 
         if out is not None or x != "round" or metric != "accuracy" or metrics:
-            raise RequestError("expected --results with no other options than --stage and --target, came others")
+            raise RequestError("expected --results with no other options than --stage and --target, got others")
         print_files([write_results(folders, results, stage, target)])
         return
     runs = find_runs(folders)
@@ -108,7 +108,7 @@ def epsilon(
         print_text(to_text(found, terminal_width()))
 
 
-def analyse(
+def plot(
     folders: Annotated[
         list[Path],
         typer.Argument(metavar="RUN", help="Run folders, folders above them, or that of a sweep.", show_default=False),
@@ -161,15 +161,15 @@ def analyse(
     variants, labels, cka, tsne; sensitivity for the folder of a sweep.
 
     \b
-    polyfed analyse runs/quickstart
-    polyfed analyse runs/quickstart/fedgh/seed-0 --figures cka,tsne --out figures
+    polyfed plot runs/quickstart
+    polyfed plot runs/quickstart/fedgh/seed-0 --figures cka,tsne --out figures
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed import analysis
 
     names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
-    at = None if places is None else tuple(parse_names(places, "--places", "extractor,logits"))
+    at = None if places is None else tuple(parse_names(places, "--layers", "extractor,logits"))
     choices = analysis.Choices(stage, smooth, inputs, rows, at, clients, points, device)
-    done = analysis.analyse(folders, names, out, choices, trust_code)
+    done = analysis.analyze(folders, names, out, choices, trust_code)
     for note in done.notes:
         print_text(note)
     print_files(done.files)

@@ -15,7 +15,7 @@ from polyfed.cli.options import (
     Device,
     MethodName,
     Overrides,
-    ProfileNames,
+    PresetNames,
     Quiet,
     RecipePath,
     ReplaceRun,
@@ -33,7 +33,7 @@ from polyfed.cli.options import (
 from polyfed.cli.output import (
     announce_imports,
     print_json,
-    print_profile,
+    print_preset,
     print_run,
     print_table,
     print_text,
@@ -61,16 +61,16 @@ def run(
         typer.Option(
             metavar="NAME",
             help="Who does the clients' work: auto, serial, pool, cohort, ray.",
-            autocompletion=completion.one_of("auto", "serial", "pool", "cohort", "ray"),
+            autocompletion=completion.one_of("auto", "serial", "processes", "vectorized", "ray"),
         ),
     ] = None,
     device: Device = None,
     track: Trackers = None,
     timings: Annotated[
         bool,
-        typer.Option("--timings", help="Tell where the time of the rounds went; also as --profile without a value."),
+        typer.Option("--profile", help="Tell where the time of the rounds went; also as --preset without a value."),
     ] = False,
-    profile: ProfileNames = None,
+    preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a recipe.
@@ -79,11 +79,11 @@ def run(
 
     \b
     polyfed run recipes/quickstart.toml --method fedgh --seed 1
-    polyfed run recipes/quickstart.toml --set data.clients=20 --out runs/twenty
+    polyfed run recipes/quickstart.toml --set data.num_clients=20 --out runs/twenty
     polyfed run recipes/quickstart.toml --set run.keep=best --out runs/best
     polyfed run mine.toml --out runs/mine
     polyfed run mine.toml --out runs/mine --resume --set training.rounds=25
-    polyfed run recipes/quickstart.toml --timings
+    polyfed run recipes/quickstart.toml --profile
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.config.recipe import Recipe
     from polyfed.experiments.run import run
@@ -99,11 +99,11 @@ def run(
         device=device,
         workers=workers,
         executor=executor,
-        profile=profile,
+        preset=preset,
     )
     done = run(asked, out=asked.folder, resume=resume, force=force, progress=not quiet, timings=timings)
     print_run(done.result, done.path)
-    print_profile(asked)
+    print_preset(asked)
     if timings:
         print_timings(done.result, done.history)
     raise_if_nothing_learnt(done.result)
@@ -126,7 +126,7 @@ def compare(
     workers: Workers = None,
     device: Device = None,
     track: Trackers = None,
-    profile: ProfileNames = None,
+    preset: PresetNames = None,
     target: TargetAccuracy = None,
     controls: Annotated[
         bool,
@@ -141,7 +141,7 @@ def compare(
 
     \b
     polyfed compare recipes/quickstart.toml --methods fedavg,fedgh --seeds 0,1
-    polyfed compare recipes/fedgh/table3.toml --profile small
+    polyfed compare recipes/fedgh/table3.toml --preset small
     polyfed compare recipes/quickstart.toml --controls --seeds 0,1,2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.compare import compare
@@ -159,7 +159,7 @@ def compare(
         progress=not quiet,
         device=device,
         workers=workers,
-        profile=profile,
+        preset=preset,
         target=target,
         controls=controls,
     )
@@ -180,7 +180,7 @@ def sweep(
     force: RunAgain = False,
     workers: Workers = None,
     device: Device = None,
-    profile: ProfileNames = None,
+    preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
     """Try all combinations of settings, choose by validation.
@@ -190,7 +190,7 @@ def sweep(
 
     \b
     polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1
-    polyfed sweep mine.toml --set training.lr=0.01,0.1 --set training.epochs=1,2
+    polyfed sweep mine.toml --set training.lr=0.01,0.1 --set training.local_epochs=1,2
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments import sweep as sweeps
     from polyfed.report.sweeps import to_text
@@ -207,7 +207,7 @@ def sweep(
         progress=not quiet,
         device=device,
         workers=workers,
-        profile=profile,
+        preset=preset,
     )
     print_table(to_text, done)
 
@@ -227,7 +227,7 @@ def check(
     seed: Seed = None,
     workers: Workers = None,
     device: Device = None,
-    profile: ProfileNames = None,
+    preset: PresetNames = None,
     json: AsJson = False,
 ) -> None:
     """Does a recipe fit, what will it cost?
@@ -241,18 +241,16 @@ def check(
     from polyfed.config.recipe import Recipe
 
     if methods is not None and method is not None:
-        raise RequestError("expected --method or --methods, came both")
+        raise RequestError("expected --method or --methods, got both")
     named = None if methods in (None, "all") else parse_names(methods or "")
     announce_imports(recipe, settings, method, *(named or ()))
-    asked = Recipe.load(
-        recipe, settings or (), method=method, seed=seed, device=device, workers=workers, profile=profile
-    )
+    asked = Recipe.load(recipe, settings or (), method=method, seed=seed, device=device, workers=workers, preset=preset)
     if methods is None:
         _check_one_method(asked, json)
     else:
         _check_methods(asked, named, json)
     if not json:
-        print_profile(asked)
+        print_preset(asked)
 
 
 def _check_one_method(recipe: Recipe, as_json: bool) -> None:

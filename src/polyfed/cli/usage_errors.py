@@ -31,10 +31,10 @@ def describe_usage_error(error: Any, arguments: Sequence[str]) -> str:
     spellings = list(getattr(getattr(error, "param", None), "opts", ()))
     given = _value_of(spellings, arguments)
     if given is not None and "valid integer" in text:
-        return f"{spellings[0]}: expected a whole number, came '{given}'"
+        return f"{spellings[0]}: expected a whole number, got '{given}'"
     text = text.rstrip(".")
     if given is not None and f"'{given}'" not in text:
-        text = f"{text}, came '{given}'"
+        text = f"{text}, got '{given}'"
     return f"{text}; see '{place} --help'"
 
 

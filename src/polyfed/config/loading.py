@@ -52,12 +52,12 @@ def read_recipe(path: Path) -> dict[str, Any]:
         near = [str(p) for folder in (path.parent, Path("recipes")) for p in folder.glob("*.toml")]
         hint = nearest(str(path), near)
         hint = hint if "did you mean" in hint else ""
-        raise RequestError(f"expected a recipe file, came '{path}', which is not there{hint}") from None
+        raise RequestError(f"expected a recipe file, got '{path}', which is not there{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RequestError(f"expected a recipe file, came '{path}': {reason}") from None
+        raise RequestError(f"expected a recipe file, got '{path}': {reason}") from None
     except ValueError as error:
-        raise RequestError(f"expected TOML in '{path}', came something else: {error}") from None
+        raise RequestError(f"expected TOML in '{path}', got something else: {error}") from None
 
 
 def recipe_stem(path: Path) -> str:

@@ -35,16 +35,16 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str], method: 
     if not changed:
         return settings
     run = settings.get("run")
-    before = run.get("changed", ()) if isinstance(run, Mapping) else ()
-    return merge(settings, {"run": {"changed": [*before, *changed]}})
+    before = run.get("overrides", ()) if isinstance(run, Mapping) else ()
+    return merge(settings, {"run": {"overrides": [*before, *changed]}})
 
 
 def _refuse_kept(keys: Sequence[str]) -> None:
     """Raises `RequestError` for what a run's own recipe keeps, and nobody sets."""
-    if list(keys) == ["run", "changed"]:
-        raise RequestError("run.changed: expected nothing, as --set itself writes it, came --set")
-    if list(keys) in (["run", "profile"], ["run", "profile_note"]):
-        raise RequestError(f"{'.'.join(keys)}: expected --profile NAME, which writes it, came --set")
+    if list(keys) == ["run", "overrides"]:
+        raise RequestError("run.overrides: expected nothing, as --set itself writes it, got --set")
+    if list(keys) in (["run", "preset"], ["run", "preset_note"]):
+        raise RequestError(f"{'.'.join(keys)}: expected --preset NAME, which writes it, got --set")
 
 
 def _is_method(table: Any, name: str) -> bool:
@@ -76,11 +76,11 @@ def _plain(value: Any) -> str:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """``"data.clients=20"`` to (["data", "clients"], 20)."""
+    """``"data.num_clients=20"`` to (["data", "clients"], 20)."""
     key, equals, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not equals or len(keys) < 2 or not all(keys):
-        raise RequestError(f"expected --set SECTION.KEY=VALUE, for instance --set data.clients=20, came '{text}'")
+        raise RequestError(f"expected --set SECTION.KEY=VALUE, for instance --set data.num_clients=20, got '{text}'")
     value = value.strip()
     try:
         parsed = parse_toml(f"value = {value}".encode())

@@ -1,9 +1,9 @@
 """Recipes: every setting of an experiment, typed and checked; TOML in and out, with ``--set`` on top.
 
 A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]``, ``[availability]``,
-``[privacy]``, ``[compression]``, ``[defence]``, ``[hostile]``, ``[devices]`` and ``[run]`` hold what the classes below
-list. ``[method]`` holds a method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method takes when it
-is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
+``[privacy]``, ``[compression]``, ``[robust_aggregation]``, ``[adversaries]``, ``[devices]`` and ``[run]`` hold what the
+classes below list. ``[method]`` holds a method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method
+takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
 
     [method]
     name = "fedgh"                   # what plain `polyfed run` runs
@@ -22,21 +22,21 @@ is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so tha
 
 The knobs of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same name.
 
-``[profiles.NAME]`` holds settings that ``--profile NAME`` lays over all of this, in sections of the same names. Several
-are laid one over the other: ``--profile n50,small``. What ``--set`` gives comes on top.
+``[presets.NAME]`` holds settings that ``--preset NAME`` lays over all of this, in sections of the same names. Several
+are laid one over the other: ``--preset n50,small``. What ``--set`` gives comes on top.
 
-    [profiles.small]
+    [presets.small]
     note = "scaled down: 20 rounds of 2 epochs, not 200 of 20"   # said wherever results are shown
 
-    [profiles.small.training]
+    [presets.small.training]
     rounds = 20
-    epochs = 2
+    local_epochs = 2
 
-A setting that does nothing beside the others is an error, unless it has its default. What ``--set`` or a profile
+A setting that does nothing beside the others is an error, unless it has its default. What ``--set`` or a preset
 changes takes along what the recipe says of the old value: ``--set data.partition=iid`` needs no word on its ``alpha``.
 
 What a run folder keeps is the resolved recipe: all settings of that run, one ``[method]``, and in ``[run]`` the
-profiles' names and notes, and what ``--set`` has changed.
+presets' names and notes, and what ``--set`` has changed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from polyfed.config.changes import join, merge
 from polyfed.config.loading import module_folders, read_recipe, recipe_stem, without_run
 from polyfed.config.overrides import apply_overrides
 from polyfed.config.own_plugins import OwnPlugin, read_plugin
-from polyfed.config.profiles import LABEL, apply_profiles, profile_names
+from polyfed.config.presets import LABEL, apply_presets, preset_names
 from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
@@ -65,7 +65,7 @@ from polyfed.errors import RequestError
 from polyfed.own_methods import label_of, method_class, with_knobs
 from polyfed.places import check_characters
 from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
-from polyfed.plugins.settings import Availability, Compression, Defence, Hostile
+from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import check_trusted, folders_of, texts
 from polyfed.results.read import check_links
 from polyfed.validation.error_lines import WrongSettings, one_line
@@ -88,8 +88,8 @@ class Recipe(Settings):
     privacy: Privacy = Field(default_factory=Privacy)
     compression: Compression = Field(default_factory=Compression)
     devices: Devices = Field(default_factory=Devices)
-    defence: Defence = Field(default_factory=Defence)
-    hostile: Hostile = Field(default_factory=Hostile)
+    robust_aggregation: RobustAggregation = Field(default_factory=RobustAggregation)
+    adversaries: Adversaries = Field(default_factory=Adversaries)
     plugins: list[PluginChoice] = Field(default_factory=list)
     run: RunSettings = Field(default_factory=RunSettings)
     _stem: str = PrivateAttr("recipe")
@@ -114,27 +114,27 @@ class Recipe(Settings):
         device: str | None = None,
         workers: int | None = None,
         executor: str | None = None,
-        profile: str | None = None,
+        preset: str | None = None,
     ) -> Recipe:
         """Read a recipe file. Modules of one's own that it names may lie beside it, or in the present folder.
 
         Args:
             path: the TOML file.
-            overrides: ``"data.clients=20"``: a dotted key, and a value in TOML's form (bare words are text).
+            overrides: ``"data.num_clients=20"``: a dotted key, and a value in TOML's form (bare words are text).
             method: a method's or a variant's name, in place of the recipe's own.
-            profile: one of ``[profiles]``, or several with commas between; laid over the recipe before all else.
+            preset: one of ``[presets]``, or several with commas between; laid over the recipe before all else.
             seed, out, device, workers, executor: in place of those of ``[run]``.
 
         Raises:
             RequestError: no such file, not TOML, an unknown key, a wrong type or value; one line that says where.
         """
         path = Path(path)
-        settings = apply_overrides(apply_profiles(read_recipe(path), profile, cls.from_dict), overrides, method)
+        settings = apply_overrides(apply_presets(read_recipe(path), preset, cls.from_dict), overrides, method)
         run = {"seed": seed, "out": None if out is None else str(out), "device": device, "workers": workers}
         run["executor"] = executor
         settings = merge(settings, {"run": {k: v for k, v in run.items() if v is not None}})
         return cls.from_dict(
-            settings, "-".join([recipe_stem(path), *profile_names(profile)]), beside=module_folders(path)
+            settings, "-".join([recipe_stem(path), *preset_names(preset)]), beside=module_folders(path)
         )
 
     @classmethod
@@ -160,7 +160,7 @@ class Recipe(Settings):
         cls,
         settings: Mapping[str, Any],
         stem: str = "recipe",
-        profile: str | None = None,
+        preset: str | None = None,
         beside: Sequence[str] = (),
     ) -> Recipe:
         """Check settings as a TOML file would give them; ``[method]`` then holds all its knobs.
@@ -168,20 +168,20 @@ class Recipe(Settings):
         Args:
             settings: section -> key -> value.
             stem: what the experiment is called, for the default run folder.
-            profile: see `load`.
+            preset: see `load`.
             beside: folders in which modules of one's own are looked for where Python does not find them by itself.
 
         Raises:
             RequestError: see `load`.
         """
         check_characters(settings)
-        settings = apply_profiles(settings, profile, cls.from_dict)
+        settings = apply_presets(settings, preset, cls.from_dict)
         given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
         tables = given.get("methods")
         if isinstance(tables, dict):
             for label, table in tables.items():
                 if not LABEL.fullmatch(label):
-                    raise RequestError(f"methods: expected names of letters, digits, '-' and '_', came '{label}'")
+                    raise RequestError(f"methods: expected names of letters, digits, '-' and '_', got '{label}'")
                 tables[label] = {"name": label, **table} if isinstance(table, Mapping) else table
         try:
             recipe = cls.model_validate(given)
@@ -191,9 +191,9 @@ class Recipe(Settings):
         recipe._beside = tuple(dict.fromkeys([*beside, *recipe.run.modules]))
         check_lateness(recipe.availability, recipe.devices)
         try:
-            augmentation(recipe.training.augment)
+            augmentation(recipe.training.augmentation)
         except RequestError as problem:
-            raise RequestError(f"training.augment: {problem}") from None
+            raise RequestError(f"training.augmentation: {problem}") from None
         recipe._own_plugins = [read_plugin(own.name, own.settings, recipe._beside) for own in recipe.plugins]
         for label, table in recipe.methods.items():
             recipe._variants[label] = recipe._build(table, f"methods.{label}")
@@ -262,13 +262,13 @@ class Recipe(Settings):
     def __repr__(self) -> str:
         clients = self.data.client_count
         who = "as many clients as the data name" if clients is None else f"{clients} clients"
-        what = f"{self.name} on {self.data.name}, {who}, {self.training.rounds} rounds, seed {self.run.seed}"
+        what = f"{self.name} on {self.data.dataset}, {who}, {self.training.rounds} rounds, seed {self.run.seed}"
         return f"Recipe({self.stem}: {what})"
 
     @property
     def stem(self) -> str:
         """What the experiment is called: the file's name without its ending (its path, below a folder "recipes"),
-        and the profiles that were laid over it.
+        and the presets that were laid over it.
         """
         return self._stem
 
@@ -300,7 +300,14 @@ class Recipe(Settings):
 
     def build_plugins(self) -> list[Any]:
         """What `Federation` takes as its plugins: settings of the library's, new objects of the user's own."""
-        ours = [self.availability, self.devices, self.defence, self.hostile, self.privacy, self.compression]
+        ours = [
+            self.availability,
+            self.devices,
+            self.robust_aggregation,
+            self.adversaries,
+            self.privacy,
+            self.compression,
+        ]
         return [*ours, *(own.build() for own in self._own_plugins)]
 
     @property
@@ -330,7 +337,7 @@ class Recipe(Settings):
         settings["method"] = {"name": self.method.name, **copy.deepcopy(self._knobs)}
         if self.method.alone:
             settings["method"]["alone"] = True
-        optional = ("privacy", "compression", "defence", "hostile", "devices")
+        optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")
         for section in ("data", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).in_effect()
         settings["availability"] = attendance_in_effect(self.availability, self.devices)

@@ -14,7 +14,7 @@ from polyfed.core.settings import Evaluation, Positive, Privacy, Settings, Train
 from polyfed.data.options import PartitionOptions, SourceOptions
 from polyfed.data.text import TextConfig
 from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Availability, Compression, Defence, Hostile
+from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import MODELS, PARTITIONS, nearest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
@@ -27,14 +27,14 @@ _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
-_CLASSES = ActsWith("partition", ("classes",))
-_NATURAL = ActsWith("partition", ("natural",))
+_CLASSES = ActsWith("partition", ("by_class",))
+_NATURAL = ActsWith("partition", ("by_group",))
 
 
 class Data(Settings):
     """``[data]``: which samples, and how they are dealt to the clients."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(
+    dataset: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
         "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
         "'npz:PATH' (a file of arrays per client) or 'package.module:function' of your own"
@@ -48,68 +48,68 @@ class Data(Settings):
     text_column: str | None = Field(
         None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
     )
-    vocabulary: Positive | None = Field(None, description="texts: most words with an id of their own; default: 5000")
-    length: Positive | None = Field(None, description="texts: first words that are used of each; default: 25")
-    vectors: str | None = Field(
+    vocab_size: Positive | None = Field(None, description="texts: most words with an id of their own; default: 5000")
+    max_length: Positive | None = Field(None, description="texts: first words that are used of each; default: 25")
+    word_vectors: str | None = Field(
         None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
     )
     train_splits: Annotated[list[str], Field(min_length=1)] = Field(
         ["train"], description="stored splits that make the training side; cinic10 also has 'validation', svhn 'extra'"
     )
-    subset: str | None = Field(None, description="hub: which configuration, where there are several")
+    config: str | None = Field(None, description="hub: which configuration, where there are several")
     revision: str | None = Field(None, description="hub: branch, tag or commit; default: the newest")
     class_names: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="all classes of the task, in order, of which the data have some or all; default: the data's"
     )
     mean: Annotated[list[float], Field(min_length=1)] | None = Field(
-        None, description="inputs are normalised by it: per channel, in 0..1, or per feature; default: the data's own"
+        None, description="inputs are normalized by it: per channel, in 0..1, or per feature; default: the data's own"
     )
     std: Annotated[list[float], Field(min_length=1)] | None = Field(None, description="likewise, above 0; with mean")
-    max_rows: Positive | None = Field(None, description="use the first rows only, of the training side")
-    max_test_rows: Positive | None = Field(None, description="the same of the official test side")
+    limit_train: Positive | None = Field(None, description="use the first rows only, of the training side")
+    limit_test: Positive | None = Field(None, description="the same of the official test side")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
-    clients: Positive = 10
+    num_clients: Positive = 10
     partition: str = Field(
         "iid",
-        description="'iid', 'dirichlet', 'quantity', 'classes', 'natural', or 'flwr:' and a partitioner's name",
+        description="'iid', 'dirichlet', 'quantity', 'by_class', 'by_group', or 'flwr:' and a partitioner's name",
     )
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
+    dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
         0.5, description="dirichlet, quantity: small is more skewed"
     )
-    min_size: Annotated[Positive, _SKEWED] = Field(
+    min_samples: Annotated[Positive, _SKEWED] = Field(
         10, description="dirichlet, quantity: every client gets at least so many rows"
     )
     classes_per_client: Annotated[Positive, _CLASSES] = Field(2, description="classes: how many each client holds")
-    deal: Annotated[Literal["fedrep", "shamsian", "ring"], _CLASSES] = Field(
-        "ring", description="classes: how they are dealt"
+    class_assignment: Annotated[Literal["shards", "shamsian", "round_robin"], _CLASSES] = Field(
+        "round_robin", description="classes: how they are dealt"
     )
-    natural_column: Annotated[str | None, _NATURAL] = Field(
+    group_by: Annotated[str | None, _NATURAL] = Field(
         None, description="natural: rows that share a value of this column go to one client"
     )
-    natural_groups: Annotated[Positive | None, _NATURAL] = Field(
+    num_groups: Annotated[Positive | None, _NATURAL] = Field(
         None, description="natural: values are first put into so many groups by their hash; default: each is its own"
     )
     partitioner: Annotated[dict[str, Any], ActsWith("partition", (_FLWR,))] = Field(
         default_factory=dict, description="flwr: arguments of the partitioner"
     )
     split: str = Field("8:1:1", description="train:validation:test, 'official' or 'official:train:validation'")
-    test: Literal["client", "global"] = Field("client", description="whose test rows: each client's own, or one set")
+    test: Literal["local", "global"] = Field("local", description="whose test rows: each client's own, or one set")
     holdout: Annotated[int, Field(ge=0)] = Field(0, description="rows set aside for the server before the deal")
-    max_train: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
+    max_train_per_client: Positive | Annotated[list[Positive], Field(min_length=1)] | None = Field(
         None, description="cap of training rows per client; a list: clients take its caps in turn"
     )
-    max_test: Positive | None = Field(None, description="cap of test rows per client")
-    halved: Annotated[float, Field(ge=0, le=1)] = Field(
+    max_test_per_client: Positive | None = Field(None, description="cap of test rows per client")
+    halved_client_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"
     )
-    skew: Literal["none", "rotation", "noise", "colour"] = Field(
+    feature_shift: Literal["none", "rotation", "noise", "color"] = Field(
         "none", description="how clients' images differ, test rows of their own included"
     )
-    skew_strength: Annotated[float, Field(ge=0, le=1), ActsWith("skew", ("rotation", "noise", "colour"))] = Field(
-        0.25, description="skew: how much; 0 is off"
-    )
-    public: str | None = Field(None, description="another data set, whose training inputs everybody may see")
-    public_rows: Annotated[Positive | None, ActsWith("public")] = Field(
+    feature_shift_strength: Annotated[
+        float, Field(ge=0, le=1), ActsWith("feature_shift", ("rotation", "noise", "color"))
+    ] = Field(0.25, description="skew: how much; 0 is off")
+    public_dataset: str | None = Field(None, description="another data set, whose training inputs everybody may see")
+    public_samples: Annotated[Positive | None, ActsWith("public_dataset")] = Field(
         None, description="public: how many, drawn; default: 5000, or all if fewer"
     )
 
@@ -117,8 +117,8 @@ class Data(Settings):
     @classmethod
     def _clients_as_they_come(cls, given: Any) -> Any:
         """A folder or a file per client is dealt so, unless another partition is asked for."""
-        if isinstance(given, Mapping) and str(given.get("name")).startswith(_BY_CLIENT) and "partition" not in given:
-            return {"natural_column": "client", **given, "partition": "natural"}
+        if isinstance(given, Mapping) and str(given.get("dataset")).startswith(_BY_CLIENT) and "partition" not in given:
+            return {"group_by": "client", **given, "partition": "by_group"}
         return given
 
     @field_validator("partition")
@@ -131,44 +131,46 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Data:
-        if self.partition == "natural" and self.natural_column is None:
-            raise ValueError("partition 'natural' expects natural_column, the column to deal by, came none")
-        if (self.subset is not None or self.revision is not None) and not self.name.startswith("hub:"):
-            raise ValueError(f"subset and revision expect a name 'hub:owner/name', came '{self.name}'")
-        if self.feature_columns is not None and not self.name.startswith(("csv:", _CLIENTS)):
-            raise ValueError(f"feature_columns expects a name 'csv:PATH' or 'clients:PATH', came '{self.name}'")
-        if self.name.startswith(_BY_CLIENT) and (self.max_rows or self.max_test_rows):
-            raise ValueError(f"max_rows would leave out whole clients of '{self.name}'; use max_train and max_test")
-        if self.class_names is not None and len({*self.class_names}) < len(self.class_names):
-            raise ValueError("class_names expects every name once, came one again")
-        if len(self.mean or ()) != len(self.std or ()):
-            raise ValueError("mean and std expect as many numbers each, came others")
-        if not all(math.isfinite(value) for value in [*(self.mean or ()), *(self.std or ())]):
-            raise ValueError("mean and std expect finite numbers, came others")
-        if not all(value > 0 for value in self.std or ()):
-            raise ValueError(f"std expects numbers above 0, came {self.std}")
-        if self.public is not None and _same_inputs(self.public, self.name):
+        if self.partition == "by_group" and self.group_by is None:
+            raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
+        if (self.config is not None or self.revision is not None) and not self.dataset.startswith("hub:"):
+            raise ValueError(f"subset and revision expect a name 'hub:owner/name', got '{self.dataset}'")
+        if self.feature_columns is not None and not self.dataset.startswith(("csv:", _CLIENTS)):
+            raise ValueError(f"feature_columns expects a name 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
+        if self.dataset.startswith(_BY_CLIENT) and (self.limit_train or self.limit_test):
             raise ValueError(
-                f"public expects another data set than name, came '{self.public}' for both; rows of the same one that "
+                f"limit_train would leave out whole clients of '{self.dataset}'; use max_train and max_test"
+            )
+        if self.class_names is not None and len({*self.class_names}) < len(self.class_names):
+            raise ValueError("class_names expects every name once, got one again")
+        if len(self.mean or ()) != len(self.std or ()):
+            raise ValueError("mean and std expect as many numbers each, got others")
+        if not all(math.isfinite(value) for value in [*(self.mean or ()), *(self.std or ())]):
+            raise ValueError("mean and std expect finite numbers, got others")
+        if not all(value > 0 for value in self.std or ()):
+            raise ValueError(f"std expects numbers above 0, got {self.std}")
+        if self.public_dataset is not None and _same_inputs(self.public_dataset, self.dataset):
+            raise ValueError(
+                f"public expects another data set than name, got '{self.public_dataset}' for both; rows of the same one that "
                 f"no client gets are data.holdout"
             )
         return self
 
     @property
     def client_count(self) -> int | None:
-        """How many clients; None for one per value of `natural_column`, which is so unless `clients` is set."""
-        return None if self.partition == "natural" and "clients" not in self.model_fields_set else self.clients
+        """How many clients; None for one per value of `group_by`, which is so unless `num_clients` is set."""
+        return None if self.partition == "by_group" and "num_clients" not in self.model_fields_set else self.num_clients
 
     @property
     def words(self) -> TextConfig:
         """How texts are read."""
-        return TextConfig(self.text_column, self.vocabulary, self.length, self.vectors)
+        return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns to deal by, besides labels."""
-        if self.partition == "natural":
-            return () if self.natural_column is None else (self.natural_column,)
+        if self.partition == "by_group":
+            return () if self.group_by is None else (self.group_by,)
         if not self.partition.startswith(_FLWR):
             return ()
         asked = self.partitioner.get("partition_by", [])
@@ -181,7 +183,7 @@ class Data(Settings):
     def partition_options(self) -> PartitionOptions:
         """How the data set is dealt to clients, as `polyfed.data` takes it."""
         names = [field.name for field in dataclasses.fields(PartitionOptions)]
-        return PartitionOptions(**{name: getattr(self, name) for name in names} | {"clients": self.client_count})
+        return PartitionOptions(**{name: getattr(self, name) for name in names} | {"num_clients": self.client_count})
 
     def source_options(self, beside: Sequence[str]) -> SourceOptions:
         """How the data set is read, as `polyfed.data` takes it. beside: where modules of one's own may lie."""
@@ -193,16 +195,16 @@ class Data(Settings):
             self.columns,
             self.words,
             self.image_size,
-            self.subset,
+            self.config,
             self.revision,
             tuple(beside),
         )
 
     def _idle(self) -> set[str]:
         off = {
-            "clients": self.client_count is None,
-            "skew": self.skew == "none",
-            "halved": not self.halved,
+            "num_clients": self.client_count is None,
+            "feature_shift": self.feature_shift == "none",
+            "halved_client_fraction": not self.halved_client_fraction,
             "train_splits": self.train_splits == ["train"],
             "feature_columns": self.feature_columns is None,
             "partitioner": not self.partitioner,
@@ -223,8 +225,8 @@ class Models(Settings):
         "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
         "with fetched weights, '@layer1' behind one with a colon ends the extractor there"
     )
-    assign: Literal["cycle", "blocks", "random"] = Field(
-        "cycle", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
+    assignment: Literal["round_robin", "blocks", "random"] = Field(
+        "round_robin", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
     )
     feature_dim: Positive | None = Field(None, description="adds a projection to this width before the head")
 
@@ -271,7 +273,7 @@ class RunSettings(Settings):
 
     seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
-    executor: Literal["auto", "serial", "pool", "cohort", "ray"] = Field(
+    executor: Literal["auto", "serial", "processes", "vectorized", "ray"] = Field(
         "auto",
         description="serial: one client after the other; pool: worker processes; cohort: clients of a network as one; "
         "ray: processes of Ray, also on a cluster; auto: the pool where it pays, on a GPU the cohort",
@@ -290,11 +292,11 @@ class RunSettings(Settings):
     )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")
-    track: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
-    published: list[str] = Field([], description="papers' tables to stand beside the results: ['fedgh/table3']")
-    profile: str | None = Field(None, description="kept by a run: the profiles that were laid over its recipe")
-    profile_note: str | None = Field(None, description="kept by a run: their notes")
-    changed: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
+    loggers: list[Literal["tensorboard"]] = Field([], description="live curves, written into the run folder")
+    paper_tables: list[str] = Field([], description="papers' tables to stand beside the results: ['fedgh/table3']")
+    preset: str | None = Field(None, description="kept by a run: the presets that were laid over its recipe")
+    preset_note: str | None = Field(None, description="kept by a run: their notes")
+    overrides: list[str] = Field([], description="kept by a run: what --set has changed of its recipe")
     control: Control | None = Field(
         None,
         description="pooled: clients of one network share one that learns from all clients' training rows; "
@@ -306,10 +308,12 @@ class RunSettings(Settings):
     )
 
     def _idle(self) -> set[str]:
-        off = {key for key in ("track", "published", "changed", "control_of", "modules") if not getattr(self, key)}
+        off = {
+            key for key in ("loggers", "paper_tables", "overrides", "control_of", "modules") if not getattr(self, key)
+        }
         return super()._idle() | off | ({"keep"} if self.keep == "last" else set())
 
-    @field_validator("published")
+    @field_validator("paper_tables")
     @classmethod
     def _known_tables(cls, names: list[str]) -> list[str]:
         for name in names:
@@ -320,9 +324,9 @@ class RunSettings(Settings):
     @model_validator(mode="after")
     def _serial_is_one(self) -> RunSettings:
         if self.executor == "serial" and (self.workers or 1) > 1:
-            raise ValueError(f"expected workers = 1, as the executor 'serial' has one, came {self.workers}")
-        if self.executor == "cohort" and self.workers == 1:
-            raise ValueError("expected workers = 2 or more, as the executor 'cohort' trains so many as one, came 1")
+            raise ValueError(f"expected workers = 1, as the executor 'serial' has one, got {self.workers}")
+        if self.executor == "vectorized" and self.workers == 1:
+            raise ValueError("expected workers = 2 or more, as the executor 'vectorized' trains so many as one, got 1")
         return self
 
 
@@ -335,7 +339,7 @@ SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method 
     "privacy": Privacy,
     "compression": Compression,
     "devices": Devices,
-    "defence": Defence,
-    "hostile": Hostile,
+    "robust_aggregation": RobustAggregation,
+    "adversaries": Adversaries,
     "run": RunSettings,
 }

@@ -102,7 +102,7 @@ class Client:
         self.prepare = prepare
         self.n = len(self.data.train)
         if self.n == 0:
-            raise RequestError("expected at least one training sample per client, came none")
+            raise RequestError("expected at least one training sample per client, got none")
         self.id = -1
         self.classes = 0
         self.seed = 0
@@ -173,7 +173,7 @@ def _paired(inputs: Any, labels: Any) -> Samples:
     if x.dim() == 0:
         raise RequestError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
     if y.is_floating_point():
-        raise RequestError(f"expected whole numbers as labels, came {y.dtype}; write y.long() if they are classes")
+        raise RequestError(f"expected whole numbers as labels, got {y.dtype}; write y.long() if they are classes")
     if y.dim() == 2:
         write = "y.squeeze(1)" if y.shape[1] == 1 else "y.argmax(1), if rows have a one for the class"
         raise RequestError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")

@@ -55,7 +55,7 @@ def fisher(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str
 def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights: Group) -> dict[str, Tensor]:
     """Gradient of the mean `loss` over all training samples of a client at work, its network holding `weights`.
 
-    Taken in batches of the training's size and in random order, like the steps' own: BatchNorm normalises by the
+    Taken in batches of the training's size and in random order, like the steps' own: BatchNorm normalizes by the
     batch, and a single row is left out where it could not. No dropout; the network and its statistics stay as they are.
 
     Args:

@@ -1,7 +1,7 @@
 """What crosses between server and clients: named tensors, one level of groups deep. Also the shape of explicit state.
 
 A message is ``{"header": {"weight": ..., "bias": ...}, "count": tensor(500)}``. Numbers that are not tensors are sent
-as 0-d tensors. Serialised here and nowhere else, as safetensors.
+as 0-d tensors. Serialized here and nowhere else, as safetensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def flatten(message: Message) -> dict[str, Tensor]:
     flat: dict[str, Tensor] = {}
     for name, value in message.items():
         if _SEPARATOR in name:
-            raise RunError(f"expected message names without '{_SEPARATOR}', came '{name}'")
+            raise RunError(f"expected message names without '{_SEPARATOR}', got '{name}'")
         if isinstance(value, Tensor):
             flat[name] = value
         else:
@@ -71,7 +71,7 @@ def unflatten(flat: Group) -> State:
             continue
         members = message.setdefault(name, {})
         if isinstance(members, Tensor):
-            raise RequestError(f"expected '{name}' to be a tensor or a group, came both")
+            raise RequestError(f"expected '{name}' to be a tensor or a group, got both")
         members[rest] = value
     return message
 
@@ -86,7 +86,7 @@ def nbytes(message: Message) -> int:
 
 
 def to_bytes(message: Message) -> bytes:
-    """Serialise as safetensors."""
+    """Serialize as safetensors."""
     return safetensors.torch.save({k: v.detach().cpu().contiguous().clone() for k, v in flatten(message).items()})
 
 
@@ -99,7 +99,7 @@ def from_bytes(data: bytes) -> State:
     try:
         return unflatten(safetensors.torch.load(data))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
-        raise RequestError(f"expected a message as safetensors, came {len(data)} bytes that are not: {error}") from None
+        raise RequestError(f"expected a message as safetensors, got {len(data)} bytes that are not: {error}") from None
 
 
 def read_only(message: Message) -> Message:
@@ -145,7 +145,7 @@ def group(message: Message, name: str) -> Group:
     """
     value = message.get(name)
     if value is None or isinstance(value, Tensor):
-        raise RunError(f"expected a group '{name}' in the message, came {sorted(message) or 'an empty message'}")
+        raise RunError(f"expected a group '{name}' in the message, got {sorted(message) or 'an empty message'}")
     return value
 
 
@@ -157,7 +157,7 @@ def tensor(message: Message, name: str) -> Tensor:
     """
     value = message.get(name)
     if not isinstance(value, Tensor):
-        raise RunError(f"expected a tensor '{name}' in the message, came {sorted(message) or 'an empty message'}")
+        raise RunError(f"expected a tensor '{name}' in the message, got {sorted(message) or 'an empty message'}")
     return value
 
 

@@ -114,7 +114,7 @@ class Needs:
     more_than_head: bool = False  # beside `nested`: no architecture has just a head in common with all others
     equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
     cuts_on_grids: bool = False  # what enters it is a vector, a map or the tokens of a square (functional.projections)
-    public: int = 0  # rows of data that everybody may see (data.holdout, data.public)
+    public: int = 0  # rows of data that everybody may see (data.holdout, data.public_dataset)
     public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
     one_input: bool = False  # stored inputs have one shape and type everywhere, also in those rows
     validation: bool = False  # every client has validation rows
@@ -343,7 +343,7 @@ class Method:
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """The stretches of local training, in order, of exchanges that bring none of their own."""
-        return (Phase(training.epochs),)
+        return (Phase(training.local_epochs),)
 
     def upload(self, client: Client, trained: Trained) -> Message:
         """What goes up after local training."""

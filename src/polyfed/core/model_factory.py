@@ -72,7 +72,7 @@ class Architectures:
         self._seed = seed
         self.device = device
         if precision not in get_args(Precision):
-            raise RequestError(f"expected the precision 'float32' or 'bf16', came '{precision}'")
+            raise RequestError(f"expected the precision 'float32' or 'bf16', got '{precision}'")
         self._precision = precision
         self._blank = blank
         self._common_head = common_head
@@ -87,7 +87,7 @@ class Architectures:
     def training(self) -> AbstractContextManager[Any]:
         """Within the block, one training step: "bf16" has matrix products and convolutions in bfloat16.
 
-        As PyTorch's autocast does it; weights, gradients, optimiser and all sums stay float32. One block per step, as
+        As PyTorch's autocast does it; weights, gradients, optimizer and all sums stay float32. One block per step, as
         no rounded weights may outlive it.
         """
         if self._precision == "float32":

@@ -47,7 +47,7 @@ def steady(module: nn.Module) -> Iterator[_Trainable]:
 def split(module: nn.Module) -> SplitModel:
     """The module as the split model that `needs` made sure it is."""
     if not isinstance(module, SplitModel):
-        raise TypeError(f"expected a SplitModel, came {type(module).__name__}")
+        raise TypeError(f"expected a SplitModel, got {type(module).__name__}")
     return module
 
 
@@ -138,12 +138,12 @@ def fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: str) -
         ValueError: an unknown name or another shape; `whose` says whose names were expected.
     """
     if not tensors.keys() <= own.keys():
-        raise ValueError(f"expected names of {whose}, came '{min(tensors.keys() - own.keys())}'")
+        raise ValueError(f"expected names of {whose}, got '{min(tensors.keys() - own.keys())}'")
     with torch.no_grad():
         for name, value in tensors.items():
             there = own[name]
             if there.shape != value.shape:
-                raise ValueError(f"expected shape {tuple(there.shape)} for '{name}', came {tuple(value.shape)}")
+                raise ValueError(f"expected shape {tuple(there.shape)} for '{name}', got {tuple(value.shape)}")
             there.copy_(value)
 
 

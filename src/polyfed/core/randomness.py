@@ -40,7 +40,7 @@ def numpy_generator(seed: int, purpose: str, *ids: int | str) -> np.random.Gener
 def scoped_global(seed: int) -> Iterator[None]:
     """PyTorch's global generators seeded for a block, then put back as they were.
 
-    Layer initialisation and dropout draw from the global generator and take no other; this is how they are made a
+    Layer initialization and dropout draw from the global generator and take no other; this is how they are made a
     function of (seed, purpose, round, client) all the same.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from polyfed.validation.effect import ActsWith, idle, without_effect
 from polyfed.validation.error_lines import in_one_line, one_line
 
-Stage = Literal["received", "after_local", "personal"]
+Stage = Literal["received", "after_training", "personal"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "confusion"]
 Accountant = Literal["rdp", "pld"]
 Positive = Annotated[int, Field(ge=1)]
@@ -55,82 +55,82 @@ class Settings(BaseModel):
 
 
 class Training(Settings):
-    """``[training]``: the federation's rounds and each client's local optimisation.
+    """``[training]``: the federation's rounds and each client's local optimization.
 
-    The optimiser is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
+    The optimizer is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
     """
 
     rounds: Positive = 10
-    participation: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
-    epochs: Positive = 1
+    client_fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
+    local_epochs: Positive = 1
     batch_size: Positive = 32
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Finite = 0.01
     lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field("constant", description="by round")
-    lr_decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="exponential, step: factor of every round, or of every lr_step rounds"
+    lr_gamma: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="exponential, step: factor of every round, or of every lr_step_size rounds"
     )
-    lr_step: Positive | None = Field(None, description="step: rounds between two steps")
+    lr_step_size: Positive | None = Field(None, description="step: rounds between two steps")
     lr_min: Finite = Field(0.0, description="cosine: where it goes to")
-    lr_warmup: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / lr_warmup to lr")] = 0
+    warmup_rounds: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / warmup_rounds to lr")] = 0
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
     weight_decay: Finite = 0.0
-    augment: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
+    augmentation: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
 
     def drawn(self, clients: int) -> int:
         """How many of so many clients take part in a round: max(1, floor(C N))."""
-        return max(1, int(self.participation * clients + 1e-9))  # 0.29 * 100 is 28.999...
+        return max(1, int(self.client_fraction * clients + 1e-9))  # 0.29 * 100 is 28.999...
 
     def lr_at(self, round: int, lr: float | None = None) -> float:
         """The learning rate of a round; a closing round after the last one has the last one's.
 
-        With lr_warmup = w > 0, round t <= w has lr t / w. Then, for the p-th round after round max(w, 1),
+        With warmup_rounds = w > 0, round t <= w has lr t / w. Then, for the p-th round after round max(w, 1),
         constant lr; exponential lr decay^p; step lr decay^floor(p / step); cosine
         lr_min + (lr - lr_min) (1 + cos(pi p / n)) / 2, n being the number of rounds from round max(w, 1) on.
 
         Args:
             round: counted from 1. lr: of a phase that has its own; None: the setting's.
 
-        >>> [Training(lr=0.8, lr_schedule="step", lr_decay=0.5, lr_step=2).lr_at(t) for t in range(1, 6)]
+        >>> [Training(lr=0.8, lr_schedule="step", lr_gamma=0.5, lr_step_size=2).lr_at(t) for t in range(1, 6)]
         [0.8, 0.8, 0.4, 0.4, 0.2]
         """
         rate = self.lr if lr is None else lr
         t = max(1, min(round, self.rounds))
-        peak = max(1, self.lr_warmup)
+        peak = max(1, self.warmup_rounds)
         if t < peak:
             return rate * t / peak
         if self.lr_schedule == "exponential":
-            return rate * (self.lr_decay or 1.0) ** (t - peak)
+            return rate * (self.lr_gamma or 1.0) ** (t - peak)
         if self.lr_schedule == "step":
-            return rate * (self.lr_decay or 1.0) ** ((t - peak) // (self.lr_step or 1))
+            return rate * (self.lr_gamma or 1.0) ** ((t - peak) // (self.lr_step_size or 1))
         if self.lr_schedule == "cosine":
             low = min(self.lr_min, rate)
             return low + (rate - low) * (1 + math.cos(math.pi * (t - peak) / (self.rounds - peak + 1))) / 2
         return rate
 
     def _idle(self) -> set[str]:
-        off = {"lr_warmup": not self.lr_warmup, "lr_schedule": self.lr_schedule == "constant"}
+        off = {"warmup_rounds": not self.warmup_rounds, "lr_schedule": self.lr_schedule == "constant"}
         off["lr_min"] = self.lr_schedule != "cosine"
         return super()._idle() | {key for key, is_off in off.items() if is_off}
 
     @model_validator(mode="after")
     def _schedule_is_whole(self) -> Training:
-        takes = {"exponential": {"lr_decay"}, "step": {"lr_decay", "lr_step"}, "cosine": {"lr_min"}}
+        takes = {"exponential": {"lr_gamma"}, "step": {"lr_gamma", "lr_step_size"}, "cosine": {"lr_min"}}
         mine = takes.get(self.lr_schedule, set())
-        for key in ("lr_decay", "lr_step", "lr_min"):
+        for key in ("lr_gamma", "lr_step_size", "lr_min"):
             if getattr(self, key) is None and key in mine:
-                raise ValueError(f"lr_schedule '{self.lr_schedule}' needs {key}, came none")
+                raise ValueError(f"lr_schedule '{self.lr_schedule}' needs {key}, got none")
             if getattr(self, key) and key not in mine:
                 whose = " or ".join(f"'{name}'" for name, keys in takes.items() if key in keys)
                 raise ValueError(f"{key} is for lr_schedule {whose}; with '{self.lr_schedule}' expected none")
         if self.lr_min > self.lr:
-            raise ValueError(f"lr_min: expected at most lr = {self.lr:g}, came {self.lr_min:g}")
+            raise ValueError(f"lr_min: expected at most lr = {self.lr:g}, got {self.lr_min:g}")
         return self
 
     @model_validator(mode="after")
     def _momentum_is_sgd(self) -> Training:
         if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum is SGD's; with optimizer '{self.optimizer}' expected 0, came {self.momentum}")
+            raise ValueError(f"momentum is SGD's; with optimizer '{self.optimizer}' expected 0, got {self.momentum}")
         return self
 
 
@@ -140,22 +140,26 @@ class Privacy(Settings):
     See `plugins.upload_privacy`, `engine.dp_sgd` and, for what epsilon that is, `engine.privacy_ledger`.
     """
 
-    clip: Finite = Field(0.0, description="largest L2 norm of each entry of an upload, of weights the change; 0: none")
-    noise: Finite = Field(0.0, description="standard deviation of Gaussian noise on it, over clip; 0: none")
-    sgd_clip: Finite = Field(
+    upload_clip_norm: Finite = Field(
+        0.0, description="largest L2 norm of each entry of an upload, of weights the change; 0: none"
+    )
+    upload_noise_multiplier: Finite = Field(
+        0.0, description="standard deviation of Gaussian noise on it, over clip; 0: none"
+    )
+    max_grad_norm: Finite = Field(
         0.0, description="largest L2 norm of each row's gradient in local training (DP-SGD); 0: none, plain training"
     )
-    sgd_noise: Finite = Field(
-        0.0, description="standard deviation of Gaussian noise on the sum of a batch's, over sgd_clip; 0: none"
+    noise_multiplier: Finite = Field(
+        0.0, description="standard deviation of Gaussian noise on the sum of a batch's, over max_grad_norm; 0: none"
     )
-    sgd_sampling: Annotated[Literal["poisson", "shuffled"], ActsWith("sgd_clip")] = Field(
+    sampling: Annotated[Literal["poisson", "shuffled"], ActsWith("max_grad_norm")] = Field(
         "poisson",
-        description="sgd_clip: each row is in a batch by chance, or rows are shuffled and dealt, as in plain training",
+        description="max_grad_norm: each row is in a batch by chance, or rows are shuffled and dealt, as in plain training",
     )
-    target: Finite = Field(
+    target_epsilon: Finite = Field(
         0.0, description="epsilon of all planned rounds that noise is made for, in place of noise given; 0: none"
     )
-    budget: Finite = Field(0.0, description="epsilon: the run stops before a round that would exceed it; 0: none")
+    max_epsilon: Finite = Field(0.0, description="epsilon: the run stops before a round that would exceed it; 0: none")
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(1e-5, description="at which epsilon is told")
     accountant: Accountant = Field(
         "rdp", description="bounds epsilon where rows are drawn: 'rdp', or 'pld', which is slower and tells less"
@@ -164,17 +168,26 @@ class Privacy(Settings):
     def hidden(self, entries: int) -> float:
         """Standard deviation, over clip, of the noise on an upload of so many bounded entries.
 
-        It is `noise`; where that was made for a target, it is of an upload as a whole.
+        It is `upload_noise_multiplier`; where that was made for a target, it is of an upload as a whole.
         """
-        return self.noise * math.sqrt(entries) if self.target else self.noise
+        return (
+            self.upload_noise_multiplier * math.sqrt(entries) if self.target_epsilon else self.upload_noise_multiplier
+        )
 
     @property
     def poisson(self) -> bool:
         """Whether batches are made by drawing each row by itself."""
-        return self.sgd_clip > 0 and self.sgd_sampling == "poisson"
+        return self.max_grad_norm > 0 and self.sampling == "poisson"
 
     def _idle(self) -> set[str]:
-        numbers = ("clip", "noise", "sgd_clip", "sgd_noise", "target", "budget")
+        numbers = (
+            "upload_clip_norm",
+            "upload_noise_multiplier",
+            "max_grad_norm",
+            "noise_multiplier",
+            "target_epsilon",
+            "max_epsilon",
+        )
         off = {key for key in numbers if not getattr(self, key)}
         fields = type(self).model_fields
         off |= {key for key in ("delta", "accountant") if getattr(self, key) == fields[key].default}
@@ -182,16 +195,18 @@ class Privacy(Settings):
 
     @model_validator(mode="after")
     def _noise_is_for_what_is_bounded(self) -> Privacy:
-        for key, bound in (("noise", "clip"), ("sgd_noise", "sgd_clip")):
+        for key, bound in (("upload_noise_multiplier", "upload_clip_norm"), ("noise_multiplier", "max_grad_norm")):
             noise = getattr(self, key)
             if noise and not getattr(self, bound):
                 raise ValueError(
-                    f"{key}: expected {bound} above 0 beside it, of which it is a multiple, came {noise:g}"
+                    f"{key}: expected {bound} above 0 beside it, of which it is a multiple, got {noise:g}"
                 )
-            if noise and self.target:
-                raise ValueError(f"target: expected no noise beside it, as it makes its own, came {key} = {noise:g}")
-        if self.target and not (self.clip or self.sgd_clip):
-            raise ValueError(f"target: expected clip or sgd_clip above 0, whose noise it makes, came {self.target:g}")
+            if noise and self.target_epsilon:
+                raise ValueError(f"target: expected no noise beside it, as it makes its own, got {key} = {noise:g}")
+        if self.target_epsilon and not (self.upload_clip_norm or self.max_grad_norm):
+            raise ValueError(
+                f"target: expected clip or max_grad_norm above 0, whose noise it makes, got {self.target_epsilon:g}"
+            )
         return self
 
 
@@ -199,8 +214,8 @@ class Evaluation(Settings):
     """``[evaluation]``: which model of each client is scored, on whose test data, how often."""
 
     stage: Stage | None = Field(None, description="default: the stage that the method's paper scores")
-    mean: Literal["clients", "samples"] = "clients"
-    every: Positive = 1
+    weighting: Literal["clients", "samples"] = "clients"
+    every_n_rounds: Positive = 1
     extra_stages: list[Stage] = Field(default_factory=list)
     metrics: list[Metric] = Field(["balanced_accuracy", "f1"], description="recorded beside the accuracy")
     patience: Annotated[int, Field(ge=0)] = Field(

@@ -33,7 +33,7 @@ def check_file(path: Path) -> None:
     except OSError:  # the reader tells
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise RequestError(f"expected a file, came a pipe or a device: {path}; write what comes out of it into a file")
+        raise RequestError(f"expected a file, got a pipe or a device: {path}; write what comes out of it into a file")
 
 
 def check_unpacked(archive: ZipFile, path: Path) -> None:
@@ -47,7 +47,7 @@ def check_unpacked(archive: ZipFile, path: Path) -> None:
     if size > max(_UNPACKED, _RATIO * packed):
         raise RequestError(
             f"expected at most {max(_UNPACKED, _RATIO * packed)} bytes of arrays in {path}, a file of {packed} bytes, "
-            f"came {size}; store them with numpy.savez"
+            f"got {size}; store them with numpy.savez"
         )
 
 
@@ -63,7 +63,7 @@ def check_room(size: int, what: str, path: Path) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
         raise RequestError(
-            f"expected {what} for which there is memory, came {size} bytes of them in {path}, where there are {memory}"
+            f"expected {what} for which there is memory, got {size} bytes of them in {path}, where there are {memory}"
         )
 
 

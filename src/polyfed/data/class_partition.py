@@ -15,7 +15,7 @@ from polyfed.data.partition import Partition, Rows, check_integer, check_labels,
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
-DEALS = ("ring", "fedrep", "shamsian")
+CLASS_ASSIGNMENTS = ("round_robin", "shards", "shamsian")
 _LOWEST_SHARE = 0.4  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
 _HIGHEST_SHARE = 0.6
 
@@ -25,18 +25,18 @@ def by_class(
     clients: int,
     rng: np.random.Generator,
     classes_per_client: int = 2,
-    deal: str = "ring",
+    class_assignment: str = "round_robin",
     distinct: bool = True,
     class_count: int | None = None,
 ) -> Partition:
     """Each client holds `classes_per_client` classes.
 
-    * ``ring``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its holders in
+    * ``round_robin``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its holders in
       turn, like cards, so their shares differ by at most 1. Draws nothing.
-    * ``fedrep``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
+    * ``shards``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
       deck with each class once per shard is shuffled and dealt, and a client takes a random remaining shard of each of
       its classes. `distinct` puts a card back that the client already holds; False is the authors' code.
-    * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalised); the clients one after the
+    * ``shamsian``: each class draws its holders' shares (uniform in [0.4, 0.6], normalized); the clients one after the
       other pick classes at random among those with most free places, none twice; a share of n rows is floor(n share).
       A class has ceil(k K / C) places; a floor would leave too few when C does not divide k K.
 
@@ -45,20 +45,22 @@ def by_class(
         clients: K.
         rng: of all draws.
         classes_per_client: k, at most C.
-        deal: "ring", "fedrep" or "shamsian".
-        distinct: for fedrep: no class twice in a client.
+        class_assignment: "round_robin", "shards" or "shamsian".
+        distinct: for shards: no class twice in a client.
         class_count: C; default: the largest label plus one.
 
     Raises:
-        RequestError: k not in 1..C, an unknown deal, k K not divisible by C with fedrep, a client left without rows.
+        RequestError: k not in 1..C, an unknown class_assignment, k K not divisible by C with shards, a client left without rows.
     """
     labels, class_count = check_labels(y, clients, class_count)
     check_integer("classes_per_client", classes_per_client, 1)
     if classes_per_client > class_count:
-        raise RequestError(f"expected classes_per_client of at most {class_count} classes, came {classes_per_client}")
-    if deal not in DEALS:
-        raise RequestError(f"unknown deal '{deal}'{nearest(str(deal), DEALS)}")
-    hands = {"ring": _ring, "fedrep": _fedrep, "shamsian": _shamsian}[deal]
+        raise RequestError(f"expected classes_per_client of at most {class_count} classes, got {classes_per_client}")
+    if class_assignment not in CLASS_ASSIGNMENTS:
+        raise RequestError(
+            f"unknown class_assignment '{class_assignment}'{nearest(str(class_assignment), CLASS_ASSIGNMENTS)}"
+        )
+    hands = {"round_robin": _ring, "shards": _fedrep, "shamsian": _shamsian}[class_assignment]
     rows, shares_KC = hands(labels, clients, rng, classes_per_client, class_count, distinct)
     for client, mine in enumerate(rows):
         if len(mine) == 0:
@@ -92,8 +94,8 @@ def _fedrep(
         step = class_count // math.gcd(each, class_count)
         below = clients - clients % step
         raise RequestError(
-            f"the deal 'fedrep' expects classes_per_client x clients divisible by the {class_count} classes, came "
-            f"{each} x {clients}; use {f'{below} or ' if below else ''}{below + step} clients, or the deal 'ring'"
+            f"class_assignment 'shards' expects classes_per_client x clients divisible by the {class_count} classes, got "
+            f"{each} x {clients}; use {f'{below} or ' if below else ''}{below + step} clients, or class_assignment 'round_robin'"
         )
     shards = each * clients // class_count
     if distinct:
@@ -162,7 +164,7 @@ def _shamsian(
     if free_C.sum():
         unused = len(labels) - sum(len(mine) for mine in rows)
         warnings.warn(
-            f"the deal 'shamsian' leaves {unused} of {len(labels)} rows unused: {clients} clients x {each} classes is "
+            f"class_assignment 'shamsian' leaves {unused} of {len(labels)} rows unused: {clients} clients x {each} classes is "
             f"not a multiple of {class_count} classes",
             stacklevel=3,
         )

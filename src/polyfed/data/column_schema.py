@@ -92,12 +92,12 @@ def pick_column(
     if len(candidates) == 1:
         return candidates[0]
     came = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
-    raise RequestError(f"expected one {what} column in {where}, came {came}; name it with {what}_column{others}")
+    raise RequestError(f"expected one {what} column in {where}, got {came}; name it with {what}_column{others}")
 
 
 def check_column(what: str, named: str, names: list[str], where: object) -> None:
     if named not in names:
-        raise RequestError(f"expected the {what} column '{named}' in {where}, came no such{nearest(named, names)}")
+        raise RequestError(f"expected the {what} column '{named}' in {where}, got no such{nearest(named, names)}")
 
 
 def column_values(values: Any, where: str) -> NDArray[Any]:
@@ -118,7 +118,7 @@ def column_values(values: Any, where: str) -> NDArray[Any]:
             return np.array(given, dtype=np.int64)
     wrong = next((v for v in given if not isinstance(v, type(given[0]))), given[0])
     raise RequestError(
-        f"expected whole numbers or strings, all of one kind and none missing, in {where}, came {str(wrong)[:40]!r}"
+        f"expected whole numbers or strings, all of one kind and none missing, in {where}, got {str(wrong)[:40]!r}"
     )
 
 
@@ -126,13 +126,13 @@ def _check_types(schema: Any, image: str, label: str, where: object) -> None:
     """Refuse columns that cannot hold what they should."""
     for name in (image, label):
         if schema.names.count(name) > 1:
-            raise RequestError(f"expected one column '{name}' in {where}, came {schema.names.count(name)}")
+            raise RequestError(f"expected one column '{name}' in {where}, got {schema.names.count(name)}")
     if not holds_bytes(schema.field(image).type):
         raise RequestError(
-            f"expected encoded images (bytes) in column '{image}' of {where}, came type {schema.field(image).type}"
+            f"expected encoded images (bytes) in column '{image}' of {where}, got type {schema.field(image).type}"
         )
     if not holds_labels(schema.field(label).type):
         raise RequestError(
             f"expected whole numbers or strings in label column '{label}' of {where}, "
-            f"came type {schema.field(label).type}"
+            f"got type {schema.field(label).type}"
         )

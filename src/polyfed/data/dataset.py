@@ -1,4 +1,4 @@
-"""A labelled data set before it is dealt to clients, and how one is made of arrays.
+"""A labeled data set before it is dealt to clients, and how one is made of arrays.
 
 Shapes: N samples, C channels (classes where so named), H x W pixels.
 """
@@ -23,7 +23,7 @@ from polyfed.errors import RequestError, first_line
 
 @dataclass(frozen=True)
 class Source:
-    """A labelled data set before it is dealt to clients.
+    """A labeled data set before it is dealt to clients.
 
     Args:
         name: what it is called in recipes and results.
@@ -62,29 +62,29 @@ class Source:
     def __post_init__(self) -> None:
         if self.classes < 1 or len(self.class_names) != self.classes:
             raise RequestError(
-                f"expected one name for each of the classes of '{self.name}', came {len(self.class_names)} names for "
+                f"expected one name for each of the classes of '{self.name}', got {len(self.class_names)} names for "
                 f"{self.classes} classes"
             )
         for side, samples in self.sides():
             if len(samples) == 0:
-                raise RequestError(f"expected at least one {side} sample in '{self.name}', came none")
+                raise RequestError(f"expected at least one {side} sample in '{self.name}', got none")
             low = int(samples.y.min())
             high = int(samples.y.max())
             if low < 0 or high >= self.classes:
                 raise RequestError(
-                    f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', came {low if low < 0 else high}"
+                    f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', got {low if low < 0 else high}"
                 )
             if samples.x.shape[1:] != self.train.x.shape[1:] or samples.x.dtype != self.train.x.dtype:
                 raise RequestError(
                     f"expected test inputs like the training inputs of '{self.name}' "
-                    f"({tuple(self.train.x.shape[1:])}, {self.train.x.dtype}), came {tuple(samples.x.shape[1:])}, "
+                    f"({tuple(self.train.x.shape[1:])}, {self.train.x.dtype}), got {tuple(samples.x.shape[1:])}, "
                     f"{samples.x.dtype}"
                 )
         channels = int(self.train.x.shape[1]) if self.train.x.dim() == 4 or self.feature_names else 0
         if len(self.mean) != channels or len(self.std) != channels:
             what = "features" if self.feature_names else "channels"
             raise RequestError(
-                f"expected a mean and a std for each of the {channels} {what} of '{self.name}', came "
+                f"expected a mean and a std for each of the {channels} {what} of '{self.name}', got "
                 f"{len(self.mean)} and {len(self.std)}"
             )
         for what, rows, columns in (
@@ -94,7 +94,7 @@ class Source:
             for column, values in columns.items():
                 if values.shape != (rows,):
                     raise RequestError(
-                        f"expected {rows} {what} values in column '{column}' of '{self.name}', came {values.shape}"
+                        f"expected {rows} {what} values in column '{column}' of '{self.name}', got {values.shape}"
                     )
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ def with_declared(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
 ) -> Source:
-    """A source with what has been settled in place of its own: all classes of a task, how inputs are normalised.
+    """A source with what has been settled in place of its own: all classes of a task, how inputs are normalized.
 
     Args:
         class_names: in order, with all of the source's own among them. mean, std: see `Source`. None: its own.
@@ -141,7 +141,7 @@ def with_declared(
     if mean is not None and std is not None:
         if len(mean) != len(source.mean):
             raise RequestError(
-                f"data.mean: expected {len(source.mean)} numbers for the inputs of '{source.name}', came {len(mean)}"
+                f"data.mean: expected {len(source.mean)} numbers for the inputs of '{source.name}', got {len(mean)}"
             )
         source = replace(source, mean=tuple(mean), std=tuple(std))
     if class_names is None or list(class_names) == list(source.class_names):
@@ -214,9 +214,9 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
         for start in range(0, len(x), 10_000):  # bincount widens its input to 8 bytes a pixel
             share += np.bincount(x[start : start + 10_000, channel].numpy().ravel(), minlength=256)
         share /= share.sum()
-        centre = float(share @ values)
-        mean.append(centre)
-        std.append(float(np.sqrt(share @ (values - centre) ** 2)) if np.count_nonzero(share) > 1 else 1.0)
+        center = float(share @ values)
+        mean.append(center)
+        std.append(float(np.sqrt(share @ (values - center) ** 2)) if np.count_nonzero(share) > 1 else 1.0)
     return tuple(mean), tuple(std)
 
 
@@ -230,26 +230,26 @@ def as_samples(side: Any, what: str, name: str) -> Samples:
         x = _tensor(given_x, what, name)
         y = _tensor(given_y, what, name)
     if x.dim() < 2 or len(x) == 0:
-        raise RequestError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', came {tuple(x.shape)}")
+        raise RequestError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', got {tuple(x.shape)}")
     if x.dtype == torch.uint8:
         if x.dim() != 4 or (x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)):
             raise RequestError(
-                f"expected uint8 {what} images of shape (N, channels, height, width) in '{name}', came "
+                f"expected uint8 {what} images of shape (N, channels, height, width) in '{name}', got "
                 f"{tuple(x.shape)}; pass anything that is no image as floats"
             )
     elif x.is_floating_point():
         x = x.to(torch.float32)
     else:
-        raise RequestError(f"expected uint8 or float {what} inputs in '{name}', came {x.dtype}")
+        raise RequestError(f"expected uint8 or float {what} inputs in '{name}', got {x.dtype}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise RequestError(f"expected whole-number {what} labels in '{name}', came {y.dtype}")
+        raise RequestError(f"expected whole-number {what} labels in '{name}', got {y.dtype}")
     if y.shape != (len(x),):
         raise RequestError(
-            f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), came {tuple(y.shape)}"
+            f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), got {tuple(y.shape)}"
         )
     refuse_negative(y, f"{what} labels from 0 on in '{name}'")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise RequestError(f"expected finite {what} inputs in '{name}', came NaN or infinite values")
+        raise RequestError(f"expected finite {what} inputs in '{name}', got NaN or infinite values")
     return Samples(x, y.to(torch.int64))
 
 
@@ -265,4 +265,4 @@ def _tensor(value: Any, what: str, name: str) -> Tensor:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
         came = f"{type(value).__name__}: {first_line(error)}"
-        raise RequestError(f"expected numbers in the {what} side of '{name}', came {came}") from error
+        raise RequestError(f"expected numbers in the {what} side of '{name}', got {came}") from error

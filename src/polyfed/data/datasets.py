@@ -121,7 +121,7 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> S
     if name.startswith(_HUB):
         return _from_hub(name, options)
     if options.subset is not None or options.revision is not None:
-        raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, came '{name}'")
+        raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, got '{name}'")
     kind, _, path = name.partition(":")
     if f"{kind}:" in READERS:
         return READERS[f"{kind}:"](name, _located(path, root), options)
@@ -252,7 +252,7 @@ def _published(
     ) -> Source:
         if instead is not None and label_column not in (None, label):
             raise RequestError(
-                f"expected label_column '{label}' or none with dataset '{name}', came '{label_column}'; use dataset "
+                f"expected label_column '{label}' or none with dataset '{name}', got '{label_column}'; use dataset "
                 f"'{instead}'"
             )
         place = _folder_of(folder or name, root)
@@ -376,7 +376,7 @@ def _place(root: str | Path | None) -> Path | None:
 def _located(path: str, root: str | Path | None) -> Path:
     """The file or folder of a name with PATH; where it should be, if it is nowhere."""
     if not path:
-        raise RequestError(f"expected a path behind {join_names(READERS)}, came none")
+        raise RequestError(f"expected a path behind {join_names(READERS)}, got none")
     shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
     found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])
@@ -395,10 +395,10 @@ def _folder_of(name: str, root: str | Path | None) -> Path:
     if place is None:
         raise RequestError(
             f"dataset '{name}' needs the files {wanted}: expected root, or POLYFED_DATA, to be the folder that holds "
-            f"them, came neither"
+            f"them, got neither"
         )
     if not has_parquet(place / name):
         raise RequestError(
-            f"dataset '{name}' needs the files {wanted} in {place}, came no Parquet files in {place / name}"
+            f"dataset '{name}' needs the files {wanted} in {place}, got no Parquet files in {place / name}"
         )
     return place / name

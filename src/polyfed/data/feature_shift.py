@@ -3,10 +3,10 @@
 The clients are spread evenly over what `strength` allows and dealt their places at random, so that any two differ:
 client k gets place p in 0..K-1 and its images are changed once, before training.
 
-* ``rotation``: turned anticlockwise by 360 strength p / K degrees about the centre, bilinear, black outside.
+* ``rotation``: turned anticlockwise by 360 strength p / K degrees about the center, bilinear, black outside.
 * ``noise``: plus Gaussian noise of deviation strength (p + 1) / K, pixels being in 0..1 (after Li et al., ICDE 2022).
-* ``colour``: with the angle a = 2 pi p / K. RGB: channel c (0 red, 1 green, 2 blue) is multiplied by
-  1 + strength cos(a - 2 pi c / 3), a tint that runs once round the colour circle. Grey: contrast about the middle grey
+* ``color``: with the angle a = 2 pi p / K. RGB: channel c (0 red, 1 green, 2 blue) is multiplied by
+  1 + strength cos(a - 2 pi c / 3), a tint that runs once round the color circle. Grey: contrast about the middle grey
   is multiplied by 1 + strength cos a, and strength sin(a) / 2 is added.
 
 Strength lies in 0..1; 0 changes nothing, bit for bit. Results are rounded and clamped to uint8.
@@ -30,7 +30,7 @@ from polyfed.data.samples import Samples
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
-SKEWS = ("none", "rotation", "noise", "colour")
+SKEWS = ("none", "rotation", "noise", "color")
 
 _ROWS = 1000  # images that are floats at a time
 _MIDDLE = 127.5  # grey
@@ -60,7 +60,7 @@ class FeatureShift:
         if self.kind not in SKEWS:
             raise RequestError(f"unknown skew '{self.kind}'{nearest(str(self.kind), SKEWS)}")
         if not (isinstance(self.strength, numbers.Real) and 0 <= self.strength <= 1):
-            raise RequestError(f"expected a skew_strength in 0..1, came {self.strength}")
+            raise RequestError(f"expected a feature_shift_strength in 0..1, got {self.strength}")
 
     @property
     def on(self) -> bool:
@@ -88,7 +88,7 @@ class FeatureShift:
 
 
 def rotate(x: Tensor, degrees: float) -> Tensor:
-    """Images (N, C, H, W) uint8 turned anticlockwise about their centre: bilinear, black outside, of the same size."""
+    """Images (N, C, H, W) uint8 turned anticlockwise about their center: bilinear, black outside, of the same size."""
     height, width = x.shape[2:]
     cos = math.cos(math.radians(degrees))
     sin = math.sin(math.radians(degrees))
@@ -138,4 +138,6 @@ def _by_parts(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _check_images(x: Tensor) -> None:
     if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] not in (1, 3):
-        raise RequestError(f"data.skew expects grey or RGB images stored as uint8, came {tuple(x.shape)} of {x.dtype}")
+        raise RequestError(
+            f"data.feature_shift expects grey or RGB images stored as uint8, got {tuple(x.shape)} of {x.dtype}"
+        )

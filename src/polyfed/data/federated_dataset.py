@@ -28,7 +28,7 @@ from polyfed.data.samples import ClientData, Samples
 from polyfed.errors import RequestError
 from polyfed.registry import nearest
 
-TESTS = ("client", "global")
+TESTS = ("local", "global")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +104,15 @@ def build_federated_dataset(source: Source, options: PartitionOptions, generator
     pool = PooledRows(source)
     sides = _set_aside(pool, plan, options, generators)
     partition = assign_rows(pool, sides.dealt, options, generators)
-    shift = FeatureShift(options.skew, options.skew_strength, len(partition.rows), generators)
+    shift = FeatureShift(options.feature_shift, options.feature_shift_strength, len(partition.rows), generators)
     clients = [_ClientRows(*rows) for rows in _split_clients(pool, sides, partition.rows, plan, options, generators)]
-    if options.test == "client" and plan.official:
+    if options.test == "local" and plan.official:
         alike = assign_test_rows(partition, pool, sides.dealt, sides.official_test, options)
         clients = [rows._replace(test=sides.official_test[own]) for rows, own in zip(clients, alike.rows, strict=True)]
-    clients = _halve(pool, _cap(pool, clients, options), options.halved, generators)
-    common_test = None if sides.common_test is None else cap_rows(sides.common_test, pool.y, options.max_test)
+    clients = _halve(pool, _cap(pool, clients, options), options.halved_client_fraction, generators)
+    common_test = (
+        None if sides.common_test is None else cap_rows(sides.common_test, pool.y, options.max_test_per_client)
+    )
     _check_clients(clients, options.test)
     used = len(sides.holdout) + sum(len(rows) for client in clients for rows in client)
     if common_test is not None:
@@ -136,12 +138,12 @@ def _set_aside(pool: PooledRows, plan: _Split, options: PartitionOptions, genera
     train = np.arange(train_count)
     official_test = np.arange(train_count, pool.size)
     if options.holdout >= train_count:
-        raise RequestError(f"expected a holdout below the {train_count} training rows, came {options.holdout}")
+        raise RequestError(f"expected a holdout below the {train_count} training rows, got {options.holdout}")
     holdout = train[:0]
     if options.holdout:
         holdout = draw_balanced(pool.y[train], options.holdout, generators("holdout"))
     train = np.setdiff1d(train, holdout, assume_unique=True)
-    if options.test == "client":
+    if options.test == "local":
         dealt = train if plan.official else np.concatenate([train, official_test])
         return _Sides(holdout, dealt, official_test, None)
     if pool.source.test is not None:
@@ -171,7 +173,7 @@ def _split_clients(
 
 def _cap(pool: PooledRows, clients: Sequence[_ClientRows], options: PartitionOptions) -> list[_ClientRows]:
     """No client has more rows than its cap."""
-    caps = _caps(options.max_train)
+    caps = _caps(options.max_train_per_client)
     if not 1 <= len(caps) <= len(clients):
         raise RequestError(
             f"max_train: expected one cap, or a list of at most {len(clients)}, one for each client; got {len(caps)} "
@@ -180,7 +182,7 @@ def _cap(pool: PooledRows, clients: Sequence[_ClientRows], options: PartitionOpt
     capped = []
     for client, rows in enumerate(clients):
         train = cap_rows(rows.train, pool.y, caps[client % len(caps)])
-        capped.append(_ClientRows(train, rows.validation, cap_rows(rows.test, pool.y, options.max_test)))
+        capped.append(_ClientRows(train, rows.validation, cap_rows(rows.test, pool.y, options.max_test_per_client)))
     return capped
 
 
@@ -222,7 +224,7 @@ def _parse_split(split: str) -> _Split:
             return _Split(bool(official), parts)
     raise RequestError(
         f"expected split as 'train:validation:test' in whole numbers with train above 0 ('8:1:1'), 'official' or "
-        f"'official:train:validation' ('official:9:1'), came '{split}'"
+        f"'official:train:validation' ('official:9:1'), got '{split}'"
     )
 
 
@@ -234,16 +236,18 @@ def _check_options(options: PartitionOptions) -> None:
     """Refuse numbers out of their range."""
     if options.test not in TESTS:
         raise RequestError(f"unknown test '{options.test}'{nearest(str(options.test), TESTS)}")
-    if options.clients is not None or not is_by_group(options.partition):
-        check_integer("clients", options.clients, 1)
+    if options.num_clients is not None or not is_by_group(options.partition):
+        check_integer("clients", options.num_clients, 1)
     check_integer("holdout", options.holdout, 0)
-    if not 0 <= options.halved <= 1:
-        raise RequestError(f"halved: expected a share of the clients between 0 and 1, came {options.halved}")
-    for cap in _caps(options.max_train):
+    if not 0 <= options.halved_client_fraction <= 1:
+        raise RequestError(
+            f"halved: expected a share of the clients between 0 and 1, got {options.halved_client_fraction}"
+        )
+    for cap in _caps(options.max_train_per_client):
         if cap is not None:
             check_integer("max_train", cap, 1)
-    if options.max_test is not None:
-        check_integer("max_test", options.max_test, 1)
+    if options.max_test_per_client is not None:
+        check_integer("max_test", options.max_test_per_client, 1)
 
 
 def _check_test_side(source: Source, plan: _Split, options: PartitionOptions) -> None:
@@ -252,9 +256,9 @@ def _check_test_side(source: Source, plan: _Split, options: PartitionOptions) ->
         raise RequestError(
             f"split '{options.split}' expects an official test side, '{source.name}' has none; use '8:1:1'"
         )
-    from_ratio = not plan.official and (options.test == "client" or source.test is None)
+    from_ratio = not plan.official and (options.test == "local" or source.test is None)
     if from_ratio and plan.parts[2] == 0:
-        raise RequestError(f"expected a test part above 0 in split, came '{options.split}'; use for instance '8:1:1'")
+        raise RequestError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
 
 
 def _check_clients(clients: Sequence[_ClientRows], test: str) -> None:
@@ -265,7 +269,7 @@ def _check_clients(clients: Sequence[_ClientRows], test: str) -> None:
                 f"expected at least one training row for every client, client {client} came out with none; use fewer "
                 f"clients or more rows"
             )
-        if test == "client" and len(own) == 0:
+        if test == "local" and len(own) == 0:
             raise RequestError(
                 f"expected at least one test row for every client, client {client} came out with none ({len(train)} to "
                 f"train on); use fewer clients, a larger test part in split, or test='global'"

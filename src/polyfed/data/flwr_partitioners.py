@@ -61,8 +61,8 @@ def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed
     came = given.get("num_partitions", clients)
     if came != clients:
         raise RequestError(
-            f"expected num_partitions of {name} to be the number of clients ({clients}), came {came}; leave it out and "
-            f"set data.clients"
+            f"expected num_partitions of {name} to be the number of clients ({clients}), got {came}; leave it out and "
+            f"set data.num_clients"
         )
     try:
         return kinds[name](**given)
@@ -77,7 +77,7 @@ def apply_partitioner(
     columns: Mapping[str, NDArray[Any]] | None = None,
     class_count: int | None = None,
 ) -> Partition:
-    """The partition that a partitioner makes of labelled rows.
+    """The partition that a partitioner makes of labeled rows.
 
     The object itself stays as it is, so that it can be used again.
 
@@ -103,7 +103,7 @@ def apply_partitioner(
 
         own = copy.deepcopy(partitioner)
         if own.is_dataset_assigned():
-            raise RequestError(f"expected a {kind} without a dataset, as one is handed to it, came one with its own")
+            raise RequestError(f"expected a {kind} without a dataset, as one is handed to it, got one with its own")
         own.dataset = Dataset.from_dict({row: np.arange(len(labels)), _LABEL: labels, **further})
         count = int(own.num_partitions)
         if count == clients:
@@ -113,7 +113,9 @@ def apply_partitioner(
     except Exception as error:  # theirs raise nearly anything
         raise RequestError(f"{kind} fails: {type(error).__name__}: {first_line(error)}") from error
     if count != clients:
-        raise RequestError(f"expected {clients} partitions of {kind}, one per client, came {count}; set data.clients")
+        raise RequestError(
+            f"expected {clients} partitions of {kind}, one per client, got {count}; set data.num_clients"
+        )
     rows = []
     for client, part in enumerate(parts):
         if row not in part.column_names:
@@ -121,7 +123,7 @@ def apply_partitioner(
         rows.append(np.sort(np.array(part.select_columns([row])[:][row], dtype=np.int64)))
     every = np.concatenate(rows)
     if len(every) and not 0 <= int(every.min()) <= int(every.max()) < len(labels):
-        raise RequestError(f"expected row numbers below {len(labels)} from {kind}, came {every.min()}..{every.max()}")
+        raise RequestError(f"expected row numbers below {len(labels)} from {kind}, got {every.min()}..{every.max()}")
     count_C = int(labels.max()) + 1 if class_count is None else class_count
     return Partition(tuple(rows), len(labels) - len(every), class_shares(rows, labels, count_C))
 

@@ -1,4 +1,4 @@
-"""Labelled images or texts from the Hugging Face Hub, by ``owner/name``.
+"""Labeled images or texts from the Hugging Face Hub, by ``owner/name``.
 
 Downloading and reading are left to the package `datasets` (the extra "hub"), from version 4.0 on, which runs no code of
 a data set. What it downloads it keeps in a cache of its own; images are decoded here, once per process.
@@ -90,7 +90,7 @@ def read_texts(repository: str, options: SourceOptions) -> LabeledTexts:
 def _sides(repository: str, options: SourceOptions) -> tuple[str, dict[str, list[Any]]]:
     """What the data set is called in messages, and the splits of each side."""
     if not _REPOSITORY.fullmatch(repository):
-        raise RequestError(f"expected a data set of the Hub as 'hub:owner/name', came 'hub:{repository}'")
+        raise RequestError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
     splits = _load(repository, options.subset, options.revision)
     where = f"hub:{repository}"
     chosen = choose_splits(list(splits), options.train_splits, where)
@@ -107,7 +107,7 @@ def _load(repository: str, subset: str | None, revision: str | None) -> Any:
         ) from None
     if int(datasets.__version__.partition(".")[0]) < 4:
         raise RequestError(
-            f"dataset 'hub:{repository}' needs datasets 4.0 or newer, which runs no code from the Hub, came "
+            f"dataset 'hub:{repository}' needs datasets 4.0 or newer, which runs no code from the Hub, got "
             f"{datasets.__version__}; install it with: pip install 'polyfed[hub]'"
         )
     with _plain_errors(repository, revision):
@@ -115,8 +115,8 @@ def _load(repository: str, subset: str | None, revision: str | None) -> Any:
         default = datasets.get_dataset_default_config_name(repository, revision=revision)
     if subset is None and default is None and len(known) > 1:
         raise RequestError(
-            f"expected data.subset to name one of the configurations of 'hub:{repository}' "
-            f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}), came none"
+            f"expected data.config to name one of the configurations of 'hub:{repository}' "
+            f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}), got none"
         )
     if subset is not None and subset not in known:
         raise RequestError(f"'hub:{repository}' has no configuration '{subset}'{nearest(subset, known)}")
@@ -155,7 +155,7 @@ def _pixels(parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, wh
     """(N, C, H, W) uint8 of some splits; `shape` (C, H, W) is what they must have, None for that of the first."""
     total = sum(len(part) for part in parts)
     if total == 0:
-        raise RequestError(f"expected at least one row in {where}, came an empty split")
+        raise RequestError(f"expected at least one row in {where}, got an empty split")
     pixels: NDArray[np.uint8] | None = None
     row = 0
     for part in parts:
@@ -184,21 +184,21 @@ def _opened(part: Any, row: int, column: str) -> Any:
 def _texts(parts: Sequence[Any], column: str, where: str) -> list[str]:
     cells = [cell for part in parts for cell in _cells(part, column)]
     if not cells:
-        raise RequestError(f"expected at least one row in {where}, came an empty split")
+        raise RequestError(f"expected at least one row in {where}, got an empty split")
     if None in cells:
         row = cells.index(None)
-        raise RequestError(f"expected '{column}' in every row, came an empty one in row {row} of {where}")
+        raise RequestError(f"expected '{column}' in every row, got an empty one in row {row} of {where}")
     return cells
 
 
 def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
     values = [value for part in parts for value in _cells(part, column)]
     if any(value is None for value in values):
-        raise RequestError(f"expected a label in every row, came an empty one in '{column}' of {where}")
+        raise RequestError(f"expected a label in every row, got an empty one in '{column}' of {where}")
     try:
         return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
     except OverflowError:
-        raise RequestError(f"expected labels below 2^63 in '{column}' of {where}, came larger ones") from None
+        raise RequestError(f"expected labels below 2^63 in '{column}' of {where}, got larger ones") from None
 
 
 def _files(parts: Sequence[Any], where: str) -> Files:
@@ -216,7 +216,7 @@ def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: st
         for part in parts:
             if name not in part.column_names:
                 raise RequestError(
-                    f"expected the further column '{name}' in {where}, came no such{nearest(name, part.column_names)}"
+                    f"expected the further column '{name}' in {where}, got no such{nearest(name, part.column_names)}"
                 )
             values.append(column_values(_cells(part, name), f"column '{name}' of {where}"))
         found[name] = np.concatenate(values)

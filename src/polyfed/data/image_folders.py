@@ -1,4 +1,4 @@
-"""Labelled images from one folder per class: ``<class>/*.png``, or ``train/<class>/*.png`` and ``test/<class>/*.png``.
+"""Labeled images from one folder per class: ``<class>/*.png``, or ``train/<class>/*.png`` and ``test/<class>/*.png``.
 
 Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels.
 """
@@ -51,13 +51,13 @@ def read(
     negative = negative_name(names)
     if whole and negative is not None:
         raise RequestError(
-            f"expected folders of classes from 0 on in {folder}, came '{negative}', which often means that there is no "
+            f"expected folders of classes from 0 on in {folder}, got '{negative}', which often means that there is no "
             "label; move it elsewhere, or call it by a word if it is a class"
         )
     if whole and len(names) < 2:
-        raise RequestError(f"expected folders of two or more classes in {folder}, came '{names[0]}' alone")
+        raise RequestError(f"expected folders of two or more classes in {folder}, got '{names[0]}' alone")
     if strange := sorted({name for name, _ in sides.get("test", [])} - set(names)):
-        raise RequestError(f"expected test images in {folder} of classes with training images, came '{strange[0]}'")
+        raise RequestError(f"expected test images in {folder} of classes with training images, got '{strange[0]}'")
     every = [path for rows in sides.values() for _, path in rows]
     try:
         sums = cache.file_checksums(every)
@@ -81,7 +81,7 @@ def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | No
         for x, (_, path) in zip(pixels[side], rows, strict=True):
             if x.shape[2:] != first:
                 raise RequestError(
-                    f"expected images of one size, {first[0]}x{first[1]} pixels as the first, came "
+                    f"expected images of one size, {first[0]}x{first[1]} pixels as the first, got "
                     f"{x.shape[2]}x{x.shape[3]} in {path}; set data.image_size to resize all"
                 )
         x = torch.cat([convert_channels(x, channels) for x in pixels[side]])
@@ -118,18 +118,18 @@ def _sides(folder: Path, train_splits: Sequence[str]) -> dict[str, _Rows]:
 
 def _folders(place: Path) -> list[Path]:
     if not place.is_dir():
-        raise RequestError(f"expected a folder with one folder of images per class at {place}, came no such folder")
+        raise RequestError(f"expected a folder with one folder of images per class at {place}, got no such folder")
     return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
     """The files of some class folders, the classes in turn."""
     if not classes:
-        raise RequestError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, came none")
+        raise RequestError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, got none")
     files: dict[str, list[Path]] = {}
     for home in classes:
         files[home.name] = inference_inputs.images_in(home)
         if not files[home.name]:
-            raise RequestError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, came none")
+            raise RequestError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, got none")
     turns = itertools.zip_longest(*(files[name] for name in natural_sort(files)))
     return [(path.parent.name, path) for turn in turns for path in turn if path is not None]

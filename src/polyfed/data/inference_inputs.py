@@ -111,7 +111,7 @@ def read(
     suffix = path.suffix.lower()
     bounds.check_file(path)
     if not path.exists():
-        raise RequestError(f"expected {kinds}, came '{path}', which is not there")
+        raise RequestError(f"expected {kinds}, got '{path}', which is not there")
     _check_columns_asked(form, suffix, image_column, text_column)
     if form.vocabulary is not None and suffix != ".npy":
         return _from_texts(path, form, form.vocabulary, text_column, label_column)
@@ -120,13 +120,13 @@ def read(
     parquet, pictures = _image_files(path)
     column = image_column or label_column or text_column
     if column and not parquet:
-        raise RequestError(f"image_column and label_column are of Parquet files, came '{column}' with '{path}'")
+        raise RequestError(f"image_column and label_column are of Parquet files, got '{column}' with '{path}'")
     if suffix == ".npy" and path.is_file():
         return from_tensor(_array(path), form, str(path))
     if not parquet and not pictures:
-        raise RequestError(f"expected {_KINDS}, came '{path}'{' without any' if path.is_dir() else ''}")
+        raise RequestError(f"expected {_KINDS}, got '{path}'{' without any' if path.is_dir() else ''}")
     if not form.images:
-        raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, came images in '{path}'")
+        raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, got images in '{path}'")
     if parquet:
         return _from_images_in_tables(parquet, form, image_column, label_column)
     return _from_pictures(pictures, form)
@@ -135,9 +135,9 @@ def read(
 def _check_columns_asked(form: InputSpec, suffix: str, image_column: str | None, text_column: str | None) -> None:
     """Refuse a column of images where the run's inputs are texts, and the other way round."""
     if text_column is not None and form.vocabulary is None:
-        raise RequestError(f"text_column is of texts, came '{text_column}' where the run's inputs are {form}")
+        raise RequestError(f"text_column is of texts, got '{text_column}' where the run's inputs are {form}")
     if image_column is not None and form.vocabulary is not None and suffix != ".npy":
-        raise RequestError(f"image_column is of images, came '{image_column}' where the run's inputs are texts")
+        raise RequestError(f"image_column is of images, got '{image_column}' where the run's inputs are texts")
 
 
 def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -146,7 +146,7 @@ def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
         parquet = parquet_files(path)
         pictures = images_in(path)
         if parquet and pictures:
-            raise RequestError(f"expected Parquet files or image files in {path}, came both")
+            raise RequestError(f"expected Parquet files or image files in {path}, got both")
         return parquet, pictures
     suffix = path.suffix.lower()
     return [path] if suffix == ".parquet" else [], [path] if suffix in _PICTURES else []
@@ -164,35 +164,35 @@ def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
     if x.dim() == len(form.shape) == 3:
         x = x.unsqueeze(1)
     if x.dtype != form.dtype or x.dim() != 1 + len(form.shape):
-        raise RequestError(f"expected N inputs, each {form}, as the run stored them, came {came} in {place}")
+        raise RequestError(f"expected N inputs, each {form}, as the run stored them, got {came} in {place}")
     if len(x) == 0:
-        raise RequestError(f"expected at least one input, came none in {place}")
+        raise RequestError(f"expected at least one input, got none in {place}")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise RequestError(f"expected finite inputs, came NaN or infinite values in {place}")
+        raise RequestError(f"expected finite inputs, got NaN or infinite values in {place}")
     return InferenceInputs(tuple(map(str, range(len(x)))), _fitted(x, form, place))
 
 
 def _fitted(x: Tensor, form: InputSpec, place: str) -> Tensor:
     """Inputs (N, ...) of the run's type in its shape."""
     if form.images and x.shape[1] != form.shape[0]:
-        x = _recoloured(x, form.shape[0], place)
+        x = _recolored(x, form.shape[0], place)
     if form.images:
         x = resize(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
     if x.shape[1:] != form.shape:
         hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
-        raise RequestError(f"expected inputs {form}, as the run stored them, came {_by(x.shape[1:])} in {place}{hint}")
+        raise RequestError(f"expected inputs {form}, as the run stored them, got {_by(x.shape[1:])} in {place}{hint}")
     return x
 
 
-def _recoloured(x: Tensor, channels: int, place: str) -> Tensor:
+def _recolored(x: Tensor, channels: int, place: str) -> Tensor:
     """Grey images as RGB, or RGB images that hold nothing but grey as grey."""
     if x.shape[1] == 1 and channels == 3:
         return x.expand(-1, 3, -1, -1)
     if x.shape[1] == 3 and channels == 1 and bool((x == x[:, :1]).all()):
         return x[:, :1]
     names = {1: "grey images", 3: "RGB images"}
-    expected, came = (names.get(number, f"{number} channels") for number in (channels, x.shape[1]))
-    raise RequestError(f"expected {expected}, as the run's are, came {came} in {place}; convert them as you see fit")
+    expected, got = (names.get(number, f"{number} channels") for number in (channels, x.shape[1]))
+    raise RequestError(f"expected {expected}, as the run's are, got {came} in {place}; convert them as you see fit")
 
 
 def _by(shape: Sequence[int]) -> str:
@@ -210,7 +210,7 @@ def _array(path: Path) -> Tensor:
         raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
     except safe_pickle.NO_ARRAY as error:  # NumPy's words suggest unpickling it
         raise RequestError(
-            f"expected an array of numbers as NumPy saves it, came something else in '{path}'"
+            f"expected an array of numbers as NumPy saves it, got something else in '{path}'"
         ) from error
 
 
@@ -235,7 +235,7 @@ def decode_image(data: bytes | None, place: str) -> Tensor:
     from PIL import UnidentifiedImageError
 
     if not data:
-        raise RequestError(f"expected an encoded image, came none in {place}")
+        raise RequestError(f"expected an encoded image, got none in {place}")
     try:
         with bounds.open_image(data) as image:
             mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
@@ -243,20 +243,20 @@ def decode_image(data: bytes | None, place: str) -> Tensor:
             mode = mode or image.mode
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
         why = "" if isinstance(error, UnidentifiedImageError) else f": {first_line(error)}"
-        raise RequestError(f"expected an image, came bytes that do not decode in {place}{why}") from error
+        raise RequestError(f"expected an image, got bytes that do not decode in {place}{why}") from error
     if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
         pixels = pixels[..., :-1]
         mode = mode[:-1]
     if mode not in ("L", "RGB"):
-        raise RequestError(f"expected a grey or an RGB image, came mode {mode} in {place}")
+        raise RequestError(f"expected a grey or an RGB image, got mode {mode} in {place}")
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
 
 
 def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_column: str | None) -> InferenceInputs:
     if image_column is not None:
-        raise RequestError(f"image_column is of Parquet files, came '{image_column}' with '{path}'")
+        raise RequestError(f"image_column is of Parquet files, got '{image_column}' with '{path}'")
     if not form.feature_names:
-        raise RequestError(f"expected inputs {form}, as the run stored them, came a CSV file: {path}")
+        raise RequestError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
     x_NF, spelt = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column)
     x = torch.from_numpy(x_NF).to(form.dtype)
     return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
@@ -283,7 +283,7 @@ def _from_texts(
     if suffix == ".txt" and path.is_file():
         if given := text_column or label_column:
             raise RequestError(
-                f"text_column and label_column are of Parquet or CSV files, came '{given}' with '{path}'"
+                f"text_column and label_column are of Parquet or CSV files, got '{given}' with '{path}'"
             )
         x = vocabulary.ids(text_files.read_lines(path))
         return _told_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
@@ -297,7 +297,7 @@ def _from_texts(
     if path.is_dir():
         paths = parquet_files(path)
     if not paths:
-        raise RequestError(f"expected {_TEXTS}, came '{path}'{' without any' if path.is_dir() else ''}")
+        raise RequestError(f"expected {_TEXTS}, got '{path}'{' without any' if path.is_dir() else ''}")
 
     def column(schema: Any, place: Path) -> str:
         usual = vocabulary.column if vocabulary.column in schema.names else None
@@ -315,7 +315,7 @@ def _told_unknown(texts: InferenceInputs) -> InferenceInputs:
 
 def _text(cell: Any, place: str) -> str:
     if cell is None:
-        raise RequestError(f"expected a text, came none in {place}")
+        raise RequestError(f"expected a text, got none in {place}")
     return str(cell)
 
 
@@ -330,7 +330,7 @@ def _from_images_in_tables(
         image = pick_column("image", image_column, found, schema.names, place)
         if not holds_bytes(schema.field(image).type):
             raise RequestError(
-                f"expected encoded images in column '{image}' of {place}, came {schema.field(image).type}"
+                f"expected encoded images in column '{image}' of {place}, got {schema.field(image).type}"
             )
         return image
 
@@ -359,9 +359,9 @@ def _from_tables(
             rows.append(made(cell, place))
             labels += [] if label is None else [_numbered_label(label, form, place)]
     if not rows:
-        raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+        raise RequestError(f"expected at least one row in {paths[0]}, got an empty file")
     if labels and len(labels) < len(rows):
-        raise RequestError(f"expected a label in every row below {paths[0].parent}, or in none, came some without")
+        raise RequestError(f"expected a label in every row below {paths[0].parent}, or in none, got some without")
     return tuple(names), rows, torch.tensor(labels) if labels else None
 
 
@@ -383,7 +383,7 @@ def _table(
         label = candidates[0]
     spelling: Any = features.get(label or "", {}).get("names")
     if label is not None and not holds_labels(schema.field(label).type):
-        raise RequestError(f"expected numbers or names in column '{label}' of {path}, came {schema.field(label).type}")
+        raise RequestError(f"expected numbers or names in column '{label}' of {path}, got {schema.field(label).type}")
     try:
         for batch in file.iter_batches(batch_size=1000, columns=[content, *([label] if label else [])]):
             cells = batch.column(content).to_pylist()
@@ -392,7 +392,7 @@ def _table(
                 named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
                 yield cell, spelling[mark] if named else mark
     except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
 def _numbered_label(label: Any, form: InputSpec, place: str) -> int:
@@ -403,4 +403,4 @@ def _numbered_label(label: Any, form: InputSpec, place: str) -> int:
     if isinstance(label, int) and 0 <= label < len(form.class_names):
         return int(label)
     known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
-    raise RequestError(f"expected labels among the run's classes ({known}), came '{name}' in {place}")
+    raise RequestError(f"expected labels among the run's classes ({known}), got '{name}' in {place}")

@@ -60,7 +60,7 @@ def _check_labels(
             first = labels[rows[0]]
             hint = "; -1 often means that there is none" if str(first) == "-1" else ""
             raise RequestError(
-                f"expected labels {expected}, came {first} in {_row_of(side, int(rows[0]), files.get(side, ()))}"
+                f"expected labels {expected}, got {first} in {_row_of(side, int(rows[0]), files.get(side, ()))}"
                 f"{of_so_many(len(rows))}{hint}; drop such rows, or name the column of the labels in label_column"
             )
 

@@ -52,11 +52,11 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> Source:
         for home, table in read.items():
             if table.feature_names != features:
                 raise RequestError(
-                    f"expected the columns of client '{homes[0].name}' ({', '.join(features)}) of every client, came "
+                    f"expected the columns of client '{homes[0].name}' ({', '.join(features)}) of every client, got "
                     f"{', '.join(table.feature_names)} of '{home.name}'; name those to use in feature_columns"
                 )
         joined = per_client_folders.read(homes, lambda home: read[home].sides)
-        return _from_table(name, tabular.LabelledTable(joined, features), place)
+        return _from_table(name, tabular.LabeledTable(joined, features), place)
     if kind == "images":
         _refuse_columns(name, options)
         return from_images(
@@ -122,7 +122,7 @@ def from_function(name: str, options: SourceOptions) -> Source:
         return with_columns(made, name, options.columns)
     sides = made if isinstance(made, Mapping) else {"train": made}
     if "train" not in sides or set(sides) - {"train", "test"}:
-        raise RequestError(f"expected a dictionary of 'train' and 'test' from '{name}', came {sorted(map(str, sides))}")
+        raise RequestError(f"expected a dictionary of 'train' and 'test' from '{name}', got {sorted(map(str, sides))}")
     return with_columns(from_tensors(sides["train"], sides.get("test"), name=name), name, options.columns)
 
 
@@ -176,11 +176,11 @@ def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> Source:
     )
 
 
-def _table(place: Path, options: SourceOptions) -> tabular.LabelledTable:
+def _table(place: Path, options: SourceOptions) -> tabular.LabeledTable:
     return tabular.read(place, options.label_column, options.feature_columns, options.train_splits, options.columns)
 
 
-def _from_table(name: str, read: tabular.LabelledTable, where: Path) -> Source:
+def _from_table(name: str, read: tabular.LabeledTable, where: Path) -> Source:
     mean, std = tabular.statistics(read, where)
     sides = read.sides
     return Source(
@@ -215,7 +215,7 @@ def is_text_dataset(name: str, words: TextConfig, image_column: str | None) -> b
     if words.column is None:
         reject_text_options(name, words)
     elif image_column is not None:
-        raise RequestError(f"expected image_column or text_column with dataset '{name}', came both")
+        raise RequestError(f"expected image_column or text_column with dataset '{name}', got both")
     return words.column is not None
 
 
@@ -224,7 +224,7 @@ def reject_text_options(name: str, words: TextConfig) -> None:
     if given := words.given():
         more = "" if given == "text_column" else "; text_column names the column of texts"
         raise RequestError(
-            f"expected {given} with texts in Parquet or CSV files, or of the Hub, came dataset '{name}'{more}"
+            f"expected {given} with texts in Parquet or CSV files, or of the Hub, got dataset '{name}'{more}"
         )
 
 
@@ -242,14 +242,14 @@ def _refuse_columns(name: str, options: SourceOptions) -> None:
 
 def reject_splits(name: str, train_splits: Sequence[str]) -> None:
     if list(train_splits) != list(TRAIN):
-        raise RequestError(f"dataset '{name}' has no splits to choose from, came train_splits {list(train_splits)}")
+        raise RequestError(f"dataset '{name}' has no splits to choose from, got train_splits {list(train_splits)}")
 
 
 def reject_options(name: str, **options: object) -> None:
     """Options that a data set has no use for."""
     for option, value in options.items():
         if value is not None:
-            raise RequestError(f"dataset '{name}' has no use for {option}, came '{value}'")
+            raise RequestError(f"dataset '{name}' has no use for {option}, got '{value}'")
 
 
 def join_names(names: Iterable[object]) -> str:

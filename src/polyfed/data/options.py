@@ -44,59 +44,59 @@ class SourceOptions:
 class PartitionOptions:
     """How a data set is dealt to clients.
 
-    * ``split="a:b:c"``, ``test="client"``: both sides of the source are pooled and dealt; each client's rows are split
+    * ``split="a:b:c"``, ``test="local"``: both sides of the source are pooled and dealt; each client's rows are split
       train : validation : test, at random within each class, each class's parts within one row of the ratio.
-    * ``split="official"``, ``test="client"``: the training side is dealt, the test side alike (same class shares; with
-      "natural", each row to the client that holds its value, to nobody where none does). ``"official:9:1"`` also
+    * ``split="official"``, ``test="local"``: the training side is dealt, the test side alike (same class shares; with
+      "by_group", each row to the client that holds its value, to nobody where none does). ``"official:9:1"`` also
       splits each client's training rows into train : validation.
     * ``test="global"``: one test set for all. It is the official test side if there is one, and then the training side
       alone is dealt and split a : b; otherwise a class-stratified c part of the pool is set aside before dealing.
 
     Attributes:
-        clients: K; None with "natural": one per value.
+        num_clients: K; None with "by_group": one per value.
         partition: a name in `polyfed.registry.PARTITIONS`, or a function (one of your own is called with labels (N,),
             clients and generator, and returns the row numbers of every client, or a `Partition`); "flwr:" and the name
             of a partitioner of flwr-datasets; such a partitioner itself; or a ready `Partition` of the rows to deal:
             training rows first, then, where they are pooled, test rows. A ready one needs ``holdout=0``, and with
             ``test="global"`` an official test side.
-        alpha: of "dirichlet" and "quantity".
-        min_size: of "dirichlet" and "quantity": smallest number of dealt rows (before the split) per client.
-        classes_per_client: of "classes".
-        deal: of "classes".
+        dirichlet_alpha: of "dirichlet" and "quantity".
+        min_samples: of "dirichlet" and "quantity": smallest number of dealt rows (before the split) per client.
+        classes_per_client: of "by_class".
+        class_assignment: of "by_class".
         split: "a:b:c", "official" or "official:a:b".
-        test: "client" or "global".
+        test: "local" or "global".
         holdout: rows of the training side that are set aside first for the server, equally many of each class as far
             as they go, drawn at random.
-        max_train: at most this many training rows per client. The first rows of each class are kept, the classes in
+        max_train_per_client: at most this many training rows per client. The first rows of each class are kept, the classes in
             the proportion in which the client holds them, so that a cap does not change the label skew. Several caps:
             clients take them in turn, client k the (k mod M)th of M.
-        max_test: likewise for each client's test rows, or for the common test set.
-        halved: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's Figure 3), each
+        max_test_per_client: likewise for each client's test rows, or for the common test set.
+        halved_client_fraction: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's Figure 3), each
             class in proportion, a single row always; those of a smaller share are among those of a larger one.
-        natural_column: of "natural": which of the source's columns to deal by.
-        natural_groups: of "natural": its values are put into so many groups by their hash (`hash_groups`), and whole
+        group_by: of "by_group": which of the source's columns to deal by.
+        num_groups: of "by_group": its values are put into so many groups by their hash (`hash_groups`), and whole
             groups are dealt. With an official split a test row of a value that training rows do not have then goes to
             the client that holds its group; without groups, to nobody.
         partitioner: of "flwr:...": arguments of its constructor.
-        skew: "rotation", "noise" or "colour": every client's own rows, its test rows too, are changed as
+        feature_shift: "rotation", "noise" or "color": every client's own rows, its test rows too, are changed as
             `polyfed.data.feature_shift` says; the hold-out and a common test set are not.
-        skew_strength: 0..1; 0 is off.
+        feature_shift_strength: 0..1; 0 is off.
     """
 
-    clients: int | None = 10
+    num_clients: int | None = 10
     partition: Any = "iid"
-    alpha: float = 0.5
-    min_size: int = 10
+    dirichlet_alpha: float = 0.5
+    min_samples: int = 10
     classes_per_client: int = 2
-    deal: str = "ring"
+    class_assignment: str = "round_robin"
     split: str = "8:1:1"
-    test: str = "client"
+    test: str = "local"
     holdout: int = 0
-    max_train: int | Sequence[int] | None = None
-    max_test: int | None = None
-    halved: float = 0.0
-    natural_column: str | None = None
-    natural_groups: int | None = None
+    max_train_per_client: int | Sequence[int] | None = None
+    max_test_per_client: int | None = None
+    halved_client_fraction: float = 0.0
+    group_by: str | None = None
+    num_groups: int | None = None
     partitioner: Mapping[str, Any] | None = None
-    skew: str = "none"
-    skew_strength: float = 0.25
+    feature_shift: str = "none"
+    feature_shift_strength: float = 0.25

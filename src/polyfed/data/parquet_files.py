@@ -39,7 +39,7 @@ def open_parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
 def read_extra_columns(paths: Sequence[Path], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
@@ -75,4 +75,4 @@ def column_batches(path: Path, name: str) -> Iterator[Any]:
         for batch in open_parquet(path).iter_batches(batch_size=_ROWS, columns=[name]):
             yield batch.column(0)
     except (pa.ArrowException, OSError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error

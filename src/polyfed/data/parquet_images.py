@@ -1,4 +1,4 @@
-"""Labelled images from Parquet files in the layout of the Hugging Face Hub, decoded once to uint8.
+"""Labeled images from Parquet files in the layout of the Hugging Face Hub, decoded once to uint8.
 
 The files are read with pyarrow, not with ``datasets.load_dataset``: that one first writes
 a converted copy of every file, and needs no less memory. What `datasets` knows about the columns (which are images,
@@ -162,7 +162,7 @@ def _find_columns(paths: Sequence[Path], image_column: str | None, label_column:
         if chosen is not None and came != chosen:
             raise RequestError(
                 f"expected the columns '{chosen.image}' and '{chosen.label}' with the same classes in every file, "
-                f"came '{came.image}' and '{came.label}' with other names or classes in {path}"
+                f"got '{came.image}' and '{came.label}' with other names or classes in {path}"
             )
         chosen = came
     assert chosen is not None  # split_files gave at least one path
@@ -187,7 +187,7 @@ def _read_side(
     """
     total = sum(open_parquet(path).metadata.num_rows for path in paths)
     if total < 1:
-        raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+        raise RequestError(f"expected at least one row in {paths[0]}, got an empty file")
     pixels: NDArray[np.uint8] | None = None
     labels: list[NDArray[Any]] = []
     row = 0
@@ -202,11 +202,11 @@ def _read_side(
                     pixels = _room((total, *shape), path)
                 check_shape(image.shape, shape, row - start, path)
                 if row == total:
-                    raise RequestError(f"expected {total} rows, as the files say, came more from {paths[0].parent}")
+                    raise RequestError(f"expected {total} rows, as the files say, got more from {paths[0].parent}")
                 pixels[row] = image
                 row += 1
     if pixels is None or row != total:
-        raise RequestError(f"expected {total} rows, as the files say, came {row} from {paths[0].parent}")
+        raise RequestError(f"expected {total} rows, as the files say, got {row} from {paths[0].parent}")
     return pixels, np.concatenate(labels)
 
 
@@ -216,7 +216,7 @@ def _room(shape: tuple[int, ...], path: Path) -> NDArray[np.uint8]:
     try:
         return np.empty(shape, dtype=np.uint8)
     except (MemoryError, ValueError):
-        raise RequestError(f"expected images for which there is memory, came {shape[0]} rows, as {path} says") from None
+        raise RequestError(f"expected images for which there is memory, got {shape[0]} rows, as {path} says") from None
 
 
 def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:
@@ -232,18 +232,18 @@ def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None],
             if types.is_struct(cells.type):
                 cells = pc.struct_field(cells, "bytes")
             if marks.null_count:
-                raise RequestError(f"expected a label in every row, came an empty one in '{columns.label}' of {path}")
+                raise RequestError(f"expected a label in every row, got an empty one in '{columns.label}' of {path}")
             whole = types.is_integer(marks.type) or types.is_boolean(marks.type)
             yield cells.to_pylist(), np.array(marks.to_pylist(), dtype=np.int64 if whole else None)
     except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
 def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
     """One image as (C, H, W) uint8: grey stays one channel; black-and-white becomes grey, a palette RGB."""
     if not cell:
         raise RequestError(
-            f"expected an encoded image in row {row} of {path}, came none (paths alone are not followed)"
+            f"expected an encoded image in row {row} of {path}, got none (paths alone are not followed)"
         )
     return to_pixels(lambda: bounds.open_image(cell), row, path)
 
@@ -260,13 +260,13 @@ def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
         raise RequestError(
-            f"expected an image in row {row} of {where}, came bytes that do not decode: {first_line(error)}"
+            f"expected an image in row {row} of {where}, got bytes that do not decode: {first_line(error)}"
         ) from error
     if mode == "L":
         return pixels[None]
     if mode == "RGB":
         return pixels.transpose(2, 0, 1)
-    raise RequestError(f"expected grey (L) or RGB images, came mode {mode} in row {row} of {where}")
+    raise RequestError(f"expected grey (L) or RGB images, got mode {mode} in row {row} of {where}")
 
 
 def check_shape(came: tuple[int, ...], shape: tuple[int, ...], row: int, where: object) -> None:
@@ -274,10 +274,10 @@ def check_shape(came: tuple[int, ...], shape: tuple[int, ...], row: int, where: 
     if came != shape:
         raise RequestError(
             f"expected every image to have {_words(shape)}, as the first one has, "
-            f"came {_words(came)} in row {row} of {where}"
+            f"got {_words(came)} in row {row} of {where}"
         )
 
 
 def _words(shape: tuple[int, ...]) -> str:
-    colour = {1: "grey", 3: "RGB"}[shape[0]]
-    return f"{colour} {shape[1]}x{shape[2]} pixels"
+    color = {1: "grey", 3: "RGB"}[shape[0]]
+    return f"{color} {shape[1]}x{shape[2]} pixels"

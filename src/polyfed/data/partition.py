@@ -1,9 +1,9 @@
-"""Who gets which rows: index partitions of a labelled data set, every row accounted for.
+"""Who gets which rows: index partitions of a labeled data set, every row accounted for.
 
-``iid`` and ``dirichlet`` (as FedIN deals), ``classes`` with three deals: "fedrep" (as FedRep and FedHeNN), "shamsian"
-(as FedGH, after Shamsian et al.) and "ring", which draws nothing; ``quantity``, where only the clients' sizes differ;
-``natural``, by whom the rows come from. A partition also records which share of every class each client was dealt, so
-that a test side can be dealt alike. Partitioners of flwr-datasets: `polyfed.data.flwr_partitioners`.
+``iid`` and ``dirichlet`` (as FedIN deals), ``classes`` with three deals: "shards" (as FedRep and FedHeNN), "shamsian"
+(as FedGH, after Shamsian et al.) and "round_robin", which draws nothing; ``quantity``, where only the clients' sizes
+differ; ``natural``, by whom the rows come from. A partition also records which share of every class each client was
+dealt, so that a test side can be dealt alike. Partitioners of flwr-datasets: `polyfed.data.flwr_partitioners`.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
 """
@@ -54,9 +54,9 @@ class Partition:
         every = np.sort(np.concatenate(self.rows)) if self.rows else np.empty(0, dtype=np.int64)
         twice = every[1:][every[1:] == every[:-1]]
         if len(twice):
-            raise RequestError(f"expected every row in one client at most, came row {twice[0]} more than once")
+            raise RequestError(f"expected every row in one client at most, got row {twice[0]} more than once")
         if self.unused < 0:
-            raise RequestError(f"expected a count of unused rows >= 0, came {self.unused}")
+            raise RequestError(f"expected a count of unused rows >= 0, got {self.unused}")
 
 
 def iid(y: ArrayLike, clients: int, rng: np.random.Generator, class_count: int | None = None) -> Partition:
@@ -80,14 +80,14 @@ def dirichlet(
     clients: int,
     rng: np.random.Generator,
     alpha: float = 0.5,
-    min_size: int = 10,
+    min_samples: int = 10,
     max_tries: int = 1000,
     class_count: int | None = None,
 ) -> Partition:
     """Label skew: each class cut by proportions drawn from Dirichlet(alpha 1_K), balanced, as FedIN deals.
 
-    Class by class, the proportions of clients that already hold >= N/K rows are set to 0 and the rest renormalised;
-    everything is drawn anew until every client has `min_size` rows. The rows themselves are shuffled once the sizes
+    Class by class, the proportions of clients that already hold >= N/K rows are set to 0 and the rest renormalized;
+    everything is drawn anew until every client has `min_samples` rows. The rows themselves are shuffled once the sizes
     are accepted, which is the same in law and cheaper.
 
     Args:
@@ -95,7 +95,7 @@ def dirichlet(
         clients: K.
         rng: of all draws.
         alpha: concentration; small means few classes per client, large means equal shares.
-        min_size: smallest number of rows per client that is accepted.
+        min_samples: smallest number of rows per client that is accepted.
         max_tries: how often to draw at most.
         class_count: C; default: the largest label plus one.
 
@@ -103,20 +103,20 @@ def dirichlet(
         RequestError: alpha not above 0, a minimum that cannot be met, or one that `max_tries` draws did not meet.
     """
     labels, class_count = check_labels(y, clients, class_count)
-    _check_draw("dirichlet", alpha, min_size, clients, len(labels))
+    _check_draw("dirichlet", alpha, min_samples, clients, len(labels))
     check_integer("max_tries", max_tries, 1)
     counts_C = np.bincount(labels, minlength=class_count)
     best = -1
     for _ in range(max_tries):
         sizes_KC = _dirichlet_sizes(counts_C, clients, rng, alpha)
         smallest = int(sizes_KC.sum(axis=1).min())
-        if smallest >= min_size:
+        if smallest >= min_samples:
             break
         best = max(best, smallest)
     else:
         raise RequestError(
-            f"expected each of {clients} clients to get {min_size} rows in one of {max_tries} draws at alpha {alpha}, "
-            f"came {best} for the smallest at best; use a larger alpha, fewer clients or a smaller min_size"
+            f"expected each of {clients} clients to get {min_samples} rows in one of {max_tries} draws at alpha {alpha}, "
+            f"got {best} for the smallest at best; use a larger alpha, fewer clients or a smaller min_samples"
         )
     held: list[list[Rows]] = [[] for _ in range(clients)]
     for label in range(class_count):
@@ -144,7 +144,7 @@ def _dirichlet_sizes(
 
 
 def _dirichlet_shares(open_K: NDArray[np.bool_], rng: np.random.Generator, alpha: float) -> NDArray[np.float64]:
-    """(K,) proportions from Dirichlet(alpha 1_K), 0 for clients that are not open, renormalised."""
+    """(K,) proportions from Dirichlet(alpha 1_K), 0 for clients that are not open, renormalized."""
     share_K = rng.dirichlet(np.full(len(open_K), float(alpha))) * open_K
     if not (np.isfinite(share_K).all() and share_K.sum() > 0):
         # a tiny alpha put everything on a client that is full: draw among the others, in its limit one of them
@@ -159,12 +159,12 @@ def quantity(
     clients: int,
     rng: np.random.Generator,
     alpha: float = 0.5,
-    min_size: int = 10,
+    min_samples: int = 10,
     class_count: int | None = None,
 ) -> Partition:
     """Quantity skew: sizes that differ, labels as in the whole.
 
-    Every client gets `min_size` rows, and what is left goes by proportions drawn from Dirichlet(alpha 1_K), rounded by
+    Every client gets `min_samples` rows, and what is left goes by proportions drawn from Dirichlet(alpha 1_K), rounded by
     largest remainder; which rows is a random permutation. So every row is used and one draw always does. (Li et al.,
     ICDE 2022, draw until the smallest client is large enough, which at K = 100 and alpha = 0.5 hardly ever ends.)
 
@@ -173,17 +173,17 @@ def quantity(
         clients: K.
         rng: of all draws.
         alpha: concentration; small means that few clients hold nearly everything, large means equal sizes.
-        min_size: smallest number of rows per client.
+        min_samples: smallest number of rows per client.
         class_count: C; default: the largest label plus one.
 
     Raises:
         RequestError: alpha not above 0, or a minimum that cannot be met.
     """
     labels, class_count = check_labels(y, clients, class_count)
-    _check_draw("quantity", alpha, min_size, clients, len(labels))
-    left = len(labels) - clients * min_size
+    _check_draw("quantity", alpha, min_samples, clients, len(labels))
+    left = len(labels) - clients * min_samples
     share_K = _dirichlet_shares(np.ones(clients, dtype=bool), rng, alpha)
-    sizes_K = min_size + largest_remainder(left * share_K, left, np.zeros(clients, dtype=np.int64))
+    sizes_K = min_samples + largest_remainder(left * share_K, left, np.zeros(clients, dtype=np.int64))
     return sorted_partition(cut_rows(rng.permutation(len(labels)), sizes_K), labels, class_count)
 
 
@@ -208,7 +208,7 @@ def by_group(values: ArrayLike, clients: int | None, rng: np.random.Generator) -
     clients = groups if clients is None else check_integer("clients", clients, 1)
     if not 0 < clients <= groups:
         raise RequestError(
-            f"expected at most as many clients as there are values to deal by ({groups}), came {clients} clients"
+            f"expected at most as many clients as there are values to deal by ({groups}), got {clients} clients"
         )
     client_G = np.arange(groups)
     if clients < groups:
@@ -239,10 +239,10 @@ def partition_like(partition: Partition, y: ArrayLike) -> Partition:
     """
     labels = np.asarray(y, dtype=np.int64)
     if partition.shares is None:
-        raise RequestError("expected a partition with class shares to deal another side alike, came one without")
+        raise RequestError("expected a partition with class shares to deal another side alike, got one without")
     clients, class_count = partition.shares.shape
     if len(labels) and not 0 <= labels.min() <= labels.max() < class_count:
-        raise RequestError(f"expected labels in 0..{class_count - 1}, came {labels.min()}..{labels.max()}")
+        raise RequestError(f"expected labels in 0..{class_count - 1}, got {labels.min()}..{labels.max()}")
     held: list[list[Rows]] = [[] for _ in range(clients)]
     sizes_K = np.zeros(clients, dtype=np.int64)
     for label in range(class_count):
@@ -266,7 +266,7 @@ def hash_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
     Raises:
         RequestError: no whole number of groups.
     """
-    check_integer("natural_groups", groups, 1)
+    check_integer("num_groups", groups, 1)
     names, place_N = np.unique(np.asarray(values), return_inverse=True)
     group_V = np.array([zlib.crc32(str(name).encode()) % groups for name in names], dtype=np.int64)
     found: NDArray[np.int64] = group_V[place_N]
@@ -310,19 +310,19 @@ def check_integer(name: str, value: Any, least: int) -> int:
         RequestError: not a whole number, or below `least`.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise RequestError(f"expected {name} to be a whole number >= {least}, came {value!r}")
+        raise RequestError(f"expected {name} to be a whole number >= {least}, got {value!r}")
     return int(value)
 
 
-def _check_draw(partition: str, alpha: float, min_size: int, clients: int, rows: int) -> None:
+def _check_draw(partition: str, alpha: float, min_samples: int, clients: int, rows: int) -> None:
     """Refuse an alpha or a minimum that cannot be."""
     if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
-        raise RequestError(f"expected a finite alpha > 0 for the {partition} partition, came {alpha}")
-    check_integer("min_size", min_size, 1)
-    if clients * min_size > rows:
+        raise RequestError(f"expected a finite alpha > 0 for the {partition} partition, got {alpha}")
+    check_integer("min_samples", min_samples, 1)
+    if clients * min_samples > rows:
         raise RequestError(
-            f"expected at least {clients * min_size} rows for {clients} clients with min_size {min_size}, came "
-            f"{rows}; use fewer clients or a min_size of at most {rows // clients}"
+            f"expected at least {clients * min_samples} rows for {clients} clients with min_samples {min_samples}, got "
+            f"{rows}; use fewer clients or a min_samples of at most {rows // clients}"
         )
 
 
@@ -377,15 +377,15 @@ def check_labels(y: ArrayLike, clients: int, class_count: int | None) -> tuple[R
     """The labels as int64 and the number of classes, after the checks that all partitions share."""
     labels = np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise RequestError(f"expected whole-number labels of shape (N,), came {labels.dtype} of shape {labels.shape}")
+        raise RequestError(f"expected whole-number labels of shape (N,), got {labels.dtype} of shape {labels.shape}")
     labels = labels.astype(np.int64)
     check_integer("clients", clients, 1)
     if clients > len(labels):
-        raise RequestError(f"expected at most as many clients as rows ({len(labels)}), came {clients} clients")
+        raise RequestError(f"expected at most as many clients as rows ({len(labels)}), got {clients} clients")
     top = int(labels.max()) + 1
     class_count = top if class_count is None else check_integer("class_count", class_count, 1)
     if int(labels.min()) < 0 or top > class_count:
-        raise RequestError(f"expected labels in 0..{class_count - 1}, came {labels.min()}..{top - 1}")
+        raise RequestError(f"expected labels in 0..{class_count - 1}, got {labels.min()}..{top - 1}")
     return labels, class_count
 
 

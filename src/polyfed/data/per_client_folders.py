@@ -36,21 +36,21 @@ def client_directories(place: Path) -> tuple[str, list[Path]]:
         RequestError: no such folder, no folder in it, a client's without data, or clients with several kinds of data.
     """
     if not place.is_dir():
-        raise RequestError(f"expected a folder with one folder per client at {place}, came no such folder")
+        raise RequestError(f"expected a folder with one folder per client at {place}, got no such folder")
     homes = {p.name: p for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")}
     if not homes:
-        raise RequestError(f"expected one folder per client (0/train.csv, 1/train.csv) in {place}, came none")
+        raise RequestError(f"expected one folder per client (0/train.csv, 1/train.csv) in {place}, got none")
     names = natural_sort(homes)
     kinds = {name: _kind(homes[name]) for name in names}
     kind = kinds[names[0]]
     for name in names:
         if kinds[name] is None:
             raise RequestError(
-                f"expected Parquet files, CSV files or folders of images of client '{name}' in {homes[name]}, came none"
+                f"expected Parquet files, CSV files or folders of images of client '{name}' in {homes[name]}, got none"
             )
         if kinds[name] != kind:
             raise RequestError(
-                f"expected {kind} of every client in {place}, as of '{names[0]}', came {kinds[name]} of '{name}'"
+                f"expected {kind} of every client in {place}, as of '{names[0]}', got {kinds[name]} of '{name}'"
             )
     assert kind is not None  # the first client was looked at above
     return kind, [homes[name] for name in names]
@@ -83,7 +83,7 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
         _check_sides(name, part.test is not None, homes[0].name, first.test is not None)
         if (part.train.x.shape[1:], part.train.x.dtype) != (first.train.x.shape[1:], first.train.x.dtype):
             raise RequestError(
-                f"expected inputs of every client like those of '{homes[0].name}' ({_by(first)}), came {_by(part)} of "
+                f"expected inputs of every client like those of '{homes[0].name}' ({_by(first)}), got {_by(part)} of "
                 f"'{name}'; data.image_size resizes folders of images"
             )
     names = {part.class_names for part in parts.values()}
@@ -91,7 +91,7 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
     if (negative := negative_name(classes)) is not None:
         whose = next(name for name, part in parts.items() if negative in part.class_names)
         raise RequestError(
-            f"expected labels from 0 on of every client, came {negative} of '{whose}'; drop such rows, or name the "
+            f"expected labels from 0 on of every client, got {negative} of '{whose}'; drop such rows, or name the "
             "column of the labels in label_column"
         )
     train = {name: part.train for name, part in parts.items()}
@@ -120,7 +120,7 @@ def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
         if found != columns:
             raise RequestError(
                 f"expected texts in column '{columns.image}' and the same classes in '{columns.label}' of every client "
-                f"as of '{first}', came others ('{found.image}', '{found.label}') of '{name}'"
+                f"as of '{first}', got others ('{found.image}', '{found.label}') of '{name}'"
             )
     return {side: _joined_texts({name: own[side] for name, (own, _) in parts.items()}) for side in sides}, columns
 
@@ -138,7 +138,7 @@ def _joined_texts(parts: Mapping[str, RawTexts]) -> RawTexts:
 def _check_sides(name: str, has_test: bool, first: str, first_has: bool) -> None:
     if has_test != first_has:
         raise RequestError(
-            f"expected a test side of every client or of none, came {'one' if has_test else 'none'} of '{name}', "
+            f"expected a test side of every client or of none, got {'one' if has_test else 'none'} of '{name}', "
             f"unlike '{first}'"
         )
 

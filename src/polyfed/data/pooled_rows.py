@@ -34,7 +34,7 @@ class PooledRows:
             RequestError: no name, no such column, or one that a side lacks.
         """
         if name is None:
-            raise RequestError("partition 'natural' expects natural_column, the column to deal by, came none")
+            raise RequestError("partition 'by_group' expects group_by, the column to deal by, got none")
         sides = (("training", self.source.train_columns), ("test", self.source.test_columns))
         used = [np.any(rows < len(self._sides[0])), np.any(rows >= len(self._sides[0]))]
         found = []
@@ -46,7 +46,7 @@ class PooledRows:
             found.append(columns[name] if needed else np.empty(len(side), dtype=np.int64))
         if all(used) and found[0].dtype.kind != found[1].dtype.kind:
             raise RequestError(
-                f"expected '{name}' of both sides of '{self.source.name}' in one type, came numbers and text"
+                f"expected '{name}' of both sides of '{self.source.name}' in one type, got numbers and text"
             )
         values: NDArray[Any] = np.concatenate([part for part, needed in zip(found, used, strict=False) if needed])
         return values[rows if used[0] else rows - len(self._sides[0])]

@@ -36,12 +36,12 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
         x = source.train.x
         if x.dtype != torch.uint8 or x.dim() != 4:
             raise RequestError(
-                f"data.public expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of {x.dtype}"
+                f"data.public_dataset expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of {x.dtype}"
             )
-    count = min(_USUAL, len(other.train)) if rows is None else check_integer("public_rows", rows, 1)
+    count = min(_USUAL, len(other.train)) if rows is None else check_integer("public_samples", rows, 1)
     if count > len(other.train):
         raise RequestError(
-            f"expected public_rows of at most the {len(other.train)} training rows of '{other.name}', came {count}"
+            f"expected public_samples of at most the {len(other.train)} training rows of '{other.name}', got {count}"
         )
     drawn = np.sort(rng.choice(len(other.train), count, replace=False))
     channels, height, width = task.train.x.shape[1:]

@@ -29,11 +29,11 @@ from polyfed.errors import RequestError
 from polyfed.registry import PARTITIONS
 
 Generators = Callable[[str], np.random.Generator]  # purpose -> generator
-_SETTINGS: tuple[tuple[Any, tuple[str, ...]], ...] = (  # of our own partitions; others get none
-    (iid, ()),
-    (dirichlet, ("alpha", "min_size")),
-    (quantity, ("alpha", "min_size")),
-    (by_class, ("classes_per_client", "deal")),
+_SETTINGS: tuple[tuple[Any, dict[str, str]], ...] = (  # parameter -> option, of our own partitions; others get none
+    (iid, {}),
+    (dirichlet, {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}),
+    (quantity, {"alpha": "dirichlet_alpha", "min_samples": "min_samples"}),
+    (by_class, {"classes_per_client": "classes_per_client", "class_assignment": "class_assignment"}),
 )
 
 
@@ -52,7 +52,7 @@ def assign_rows(pool: PooledRows, rows: Rows, options: PartitionOptions, generat
     class_count = pool.source.classes
     found = _partition(pool, rows, options, generators)
     if not is_by_group(options.partition):
-        _check_partition(found, check_integer("clients", options.clients, 1), len(y))
+        _check_partition(found, check_integer("clients", options.num_clients, 1), len(y))
     if found.shares is not None and found.shares.shape == (len(found.rows), class_count):
         return found
     return Partition(found.rows, found.unused, class_shares(found.rows, y, class_count))
@@ -72,8 +72,8 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
     """What the partition that is asked for makes of the rows."""
     wanted = options.partition
     if is_by_group(wanted):
-        return by_group(_group_values(pool, rows, options), options.clients, generators("partition"))
-    clients = check_integer("clients", options.clients, 1)
+        return by_group(_group_values(pool, rows, options), options.num_clients, generators("partition"))
+    clients = check_integer("clients", options.num_clients, 1)
     if isinstance(wanted, Partition):
         _check_ready(wanted, clients, options.holdout)
         return wanted
@@ -89,15 +89,15 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
     function = wanted if callable(wanted) else PARTITIONS[wanted]
     for own, names in _SETTINGS:
         if function is own:
-            settings = {name: getattr(options, name) for name in names}
+            settings = {name: getattr(options, option) for name, option in names.items()}
             return own(y, clients, generators("partition"), class_count=class_count, **settings)  # type: ignore[no-any-return]
     return _as_partition(function(y, clients, generators("partition")), len(y))
 
 
 def _group_values(pool: PooledRows, rows: Rows, options: PartitionOptions) -> NDArray[Any]:
     """What rows are dealt by: a column's values, or their groups."""
-    values = pool.column(options.natural_column, rows)
-    return values if options.natural_groups is None else hash_groups(values, options.natural_groups)
+    values = pool.column(options.group_by, rows)
+    return values if options.num_groups is None else hash_groups(values, options.num_groups)
 
 
 def _as_partition(found: Any, rows: int) -> Partition:
@@ -110,7 +110,7 @@ def _as_partition(found: Any, rows: int) -> Partition:
         parts = []
     if not parts or any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in parts):
         raise RequestError(
-            f"expected row numbers for every client, or a Partition, from the partition's function, came "
+            f"expected row numbers for every client, or a Partition, from the partition's function, got "
             f"{type(found).__name__}"
         )
     partition = Partition(tuple(np.sort(part.astype(np.int64)) for part in parts))
@@ -121,7 +121,7 @@ def _check_ready(partition: Partition, clients: int, holdout: int) -> None:
     """A ready partition says itself how many clients there are, and counts all rows."""
     if len(partition.rows) != clients or holdout:
         raise RequestError(
-            f"a ready partition expects clients={len(partition.rows)} (its own number) and holdout=0, came "
+            f"a ready partition expects clients={len(partition.rows)} (its own number) and holdout=0, got "
             f"clients={clients}{' and a holdout' if holdout else ''}"
         )
 
@@ -129,7 +129,7 @@ def _check_ready(partition: Partition, clients: int, holdout: int) -> None:
 def _check_partition(partition: Partition, clients: int, count: int) -> None:
     """Whether a partition is one of so many clients and so many rows."""
     if len(partition.rows) != clients:
-        raise RequestError(f"expected a partition of {clients} clients, came one of {len(partition.rows)}")
+        raise RequestError(f"expected a partition of {clients} clients, got one of {len(partition.rows)}")
     for client, rows in enumerate(partition.rows):
         if len(rows) and int(rows.max()) >= count:
             raise RequestError(f"expected rows below {count} in the partition, client {client} has {rows.max()}")

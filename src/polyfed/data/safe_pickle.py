@@ -106,7 +106,7 @@ def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
         came = first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
         raise RequestError(
-            f"expected a dictionary of arrays in {where}, which is read without running what it says, came "
+            f"expected a dictionary of arrays in {where}, which is read without running what it says, got "
             f"{came}; save them there as numpy.savez(file, x=x, y=y)"
         ) from error
     return {

@@ -1,4 +1,4 @@
-"""Labelled samples: the one shape in which data reach a client.
+"""Labeled samples: the one shape in which data reach a client.
 
 Shapes: N samples; x is (N, C, H, W) for images, (N, ...) for anything else.
 """
@@ -36,14 +36,14 @@ class Samples:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise RequestError(f"expected as many labels as inputs, came {len(self.y)} labels for {len(self.x)} inputs")
+            raise RequestError(f"expected as many labels as inputs, got {len(self.y)} labels for {len(self.x)} inputs")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
             raise RequestError(
-                f"expected labels of shape (N,) and type int64, came shape {tuple(self.y.shape)} of type {self.y.dtype}"
+                f"expected labels of shape (N,) and type int64, got shape {tuple(self.y.shape)} of type {self.y.dtype}"
             )
         refuse_negative(self.y, "labels from 0 on")
         if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
-            raise RequestError("expected finite inputs, came NaN or infinite values")
+            raise RequestError("expected finite inputs, got NaN or infinite values")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -88,11 +88,11 @@ def from_dataset(dataset: Any) -> Samples:
     if count is None:
         hint = "; give its .dataset" if hasattr(dataset, "dataset") else ""
         raise RequestError(
-            "expected (x, y), Samples, or a data set with a length and numbered items, came "
+            "expected (x, y), Samples, or a data set with a length and numbered items, got "
             f"{type(dataset).__name__}{hint}"
         )
     if not count:
-        raise RequestError(f"expected at least one item in a data set, came an empty {type(dataset).__name__}")
+        raise RequestError(f"expected at least one item in a data set, got an empty {type(dataset).__name__}")
     inputs: list[Tensor] = []
     labels: list[int] = []
     for row in range(count):
@@ -100,7 +100,7 @@ def from_dataset(dataset: Any) -> Samples:
         x = _input(given, row)
         if inputs and (x.shape != inputs[0].shape or x.dtype != inputs[0].dtype):
             raise RequestError(
-                f"expected items of one shape and type, {tuple(inputs[0].shape)}, {inputs[0].dtype} as the first, came "
+                f"expected items of one shape and type, {tuple(inputs[0].shape)}, {inputs[0].dtype} as the first, got "
                 f"{tuple(x.shape)}, {x.dtype} in item {row}"
             )
         inputs.append(x)
@@ -114,11 +114,11 @@ def _pair(item: Any, row: int) -> tuple[Any, Any]:
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
     if not isinstance(item, dict):
-        raise RequestError(f"expected (input, label) or a dictionary as item {row}, came {type(item).__name__}")
+        raise RequestError(f"expected (input, label) or a dictionary as item {row}, got {type(item).__name__}")
     names = [name for name in LABEL_NAMES if name in item]
     if len(item) != 2 or len(names) != 1:
         raise RequestError(
-            f"expected one input and one label (named {', '.join(LABEL_NAMES[:2])}, ...) in item {row}, came "
+            f"expected one input and one label (named {', '.join(LABEL_NAMES[:2])}, ...) in item {row}, got "
             f"{', '.join(map(str, item))}; keep two columns (select_columns) and rename them"
         )
     return next(value for name, value in item.items() if name != names[0]), item[names[0]]
@@ -128,12 +128,12 @@ def _input(given: Any, row: int) -> Tensor:
     """An input as a tensor; a Pillow image as (C, H, W) uint8."""
     picture = getattr(given, "mode", None) if hasattr(given, "getbands") else None
     if picture not in (None, "L", "RGB"):
-        raise RequestError(f"expected grey (L) or RGB images, came mode {picture} in item {row}")
+        raise RequestError(f"expected grey (L) or RGB images, got mode {picture} in item {row}")
     try:
         x = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:
         raise RequestError(
-            f"expected a tensor, an array or an image in item {row}, came {type(given).__name__}"
+            f"expected a tensor, an array or an image in item {row}, got {type(given).__name__}"
         ) from error
     return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
 
@@ -143,7 +143,7 @@ def _label(label: Any, row: int) -> int:
     value = label.tolist() if isinstance(label, Tensor | np.generic | np.ndarray) else label
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         hint = f"; {_NO_LABEL}" if value == -1 else ""
-        raise RequestError(f"expected a whole number from 0 on as label of item {row}, came {str(label)[:40]}{hint}")
+        raise RequestError(f"expected a whole number from 0 on as label of item {row}, got {str(label)[:40]}{hint}")
     return value
 
 
@@ -158,7 +158,7 @@ def refuse_negative(y: Tensor, expected: str) -> None:
     if len(rows):
         first = int(rows[0])
         raise RequestError(
-            f"expected {expected}, came {int(y[first])} in row {first}{of_so_many(len(rows))}; {_NO_LABEL}"
+            f"expected {expected}, got {int(y[first])} in row {first}{of_so_many(len(rows))}; {_NO_LABEL}"
         )
 
 
@@ -183,5 +183,5 @@ def classes_up_to(largest: int, where: object) -> int:
         RequestError: more than a task can have: each gets a name, and a row of counts.
     """
     if largest >= _MOST_CLASSES:
-        raise RequestError(f"expected labels below {_MOST_CLASSES} in {where}, came {largest}")
+        raise RequestError(f"expected labels below {_MOST_CLASSES} in {where}, got {largest}")
     return 1 + largest

@@ -31,10 +31,10 @@ def find_split_files(
     """
     kind = {"parquet": "Parquet", "csv": "CSV"}[suffix]
     if not folder.is_dir():
-        raise RequestError(f"expected a folder with {kind} files at {folder}, came no such folder")
+        raise RequestError(f"expected a folder with {kind} files at {folder}, got no such folder")
     found = files_of(folder, suffix)
     if not found:
-        raise RequestError(f"expected {kind} files (train*.{suffix}, test*.{suffix}) in {folder}, came none")
+        raise RequestError(f"expected {kind} files (train*.{suffix}, test*.{suffix}) in {folder}, got none")
     splits: dict[str, list[Path]] = {}  # "" for files whose names say nothing
     for path in found:
         splits.setdefault(_split_of(path, folder, train_splits) or "", []).append(path)
@@ -42,7 +42,7 @@ def find_split_files(
         splits = {"train": splits[""]}
     if "train" in train_splits and "train" not in splits:
         raise RequestError(
-            f"expected a training file (train*.{suffix}) in {folder}, came only {', '.join(p.name for p in found[:4])}"
+            f"expected a training file (train*.{suffix}) in {folder}, got only {', '.join(p.name for p in found[:4])}"
         )
     unread = {word for path in splits.pop("", []) for word in _words_of(path.stem) if len(word) > 2}
     sides = choose_splits(splits, train_splits, folder, unread)
@@ -50,7 +50,7 @@ def find_split_files(
         homes = sorted({path.parent.name for path in splits[split]})
         if len(homes) > 1:
             raise RequestError(
-                f"expected one data set in {folder}, came several: {', '.join(homes)}; name one as the root"
+                f"expected one data set in {folder}, got several: {', '.join(homes)}; name one as the root"
             )
     return {side: [path for split in chosen for path in splits[split]] for side, chosen in sides.items()}
 
@@ -66,10 +66,10 @@ def choose_splits(
     named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
     train = [named.get(word, word) for word in train_splits]
     if not train or len(set(train)) < len(train) or "test" in train:
-        raise RequestError(f"expected train_splits as different splits, none of them 'test', came {list(train_splits)}")
+        raise RequestError(f"expected train_splits as different splits, none of them 'test', got {list(train_splits)}")
     for split in train:
         if split not in splits:
-            raise RequestError(f"expected a split '{split}' in {where}, came none{nearest(split, {*splits, *others})}")
+            raise RequestError(f"expected a split '{split}' in {where}, got none{nearest(split, {*splits, *others})}")
     test = next((split for split in ("test", "validation") if split in splits and split not in train), None)
     return {"train": train, "test": [test]} if test else {"train": train}
 

@@ -1,4 +1,4 @@
-"""Labelled rows of numbers from CSV files; nothing is guessed, and whatever is no number is refused by its row.
+"""Labeled rows of numbers from CSV files; nothing is guessed, and whatever is no number is refused by its row.
 
 Shapes: N rows, F features.
 """
@@ -27,7 +27,7 @@ _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 ke
 
 
 @dataclass(frozen=True)
-class LabelledTable:
+class LabeledTable:
     """What was read: both sides as they stand in the files, (N, F) float64, and what the features are called."""
 
     sides: parquet_images.LabeledImages
@@ -48,7 +48,7 @@ def read(
     feature_columns: Sequence[str] | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
-) -> LabelledTable:
+) -> LabeledTable:
     """Read a CSV file, or a folder with train*.csv and test*.csv.
 
     The first line names the columns; they are separated by commas, semicolons or tabs. Blank lines do not count. Labels
@@ -82,10 +82,10 @@ def read(
     read = parquet_images.LabeledImages(
         sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label
     )
-    return LabelledTable(read, features)
+    return LabeledTable(read, features)
 
 
-def statistics(table: LabelledTable, where: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(table: LabeledTable, where: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and (population) deviation of each feature over the training side; 1 for one that never varies.
 
     Raises:
@@ -93,7 +93,7 @@ def statistics(table: LabelledTable, where: object) -> tuple[tuple[float, ...], 
     """
     if len(table.sides.class_names) < 2:
         raise RequestError(
-            f"expected labels of two or more classes in {where}, came '{table.sides.class_names[0]}' alone"
+            f"expected labels of two or more classes in {where}, got '{table.sides.class_names[0]}' alone"
         )
     x_NF = table.sides.train.x.numpy()
     varies = (x_NF != x_NF[0]).any(axis=0)
@@ -155,9 +155,9 @@ def find_csv_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[P
     if place.is_dir():
         return find_split_files(place, train_splits, "csv")
     if not place.exists():
-        raise RequestError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, came neither")
+        raise RequestError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, got neither")
     if list(train_splits) != ["train"]:
-        raise RequestError(f"the file {place} has no splits to choose from, came train_splits {list(train_splits)}")
+        raise RequestError(f"the file {place} has no splits to choose from, got train_splits {list(train_splits)}")
     return {"train": [place]}
 
 
@@ -182,14 +182,14 @@ def read_sheet(path: Path) -> CsvTable:
                     continue
                 if len(row) != len(names):
                     raise RequestError(
-                        f"expected {len(names)} values in every line of {path}, came {len(row)} in line "
+                        f"expected {len(names)} values in every line of {path}, got {len(row)} in line "
                         f"{reader.line_num}"
                     )
                 rows.append(row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"expected a CSV file in UTF-8, came {path}: {first_line(error)}") from error
+        raise RequestError(f"expected a CSV file in UTF-8, got {path}: {first_line(error)}") from error
     if not rows:
-        raise RequestError(f"expected at least one row below the columns' names in {path}, came none")
+        raise RequestError(f"expected at least one row below the columns' names in {path}, got none")
     return CsvTable(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
 
 
@@ -198,7 +198,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or "" in names or twice or all(_number(name) is not None for name in names):
         came = f"'{twice[0]}' twice" if twice and twice[0] else f"'{','.join(names)[:40]}'"
-        raise RequestError(f"expected a name of its own for every column in the first line of {path}, came {came}")
+        raise RequestError(f"expected a name of its own for every column in the first line of {path}, got {came}")
 
 
 def rows_of(sheets: Sequence[CsvTable]) -> Files:
@@ -222,7 +222,7 @@ def find_label(sheet: CsvTable, named: str | None) -> str:
     if len(usual) == 1:
         return usual[0]
     came = f"several: {', '.join(usual)}" if usual else f"none among: {', '.join(sheet.cells)[:200]}"
-    raise RequestError(f"expected one label column in {sheet.path}, came {came}; name it with label_column")
+    raise RequestError(f"expected one label column in {sheet.path}, got {came}; name it with label_column")
 
 
 def _features(
@@ -235,11 +235,11 @@ def _features(
         asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
     if not asked:
         raise RequestError(
-            f"expected columns of numbers besides '{label}' in {sheets[0].path}, came none; text_column names a column "
+            f"expected columns of numbers besides '{label}' in {sheets[0].path}, got none; text_column names a column "
             "of texts"
         )
     if label in asked or len(set(asked)) < len(asked):
-        raise RequestError(f"expected different feature_columns, without the label '{label}', came {list(asked)}")
+        raise RequestError(f"expected different feature_columns, without the label '{label}', got {list(asked)}")
     return tuple(asked)
 
 
@@ -247,7 +247,7 @@ def check_column(what: str, name: str, sheet: CsvTable) -> None:
     """Refuse a column that is not there."""
     if name not in sheet.cells:
         raise RequestError(
-            f"expected the {what} column '{name}' in {sheet.path}, came no such{nearest(name, sheet.cells)}"
+            f"expected the {what} column '{name}' in {sheet.path}, got no such{nearest(name, sheet.cells)}"
         )
 
 
@@ -262,7 +262,7 @@ def _matrix(sheet: CsvTable, features: Sequence[str]) -> NDArray[np.float64]:
     if len(wrong):
         row, column = wrong[0]
         raise RequestError(
-            f"expected a finite number in row {row} of column '{features[column]}' of {sheet.path}, came "
+            f"expected a finite number in row {row} of column '{features[column]}' of {sheet.path}, got "
             f"'{sheet.cells[features[column]][row][:40]}'; fill or drop such rows, or name other feature_columns"
         )
     return x_NF
@@ -286,7 +286,7 @@ def extra_columns(sheets: Sequence[CsvTable], names: Sequence[str], needed: bool
         cells = [cell for sheet in sheets for cell in sheet.cells[name]]
         if "" in cells:
             raise RequestError(
-                f"expected a value in every row of column '{name}' of {sheets[0].path}, came an empty one"
+                f"expected a value in every row of column '{name}' of {sheets[0].path}, got an empty one"
             )
         found[name] = column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
     return found
@@ -301,7 +301,7 @@ def labels_of(sheet: CsvTable, label: str) -> list[str]:
     cells = sheet.cells[label]
     if "" in cells:
         raise RequestError(
-            f"expected a label in every row, came an empty one in row {cells.index('')} of '{label}' of {sheet.path}"
+            f"expected a label in every row, got an empty one in row {cells.index('')} of '{label}' of {sheet.path}"
         )
     return cells
 
@@ -314,7 +314,7 @@ def infer_types(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[s
     if all(_number(cell) is not None for cell in every):
         wrong = next(cell for cell in every if _whole([cell]) is None)
         raise RequestError(
-            f"expected classes, whole numbers or words, in label column '{label}' of {place}, came '{wrong[:40]}'"
+            f"expected classes, whole numbers or words, in label column '{label}' of {place}, got '{wrong[:40]}'"
         )
     return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}
 

@@ -1,4 +1,4 @@
-"""Labelled texts as numbered words, padded to one length; where they are read from: `polyfed.data.text_files`.
+"""Labeled texts as numbered words, padded to one length; where they are read from: `polyfed.data.text_files`.
 
 The words of a text are its runs of letters, digits and apostrophes, in lower case, and the marks . , ! ? ; one by one:
 the rule of FedRep's Sentiment140, which is FedHeNN's. It is one regular expression that learns nothing, so a package of
@@ -61,7 +61,7 @@ class TextConfig:
     def __post_init__(self) -> None:
         for name, value in (("vocabulary", self.vocabulary), ("length", self.length)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise RequestError(f"expected {name} to be a whole number >= 1, came {value!r}")
+                raise RequestError(f"expected {name} to be a whole number >= 1, got {value!r}")
 
     @property
     def most(self) -> int:
@@ -187,12 +187,12 @@ def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextCon
             vectors that is wrong.
     """
     if columns.image == columns.label:
-        raise RequestError(f"expected texts and labels in different columns, came '{columns.label}' for both")
+        raise RequestError(f"expected texts and labels in different columns, got '{columns.label}' for both")
     words_in = {name: [tokenize(text) for text in side.texts] for name, side in sides.items()}
     raw, files = ({name: getattr(side, of) for name, side in sides.items()} for of in ("labels", "files"))
     labels, class_names = encode_labels(raw, columns, files)
     if len(class_names) < 2:
-        raise RequestError(f"expected labels of two or more classes, came '{class_names[0]}' alone")
+        raise RequestError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
     vectors = None
     if how.vectors is None:
         words = vocabulary(words_in["train"], how.most)
@@ -247,17 +247,17 @@ def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[
                 width = width or len(fields) - 1
                 if width < 1 or len(fields) - 1 < width or (len(fields) - 1 > width and _number(fields[-width - 1])):
                     raise RequestError(
-                        f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, came "
+                        f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, got "
                         f"{len(fields) - 1} in line {number}"
                     )
                 if len(fields) - 1 == width and fields[0] in wanted:
                     found[fields[0]] = _vector(fields[1:], number, path)
     except OSError as error:
-        raise RequestError(f"cannot read data.vectors '{path}': {first_line(error)}") from error
+        raise RequestError(f"cannot read data.word_vectors '{path}': {first_line(error)}") from error
     except UnicodeDecodeError as error:
-        raise RequestError(f"expected UTF-8 in data.vectors '{path}', came other bytes: {error.reason}") from error
+        raise RequestError(f"expected UTF-8 in data.word_vectors '{path}', got other bytes: {error.reason}") from error
     if not found:
-        raise RequestError(f"expected words of the training texts in data.vectors '{path}', came none of them")
+        raise RequestError(f"expected words of the training texts in data.word_vectors '{path}', got none of them")
     return found
 
 
@@ -265,7 +265,7 @@ def _vector(fields: Sequence[str], line: int, path: Path) -> NDArray[np.float32]
     values = [_number(field) for field in fields]
     wrong = next((f for f, v in zip(fields, values, strict=True) if v is None or not abs(v) < 3e38), None)
     if wrong is not None:
-        raise RequestError(f"expected finite numbers in line {line} of {path}, came '{wrong[:40]}'")
+        raise RequestError(f"expected finite numbers in line {line} of {path}, got '{wrong[:40]}'")
     return np.array(values, dtype=np.float32)
 
 

@@ -52,7 +52,7 @@ def read_parquet(
         by_file = {path: list(_rows(path, found)) for path in paths}
         rows = [row for path in paths for row in by_file[path]]
         if not rows:
-            raise RequestError(f"expected at least one row in {paths[0]}, came an empty file")
+            raise RequestError(f"expected at least one row in {paths[0]}, got an empty file")
         more = read_extra_columns(paths, columns, needed=side == "train")
         texts = [text for text, _ in rows]
         labels = np.array([label for _, label in rows])
@@ -133,10 +133,10 @@ def read_lines(path: Path) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a text file in UTF-8, came {path}: {first_line(error)}") from error
+        raise RequestError(f"expected a text file in UTF-8, got {path}: {first_line(error)}") from error
     texts = [line for line in lines if line]
     if not texts:
-        raise RequestError(f"expected a text in every line of {path}, came none")
+        raise RequestError(f"expected a text in every line of {path}, got none")
     return texts
 
 
@@ -151,7 +151,7 @@ def _texts(sheet: tabular.CsvTable, column: str) -> list[str]:
     cells = sheet.cells[column]
     if "" in cells:
         raise RequestError(
-            f"expected a text in every row, came an empty one in row {cells.index('')} of '{column}' of {sheet.path}; "
+            f"expected a text in every row, got an empty one in row {cells.index('')} of '{column}' of {sheet.path}; "
             f"drop such rows"
         )
     return cells
@@ -176,7 +176,7 @@ def pick_columns(
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
     if not holds_labels(schema.field(label).type):
         raise RequestError(
-            f"expected whole numbers or strings in label column '{label}' of {where}, came type "
+            f"expected whole numbers or strings in label column '{label}' of {where}, got type "
             f"{schema.field(label).type}"
         )
     names = features.get(label, {}).get("names")
@@ -192,7 +192,7 @@ def find_text_column(schema: Any, named: str | None, where: object) -> str:
     usual = [name for name in schema.names if name in TEXT_NAMES and _holds_text(schema.field(name).type)]
     text = pick_column("text", named, usual, schema.names, where)
     if not _holds_text(schema.field(text).type):
-        raise RequestError(f"expected texts in column '{text}' of {where}, came type {schema.field(text).type}")
+        raise RequestError(f"expected texts in column '{text}' of {where}, got type {schema.field(text).type}")
     return text
 
 
@@ -203,7 +203,7 @@ def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: 
         schema = open_parquet(path).schema_arrow
         came = pick_columns(schema, stored_features(schema.metadata), text_column, label_column, path)
         if chosen is not None and came != chosen:
-            raise RequestError(f"expected the same columns and classes in every file, came others in {path}")
+            raise RequestError(f"expected the same columns and classes in every file, got others in {path}")
         chosen = came
     assert chosen is not None  # split_files gave at least one path
     return chosen
@@ -227,8 +227,8 @@ def _rows(path: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
             for text, label in zip(cells, marks, strict=True):
                 if text is None or label is None:
                     what = columns.image if text is None else columns.label
-                    raise RequestError(f"expected '{what}' in every row, came an empty one in row {row} of {path}")
+                    raise RequestError(f"expected '{what}' in every row, got an empty one in row {row} of {path}")
                 row += 1
                 yield text, label if isinstance(label, str) else int(label)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, came {path}: {first_line(error)}") from error
+        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error

@@ -1,4 +1,4 @@
-"""From stored images to what a network sees: resizing, normalising, and augmentation of a whole batch at once.
+"""From stored images to what a network sees: resizing, normalizing, and augmentation of a whole batch at once.
 
 All are tensor functions of a batch, several times as fast as transforming image by image, and
 augmentation draws from the generator it is handed, so it repeats.
@@ -40,7 +40,7 @@ def resize(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
     if size is None or x.shape[2:] == size:
         return samples
     if x.dim() != 4:
-        raise RequestError(f"data.image_size: expected images (N, C, H, W) to resize, came inputs {tuple(x.shape)}")
+        raise RequestError(f"data.image_size: expected images (N, C, H, W) to resize, got inputs {tuple(x.shape)}")
     parts = [functional.interpolate(p.float(), size, mode="bilinear", antialias=True) for p in x.split(1000)]
     if x.dtype == torch.uint8:
         parts = [part.round().clamp(0, 255) for part in parts]
@@ -61,7 +61,7 @@ def convert_channels(x: Tensor, channels: int) -> Tensor:
     if x.shape[1] == channels:
         return x
     if {x.shape[1], channels} != {1, 3}:
-        raise RequestError(f"expected grey (1) or RGB (3) images, came {x.shape[1]} channels to make {channels} of")
+        raise RequestError(f"expected grey (1) or RGB (3) images, got {x.shape[1]} channels to make {channels} of")
     if channels == 3:
         return x.repeat(1, 3, 1, 1)
     red, green, blue = x.to(torch.int32).unbind(1)
@@ -74,7 +74,7 @@ class Prepare:
     """Stored inputs to network inputs: ``(x / 255 - mean) / std`` for uint8 images, on whatever device they are.
 
     Only uint8 means "a stored image". Rows of a table, floats (..., F) with F means, become ``(x - mean) / std``. Other
-    float inputs are taken to be ready (embeddings, or images that the user has normalised) and pass unchanged, as int64
+    float inputs are taken to be ready (embeddings, or images that the user has normalized) and pass unchanged, as int64
     does where there are no means (ids of words).
 
     Args:
@@ -96,30 +96,30 @@ class Prepare:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
-            raise RequestError(f"expected one positive std per mean, came mean {self.mean} and std {self.std}")
+            raise RequestError(f"expected one positive std per mean, got mean {self.mean} and std {self.std}")
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., C, H, W) uint8 to float32 of the same shape; (..., F) rows of a table likewise; others as they are."""
         if self.table:
-            return self._standardised(x)
+            return self._standardized(x)
         if x.is_floating_point() or (x.dtype == torch.int64 and not self.mean):
             return x
         channels = len(self.mean)
         if x.dtype != torch.uint8 or x.dim() < 3 or x.shape[-3] != channels:
             raise RequestError(
-                f"expected uint8 images of shape (N, {channels}, H, W), came {tuple(x.shape)} of type {x.dtype}"
+                f"expected uint8 images of shape (N, {channels}, H, W), got {tuple(x.shape)} of type {x.dtype}"
             )
         scale_C11, shift_C11 = self._constants.to(x.device, non_blocking=True)
         return x.to(torch.float32).mul_(scale_C11).add_(shift_C11)
 
-    def _standardised(self, x: Tensor) -> Tensor:
+    def _standardized(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or x.shape[-1] != len(self.mean):
             raise RequestError(
-                f"expected rows of {len(self.mean)} features as floats, came {tuple(x.shape)}, {x.dtype}"
+                f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}"
             )
         mean_F, std_F = self._features.to(x.device, non_blocking=True)
-        standardised: Tensor = (x - mean_F) / std_F
-        return standardised
+        standardized: Tensor = (x - mean_F) / std_F
+        return standardized
 
     @functools.cached_property
     def _features(self) -> Tensor:
@@ -150,7 +150,7 @@ def augment(x: Tensor, generator: torch.Generator) -> Tensor:
         RequestError: not a batch of images.
     """
     if x.dim() != 4:
-        raise RequestError(f"expected images of shape (N, C, H, W) to augment, came {tuple(x.shape)}")
+        raise RequestError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
     count, channels, height, width = x.shape
     device = generator.device
     corner_N2 = torch.randint(0, 2 * _PADDING + 1, (count, 2), generator=generator, device=device).to(x.device)

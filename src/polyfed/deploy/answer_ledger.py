@@ -43,11 +43,11 @@ class Ledger:
             if len(known) >= most:
                 raise RunError(
                     f"expected at most {most} different requests for {kind} (answers, in this node's configuration), "
-                    "came one more"
+                    "got one more"
                 )
             self._write(kind, request)
         except OSError as error:
-            raise RunError(f"expected to note what is answered in {self._path}, came {error.strerror}") from None
+            raise RunError(f"expected to note what is answered in {self._path}, got {error.strerror}") from None
 
     def _read(self) -> dict[str, set[str]]:
         """Requests by kind. A last line without its end was never answered."""
@@ -57,7 +57,7 @@ class Ledger:
                 kind, request = parse_json(line)
             except (ValueError, TypeError):
                 raise RunError(
-                    f"expected a kind and a request in each line of {self._path}, came {line!r:.80}"
+                    f"expected a kind and a request in each line of {self._path}, got {line!r:.80}"
                 ) from None
             found.setdefault(str(kind), set()).add(str(request))
         return found

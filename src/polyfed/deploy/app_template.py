@@ -1,6 +1,6 @@
 """A folder that is ready for several machines: a recipe as a Flower app, and how its servers and nodes are started.
 
-The recipe is copied as it stands; what is asked for beside it (method, seed, profile, settings) becomes the default of
+The recipe is copied as it stands; what is asked for beside it (method, seed, preset, settings) becomes the default of
 the app's own settings, which ``flwr run -c`` changes for one run.
 """
 
@@ -47,7 +47,7 @@ def init(
     method: str | None = None,
     overrides: Sequence[str] = (),
     seed: int | None = None,
-    profile: str | None = None,
+    preset: str | None = None,
     host: str = "localhost",
     force: bool = False,
 ) -> list[Path]:
@@ -56,7 +56,7 @@ def init(
     Args:
         folder: made if missing; its name is the app's.
         recipe: the TOML file.
-        method, overrides, seed, profile: as for `polyfed.run`.
+        method, overrides, seed, preset: as for `polyfed.run`.
         host: the name or address by which nodes call the server, for the commands in the README and the examples.
         force: replace files that are there; others in the folder stay.
 
@@ -68,19 +68,19 @@ def init(
     """
     place = Path(folder)
     source = Path(recipe)
-    chosen = Recipe.load(source, overrides, method=method, seed=seed, profile=profile)
+    chosen = Recipe.load(source, overrides, method=method, seed=seed, preset=preset)
     if not _HOST.fullmatch(host):
-        raise RequestError(f"expected --host as a name (fl.example.org) or an address, without a port, came '{host}'")
+        raise RequestError(f"expected --host as a name (fl.example.org) or an address, without a port, got '{host}'")
     if place.exists() and not place.is_dir():
-        raise RequestError(f"expected a folder for the app, came the file {place}")
-    settings = app_settings(method=method, overrides=overrides, seed=seed, profile=profile)
-    about = _about(place, chosen, host, command_line(method, overrides, seed, profile))
+        raise RequestError(f"expected a folder for the app, got the file {place}")
+    settings = app_settings(method=method, overrides=overrides, seed=seed, preset=preset)
+    about = _about(place, chosen, host, command_line(method, overrides, seed, preset))
     files = {name: _filled(name, about) for name in ("federated_app.py", *_EXAMPLES)}
     files["recipe.toml"] = source.read_text(encoding="utf-8")
     files["pyproject.toml"] = tomli_w.dumps(_project(about, settings))
     taken = [place / name for name in files if (place / name).exists() and not _is_same(place / name, source)]
     if taken and not force:
-        raise RequestError(f"{taken[0]} is there already; replace it with --force, or choose another folder")
+        raise RequestError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
     return [_written(place / name, text) for name, text in sorted(files.items())]
 
 
@@ -89,13 +89,13 @@ def app_settings(
     method: str | None = None,
     overrides: Sequence[str] = (),
     seed: int | None = None,
-    profile: str | None = None,
+    preset: str | None = None,
     **others: Any,
 ) -> dict[str, Any]:
     """What ``[tool.flwr.app.config]`` holds: every setting that a run may change, with the values asked for.
 
     Args:
-        method, overrides, seed, profile: as for `polyfed.run`.
+        method, overrides, seed, preset: as for `polyfed.run`.
         others: any of `flower.RUN_CONFIG`, with "_" for "-".
 
     Raises:
@@ -103,16 +103,16 @@ def app_settings(
     """
     for text in overrides:
         if ";" in text:
-            raise RequestError(f"expected --set without ';', which separates settings in the app, came '{text}'")
+            raise RequestError(f"expected --set without ';', which separates settings in the app, got '{text}'")
     given = {key.replace("_", "-"): value for key, value in others.items()}
-    asked = {"method": method, "seed": seed, "profile": profile, "set": ";".join(overrides)}
+    asked = {"method": method, "seed": seed, "preset": preset, "set": ";".join(overrides)}
     defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
     return defaults | {key: value for key, value in asked.items() if value is not None} | given
 
 
-def command_line(method: str | None, overrides: Sequence[str], seed: int | None, profile: str | None) -> Sequence[str]:
+def command_line(method: str | None, overrides: Sequence[str], seed: int | None, preset: str | None) -> Sequence[str]:
     """What a recipe is read with, as words of the command line."""
-    given = {"--method": method, "--seed": seed, "--profile": profile}
+    given = {"--method": method, "--seed": seed, "--preset": preset}
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return [*words, *(word for change in overrides for word in ("--set", change))]
 
@@ -177,5 +177,5 @@ def _written(path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
     except OSError as error:
-        raise RequestError(f"expected a place for {path}, came {error.strerror}") from None
+        raise RequestError(f"expected a place for {path}, got {error.strerror}") from None
     return path

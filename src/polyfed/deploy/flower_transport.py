@@ -46,7 +46,7 @@ _TROUBLE = "trouble"
 RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (value that leaves it to the recipe, what it is)
     "method": ("", "in place of the recipe's"),
     "seed": (-1, "in place of the recipe's"),
-    "profile": ("", "profiles of the recipe to lay over it"),
+    "preset": ("", "presets of the recipe to lay over it"),
     "set": ("", "settings, as --set has them, with ';' between"),
     "out": ("", "run folder, on the server's machine"),
     "resume": (False, "go on where the run folder's last round ends"),
@@ -188,14 +188,14 @@ def _letter(message: Message) -> Letter:
         records = message.content
         said = str(records.config_records[_RECORD][_FACTS]).encode()
         if len(said) > _LARGEST:
-            raise RunError(f"expected facts of at most {_LARGEST} bytes, came {len(said)}")
+            raise RunError(f"expected facts of at most {_LARGEST} bytes, got {len(said)}")
         facts = parse_json(said)
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
     except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise RunError(f"expected a letter of polyfed's, came something else: {error!r}") from None
+        raise RunError(f"expected a letter of polyfed's, got something else: {error!r}") from None
     if kind not in KINDS:
-        raise RunError(f"expected a letter of one of the kinds {', '.join(KINDS)}, came '{kind}'")
+        raise RunError(f"expected a letter of one of the kinds {', '.join(KINDS)}, got '{kind}'")
     return Letter(kind, facts, body)
 
 
@@ -227,7 +227,7 @@ def _run_config(given: Mapping[str, Any]) -> dict[str, Any]:
             raise RequestError(f"run-config: unknown key '{key}'{nearest(key, config)}")
         kind = type(config[key])
         if type(value) is not kind and not (kind is float and type(value) is int):
-            raise RequestError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, came {value!r}")
+            raise RequestError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, got {value!r}")
         config[key] = kind(value)
     return config
 
@@ -236,11 +236,11 @@ def _recipe(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
     """The recipe with what the run configuration changes."""
     seed = None if config["seed"] < 0 else config["seed"]
     method = config["method"] or None
-    profile = config["profile"] or None
+    preset = config["preset"] or None
     overrides = [text.strip() for text in config["set"].split(";") if text.strip()]
     if not isinstance(recipe, Recipe):
-        return Recipe.load(recipe, overrides, method=method, seed=seed, profile=profile)
-    if overrides or profile:
-        raise RequestError("run-config: expected 'set' and 'profile' with a recipe's file, came them with a Recipe")
+        return Recipe.load(recipe, overrides, method=method, seed=seed, preset=preset)
+    if overrides or preset:
+        raise RequestError("run-config: expected 'set' and 'preset' with a recipe's file, got them with a Recipe")
     chosen = recipe if method is None else recipe.choose(method)
     return chosen if seed is None else chosen.with_run(seed=seed)

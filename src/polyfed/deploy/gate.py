@@ -74,7 +74,7 @@ def check_system() -> None:
     if not _TABLES[0].exists():
         raise RequestError(
             f"expected a server's machine with Linux, whose {_TABLES[0]} tells the keeper's programs from others', "
-            "came another system"
+            "got another system"
         )
 
 

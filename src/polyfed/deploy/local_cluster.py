@@ -71,7 +71,7 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
     method: str | None = None,
     overrides: Sequence[str] = (),
     seed: int | None = None,
-    profile: str | None = None,
+    preset: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     force: bool = False,
@@ -83,8 +83,8 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
 
     Args:
         recipe: the TOML file.
-        nodes: how many clients, in place of ``data.clients``.
-        method, overrides, seed, profile, out, resume, force: as for `polyfed.run`; `out` defaults to `Recipe.folder`.
+        nodes: how many clients, in place of ``data.num_clients``.
+        method, overrides, seed, preset, out, resume, force: as for `polyfed.run`; `out` defaults to `Recipe.folder`.
         deadline: seconds that a node has to answer; after them it counts as dropped out for the round.
         timeout: seconds after which the whole run is given up; None: never.
         progress: show how it gets on, on standard error.
@@ -102,13 +102,13 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
     expect("flwr", "deploy local")
     for what, seconds in (("deadline", deadline), ("timeout", timeout)):
         if seconds is not None and not 0 < seconds < float("inf"):
-            raise RequestError(f"expected --{what} as seconds, more than 0, came {seconds:g}")
-    changes = [*overrides, *([] if nodes is None else [f"data.clients={nodes}"])]
-    chosen = Recipe.load(recipe, changes, method=method, seed=seed, profile=profile, out=out)
+            raise RequestError(f"expected --{what} as seconds, more than 0, got {seconds:g}")
+    changes = [*overrides, *([] if nodes is None else [f"data.num_clients={nodes}"])]
+    chosen = Recipe.load(recipe, changes, method=method, seed=seed, preset=preset, out=out)
     modules = chosen.to_dict()["run"].get("modules")
     if modules is not None:  # they lie beside the recipe, and the nodes read a copy of it in another folder
         changes.append(f"run.modules={json.dumps(modules)}")
-    asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "profile": profile}
+    asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
     folder = Path(chosen.folder).absolute()
     RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.planned)
     app_template.app_settings(**asked)
@@ -289,7 +289,7 @@ def _told(config: Mapping[str, Any]) -> str:
     """
     for value in config.values():
         if isinstance(value, str) and any(mark in value for mark in '"\\\n'):
-            raise RequestError(f"expected a path without quotation marks and backslashes, came '{value}'")
+            raise RequestError(f"expected a path without quotation marks and backslashes, got '{value}'")
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
 
 
@@ -307,7 +307,7 @@ def _program(name: str) -> Path:
     beside = Path(sys.executable).with_name(name)
     found = beside if beside.exists() else shutil.which(name)
     if found is None:
-        raise RequestError(f"expected the program {name} beside {sys.executable}, as flwr brings it, came none")
+        raise RequestError(f"expected the program {name} beside {sys.executable}, as flwr brings it, got none")
     return Path(found)
 
 
@@ -336,16 +336,16 @@ def _kept(folder: Path, resume: bool) -> Iterator[Path]:
     place = folder.with_name(f"{folder.name}-nodes")
     entries = list(place.iterdir()) if place.is_dir() else []
     if place.exists() and not all(entry.is_dir() and _KEPT.fullmatch(entry.name) for entry in entries):
-        raise RequestError(f"expected an empty or new folder for what nodes keep, came {place} with other files in it")
+        raise RequestError(f"expected an empty or new folder for what nodes keep, got {place} with other files in it")
     if resume and not entries and (folder / "rounds.jsonl").exists():
         raise RequestError(
-            f"expected what the nodes of {folder} have kept in {place}, came none; begin anew with --force"
+            f"expected what the nodes of {folder} have kept in {place}, got none; begin anew with --overwrite"
         )
     if not resume and entries:
         shutil.rmtree(place)
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError(f"expected a place for {place}, came {error.strerror}") from None
+        raise RequestError(f"expected a place for {place}, got {error.strerror}") from None
     yield place
     shutil.rmtree(place)

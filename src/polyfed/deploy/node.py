@@ -106,11 +106,11 @@ class Node:
         last = rounds + 1 if turn.closes else rounds  # the closing round has a number of its own
         trains = letter.kind == "train" and not task.closing
         if task.round > last or (trains and not 1 <= task.round <= rounds):
-            raise RequestError(f"expected a round from 1 to {rounds}, as in this node's recipe, came {task.round}")
+            raise RequestError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
         own = json.dumps(agreed(self._recipe), sort_keys=True).encode()
         ledger = Ledger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
         privacy = self._recipe.privacy
-        most = self._place.answers or _ANSWERS[bool(privacy.noise or privacy.sgd_noise)]
+        most = self._place.answers or _ANSWERS[bool(privacy.upload_noise_multiplier or privacy.noise_multiplier)]
         if letter.kind == "train":
             when = "the closing round" if task.closing else f"round {task.round}"  # which comes once in a run
             ledger.count(f"training in {when}, passage {task.place}", turn.request(letter), most)
@@ -150,7 +150,7 @@ class Turn:
         self.client.privacy = recipe.privacy
         plugins = plugins_of(recipe.build_plugins())
         self.client.plugins = plugins
-        if place.secret and (recipe.privacy.noise or recipe.privacy.sgd_clip):
+        if place.secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
             self.client.secret = secret(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
         for plugin in plugins:
@@ -191,9 +191,9 @@ class Turn:
         self._check_statistics()
         model = split(self._architectures.as_built(self._name))
         x = client.data.train.x
-        augment = client.training.augment
+        augment = client.training.augmentation
         if augment != "none" and x.dim() != 4:
-            raise RequestError(f"training.augment '{augment}' expects images, client {client.id} has none")
+            raise RequestError(f"training.augmentation '{augment}' expects images, client {client.id} has none")
         words = -1 if isinstance(source.words, Tensor) else source.words or 0
         return Introduction(
             client=client.id,
@@ -225,10 +225,10 @@ class Turn:
         privacy, own = self._recipe.privacy, self._source.prepare
         of_rows = any(own.mean) or any(value != 1 for value in own.std)
         computed = self._recipe.data.mean is None and self._prepare == own and of_rows
-        if self._place.data is not None and computed and (privacy.clip or privacy.sgd_clip):
+        if self._place.data is not None and computed and (privacy.upload_clip_norm or privacy.max_grad_norm):
             raise RequestError(
                 f"expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client "
-                f"{self.client.id}'s own rows are not sent, came neither"
+                f"{self.client.id}'s own rows are not sent, got neither"
             )
 
     def request(self, letter: Letter) -> str:
@@ -257,7 +257,7 @@ class Turn:
         method = self._method
         exchanges = method.closing() if task.closing else method.exchanges(task.round)
         if task.place >= len(exchanges):
-            raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, came {task.place}")
+            raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, got {task.place}")
         exchange = exchanges[task.place]
         job = Job(client, read_only(message), task.variant, exchange, task.round, task.scores, task.auc, task.closing)
         fresh = functools.partial(self._store.fresh, self._name, task.variant)
@@ -323,7 +323,7 @@ class Turn:
                 if about[key] != value:
                     raise ValueError(f"'{key}' is {about[key]!r:.60}, not {value!r:.60}")
         except ValueError as error:
-            raise RunError(f"expected the entry of this client's model, came another: {error}") from None
+            raise RunError(f"expected the entry of this client's model, got another: {error}") from None
         modules = settings["run"].get("modules")
         found = {key: value for key, value in about.items() if key != "modules"}
         found |= {"vectors": settings["data"].get("vectors")}

@@ -66,7 +66,7 @@ class Shelf:
             data = self._path(wanted).read_bytes()
         except FileNotFoundError:
             have = ", ".join(self.marks()) or "nothing"
-            raise RunError(f"expected the state after '{wanted}' in {self._folder}, came {have}") from None
+            raise RunError(f"expected the state after '{wanted}' in {self._folder}, got {have}") from None
         message, facts = unpack(data)
         weights, state = parted(message)
         return Kept(str(facts.get("variant", "")), weights if facts.get("own") else None, state)
@@ -124,9 +124,9 @@ def secret(folder: Path, name: str = _SECRET) -> bytes:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as error:
-        raise RunError(f"expected a file for this node's secret at {path}, came {error.strerror}") from None
+        raise RunError(f"expected a file for this node's secret at {path}, got {error.strerror}") from None
     if len(found) != _BYTES:
-        raise RunError(f"expected {_BYTES} bytes as this node's secret in {path}, came {len(found)}; remove it")
+        raise RunError(f"expected {_BYTES} bytes as this node's secret in {path}, got {len(found)}; remove it")
     return found
 
 

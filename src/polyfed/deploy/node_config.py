@@ -15,7 +15,7 @@ KEYS: Mapping[str, tuple[type, str]] = {
     "partition-id": (int, "in place of client-id, as Flower's simulation gives it"),
     "num-partitions": (int, "given by Flower's simulation, not used"),
     "state-dir": (str, "folder on this node's disk for its client's weights, state and models"),
-    "data": (str, "this node's own rows, as data.name has it; default: its client's part of the recipe's data"),
+    "data": (str, "this node's own rows, as data.dataset has it; default: its client's part of the recipe's data"),
     "root": (str, "in place of the recipe's data.root"),
     "architecture": (str, "this node's own network, as models.architectures has it; default: the recipe's"),
     "device": (str, "where this node computes, in place of run.device"),
@@ -53,12 +53,12 @@ class NodeConfig:
                 raise RequestError(f"node-config: unknown key '{key}'{nearest(key, KEYS)}")
             kind, meaning = KEYS[key]
             if type(value) is not kind or value == "":
-                raise RequestError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), came {value!r}")
+                raise RequestError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), got {value!r}")
         number = config.get("client-id", config.get("partition-id"))
         if number is None or number < 0:
-            raise RequestError(f"node-config: expected client-id, {KEYS['client-id'][1]}, came {number}")
+            raise RequestError(f"node-config: expected client-id, {KEYS['client-id'][1]}, got {number}")
         if config.get("answers", 1) < 1:
-            raise RequestError(f"node-config: expected 1 or more as 'answers', came {config['answers']}")
+            raise RequestError(f"node-config: expected 1 or more as 'answers', got {config['answers']}")
         if "state-dir" not in config:
             raise RequestError(f"node-config: expected state-dir, a {KEYS['state-dir'][1]}, which is missing")
         named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}

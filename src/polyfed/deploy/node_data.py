@@ -26,23 +26,23 @@ def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[Fe
     if place.data is None:
         dealt = data.federated(recipe)
         if place.client >= len(dealt.clients):
-            raise RequestError(f"expected a client-id below {len(dealt.clients)}, came {place.client}")
+            raise RequestError(f"expected a client-id below {len(dealt.clients)}, got {place.client}")
         return dealt, place.client
     if recipe.data.test == "global":
-        raise RequestError("node-config: expected the recipe's data, as data.test is 'global', came data of its own")
+        raise RequestError("node-config: expected the recipe's data, as data.test is 'global', got data of its own")
     settings = recipe.to_dict()
     kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
     if isinstance(kept.get("max_train"), list):
         kept["max_train"] = kept["max_train"][place.client % len(kept["max_train"])]
-    alone = {**settings, "data": {**kept, "name": place.data, "clients": 1}}
+    alone = {**settings, "data": {**kept, "dataset": place.data, "num_clients": 1}}
     dealt = data.federated(Recipe.from_dict(alone, beside=recipe.beside))
-    if dealt.source.vocabulary is not None and recipe.data.vectors is None:
+    if dealt.source.vocabulary is not None and recipe.data.word_vectors is None:
         raise RequestError(
-            "node-config: expected data.vectors in the recipe for a node's own texts, as all must number words alike, "
-            f"came '{place.data}' without"
+            "node-config: expected data.word_vectors in the recipe for a node's own texts, as all must number words alike, "
+            f"got '{place.data}' without"
         )
     if len(dealt.clients) != 1:
-        raise RequestError(f"node-config: expected the rows of one client as data, came {len(dealt.clients)} clients'")
+        raise RequestError(f"node-config: expected the rows of one client as data, got {len(dealt.clients)} clients'")
     return dealt, 0
 
 
@@ -51,7 +51,7 @@ def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> Cl
     if list(own) == list(names):
         return data
     if missing := [name for name in own if name not in names]:
-        raise RequestError(f"expected the classes {', '.join(names)}, came '{missing[0]}' in this node's data")
+        raise RequestError(f"expected the classes {', '.join(names)}, got '{missing[0]}' in this node's data")
     number = torch.tensor([names.index(name) for name in own])
     parts = (data.train, data.validation, data.test)
     return ClientData(*(Samples(part.x, number[part.y]) for part in parts))
@@ -62,5 +62,5 @@ def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> st
     wanted = method.companion
     known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
     if told not in known:
-        raise RequestError(f"expected a companion that the recipe knows, came '{told}'{nearest(told, known)}")
+        raise RequestError(f"expected a companion that the recipe knows, got '{told}'{nearest(told, known)}")
     return told

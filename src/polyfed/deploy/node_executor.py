@@ -145,13 +145,13 @@ class Nodes:
         """
         weights, state = model
         if name := not_finite({"weights": weights, **state}):
-            raise RunError(f"expected a personal model of finite numbers, came others ('{name}')")
+            raise RunError(f"expected a personal model of finite numbers, got others ('{name}')")
         if (expected := self._federation.personal_tensors(client)) is None:
             return
         for name in sorted({*expected, *weights}):
             shapes = [tuple(of[name].shape) if name in of else None for of in (expected, weights)]
             if shapes[0] != shapes[1]:
-                raise RunError(f"expected {shapes[0]} as the model's {name[:60]!r}, came {shapes[1]}")
+                raise RunError(f"expected {shapes[0]} as the model's {name[:60]!r}, got {shapes[1]}")
 
     def close(self) -> None:
         """See `Executor`."""
@@ -170,7 +170,7 @@ class Nodes:
     def _parts(self, job: Job) -> list[str]:
         """What is scored right after the job, as the personal model will be asked for in this round."""
         evaluation, stages = self._federation.evaluation, self._federation.stages
-        due = job.closing or job.round % evaluation.every == 0 or job.round == self._federation.training.rounds
+        due = job.closing or job.round % evaluation.every_n_rounds == 0 or job.round == self._federation.training.rounds
         parts = []
         if due and "personal" in stages:
             parts.append("test")
@@ -209,7 +209,7 @@ class Nodes:
         if isinstance(answer, Trouble):
             raise RunError(answer)
         if len(answer.body) > self._limit:
-            raise RunError(f"expected an answer of at most {self._limit} bytes, came {len(answer.body)}")
+            raise RunError(f"expected an answer of at most {self._limit} bytes, got {len(answer.body)}")
         return answer.facts, read_only(unpack(answer.body)[0] if answer.body else {})
 
     @contextlib.contextmanager
@@ -237,13 +237,13 @@ class Nodes:
             RunError: it is no answer to this job.
         """
         client = job.client
-        largest = self._federation.plugin("defence").settings.largest or math.inf
+        largest = self._federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
         facts, message = self._opened(answer)
         report = read(Report, facts)
         trained = Trained(report.steps, report.samples, report.loss)
         refused = report.refused
         if refused is None and report.mark != mark(job.round, job.place):
-            raise RunError(f"expected the mark {mark(job.round, job.place)}, came '{report.mark}'")
+            raise RunError(f"expected the mark {mark(job.round, job.place)}, got '{report.mark}'")
         if refused is None and not abs(report.loss) <= largest:
             refused = f"the training loss is {report.loss:g}"
         if refused is None and (odd := _too_large(report.sums, largest * max(report.steps, 1))):
@@ -335,7 +335,7 @@ class Nodes:
         trial.log = {}
         trial.memory = {}
         try:
-            settings = self._federation.plugin("defence").settings
+            settings = self._federation.plugin("robust_aggregation").settings
             method.aggregate(trial, defended(settings, method, trial, uploads, Watch()))
         except Exception as error:
             return _in_a_line(error)
@@ -361,7 +361,7 @@ def _odd_labels(message: Message, classes: int) -> str | None:
     if not isinstance(labels, torch.Tensor) or not labels.numel():
         return None
     odd = labels.is_complex() or bool(((labels < 0) | (labels >= classes)).any())
-    return f"expected 'labels' that are classes below {classes}, came others" if odd else None
+    return f"expected 'labels' that are classes below {classes}, got others" if odd else None
 
 
 def _held(client: Client) -> str:

@@ -93,7 +93,7 @@ class Diary:
             for line in lines:
                 self._take(line)
         except (OSError, ValueError, KeyError, IndexError, TypeError, RunError) as error:
-            raise RequestError(f"expected the diary of nodes in {self._path}, came something else: {error}") from None
+            raise RequestError(f"expected the diary of nodes in {self._path}, got something else: {error}") from None
         self._whole = "".join(json.dumps(line) + "\n" for line in lines)
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -152,13 +152,13 @@ def release(folder: str | Path, client: int) -> Owner:
     check_links(Path(folder))
     path = Path(folder) / DIARY
     if not path.is_file():
-        raise RequestError(f"expected a run folder of a deployment with its {DIARY}, came {folder}")
+        raise RequestError(f"expected a run folder of a deployment with its {DIARY}, got {folder}")
     with held(Path(folder)):
         diary = Diary(path, resume=True)
         owner = diary.owners.get(client)
         if owner is None:
             taken = ", ".join(map(str, sorted(diary.owners))) or "none"
-            raise RequestError(f"expected a client whose number belongs to a node ({taken}), came {client}")
+            raise RequestError(f"expected a client whose number belongs to a node ({taken}), got {client}")
         diary.open()
         diary.note(_RELEASED, client=client, node=owner.node)
     return owner
@@ -310,27 +310,27 @@ class Roster:
         plain = said.feature_dim * (len(said.class_names) + 1)  # numbers of a linear layer
         head = max(sum(math.prod(shape) for shape in said.head.values()), plain if said.linear else 0)
         if math.prod(said.shape) > _INPUT:
-            raise RequestError(f"expected at most {_INPUT} numbers in an input, came the shape {said.shape}")
+            raise RequestError(f"expected at most {_INPUT} numbers in an input, got the shape {said.shape}")
         if head > _HEAD:
-            raise RequestError(f"expected at most {_HEAD} numbers in a head, came {head}")
+            raise RequestError(f"expected at most {_HEAD} numbers in a head, got {head}")
         if self.class_names is not None and said.class_names != self.class_names:
-            raise RequestError(f"expected the classes {_listed(self.class_names)}, came {_listed(said.class_names)}")
+            raise RequestError(f"expected the classes {_listed(self.class_names)}, got {_listed(said.class_names)}")
         Prepare(tuple(said.mean), tuple(said.std), table=said.table)
         number = said.client
         other = self.node_of.get(said.client)
         if number >= self.count:
-            raise RequestError(f"expected a client-id below {self.count}, came {number}")
+            raise RequestError(f"expected a client-id below {self.count}, got {number}")
         if other is not None and other != node and other in self._office.wire.nodes():
             raise RequestError(f"client-id {number} is taken by node {other}")
         owner = self._diary.owners.get(number)
         if owner is not None and node != owner.node and said.token != owner.token:
             raise RequestError(
-                f"client-id {number} belongs to the node that came as {owner.node}, came another; where "
+                f"client-id {number} belongs to the node that came as {owner.node}, got another; where "
                 f"its keeper wants it so: polyfed deploy release RUN {number}"
             )
         before = self.known.get(number)
         if before is not None and (before.architecture, before.head) != (said.architecture, said.head):
-            raise RequestError(f"client {number} was '{before.architecture}' before, came as '{said.architecture}'")
+            raise RequestError(f"client {number} was '{before.architecture}' before, got as '{said.architecture}'")
 
     def _settle(self) -> None:
         """One numbering of classes, where the recipe has none: that of most of the first clients, or of the first.

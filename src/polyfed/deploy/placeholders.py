@@ -122,6 +122,6 @@ def check_size(said: Introduction, recipe: Recipe, classes: int) -> None:
         return
     if count > _LARGEST:
         raise RequestError(
-            f"client {said.client}: expected a network of at most {_LARGEST} numbers, came '{said.architecture}' for "
+            f"client {said.client}: expected a network of at most {_LARGEST} numbers, got '{said.architecture}' for "
             f"inputs {tuple(said.shape)} with {count}"
         )

@@ -128,7 +128,7 @@ def read(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         what = kind.__name__.lower()
-        raise RunError(f"expected the facts of a letter ({what}), came others at '{where}': {first['msg']}") from None
+        raise RunError(f"expected the facts of a letter ({what}), got others at '{where}': {first['msg']}") from None
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
         return message, facts
     except Exception as error:  # whatever somebody else has put there
         reason = next(iter(str(error).splitlines()), type(error).__name__)[:_REASON]
-        raise RunError(f"expected a message as bytes, came {len(data)} that are none: {reason}") from None
+        raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
 
 
 def joined(weights: Mapping[str, torch.Tensor], state: Message) -> State:
@@ -226,7 +226,7 @@ def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collect
         named = {name: score_read(other, classes, rows) for name, other in told["others"].items()}
         return Score(counts, auc, named)
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
-        raise RunError(f"expected the counts of a score (C, C), came something else: {error}") from None
+        raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
 
 
 _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugins")  # sections on which both sides act

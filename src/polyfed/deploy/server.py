@@ -105,18 +105,18 @@ class Deployed(Federation):
     ) -> None:
         if recipe.devices.on:
             raise RequestError(
-                "[devices]: expected none, as nodes are devices of their own, came a section that deals some"
+                "[devices]: expected none, as nodes are devices of their own, got a section that deals some"
             )
         if recipe.run.keep != "last":
             raise RequestError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
-        if recipe.privacy.target:
+        if recipe.privacy.target_epsilon:
             raise RequestError(
-                f"privacy.target: expected noise in numbers, which every node reads in its own recipe, came "
-                f"{recipe.privacy.target:g}"
+                f"privacy.target_epsilon: expected noise in numbers, which every node reads in its own recipe, got "
+                f"{recipe.privacy.target_epsilon:g}"
             )
         if recipe.method.alone or recipe.run.control:
             raise RequestError(
-                "expected a federation's own method in a deployment, came a control: run it at one place"
+                "expected a federation's own method in a deployment, got a control: run it at one place"
             )
         method = recipe.chosen_method
         if known is None:
@@ -128,7 +128,7 @@ class Deployed(Federation):
         names = list(roster.class_names or first.class_names)
         if recipe.data.test == "global" and (odd := [i for i, said in known.items() if said.test != first.test]):
             raise RequestError(
-                f"client {odd[0]}: expected the {first.test} test rows of everybody, came {known[odd[0]].test}"
+                f"client {odd[0]}: expected the {first.test} test rows of everybody, got {known[odd[0]].test}"
             )
         expected = [
             known.get(i, first.model_copy(update={"architecture": name}))
@@ -313,7 +313,7 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
         if (model.feature_dim, here) != (said.feature_dim, said.head):
             raise RequestError(
                 f"client {number}: expected '{said.architecture}' with {model.feature_dim} features and the head "
-                f"{here}, came {said.feature_dim} features and {said.head}"
+                f"{here}, got {said.feature_dim} features and {said.head}"
             )
     if not federation.unseen:
         return
@@ -391,15 +391,15 @@ def _check_request(recipe: Recipe, min_nodes: int | None, deadline: float, max_m
     """
     count = recipe.data.client_count or min_nodes
     if count is None:
-        raise RequestError("expected data.clients or min-nodes, how many clients there are, came neither")
+        raise RequestError("expected data.num_clients or min-nodes, how many clients there are, got neither")
     if min_nodes is not None and not 1 <= min_nodes <= count:
-        raise RequestError(f"min-nodes: expected 1 to {count}, the clients of the recipe, came {min_nodes}")
+        raise RequestError(f"min-nodes: expected 1 to {count}, the clients of the recipe, got {min_nodes}")
     if not deadline > 0:
-        raise RequestError(f"deadline: expected seconds above 0, came {deadline}")
+        raise RequestError(f"deadline: expected seconds above 0, got {deadline}")
     if not max_megabytes > 0:
-        raise RequestError(f"max-megabytes: expected more than 0, came {max_megabytes}")
-    if recipe.hostile.in_effect():
-        raise RequestError("hostile: expected none in a deployment, whose clients are what they are, came some")
+        raise RequestError(f"max-megabytes: expected more than 0, got {max_megabytes}")
+    if recipe.adversaries.in_effect():
+        raise RequestError("adversaries: expected none in a deployment, whose clients are what they are, got some")
     return count
 
 

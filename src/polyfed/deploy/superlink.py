@@ -35,7 +35,7 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
     check_system()
     for name in _FILES.values():
         if not (Path(keys) / name).is_file():
-            raise RequestError(f"expected {name} in {keys}, as 'polyfed deploy certify' writes it, came none")
+            raise RequestError(f"expected {name} in {keys}, as 'polyfed deploy certify' writes it, got none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     words = [word for option, name in _FILES.items() for word in (option, str(Path(keys) / name))]
@@ -47,7 +47,7 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         from flwr.superlink.main import create_app
     except ImportError as error:
         raise RequestError(
-            f"expected a version of Flower that the extra 'flower' names, came another: {error}"
+            f"expected a version of Flower that the extra 'flower' names, got another: {error}"
         ) from None
     config = _parse_superlink_lifespan_config()
     uvicorn.run(

@@ -56,7 +56,7 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
     expect("flwr", "deploy node")
     for file, maker in ((authority, "certify"), (key, "key")):
         if not Path(file).is_file():
-            raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, came none")
+            raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     place = NodeConfig.read(_settings(config))
     data = DataCache()
@@ -82,7 +82,7 @@ def _settings(config: str) -> Mapping[str, Any]:
     try:
         return dict(parse_config_args([config]))
     except (click.ClickException, ValueError, OSError) as error:
-        raise RequestError(f"--node-config: expected 'key=1 key=\"text\"', came {config!r}: {error}") from None
+        raise RequestError(f"--node-config: expected 'key=1 key=\"text\"', got {config!r}: {error}") from None
 
 
 @contextmanager

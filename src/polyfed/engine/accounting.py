@@ -64,13 +64,17 @@ def least_noise(released: Callable[[float], Iterable[Iterable[Release]]], settin
     def fits(noise: float) -> bool:
         distinct = {frozenset(counted(each).items()) for each in released(noise)}
         accounts = [[replace(one, times=times) for one, times in account] for account in distinct]
-        return all(epsilon_of(each, settings.delta, settings.accountant) <= settings.target for each in accounts)
+        return all(
+            epsilon_of(each, settings.delta, settings.accountant) <= settings.target_epsilon for each in accounts
+        )
 
     high = 1.0
     while not fits(high):
         high *= 2
         if high > _LOUDEST:
-            raise RequestError(f"privacy.target: expected one that noise can reach, came {settings.target:g}")
+            raise RequestError(
+                f"privacy.target_epsilon: expected one that noise can reach, got {settings.target_epsilon:g}"
+            )
     low = high / 2
     while low > 1 / _LOUDEST and fits(low):
         low, high = low / 2, low
@@ -106,7 +110,7 @@ def _package() -> Any:
         import dp_accounting.rdp
     except ImportError:
         raise RequestError(
-            "privacy: expected the package 'dp-accounting', which counts what drawn rows give away, came none; install "
+            "privacy: expected the package 'dp-accounting', which counts what drawn rows give away, got none; install "
             "it with: pip install 'polyfed[privacy]'"
         ) from None
     return dp_accounting

@@ -41,7 +41,7 @@ def clients_of(given: Any) -> list[Client]:
         raise RequestError(f"clients: expected a list of {write}, got {described(given)}")
     clients = list(given)
     if not clients:
-        raise RequestError("expected at least one client, came none")
+        raise RequestError("expected at least one client, got none")
     for place, client in enumerate(clients):
         if not isinstance(client, Client):
             raise RequestError(f"clients: expected {write} in place {place}, got {described(client)}")
@@ -269,7 +269,7 @@ def complete_task(task: Task, clients: Sequence[Client]) -> Task:
     classes = known if task.classes is None else check_integer("classes", task.classes, 1)
     names = list(map(str, range(classes))) if task.class_names is None else list(task.class_names)
     if len(names) != classes:
-        raise RequestError(f"expected {classes} class names, came {len(names)}")
+        raise RequestError(f"expected {classes} class names, got {len(names)}")
     return replace(
         task,
         classes=classes,
@@ -290,7 +290,7 @@ def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: 
     ):
         if asked:
             raise RequestError(
-                f"{key}: expected validation data, {why}, came none; give data.split a validation part ('8:1:1', "
+                f"{key}: expected validation data, {why}, got none; give data.split a validation part ('8:1:1', "
                 "'official:9:1')"
             )
 

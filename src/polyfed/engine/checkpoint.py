@@ -131,10 +131,12 @@ def latest(
             try:
                 return snapshot if store is None else replace(snapshot, weights=_rows(path, clients, store))
             except _DAMAGE as error:
-                raise RequestError(f"{path} does not fit this federation: {error}; start again with --force") from None
+                raise RequestError(
+                    f"{path} does not fit this federation: {error}; start again with --overwrite"
+                ) from None
     if found:
         raise RequestError(
-            f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --force"
+            f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --overwrite"
         )
     return None
 

@@ -118,7 +118,9 @@ class Checkpointer:
         """
         snapshot = self.latest(folder)
         if snapshot is None and folder.read_result() is not None:
-            raise RequestError(f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --force")
+            raise RequestError(
+                f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --overwrite"
+            )
         if snapshot is None or not longer:
             return snapshot
         *earlier_records, last = folder.records(snapshot.round)
@@ -128,12 +130,14 @@ class Checkpointer:
         if last.get("releases"):
             raise RequestError(
                 f"{folder.path} cannot go on for more rounds: its closing round has given away what counts in epsilon; "
-                "choose another --out or --force"
+                "choose another --out or --overwrite"
             )
         earlier = self.latest(folder, before=snapshot.round)
         if earlier is None:
             place = folder.checkpoints
-            raise RequestError(f"expected the checkpoint before the closing round in {place}, got none; use --force")
+            raise RequestError(
+                f"expected the checkpoint before the closing round in {place}, got none; use --overwrite"
+            )
         checkpoint.remove(folder.checkpoints, snapshot.round)
         return earlier
 
@@ -145,7 +149,7 @@ class Checkpointer:
         """Take the scores out of the record of the round that was to be the last one, if it is not due otherwise."""
         last = self._history[-1]
         number = last["round"]
-        if not last["evaluated"] or last["closing"] or number % self._evaluation.every == 0:
+        if not last["evaluated"] or last["closing"] or number % self._evaluation.every_n_rounds == 0:
             return
         del self._history[-1]
         if not self._is_last(number):

@@ -137,7 +137,7 @@ def check_companion(method: Method, known: Collection[str]) -> None:
     if wanted is not None and wanted.network not in (*BY_SIZE, *known):
         raise RequestError(
             f"{method.name or type(method).__name__}: expected 'smallest', 'largest' or a network that can be built "
-            f"beside the clients' own, came '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
+            f"beside the clients' own, got '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
         )
 
 
@@ -157,7 +157,7 @@ def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
         raise RequestError(f"{who} cannot take inputs of shape {tuple(x.shape[1:])}: {problem}") from error
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
         came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-        raise RequestError(f"expected scores for {client.classes} classes per sample from {who}, came {came}")
+        raise RequestError(f"expected scores for {client.classes} classes per sample from {who}, got {came}")
 
 
 def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
@@ -198,9 +198,9 @@ def _check_public(name: str, needs: Needs, public: Public | None) -> None:
         other = needs.public_origin == "other"
         rows = "inputs of another data set" if other else "rows that everybody may see"
         kind = "" if public is None or fits else f" (and {len(public)} of the kind '{public.origin}')"
-        place = "name one as data.public, with" if other else "set data.holdout to"
+        place = "name one as data.public_dataset, with" if other else "set data.holdout to"
         raise RequestError(
-            f"{name} needs {needs.public} {rows}, came {held}{kind}; {place} at least {needs.public} (for every method "
+            f"{name} needs {needs.public} {rows}, got {held}{kind}; {place} at least {needs.public} (for every method "
             f"that is compared alike), or ask the method for fewer; in Python give public=polyfed.Public(...)"
         )
 

@@ -1,9 +1,9 @@
 """Local training in which no row counts for more than a bound, with noise on top (DP-SGD), by Opacus.
 
-Of every batch the gradient of each row is taken by itself, shortened to the L2 norm C = `privacy.sgd_clip`, and added;
-plus N(0, (z C)^2) on every number, z = `privacy.sgd_noise`, from the client's own stream or by its secret; over the
-number of rows of a batch (of `poisson` batches: on average). What a row that is left blank would give is 0, so that the
-sensitivity is C.
+Of every batch the gradient of each row is taken by itself, shortened to the L2 norm C = `privacy.max_grad_norm`, and
+added; plus N(0, (z C)^2) on every number, z = `privacy.noise_multiplier`, from the client's own stream or by its
+secret; over the number of rows of a batch (of `poisson` batches: on average). What a row that is left blank would give
+is 0, so that the sensitivity is C.
 
 With batches made by chance a step is a Gaussian mechanism on rows drawn with probability q = B / n. With shuffled ones
 a row is in one step of each epoch, and an epoch is one mechanism, about all rows: nothing is counted for the shuffling.
@@ -46,12 +46,12 @@ def releases(settings: Privacy, training: Training, phases: Sequence[Phase], row
     """What training through these phases gives away of a client with so many rows."""
     epochs = sum(phase.epochs for phase in phases)
     batches = math.ceil(rows / training.batch_size)
-    if not settings.sgd_noise or not epochs:
+    if not settings.noise_multiplier or not epochs:
         return []
     if not settings.poisson:
-        return [Release("training", "sample", settings.sgd_noise, times=epochs)]
+        return [Release("training", "sample", settings.noise_multiplier, times=epochs)]
     drawn = min(training.batch_size, rows)
-    return [Release("training", "sample", settings.sgd_noise, drawn, rows, True, epochs * batches)]
+    return [Release("training", "sample", settings.noise_multiplier, drawn, rows, True, epochs * batches)]
 
 
 class Draws(NamedTuple):
@@ -70,7 +70,7 @@ def draws_of(client: Client, order: torch.Generator) -> Draws:
     Args:
         order: deals batches where there is no secret.
     """
-    if client.secret is None or not client.privacy.sgd_clip:
+    if client.secret is None or not client.privacy.max_grad_norm:
         return Draws(client.generator("sgd noise"), order)
     train = client.data.train
     settings = [client.training.model_dump_json(), client.privacy.model_dump_json()]
@@ -90,7 +90,7 @@ def by_row(client: Client, draws: torch.Generator | Normals) -> Iterator[dict[st
     draws: where the noise comes from, on the CPU.
     """
     settings = client.privacy
-    if not settings.sgd_clip or not trainable(client.model)[0]:
+    if not settings.max_grad_norm or not trainable(client.model)[0]:
         yield {}
         return
     with _Rows(client.model, settings, draws) as rows:
@@ -106,24 +106,24 @@ class _Rows:
     """
 
     def __init__(self, model: nn.Module, settings: Privacy, draws: torch.Generator | Normals) -> None:
-        sampler, optimiser = _package()
+        sampler, optimizer = _package()
         self._names, self._parameters = trainable(model)
         noise = None
         self._own: Normals | None = None  # of the noise that is not Opacus's
         if isinstance(draws, torch.Generator):
             seed = int(torch.randint(2**62, (), generator=draws))
             noise = torch.Generator(self._parameters[0].device).manual_seed(seed)
-        elif settings.sgd_noise:
+        elif settings.noise_multiplier:
             self._own = draws
-        self._std = settings.sgd_noise * settings.sgd_clip
+        self._std = settings.noise_multiplier * settings.max_grad_norm
         self._model = model
         self._hooks = sampler(model)
         self._layout = channels_first(model)
         self._hooks.disable_hooks()  # what else a step does with the network is no business of theirs
-        self._steps = optimiser(
+        self._steps = optimizer(
             torch.optim.SGD(self._parameters, lr=1.0),  # which never takes a step of its own
-            noise_multiplier=settings.sgd_noise if self._own is None else 0.0,
-            max_grad_norm=settings.sgd_clip,
+            noise_multiplier=settings.noise_multiplier if self._own is None else 0.0,
+            max_grad_norm=settings.max_grad_norm,
             expected_batch_size=1,
             generator=noise,
         )
@@ -189,20 +189,22 @@ def check_rows(
     Raises:
         RequestError: they cannot; says which, and what would do.
     """
-    if not settings.sgd_clip:
+    if not settings.max_grad_norm:
         return
     name = method.name or type(method).__name__
     if not method.by_row:
         raise RequestError(
-            f"privacy.sgd_clip: expected a method and knobs whose loss is a mean over rows and of nothing else, came "
+            f"privacy.max_grad_norm: expected a method and knobs whose loss is a mean over rows and of nothing else, got "
             f"{name}; see docs/privacy.md"
         )
     if precision != "float32":
-        raise RequestError(f"privacy.sgd_clip: expected run.precision = 'float32', came '{precision}'")
+        raise RequestError(f"privacy.max_grad_norm: expected run.precision = 'float32', got '{precision}'")
     phases = [phase for exchange in method.exchanges(1) for phase in exchange.phases or ()]
     for phase in [*phases, *method.phases(clients[0].training)]:
         if phase.data != "train" or phase.rows is not None:
-            raise RequestError(f"privacy.sgd_clip: expected training on all rows of a client, came {name}, on others")
+            raise RequestError(
+                f"privacy.max_grad_norm: expected training on all rows of a client, got {name}, on others"
+            )
     _package()
     for client in clients:
         module = architectures.template(client.architecture, alone=True)
@@ -210,7 +212,7 @@ def check_rows(
             _try_rows(method, settings, client, module)
         except RequestError as problem:
             who = f"client {client.id} ('{client.architecture}')"
-            raise RequestError(f"privacy.sgd_clip: {who} cannot be trained row by row: {problem}") from None
+            raise RequestError(f"privacy.max_grad_norm: {who} cannot be trained row by row: {problem}") from None
 
 
 def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Module) -> None:
@@ -271,13 +273,13 @@ def _training_without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 def _package() -> tuple[Any, Any]:
-    """Opacus's network that takes gradients row by row, and its optimiser that bounds them and adds noise."""
+    """Opacus's network that takes gradients row by row, and its optimizer that bounds them and adds noise."""
     try:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
     except ImportError:
         raise RequestError(
-            "privacy.sgd_clip: expected the package 'opacus', which takes gradients row by row, came none; install it "
+            "privacy.max_grad_norm: expected the package 'opacus', which takes gradients row by row, got none; install it "
             "with: pip install 'polyfed[privacy]'"
         ) from None
     return GradSampleModule, DPOptimizer

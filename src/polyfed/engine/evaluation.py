@@ -121,7 +121,7 @@ def summary(
 ) -> dict[str, float]:
     """Mean, standard deviation over clients (population), minimum and maximum of a figure; n clients.
 
-    Of the accuracy also `worst_tenth`, the mean of the lowest tenth of the clients, rounded up.
+    Of the accuracy also `bottom_decile`, the mean of the lowest tenth of the clients, rounded up.
 
     Args:
         scores: one per client that has test data. Those for which the figure is not defined are left out.
@@ -141,7 +141,7 @@ def summary(
     found = {"mean": weighted if mean == "samples" else plain, "std": spread, "min": values[0], "max": values[-1]}
     if figure == "accuracy":
         lowest = values[: -(-len(values) // 10)]
-        found["worst_tenth"] = math.fsum(lowest) / len(lowest)
+        found["bottom_decile"] = math.fsum(lowest) / len(lowest)
     return {**found, "n": len(values)}
 
 
@@ -169,20 +169,20 @@ def figures(
     asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
     clients = [main[number].accuracy if number in main else math.nan for number in range(len(architectures))]
     return {
-        "accuracy": _known({stage: summary(scores, evaluation.mean) for stage, scores in scored.items()}),
+        "accuracy": _known({stage: summary(scores, evaluation.weighting) for stage, scores in scored.items()}),
         "accuracy_by_predictor": _known(
             {
-                stage: {name: summary(found, evaluation.mean) for name, found in _by_predictor(scores).items()}
+                stage: {name: summary(found, evaluation.weighting) for name, found in _by_predictor(scores).items()}
                 for stage, scores in scored.items()
             }
         ),
         "accuracy_per_client": [None if math.isnan(value) else value for value in clients],
         "accuracy_per_architecture": _known(
-            {name: summary(scores, evaluation.mean) for name, scores in by_architecture.items()}
+            {name: summary(scores, evaluation.weighting) for name, scores in by_architecture.items()}
         ),
         "metrics": _known(
             {
-                stage: _known({name: summary(scores, evaluation.mean, figure) for name, figure in asked.items()})
+                stage: _known({name: summary(scores, evaluation.weighting, figure) for name, figure in asked.items()})
                 for stage, scores in scored.items()
             }
         ),
@@ -212,10 +212,10 @@ def check_measures(measures: Mapping[str, Measure]) -> dict[str, Measure]:
     for name, measure in measures.items():
         if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or name in taken:
             raise RequestError(
-                f"metrics: expected a name of letters, digits, '_' and '-', none of {', '.join(taken)}, came {name!r}"
+                f"metrics: expected a name of letters, digits, '_' and '-', none of {', '.join(taken)}, got {name!r}"
             )
         if not callable(measure):
-            raise RequestError(f"metrics: expected a function of a client's counts as '{name}', came {measure!r}")
+            raise RequestError(f"metrics: expected a function of a client's counts as '{name}', got {measure!r}")
     return dict(measures)
 
 

@@ -84,7 +84,7 @@ class Evaluator:
     @property
     def scores_after_training(self) -> bool:
         """Whether those who train are scored right afterwards."""
-        return "after_local" in self._stages
+        return "after_training" in self._stages
 
     def forget(self) -> None:
         """Take every score anew from now on."""
@@ -93,20 +93,20 @@ class Evaluator:
     def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
         """The figures of all stages, and the validation accuracy of the main one, for the round's record."""
         main = self._stages[0]
-        validated = "personal" if main == "after_local" else main
-        wanted = [(stage, "test") for stage in self._stages if stage != "after_local"]
+        validated = "personal" if main == "after_training" else main
+        wanted = [(stage, "test") for stage in self._stages if stage != "after_training"]
         wanted.append((validated, "validation"))
         found = self._scores(wanted)
         scores: dict[Stage, Mapping[int, Score]] = {}
         for stage in self._stages:
-            if stage == "after_local":
+            if stage == "after_training":
                 scores[stage] = {n: score for n, score in after_training.items() if n not in self._unscored}
             else:
                 scores[stage] = found[stage, "test"]
         names = [client.architecture for client in self._clients]
         record = figures(scores, names, self._evaluation, self._metrics)
         validation = found[validated, "validation"].values()
-        return {**record, "validation": summary(validation, self._evaluation.mean).get("mean")}
+        return {**record, "validation": summary(validation, self._evaluation.weighting).get("mean")}
 
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
         """The scores of those present by (stage, part of the data)."""

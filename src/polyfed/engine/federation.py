@@ -72,10 +72,10 @@ class Federation:
         method: e.g. ``polyfed.methods.FedGH()``.
         training, evaluation: settings; see there.
         plugins: what else is done: settings such as ``polyfed.Availability(drop=0.2)``, ``polyfed.Privacy(...)``,
-            ``polyfed.Compression(...)``, ``polyfed.Devices(...)``, ``polyfed.Defence(...)``, ``polyfed.Hostile(...)``,
-            and plugins of your own (`polyfed.Plugin`).
+            ``polyfed.Compression(...)``, ``polyfed.Devices(...)``, ``polyfed.RobustAggregation(...)``,
+            ``polyfed.Adversaries(...)``, and plugins of your own (`polyfed.Plugin`).
         task: what is classified: classes, data that are public, a shared test set; see `polyfed.Task`.
-        executor: the name of one ("serial", "pool", ...), or all of how work is done; see `polyfed.Execution`.
+        executor: the name of one ("serial", "processes", ...), or all of how work is done; see `polyfed.Execution`.
         out: the run folder, or all of what is written; see `polyfed.Output`. None writes nothing.
         seed: every random draw of the run is derived from it.
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
@@ -227,7 +227,7 @@ class Federation:
         for plugin in self.plugins:
             plugin.validate(setup)
         if not self.present(1):
-            raise RequestError("expected a client in round 1, came none: all are left out or join later")
+            raise RequestError("expected a client in round 1, got none: all are left out or join later")
         return setup
 
     def _make_store(self) -> Store:

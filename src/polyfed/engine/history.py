@@ -127,7 +127,7 @@ def result_of(
         **facts,
         "accuracy": main.get("mean"),
         "accuracy_std": main.get("std"),
-        "accuracy_worst_tenth": main.get("worst_tenth"),
+        "accuracy_bottom_decile": main.get("bottom_decile"),
         "accuracy_before_closing": _before_closing(records, stage),
         "accuracy_best_by_validation": best_by_validation(records, stage),
         "accuracy_by_stage": last["accuracy"],
@@ -137,8 +137,8 @@ def result_of(
         "bytes_up": _total(records, "bytes_up"),
         "bytes_down": _total(records, "bytes_down"),
         **_uncompressed(records),
-        "bytes_up_as_in_paper": _total(records, "bytes_up_as_in_paper"),
-        "bytes_down_as_in_paper": _total(records, "bytes_down_as_in_paper"),
+        "bytes_up_paper": _total(records, "bytes_up_paper"),
+        "bytes_down_paper": _total(records, "bytes_down_paper"),
         **_epsilon(records),
         **_early_end(records, facts),
         "closed": _is_closed(records),
@@ -198,7 +198,7 @@ def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
     hint = "see 'refused' in the records of the rounds"
     if all(reason.startswith(_DIVERGED) for reason in reasons):
         lr = max(record["lr"] for record in records)
-        hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.sgd_clip"
+        hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.max_grad_norm"
     where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
     return f"nothing was learnt: {where} {told} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
 

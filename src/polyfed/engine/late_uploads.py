@@ -24,7 +24,7 @@ class UploadQueue:
 
     Args:
         number: of the round. waiting: late uploads of earlier rounds.
-        late_by: rounds that a late one needs. accepts: whether the method takes late ones.
+        delay_rounds: rounds that a late one needs. accepts: whether the method takes late ones.
 
     Attributes:
         waiting: what is still under way, due after this round. late: who sent something that is late. arrived,
@@ -33,10 +33,10 @@ class UploadQueue:
         round has no such exchange.
     """
 
-    def __init__(self, number: int, waiting: Sequence[LateUpload], late_by: int, accepts: bool) -> None:
+    def __init__(self, number: int, waiting: Sequence[LateUpload], delay_rounds: int, accepts: bool) -> None:
         self._number, self._accepts = number, accepts
-        self._due = [upload for upload in waiting if upload.round + late_by <= number]
-        self.waiting = [upload for upload in waiting if upload.round + late_by > number]
+        self._due = [upload for upload in waiting if upload.round + delay_rounds <= number]
+        self.waiting = [upload for upload in waiting if upload.round + delay_rounds > number]
         self.late: set[int] = set()
         self.arrived: list[LateUpload] = []
         self.discarded: list[LateUpload] = []

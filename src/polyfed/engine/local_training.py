@@ -19,7 +19,7 @@ from polyfed.core.modules import split, steady
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
 from polyfed.engine.dp_sgd import by_row, draws_of
-from polyfed.engine.optimizers import Optimiser
+from polyfed.engine.optimizers import Optimizer
 from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.secure_noise import KeyedUniforms
@@ -64,13 +64,13 @@ def train(
         with only(model, phase), steady(model) as (names, parameters), by_row(client, hiding.noise) as bounded:
             if not parameters:
                 continue
-            optimiser = Optimiser(parameters, client.training, client.training.lr_at(client.round, phase.lr))
+            optimizer = Optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
                 with_inputs = {**context, **bounded, **method.inputs(client, steps, draws)}
                 with step():
                     grads, loss, extra, raw = method.gradients(model, batch, with_inputs)
                 before = {} if mask is None else _copies(names, parameters, mask)
-                optimiser.step([grads.get(name) for name in names])
+                optimizer.step([grads.get(name) for name in names])
                 del grads  # at once: the next step's gradients then lie where these did, in the caches
                 if mask is not None:
                     _restore(dict(zip(names, parameters, strict=True)), before, mask)
@@ -94,7 +94,7 @@ def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
     if phase.data != "public":
         return getattr(client.data, phase.data), client.prepare
     if client.public is None:
-        raise RunError("expected data that everybody may see for a phase on 'public', came none; set data.holdout")
+        raise RunError("expected data that everybody may see for a phase on 'public', got none; set data.holdout")
     return client.public.samples, client.public.prepare
 
 
@@ -109,7 +109,7 @@ def _batches(
     """The minibatches of a phase, see `shuffled` and `by_chance`."""
     samples, prepare = data_of(client, phase)
     device = next(iter(client.model.parameters())).device
-    augment = augmentation(client.training.augment)
+    augment = augmentation(client.training.augmentation)
     held = len(samples)
     by_itself = client.privacy.poisson
     dealt = by_chance(client, phase, held, rows, chance) if by_itself else shuffled(client, phase, held, rows, order)

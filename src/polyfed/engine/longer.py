@@ -25,10 +25,10 @@ def obstacle(asked: Table, result: Table | None, planned: str) -> str | None:
     if asked.get("training", {}).get("lr_schedule") == "cosine":
         return "the learning rates of training.lr_schedule = 'cosine' depend on the number of rounds"
     if asked.get("privacy", {}).get("target"):
-        return "the noise for privacy.target depends on the number of rounds"
+        return "the noise for privacy.target_epsilon depends on the number of rounds"
     if planned:
         return f"{planned} depends on the number of rounds"
     if result is not None and result.get("stopped_after") is not None:
-        why = {"budget": "privacy.budget"}.get(result.get("stopped_by", ""), "evaluation.patience")
+        why = {"budget": "privacy.max_epsilon"}.get(result.get("stopped_by", ""), "evaluation.patience")
         return f"it stopped early, after round {result['stopped_after']} ({why}), and would stop there again"
     return None

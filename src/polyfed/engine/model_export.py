@@ -58,7 +58,7 @@ class ModelExport:
         """
         if client_id not in self._server.clients:
             here = ", ".join(map(str, self._server.clients))
-            raise RequestError(f"expected a client that is present ({here}), came {client_id}")
+            raise RequestError(f"expected a client that is present ({here}), got {client_id}")
         return copy.deepcopy(self._method.personal(self._personal_client(client_id).model)).eval()
 
     def write(self, folder: RunFolder) -> None:
@@ -104,7 +104,7 @@ class ModelExport:
         prepare = client.prepare
         modules = self._settings.get("run", {}).get("modules")
         texts = self._task.vocabulary
-        normalised = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
+        normalized = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
         plain = "plain" if prepare is as_floats else None
         return {
             "architecture": client.architecture,
@@ -120,7 +120,7 @@ class ModelExport:
             "feature_dim": None if models is None else models.get("feature_dim"),
             "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},
             "image_size": self._settings.get("data", {}).get("image_size"),
-            "prepare": normalised or plain,
+            "prepare": normalized or plain,
             "method": self._facts["method"],
             "knobs": self._facts["knobs"],
             "variant": self._method.variant(self._server, client.id),

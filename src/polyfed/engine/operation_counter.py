@@ -24,7 +24,7 @@ from polyfed.core.modules import steady
 from polyfed.core.randomness import derive, scoped_global
 from polyfed.engine.executors.context_stacking import outline
 from polyfed.engine.local_training import data_of, only
-from polyfed.engine.optimizers import Optimiser
+from polyfed.engine.optimizers import Optimizer
 from polyfed.engine.round_costs import Allocations
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import has_batchnorm
@@ -165,7 +165,7 @@ def _one_step(client: Client, method: Method, context: Context, phase: Phase, co
 
 def step_memory(client: Client, module: nn.Module) -> int:
     """Bytes that a network takes while it is trained plainly, by cross entropy: a batch, activations, gradients, the
-    optimiser's state, and the network itself.
+    optimizer's state, and the network itself.
 
     Args:
         client: whose data and settings. module: stays as it is.
@@ -174,12 +174,12 @@ def step_memory(client: Client, module: nn.Module) -> int:
     rows = torch.arange(client.training.batch_size) % client.n
     with steady(model) as (_, parameters), Allocations() as made:
         device = next(iter(model.parameters())).device
-        optimiser = Optimiser(parameters, client.training, client.lr)
-        for _ in range(2):  # in the second, the optimiser has its state
+        optimizer = Optimizer(parameters, client.training, client.lr)
+        for _ in range(2):  # in the second, the optimizer has its state
             x = client.prepare(client.data.train.x[rows].to(device))
             y = client.data.train.y[rows].to(device)
             loss = cross_entropy(model(x), y, torch.ones(len(y), device=device))
-            optimiser.step(list(torch.autograd.grad(loss, parameters, allow_unused=True)))
+            optimizer.step(list(torch.autograd.grad(loss, parameters, allow_unused=True)))
             del x, y, loss
     held = sum(tensor.nbytes for tensor in module.state_dict().values())
     return int(held + made.peak)

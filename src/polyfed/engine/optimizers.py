@@ -1,4 +1,4 @@
-"""The local optimiser: PyTorch's own fused steps, called as functions.
+"""The local optimizer: PyTorch's own fused steps, called as functions.
 
 ``torch.optim``'s classes take a second to come (they import the compiler), hold 65 MiB in every process, and look into
 every parameter anew at every step; the functions below them compute the same numbers.
@@ -19,11 +19,11 @@ _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8  # PyTorch's, and the papers'
 
 
-class Optimiser:
+class Optimizer:
     """One phase's: its memory begins empty.
 
     Args:
-        parameters: what moves, in place. training: which optimiser, momentum, weight decay. rate: the learning rate.
+        parameters: what moves, in place. training: which optimizer, momentum, weight decay. rate: the learning rate.
     """
 
     def __init__(self, parameters: Sequence[Tensor], training: Training, rate: float) -> None:
@@ -41,7 +41,7 @@ class Optimiser:
                 step = self._sgd if self._training.optimizer == "sgd" else self._adam
                 step(places, given)
 
-    def inherit(self, other: Optimiser, index: Tensor) -> None:
+    def inherit(self, other: Optimizer, index: Tensor) -> None:
         """Remember what `other` does of some rows of its parameters, which are this one's. index: (M,) which."""
         self._kept = [
             {name: t[index] if t.dim() else t.clone() for name, t in kept.items()} for kept in other._kept

@@ -36,7 +36,7 @@ def read(entries: Iterable[Mapping[str, Any]]) -> dict[int, list[Release]]:
     for entry in entries:
         one = Release(**{name: entry[name] for name in names})
         if one.sampled and one.drawn < 1:
-            raise RequestError(f"expected releases about one row or more, came one about {one.drawn} of {one.held}")
+            raise RequestError(f"expected releases about one row or more, got one about {one.drawn} of {one.held}")
         for client in entry["clients"]:
             found.setdefault(client, []).append(one)
     return found
@@ -87,7 +87,7 @@ class Ledger:
 
     def exceeded(self, more: Mapping[int, Releases] | None = None) -> bool:
         """Whether that is beyond the budget, in any unit; never, where there is none."""
-        budget = self._settings.budget
+        budget = self._settings.max_epsilon
         return budget > 0 and any(epsilon > budget for epsilon in self.epsilon(more).values())
 
     def next_of(self, clients: Iterable[int]) -> dict[int, list[Release]]:

@@ -53,7 +53,7 @@ def _layer_by_layer() -> Iterator[None]:
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of tensors that are made within the block: activations, gradients, the optimiser's state.
+    """Counts the bytes of tensors that are made within the block: activations, gradients, the optimizer's state.
 
     Not those that were there before (weights, data), nor what kernels need for themselves.
 

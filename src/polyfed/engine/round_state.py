@@ -101,8 +101,8 @@ class RoundTotals:
         return {
             "bytes_up": sum(self.up.values()),
             "bytes_down": sum(self.down.values()),
-            "bytes_up_as_in_paper": self.in_paper[1],
-            "bytes_down_as_in_paper": self.in_paper[0],
+            "bytes_up_paper": self.in_paper[1],
+            "bytes_down_paper": self.in_paper[0],
             "bytes_by_client": {str(n): {"down": self.down[n], "up": self.up[n]} for n in sorted(self.down)},
             "train_loss": self.loss / self.samples if self.samples else None,
             "samples": int(self.samples),

@@ -17,9 +17,9 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
     """What trackers, the result and tables are told of the run."""
     evaluation = {
         "stage": federation.stages[0],
-        "mean": federation.evaluation.mean,
+        "weighting": federation.evaluation.weighting,
         "test": "client" if federation.task.test is None else "global",
-        "every": federation.evaluation.every,
+        "every_n_rounds": federation.evaluation.every_n_rounds,
         "stages": federation.stages,
         "patience": federation.evaluation.patience,
         "min_delta": federation.evaluation.min_delta,
@@ -49,7 +49,7 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     knobs = {k: v for k, v in federation.facts["knobs"].items() if v is not None}
     kept = {} if federation.output.keep == "last" else {"keep": federation.output.keep}
     size = stack_size(federation.execution.executor, str(federation.execution.device), federation.execution.workers)
-    stacked = {"executor": "cohort", "workers": size} if size > 1 else {}
+    stacked = {"executor": "vectorized", "workers": size} if size > 1 else {}
     sections = {p.name: federation.facts[p.name] for p in federation.plugins if p.name in federation.facts}
     if federation.method.alone:
         knobs["alone"] = True

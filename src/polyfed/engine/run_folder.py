@@ -119,16 +119,16 @@ class RunFolder:
                 place.
         """
         if resume and force:
-            raise RequestError("expected one of --resume and --force, came both")
+            raise RequestError("expected one of --resume and --overwrite, got both")
         check_links(self.path)
         if self.path.exists() and not self.path.is_dir():
-            raise RequestError(f"expected a folder for the run, came the file {self.path}")
+            raise RequestError(f"expected a folder for the run, got the file {self.path}")
         present = [name for name in PARTS if (self.path / name).exists()]
         if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
-            raise RequestError(f"expected an empty or new folder for the run, came {self.path} with other files in it")
+            raise RequestError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
         if present and not resume and not force:
             raise RequestError(
-                f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with --force "
+                f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with --overwrite "
                 "(force=True)"
             )
         if resume and present:
@@ -140,24 +140,26 @@ class RunFolder:
             stored = parse_toml(path.read_bytes())
             validated(StoredRecipe, stored)
         except (OSError, ValueError) as error:
-            raise RequestError(f"expected the run's recipe in {path}, came nothing readable: {error}") from None
+            raise RequestError(f"expected the run's recipe in {path}, got nothing readable: {error}") from None
         asked = tomllib.loads(tomli_w.dumps(settings))
         before = rounds_of(stored)
         now = rounds_of(asked)
         if before < now:
             stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
-            raise RequestError(f"{self.path} holds another recipe's run: {difference}; choose another --out or --force")
+            raise RequestError(
+                f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
+            )
         if before < now and (why := obstacle(asked, self.read_result(), planned)):
             raise RequestError(
-                f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --force"
+                f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --overwrite"
             )
 
     @contextlib.contextmanager
     def open(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> Iterator[None]:
         """Make the folder ready, after `check`, and keep other processes out of it within the block.
 
-        With `force` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
+        With `force` the old run's own files go, with the analyzes and attacks made of it, and nothing else. What a
         killed process left half-written goes too.
 
         Raises:
@@ -188,7 +190,7 @@ class RunFolder:
             write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
 
     def clear_made(self) -> None:
-        """Remove the analyses and attacks that were made of the run, and nothing else."""
+        """Remove the analyzes and attacks that were made of the run, and nothing else."""
         for folder in (self.path / name for name in (ANALYSIS, ATTACK)):
             if folder.is_symlink():
                 continue
@@ -281,7 +283,7 @@ class RunFolder:
             result = parse_json(path.read_bytes())
             validated(RunResult, result)
         except (OSError, ValueError) as error:
-            raise RequestError(f"expected a run's result in {path}, came something else: {error}") from None
+            raise RequestError(f"expected a run's result in {path}, got something else: {error}") from None
         return dict(result)
 
     def finished(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -375,8 +377,8 @@ def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | 
     return None if old == new else f"{said[0]}, now {said[1].removeprefix('clients trained ')} (run.executor)"
 
 
-_MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "track")}
-_MAY_DIFFER |= {"run.published", "run.profile_note", "run.changed"}  # what stands beside results or is said of them
+_MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "loggers")}
+_MAY_DIFFER |= {"run.paper_tables", "run.preset_note", "run.overrides"}  # what stands beside results or is said of them
 _MAY_DIFFER |= {"run.modules"}  # where modules lie, on this machine
 
 

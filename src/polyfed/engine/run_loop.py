@@ -131,7 +131,7 @@ class RunLoop:
         federation = self._federation
         began = time.perf_counter()
         with watching(federation.execution.timings) as watch:
-            due = bool(final) or number % federation.evaluation.every == 0 or federation.is_last(number)
+            due = bool(final) or number % federation.evaluation.every_n_rounds == 0 or federation.is_last(number)
             round = Round(
                 number,
                 final=bool(final),

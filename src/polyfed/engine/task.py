@@ -45,9 +45,9 @@ class Execution:
     """How the clients' work is carried out.
 
     Args:
-        executor: "serial", one after the other in this process; "pool", by worker processes (Linux, device "cpu"), with
-            the same result bit for bit; "cohort": clients of one network as one, with the same result up to rounding;
-            "auto": the pool where it pays, on other devices the cohort; "ray": processes of Ray, also on a
+        executor: "serial", one after the other in this process; "processes", by worker processes (Linux, device "cpu"),
+            with the same result bit for bit; "vectorized": clients of one network as one, with the same result up to
+            rounding; "auto": the pool where it pays, on other devices the cohort; "ray": processes of Ray, also on a
             cluster, with the result of "serial" bit for bit.
         workers: at most so many work at the same time; default: as many processes as this one may use cores, or
             cohorts of 32. On a cluster of Ray's there is none.

@@ -17,9 +17,9 @@ def misfit(form: Form, message: Message, known: Known) -> str | None:
     for name, value in message.items():
         expected = form.get(name)
         if expected is None:
-            return f"expected {_listed(form)}, came {_named(name)}"
+            return f"expected {_listed(form)}, got {_named(name)}"
         if isinstance(value, Tensor) != isinstance(expected, Entry):
-            return f"expected a {'tensor' if isinstance(expected, Entry) else 'group'} as '{name}', came the other"
+            return f"expected a {'tensor' if isinstance(expected, Entry) else 'group'} as '{name}', got the other"
         if isinstance(expected, Entry):
             assert isinstance(value, Tensor)
             problem = _odd(f"'{name}'", value, expected, known, chosen)
@@ -33,7 +33,7 @@ def misfit(form: Form, message: Message, known: Known) -> str | None:
 
 def _odd_group(name: str, group: Group, expected: Members, known: Known, chosen: dict[str, int]) -> str | None:
     if foreign := next((key for key in group if key not in expected.entries), None):
-        return f"expected {len(expected.entries)} tensors of known names in '{name}', came {_named(foreign)}"
+        return f"expected {len(expected.entries)} tensors of known names in '{name}', got {_named(foreign)}"
     if expected.whole and (missing := next((key for key in expected.entries if key not in group), None)):
         return f"expected '{missing}' in '{name}', which is missing"
     for key, tensor in group.items():
@@ -46,21 +46,21 @@ def _odd_group(name: str, group: Group, expected: Members, known: Known, chosen:
 def _odd(place: str, tensor: Tensor, entry: Entry, known: Known, chosen: dict[str, int]) -> str | None:
     """What is wrong with a tensor. chosen: the sizes that the client chose until now; grows."""
     if tensor.dtype not in entry.types:
-        return f"expected {_types(entry.types)} as {place}, came {_types((tensor.dtype,))}"
+        return f"expected {_types(entry.types)} as {place}, got {_types((tensor.dtype,))}"
     if entry.shape is None:
         rows = known.size(entry.rows or 0)
         odd = tensor.dim() == 0 or len(tensor) != rows
-        return f"expected {rows} rows in {place}, came the shape {tuple(tensor.shape)}" if odd else None
+        return f"expected {rows} rows in {place}, got the shape {tuple(tensor.shape)}" if odd else None
     if tensor.dim() != len(entry.shape):
-        return f"expected {len(entry.shape)} dimensions of {place}, came the shape {tuple(tensor.shape)}"
+        return f"expected {len(entry.shape)} dimensions of {place}, got the shape {tuple(tensor.shape)}"
     for came, size in zip(tensor.shape, entry.shape, strict=True):
         if isinstance(size, UpTo):
             most = known.size(size.most)
             if came > most or came != chosen.setdefault(size.name, came):
                 wanted = f"{chosen[size.name]} rows" if came <= most else f"at most {most} rows"
-                return f"expected {wanted} in {place}, came the shape {tuple(tensor.shape)}"
+                return f"expected {wanted} in {place}, got the shape {tuple(tensor.shape)}"
         elif came != known.size(size):
-            return f"expected a size of {known.size(size)} in {place}, came the shape {tuple(tensor.shape)}"
+            return f"expected a size of {known.size(size)} in {place}, got the shape {tuple(tensor.shape)}"
     return _out_of_range(place, tensor, entry, known)
 
 
@@ -70,11 +70,11 @@ def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: Known) -> str
     low = tensor.min().item()
     high = tensor.max().item()
     if entry.least is not None and low < (least := known.size(entry.least)):
-        return f"expected at least {least} in {place}, came {low:g}"
+        return f"expected at least {least} in {place}, got {low:g}"
     if entry.most is not None and high > (most := known.size(entry.most)):
-        return f"expected at most {most} in {place}, came {high:g}"
+        return f"expected at most {most} in {place}, got {high:g}"
     if entry.distinct and len(tensor.unique()) < tensor.numel():
-        return f"expected every number once in {place}, came some again"
+        return f"expected every number once in {place}, got some again"
     return None
 
 

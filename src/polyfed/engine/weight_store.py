@@ -97,7 +97,7 @@ class Layout:
         for name, (kind, shape, stride, begin) in described.items():
             dtype = getattr(torch, kind, None)
             if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"expected a type of tensors for '{name}', came '{kind}'")
+                raise ValueError(f"expected a type of tensors for '{name}', got '{kind}'")
             places[name] = Place(dtype, tuple(shape), tuple(stride), begin)
         return cls(places)
 
@@ -152,7 +152,7 @@ class Row(Mapping[str, Tensor]):
             for name, view in self.views.items():
                 if tensors[name].shape != view.shape:
                     came = tuple(tensors[name].shape)
-                    raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', came {came}")
+                    raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {came}")
                 view.copy_(tensors[name])
         return self
 
@@ -224,12 +224,12 @@ class Store:
             RunError: there is no room for it.
         """
         if not 0 <= number < len(self._owners):
-            raise ValueError(f"expected weights of clients 0 to {len(self._owners) - 1}, came client {number}'s")
+            raise ValueError(f"expected weights of clients 0 to {len(self._owners) - 1}, got client {number}'s")
         if architecture != self._owners[number]:
-            raise ValueError(f"expected '{self._owners[number]}' as client {number}'s network, came '{architecture}'")
+            raise ValueError(f"expected '{self._owners[number]}' as client {number}'s network, got '{architecture}'")
         for name, place in self.layout(architecture, variant).places.items():
             if name in tensors and tensors[name].dtype != place.dtype:
-                raise ValueError(f"expected {place.dtype} for '{name}', came {tensors[name].dtype}")
+                raise ValueError(f"expected {place.dtype} for '{name}', got {tensors[name].dtype}")
         return self.fresh(architecture, variant).write(tensors)
 
     def at(self, architecture: str, variant: str, begin: int) -> Row:
@@ -252,7 +252,7 @@ def row_of(client: Client) -> Row | None:
     """
     if client.weights is None or isinstance(client.weights, Row):
         return client.weights
-    raise RunError(f"expected a row of the store as client {client.id}'s weights, came {type(client.weights).__name__}")
+    raise RunError(f"expected a row of the store as client {client.id}'s weights, got {type(client.weights).__name__}")
 
 
 @dataclass(frozen=True)

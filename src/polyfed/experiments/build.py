@@ -51,7 +51,7 @@ def build_federation(
         RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
     method = recipe.chosen_method
-    live = [TRACKERS[name]() for name in recipe.run.track]  # whether they can be had is asked of a check, too
+    live = [TRACKERS[name]() for name in recipe.run.loggers]  # whether they can be had is asked of a check, too
     watching = list(trackers)
     if out is not None:
         watching += live
@@ -59,8 +59,10 @@ def build_federation(
     federated = data.federated(recipe)
     source = federated.source
     prepare = input_normalization(source, recipe.models.architectures)
-    if recipe.training.augment != "none" and source.train.x.dim() != 4:
-        raise RequestError(f"training.augment '{recipe.training.augment}' expects images, '{source.name}' has none")
+    if recipe.training.augmentation != "none" and source.train.x.dim() != 4:
+        raise RequestError(
+            f"training.augmentation '{recipe.training.augmentation}' expects images, '{source.name}' has none"
+        )
     names = assign_architectures(recipe, len(federated.clients))
     rows_of_clients: Sequence[ClientData] = federated.clients
     if is_pooled(recipe):
@@ -128,9 +130,9 @@ def rebuild_federation(recipe: str) -> Federation:
 def assign_architectures(recipe: Recipe, count: int) -> list[str]:
     """The architecture of each of `count` clients."""
     names = recipe.models.architectures
-    if recipe.models.assign == "blocks":
+    if recipe.models.assignment == "blocks":
         places = [client * len(names) // count for client in range(count)]
-    elif recipe.models.assign == "random":
+    elif recipe.models.assignment == "random":
         drawn = numpy_generator(recipe.run.seed, "architectures").integers(0, len(names), count)
         places = [int(place) for place in drawn]
     else:
@@ -160,12 +162,12 @@ def resolve_recipe(
         )
     for text in list_of("overrides", overrides):
         if not isinstance(text, str):
-            raise RequestError(f"overrides: expected texts such as 'data.clients=20', got {described(text)}")
+            raise RequestError(f"overrides: expected texts such as 'data.num_clients=20', got {described(text)}")
     if not isinstance(recipe, Recipe):
         return Recipe.load(recipe, overrides, method=method, **settings)
-    for what, given in (("overrides", overrides), ("a profile", settings.pop("profile", None))):
+    for what, given in (("overrides", overrides), ("a preset", settings.pop("preset", None))):
         if given:
-            raise RequestError(f"expected {what} together with a recipe's file, came {what} with a Recipe")
+            raise RequestError(f"expected {what} together with a recipe's file, got {what} with a Recipe")
     chosen = recipe if method is None else recipe.choose(method)
     changes = {key: value for key, value in settings.items() if value is not None}
     if "out" in changes:
@@ -178,4 +180,4 @@ def check_run_folder_place(place: Path) -> None:
     check_name(place)
     above = next(above for above in (place, *place.absolute().parents) if above.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise RequestError(f"expected a place for the run folder {place}, came {above}, where nothing can be written")
+        raise RequestError(f"expected a place for the run folder {place}, got {above}, where nothing can be written")

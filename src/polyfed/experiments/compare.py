@@ -70,7 +70,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
-    profile: str | None = None,
+    preset: str | None = None,
     target: str | float | None = None,
     controls: bool = False,
 ) -> Comparison:
@@ -87,7 +87,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         overrides: as for `run`; for one method only: ``"methods.fedgh.header_lr=0.1"``.
         force: run again what is already done.
         progress: show how it gets on, on standard error.
-        device, workers, profile: as for `run`.
+        device, workers, preset: as for `run`.
         target: an accuracy (0.6 or "60 %"), or a share of another row's ("90 % of local", "90 % of best"): also tell
             the rounds, bytes and seconds that it took.
         controls: also run what says how much of a method's gain needs the other clients: every method alone, a longer
@@ -99,13 +99,11 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     """
     given = list(dict.fromkeys(list_of("methods", methods or ())))
     seeds = list_of("seeds", seeds)
-    base = resolve_recipe(
-        recipe, overrides, given[0] if given else None, device=device, workers=workers, profile=profile
-    )
+    base = resolve_recipe(recipe, overrides, given[0] if given else None, device=device, workers=workers, preset=preset)
     if any(text.strip().startswith("method.") for text in overrides):
-        raise RequestError("expected --set methods.NAME.KEY=VALUE, which says whose knob it is, came --set method.*")
+        raise RequestError("expected --set methods.NAME.KEY=VALUE, which says whose knob it is, got --set method.*")
     if not seeds:
-        raise RequestError("expected at least one seed, came none")
+        raise RequestError("expected at least one seed, got none")
     wanted = None if target is None else Target.parse(target)
     folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
     data = DataCache()
@@ -124,7 +122,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
             )
     failures = run_planned(planned, pending, force, data, watchers)
     if len(failures) < len(planned) and not isinstance(recipe, Recipe):
-        words = command_line(recipe, given, seeds, out, overrides, profile)
+        words = command_line(recipe, given, seeds, out, overrides, preset)
         if controls:
             words.append("--controls")
         write_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
@@ -137,13 +135,13 @@ def command_line(
     seeds: Sequence[int],
     out: str | Path | None,
     overrides: Sequence[str],
-    profile: str | None,
+    preset: str | None,
 ) -> list[str]:
     """The command line's words for a comparison, without those that are the default."""
     options = {
         "--methods": ",".join(methods),
         "--seeds": ",".join(map(str, seeds)),
-        "--profile": profile or "",
+        "--preset": preset or "",
         "--out": "" if out is None else str(out),
     }
     named = [word for pair in options.items() if pair[1] for word in pair]

@@ -23,7 +23,7 @@ from polyfed.errors import RequestError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Availability, Compression, Defence
+from polyfed.plugins.settings import Availability, Compression, RobustAggregation
 
 __all__ = ["controls_of", "epochs_of_local", "longer", "pooled"]
 
@@ -44,7 +44,7 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         epochs = epochs_of_local(build_federation(recipe, data=data))
         same_epochs.setdefault(epochs, []).append(recipe.name)
     for epochs, names in sorted(same_epochs.items()):
-        if epochs > base.training.epochs:
+        if epochs > base.training.local_epochs:
             found = longer(base, epochs, names)
             controls[found.name] = found
     for kind in ("pooled", "pooled-steps"):
@@ -72,7 +72,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
     """
     if base.hostile.in_effect():
         raise RequestError(
-            "controls: expected no [hostile], whose wrong labels would be among the rows of all, came one"
+            "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )
     local = base.choose("local")
     plain = {
@@ -81,7 +81,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         "availability": Availability(),
         "privacy": Privacy(),
         "compression": Compression(),
-        "defence": Defence(),
+        "robust_aggregation": RobustAggregation(),
         "devices": Devices(),
     }
     executor = "auto" if local.run.executor == "ray" else local.run.executor
@@ -90,8 +90,8 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
 
 def _without_after_local(evaluation: Evaluation) -> Evaluation:
     """The evaluation without the scores that are taken in the middle of a round, by the client that trains alone."""
-    stage = "personal" if evaluation.stage == "after_local" else evaluation.stage
-    others = [extra for extra in evaluation.extra_stages if extra != "after_local"]
+    stage = "personal" if evaluation.stage == "after_training" else evaluation.stage
+    others = [extra for extra in evaluation.extra_stages if extra != "after_training"]
     return evaluation.model_copy(update={"stage": stage, "extra_stages": others})
 
 

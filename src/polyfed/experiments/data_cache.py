@@ -42,12 +42,12 @@ class DataCache:
         """The recipe's data set, cut to its first rows and resized where the recipe says so."""
         data = recipe.data
         options = data.source_options(recipe.beside)
-        limits = (data.max_rows, data.max_test_rows)
-        key = (data.name, data.root, options, data.class_names, data.mean, data.std, limits)
+        limits = (data.limit_train, data.limit_test)
+        key = (data.dataset, data.root, options, data.class_names, data.mean, data.std, limits)
         if self._source is None or self._source[0] != key:
-            whole = load_source(data.name, data.root, options)
-            if data.max_test_rows is not None and whole.test is None:
-                raise RequestError(f"data.max_test_rows: expected no value, as '{data.name}' has no official test side")
+            whole = load_source(data.dataset, data.root, options)
+            if data.limit_test is not None and whole.test is None:
+                raise RequestError(f"data.limit_test: expected no value, as '{data.dataset}' has no official test side")
             cut = whole.first(*limits)
             train = resize(cut.train, data.image_size)
             test = None if cut.test is None else resize(cut.test, data.image_size)
@@ -65,18 +65,20 @@ class DataCache:
         return self._federated[1]
 
     def public(self, recipe: Recipe) -> Public | None:
-        """What everybody may see: inputs of ``data.public`` where there is one, else the hold-out, if there is any."""
+        """What everybody may see: inputs of ``data.public_dataset`` where there is one, else the hold-out, if there is
+        any.
+        """
         data, seed = recipe.data, recipe.run.seed
-        if data.public is None and not data.holdout:
+        if data.public_dataset is None and not data.holdout:
             return None
         federated = self.federated(recipe)
         prepare = input_normalization(federated.source, recipe.models.architectures)
-        if data.public is None:
+        if data.public_dataset is None:
             return Public(federated.holdout, prepare)
         key = (data, recipe.beside, seed)
         if self._public is None or self._public[0] != key:
-            other = load(data.public, data.root, image_size=data.image_size, beside=recipe.beside)
-            drawn = public_inputs(other, federated.source, data.public_rows, numpy_generator(seed, "data public"))
+            other = load(data.public_dataset, data.root, image_size=data.image_size, beside=recipe.beside)
+            drawn = public_inputs(other, federated.source, data.public_samples, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return Public(self._public[1], prepare, origin="other")
 
@@ -97,7 +99,7 @@ def federate(
 
     Args:
         source: what `load` or `from_tensors` gave.
-        clients: how many; None with partition "natural": one per value.
+        clients: how many; None with partition "by_group": one per value.
         partition: a name, or a function of your own (labels, clients, generator) -> each client's rows.
         seed: every draw is derived from it.
         how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionOptions`.
@@ -110,7 +112,7 @@ def federate(
         raise RequestError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
     seed = check_integer("seed", seed, 0)
     _check_all_act(partition, how)
-    options = PartitionOptions(clients=clients, partition=partition, **how)
+    options = PartitionOptions(num_clients=clients, partition=partition, **how)
     return build_federated_dataset(source, options, data_generators(seed))
 
 
@@ -141,7 +143,7 @@ def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
     for other, another in others:
         if another != wanted:
             raise RequestError(
-                f"expected pre-trained networks that want images normalised alike, came '{first}' (mean {wanted[0]}, "
+                f"expected pre-trained networks that want images normalized alike, got '{first}' (mean {wanted[0]}, "
                 f"std {wanted[1]}) and '{other}' (mean {another[0]}, std {another[1]}); choose weights that agree"
             )
     channels = source.train.x.shape[1]

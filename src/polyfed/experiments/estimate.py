@@ -45,7 +45,7 @@ def check(
         RequestError: the request is wrong, or models and data do not fit the method.
         RunError: the method fails; says with which client.
     """
-    resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, profile=profile)
+    resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=profile)
     data = DataCache()
     federation = build_federation(resolved, data=data)
     federated = data.federated(resolved)
@@ -72,8 +72,8 @@ def estimate_costs(federation: Federation, unused: int = 0, holdout: int = 0, ba
     mine = [share.kind for share in shares]
     rounds, workers = federation.training.rounds, federation.executor.workers
     availability = federation.plugin("availability").settings
-    answers = 1 - availability.drop  # share of those asked whose upload arrives
-    reached = answers if availability.drop_when == "before" else 1.0  # share of those asked that train
+    answers = 1 - availability.dropout_rate  # share of those asked whose upload arrives
+    reached = answers if availability.dropout_stage == "before" else 1.0  # share of those asked that train
     exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
     scoring = [
         share.kind.seconds_row * _scored_rows(federation, share.client, reached * (share.first + share.later) / rounds)
@@ -173,7 +173,7 @@ def _scored_rows(federation: Federation, client: Client, trains: float) -> float
 
     What has not changed since it was last scored is not scored again.
     """
-    rounds, every = federation.training.rounds, federation.evaluation.every
+    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
     evaluations = math.ceil(rounds / every)
     if federation.method.closing():
         evaluations += 1
@@ -214,7 +214,7 @@ def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dic
         if fits:
             slowest_first = max(slowest_first, first.seconds)
             slowest_later = max(slowest_later, later.seconds)
-    deadline = simulation.settings.deadline
+    deadline = simulation.settings.round_timeout
     limit = math.inf if deadline is None else deadline
     later_rounds = federation.training.rounds - 1
     seconds = min(limit, slowest_first) + later_rounds * min(limit, slowest_later)

@@ -51,7 +51,7 @@ def check_methods(
     two rounds of one batch each with one client of every network. Nothing is written.
 
     Args:
-        recipe: a TOML file, or a `Recipe`. overrides: ``"data.clients=20"``, as ``--set`` on the command line.
+        recipe: a TOML file, or a `Recipe`. overrides: ``"data.num_clients=20"``, as ``--set`` on the command line.
         measure: play the rounds; False: only ask whether models and data fit, and tell no bytes.
         methods: only these methods and variants. timed: play them with some batches more, and all of the clients' data,
             for the seconds of a round.

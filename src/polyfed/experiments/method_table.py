@@ -233,7 +233,7 @@ def to_markdown() -> str:
         "# Methods\n\n"
         "Made by `polyfed methods --markdown`; `polyfed methods` also says what each knob does. Sizes are in\n"
         "numbers, of 4 bytes where nothing else is said, per client and round. For bytes with models and data of\n"
-        "your own, and for what does not fit them: `polyfed methods --fits RECIPE.toml`.\n\n"
+        "your own, and for what does not fit them: `polyfed methods --compatible-with RECIPE.toml`.\n\n"
         + "\n".join(lines)
         + "\n\n| symbol | |\n| --- | --- |\n"
         + symbols

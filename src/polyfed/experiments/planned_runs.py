@@ -43,7 +43,7 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
     pending = []
     check_run_folder_place(folder)
     if (folder / "rounds.jsonl").exists() or (folder / "recipe.toml").exists():
-        raise RequestError(f"expected a folder for many runs, came {folder}, which holds a single one")
+        raise RequestError(f"expected a folder for many runs, got {folder}, which holds a single one")
     for member in members:
         place = RunFolder(member.folder)
         settings = member.recipe.to_dict()

@@ -26,7 +26,7 @@ from polyfed.methods.local import Local
 
 __all__ = ["LocalByRows", "SharedByNetwork", "check_pooled", "is_pooled", "pooled_method", "with_pooled_rows"]
 
-_SECTIONS = ("availability", "privacy", "compression", "devices", "defence", "hostile")
+_SECTIONS = ("availability", "privacy", "compression", "devices", "robust_aggregation", "adversaries")
 
 
 def is_pooled(recipe: Recipe) -> bool:
@@ -46,14 +46,14 @@ def check_pooled(recipe: Recipe) -> None:
         wrong = f"the method '{recipe.method.name}'"
     elif on:
         wrong = f"[{on[0]}]"
-    elif recipe.training.participation < 1:
-        wrong = f"training.participation = {recipe.training.participation:g}"
+    elif recipe.training.client_fraction < 1:
+        wrong = f"training.client_fraction = {recipe.training.client_fraction:g}"
     elif recipe.run.executor == "ray":
         wrong = "run.executor 'ray'"
     if wrong:
         raise RequestError(
             f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "
-            f"clients, nothing else), came {wrong}"
+            f"clients, nothing else), got {wrong}"
         )
 
 
@@ -73,7 +73,7 @@ def pooled_method(recipe: Recipe, clients: Sequence[ClientData]) -> Method:
     if recipe.run.control == "pooled":
         return Local()
     mean = sum(len(client.train) for client in clients) / len(clients)
-    return LocalByRows(rows=max(1, round(recipe.training.epochs * mean)))
+    return LocalByRows(rows=max(1, round(recipe.training.local_epochs * mean)))
 
 
 class LocalByRows(Local):

@@ -186,7 +186,7 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
         if inputs.x.dtype != torch.int64:
             raise
         low, high = inputs.x.aminmax()
-        raise RequestError(f"expected ids of the run's vocabulary, came {int(low)} to {int(high)}") from None
+        raise RequestError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
     return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown)
 
 
@@ -244,7 +244,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise RequestError(
-            f"expected {folder / 'index.json'} as this version writes it, came another: {why}"
+            f"expected {folder / 'index.json'} as this version writes it, got another: {why}"
         ) from error
     state = {
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
@@ -331,7 +331,7 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         raise RequestError(f"client: expected the number of a client, got {described(client)}")
     if not (run / "result.json").exists():
         came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
-        raise RequestError(f"expected the folder of a finished run, came {came}")
+        raise RequestError(f"expected the folder of a finished run, got {came}")
     path = run / "models" / "index.json"
     try:
         index = parse_json(_listed(path))
@@ -341,10 +341,10 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         if name in index:
             return name, dict(index[name])
     except (OSError, ValueError, TypeError) as error:
-        raise RequestError(f"expected a list of models in {path}, came nothing readable: {error}") from None
+        raise RequestError(f"expected a list of models in {path}, got nothing readable: {error}") from None
     numbers = [file.removeprefix("client-").partition(".")[0].lstrip("0") or "0" for file in index]
     known = ", ".join(numbers[:10]) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
-    raise RequestError(f"expected a client whose model is in {path.parent} ({known}), came {client}")
+    raise RequestError(f"expected a client whose model is in {path.parent} ({known}), got {client}")
 
 
 def _check_room(entry: Mapping[str, Any], size: int, path: Path) -> None:
@@ -357,7 +357,7 @@ def _check_room(entry: Mapping[str, Any], size: int, path: Path) -> None:
     """
     for key in ("classes", "feature_dim", "vocabulary"):
         if _LEAST * (entry.get(key) or 0) > size:
-            raise RequestError(f"expected weights of {entry[key]} ({key}) in {path}, came a file of {size} bytes")
+            raise RequestError(f"expected weights of {entry[key]} ({key}) in {path}, got a file of {size} bytes")
 
 
 def _listed(path: Path) -> bytes:
@@ -382,7 +382,7 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
     try:
         weights = safetensors.torch.load(data)
     except (SafetensorError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
-        raise RequestError(f"expected weights as safetensors in {path}, came something else: {error}") from None
+        raise RequestError(f"expected weights as safetensors in {path}, got something else: {error}") from None
     own = exported(network)
     if strange := sorted(own.keys() ^ weights.keys()):
         whose = "the network" if strange[0] in own else "the file"

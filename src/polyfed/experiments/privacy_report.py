@@ -58,12 +58,12 @@ def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spe
         RequestError: no such run, a delta that is none, or dp-accounting is needed and not installed.
     """
     if delta is not None and not 0 < delta < 1:
-        raise RequestError(f"--delta: expected a number above 0 and below 1, came {delta:g}")
+        raise RequestError(f"--delta: expected a number above 0 and below 1, got {delta:g}")
     found = [one for run in find_runs(folders) if run.finished for one in _of_run(run, delta)]
     if not found:
         raise RequestError(
             "expected runs with noise on what clients send or in how they train ([privacy], a method's feature_clip), "
-            "came none"
+            "got none"
         )
     return found
 

@@ -27,7 +27,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     device: str | None = None,
     workers: int | None = None,
     timings: bool = False,
-    profile: str | None = None,
+    preset: str | None = None,
     trackers: Sequence[object] = (),
 ) -> Run:
     """Run a recipe.
@@ -36,18 +36,18 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         recipe: a TOML file, or a `Recipe`.
         method: a method's or a variant's name, in place of the recipe's own.
         seed: in place of the recipe's own.
-        overrides: ``"data.clients=20"``, as ``--set`` on the command line.
+        overrides: ``"data.num_clients=20"``, as ``--set`` on the command line.
         out: run folder; default: the recipe's own, if it names one, else nothing is written. (The command line writes
             to `Recipe.folder`.)
         resume: go on where the run folder's last checkpoint ends; a finished run is only read, unless it is to have
             more rounds now (``overrides=["training.rounds=25"]``): it goes on, to the result of so many from the start.
-        force: replace the run that the folder holds, and what `polyfed analyse` and `attack` made of it.
+        force: replace the run that the folder holds, and what `polyfed plot` and `attack` made of it.
         progress: show how it gets on, on standard error.
         device: "cpu", "cuda", "cuda:1".
         workers: clients that train at the same time, each in a process of its own; default: one per core, where that
             pays. The result does not depend on it.
         timings: have records and result tell where the time went, too.
-        profile: one of the recipe's ``[profiles]``, or several with commas between.
+        preset: one of the recipe's ``[presets]``, or several with commas between.
         trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
 
     Raises:
@@ -55,15 +55,15 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         RunError: the run failed.
         Interrupted: Ctrl-C; a checkpoint has been written.
     """
-    options = {"seed": seed, "out": out, "device": device, "workers": workers, "profile": profile}
+    options = {"seed": seed, "out": out, "device": device, "workers": workers, "preset": preset}
     resolved = resolve_recipe(recipe, overrides, method, **options)
     folder = resolved.run.out
     if folder is not None:
         check_run_folder_place(Path(folder))
         RunFolder(folder).check(resolved.to_dict(), resume, force, resolved.planned)  # before data are loaded
     elif resume:
-        raise RequestError("expected a run folder to resume from, came none; name it with out=...")
-    elif resolved.run.track:
-        raise RequestError("run.track: expected a run folder for live curves, came none; name it with out=...")
+        raise RequestError("expected a run folder to resume from, got none; name it with out=...")
+    elif resolved.run.loggers:
+        raise RequestError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
     federation = build_federation(resolved, out=folder, trackers=trackers, timings=timings)
     return federation.run(resume=resume, force=force, progress=progress)

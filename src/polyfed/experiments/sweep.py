@@ -78,7 +78,7 @@ class _Point:
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """``["method.lr=0.1,1", "data.clients=5"]`` to ``{"method.lr": [0.1, 1], "data.clients": [5]}``.
+    """``["method.lr=0.1,1", "data.num_clients=5"]`` to ``{"method.lr": [0.1, 1], "data.num_clients": [5]}``.
 
     Commas within TOML's quotes and brackets separate nothing. A key given twice has the values given last.
 
@@ -90,7 +90,7 @@ def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
         key, _, values = text.partition("=")
         pieces = _split(values)
         if len(pieces) > 1 and not all(pieces):
-            raise RequestError(f"expected values with commas between ({key}=A,B), came '{text}'")
+            raise RequestError(f"expected values with commas between ({key}=A,B), got '{text}'")
         parsed = [parse_override(f"{key}={piece}" if "=" in text else text) for piece in pieces]
         name = ".".join(parsed[0][0])
         found.pop(name, None)
@@ -125,7 +125,7 @@ def sweep(
     progress: bool = False,
     device: str | None = None,
     workers: int | None = None,
-    profile: str | None = None,
+    preset: str | None = None,
 ) -> Sweep:
     """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
 
@@ -142,7 +142,7 @@ def sweep(
             json) and, for one or two swept keys of which one is a number, the figure (png, svg) in `out`.
         force: run again what is already done.
         progress: show how it gets on, on standard error.
-        device, workers, profile: as for `polyfed.run`.
+        device, workers, preset: as for `polyfed.run`.
 
     Raises:
         RequestError: the request is wrong, or there are no validation rows; nothing has been written.
@@ -150,7 +150,7 @@ def sweep(
     """
     values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in settings.items()}
     swept = _swept(values, seeds)
-    options = {"method": method, "device": device, "workers": workers, "profile": profile}
+    options = {"method": method, "device": device, "workers": workers, "preset": preset}
     points = list(_points(recipe, values, swept, **options))
     _check_different(points)
     folder = Path(out if out is not None else points[0].recipe.run.out or f"runs/{points[0].recipe.stem}-sweep")
@@ -196,16 +196,16 @@ def _swept(values: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[st
     """The keys with several values, once it is known that they can be swept."""
     for key, given in values.items():
         if not given:
-            raise RequestError(f"{key}: expected at least one value, came none")
+            raise RequestError(f"{key}: expected at least one value, got none")
         if key == "run.seed":
             raise RequestError("run.seed: expected a setting of the experiment; for seeds give --seeds 0,1")
         if key.startswith("run.") and len(given) > 1:
-            raise RequestError(f"{key}: expected one value, as [run] is no part of the experiment, came {len(given)}")
+            raise RequestError(f"{key}: expected one value, as [run] is no part of the experiment, got {len(given)}")
     if not seeds:
-        raise RequestError("expected at least one seed, came none")
+        raise RequestError("expected at least one seed, got none")
     swept = [key for key, given in values.items() if len(given) > 1]
     if not swept:
-        raise RequestError("expected several values for at least one setting (--set training.lr=0.01,0.1), came none")
+        raise RequestError("expected several values for at least one setting (--set training.lr=0.01,0.1), got none")
     return swept
 
 
@@ -213,7 +213,7 @@ def _points(
     recipe: str | Path, values: Mapping[str, Sequence[Any]], swept: Sequence[str], **options: Any
 ) -> Iterator[_Point]:
     """Every combination, the last key's values changing fastest; `options` are those of `Recipe.load`."""
-    named = [word for key in ("profile", "method") if options[key] for word in (f"--{key}", options[key])]
+    named = [word for key in ("preset", "method") if options[key] for word in (f"--{key}", options[key])]
     for combination in itertools.product(*values.values()):
         asked = dict(zip(values, combination, strict=True))
         resolved = Recipe.load(recipe, [f"{key}={_toml(value)}" for key, value in asked.items()], **options)
@@ -249,7 +249,7 @@ def _toml(value: Any) -> str:
     try:
         return tomli_w.dumps({"value": value}).partition(" = ")[2].strip()
     except TypeError:
-        raise RequestError(f"expected values that a recipe can hold, came {value!r}") from None
+        raise RequestError(f"expected values that a recipe can hold, got {value!r}") from None
 
 
 def _word(key: str, value: Any) -> str:
@@ -262,10 +262,10 @@ def _check_different(points: Sequence[_Point]) -> None:
     """Two combinations that come to the same experiment would be one row too many, and one key without effect."""
     seen: dict[str, _Point] = {}
     for point in points:
-        settings = json.dumps(point.recipe.with_run(changed=[]).to_dict(), sort_keys=True, default=str)
+        settings = json.dumps(point.recipe.with_run(overrides=[]).to_dict(), sort_keys=True, default=str)
         if settings in seen:
             raise RequestError(
-                f"expected values that make a difference, came {seen[settings].name} and {point.name}, which come to "
+                f"expected values that make a difference, got {seen[settings].name} and {point.name}, which come to "
                 "the same settings"
             )
         seen[settings] = point
@@ -275,7 +275,7 @@ def _check_validation(pending: Sequence[PlannedRun], data: DataCache) -> None:
     for member in pending:
         if not any(len(client.validation) for client in data.federated(member.recipe).clients):
             raise RequestError(
-                f"a sweep chooses by validation accuracy: expected validation rows ({member.title}), came none with "
+                f"a sweep chooses by validation accuracy: expected validation rows ({member.title}), got none with "
                 f"data.split = '{member.recipe.data.split}'; use for instance '8:1:1' or 'official:9:1'"
             )
 

@@ -1,8 +1,8 @@
 """Pure tensor functions: PyTorch and the standard library only, each tested against an independent oracle.
 
-averaging   weighted, layer-wise and normalised means of models
+averaging   weighted, layer-wise and normalized means of models
 blocks      where a tensor stands in a network of repeated blocks
-centring    common rows, scale and centre of representations to compare
+centering    common rows, scale and center of representations to compare
 clipping    gradients of bounded length
 cross_layer updates of one layer steered by those of another
 drift       how far a model has gone since it was received, and that way as it is released
@@ -24,7 +24,7 @@ prototypes  class means, one header step on them
 rbf         CKA with RBF kernels, Nystroem features
 robust      medians, trimmed means and Krum, which a few hostile ones do not lead astray
 similarity  linear and RBF alignment and Procrustes behind one front
-steps       how far an optimiser's steps go for their gradient
+steps       how far an optimizer's steps go for their gradient
 submodels   slices by width: windows, cutting, entry-wise averages
 surgery     combining two gradients
 """

@@ -17,7 +17,7 @@ from torch import Tensor
 _AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's cache holds
 
 
-def normalise(weights: Sequence[float]) -> list[float]:
+def normalize(weights: Sequence[float]) -> list[float]:
     """The weights divided by their sum.
 
     Args:
@@ -26,7 +26,7 @@ def normalise(weights: Sequence[float]) -> list[float]:
     Raises:
         ValueError: the weights are empty, all zero, negative, or not finite.
 
-    >>> normalise([1, 3])
+    >>> normalize([1, 3])
     [0.25, 0.75]
     """
     values = [float(w) for w in weights]
@@ -46,13 +46,13 @@ def weighted_mean(models: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
 
     Args:
         models: one mapping per client, all with the same names and shapes.
-        weights: one number per model (the paper's n_i), normalised here. A model of weight 0 has no say at all.
+        weights: one number per model (the paper's n_i), normalized here. A model of weight 0 has no say at all.
 
     Returns:
         A new mapping in the order and with the dtypes of the first model.
 
     Raises:
-        ValueError: weights are unusable (see ``normalise``) or not one per model; names or shapes differ.
+        ValueError: weights are unusable (see ``normalize``) or not one per model; names or shapes differ.
 
     Source: McMahan et al., AISTATS 2017, Algorithm 1; FedHeNN, Algorithm 1.
 
@@ -73,7 +73,7 @@ def weighted_mean(models: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
 def layer_wise_mean(
     models: Sequence[Mapping[str, Tensor]], weights: Sequence[float], base: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """w_l = sum of w_k w_l^k over the models k that have tensor l, their weights renormalised to sum 1.
+    """w_l = sum of w_k w_l^k over the models k that have tensor l, their weights renormalized to sum 1.
 
     Args:
         models: one mapping per client; each may hold any subset of ``base``.
@@ -85,7 +85,7 @@ def layer_wise_mean(
         A new mapping with the names, order and dtypes of ``base``.
 
     Raises:
-        ValueError: weights are unusable (see ``normalise``) or not one per model; a name is not in ``base``; a shape
+        ValueError: weights are unusable (see ``normalize``) or not one per model; a name is not in ``base``; a shape
             differs from the one in ``base``.
 
     Source: FedIN, eq. 19 (groups ordered by size are the special case of nested names).
@@ -98,10 +98,10 @@ def layer_wise_mean(
     return mean
 
 
-def normalised_mean(
+def normalized_mean(
     models: Sequence[Mapping[str, Tensor]],
     weights: Sequence[float],
-    normalisers: Sequence[float],
+    normalizers: Sequence[float],
     base: Mapping[str, Tensor],
     lengths: Sequence[float] | None = None,
 ) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def normalised_mean(
 
     Args:
         models, weights: as in ``layer_wise_mean``; p_k are the weights divided by their sum over those who have l.
-        normalisers: a_k > 0, one per model (see ``steps.normaliser``).
+        normalizers: a_k > 0, one per model (see ``steps.normalizer``).
         base: w, floating-point tensors; what no model of positive weight has is returned as a copy.
         lengths: t_k, one per model; None: a_k.
 
@@ -124,14 +124,14 @@ def normalised_mean(
 
     Source: Wang et al. (FedNova), NeurIPS 2020, eq. 6.
 
-    >>> normalised_mean([{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}], [1, 1], [1, 4], {"w": torch.zeros(1)})
+    >>> normalized_mean([{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}], [1, 1], [1, 4], {"w": torch.zeros(1)})
     {'w': tensor([3.7500])}
     """
-    lengths = normalisers if lengths is None else lengths
-    bad = [a for a in (*normalisers, *lengths) if not 0 < a < math.inf]
-    if bad or not len(models) == len(normalisers) == len(lengths):
-        given = f"{len(normalisers)} and {len(lengths)} for {len(models)} models" if not bad else f"{bad[0]}"
-        raise ValueError(f"expected one positive normaliser and length per model, got {given}")
+    lengths = normalizers if lengths is None else lengths
+    bad = [a for a in (*normalizers, *lengths) if not 0 < a < math.inf]
+    if bad or not len(models) == len(normalizers) == len(lengths):
+        given = f"{len(normalizers)} and {len(lengths)} for {len(models)} models" if not bad else f"{bad[0]}"
+        raise ValueError(f"expected one positive normalizer and length per model, got {given}")
     parts = _parts(models, weights, base)
     moved = {}
     for name, like in base.items():
@@ -139,7 +139,7 @@ def normalised_mean(
         tau = sum(p * lengths[k] for k, p in held)
         way = torch.zeros_like(like, dtype=torch.float64)
         for k, p in held:
-            way.add_(models[k][name].detach().double() - like.double(), alpha=p / normalisers[k])
+            way.add_(models[k][name].detach().double() - like.double(), alpha=p / normalizers[k])
         moved[name] = (like.double() + tau * way).to(like.dtype) if held else like.detach().clone()
     return moved
 
@@ -157,14 +157,14 @@ def _parts(
     parts = {}
     for name in base:
         held = [i for i, (m, s) in enumerate(zip(models, shares, strict=True)) if name in m and s > 0]
-        parts[name] = list(zip(held, normalise([shares[i] for i in held]), strict=True)) if held else []
+        parts[name] = list(zip(held, normalize([shares[i] for i in held]), strict=True)) if held else []
     return parts
 
 
 def _shares(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> list[float]:
     if len(models) != len(weights):
         raise ValueError(f"expected one weight per model, got {len(weights)} weights for {len(models)} models")
-    return normalise(weights)
+    return normalize(weights)
 
 
 def _same_shape(name: str, expected: Tensor, tensor: Tensor, who: str, owner: str) -> None:

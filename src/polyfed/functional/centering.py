@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 
-def centre(a_LD: Tensor) -> Tensor:
+def center(a_LD: Tensor) -> Tensor:
     """H A: ``a_LD`` minus its column means, in float32 at least.
 
     Raises:
         ValueError: not a matrix, or no rows.
 
-    >>> centre(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    >>> center(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
     tensor([[-1.,  0.],
             [ 1.,  0.]])
     """
@@ -30,17 +30,17 @@ def _matrix(a_LD: Tensor) -> None:
 
 
 def prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
-    """Centred A / max|A|, at least as wide as its partner; exactly 0 (and no gradient) if only rounding is left.
+    """Centerd A / max|A|, at least as wide as its partner; exactly 0 (and no gradient) if only rounding is left.
 
     Raises:
         ValueError: not a matrix, or no rows.
     """
     wide = a_LD.to(torch.promote_types(torch.promote_types(a_LD.dtype, partner), torch.float32))
     _matrix(wide)
-    centred = wide / nonzero(largest(a_LD))
-    centred -= centred.mean(dim=0)  # in place here and below: what takes time is memory
-    centred *= _peak(centred) > 32 * torch.finfo(wide.dtype).eps
-    return centred
+    centerd = wide / nonzero(largest(a_LD))
+    centerd -= centerd.mean(dim=0)  # in place here and below: what takes time is memory
+    centerd *= _peak(centerd) > 32 * torch.finfo(wide.dtype).eps
+    return centerd
 
 
 def largest(a_LD: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def pull(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C:
     Returns:
         0-d tensor.
 
-    Source: FedProto, its regulariser, as the mean over the batch and over the D features.
+    Source: FedProto, its regularizer, as the mean over the batch and over the D features.
 
     >>> pull(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
     ...      torch.zeros(2, 2), torch.tensor([True, False]))

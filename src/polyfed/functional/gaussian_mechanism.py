@@ -140,7 +140,7 @@ def classic_epsilon(sigma: float, sensitivity: float, delta: float) -> float:
     _check(sigma=sigma, sensitivity=sensitivity, delta=delta)
     epsilon = sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / sigma
     if epsilon > 1:
-        warnings.warn(f"the classic formula is proved for epsilon below 1, came {epsilon:.4g}", stacklevel=2)
+        warnings.warn(f"the classic formula is proved for epsilon below 1, got {epsilon:.4g}", stacklevel=2)
     return epsilon
 
 

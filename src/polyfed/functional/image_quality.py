@@ -73,7 +73,7 @@ def ssim(x: Tensor, y: Tensor, data_range: float = 1.0) -> Tensor:
 
 
 def total_variation(x: Tensor) -> Tensor:
-    """Mean absolute difference between neighbours, down plus across, image by image; anisotropic.
+    """Mean absolute difference between neighbors, down plus across, image by image; anisotropic.
 
     Args:
         x: (N, C, H, W). A side of one pixel counts nothing.

@@ -1,4 +1,4 @@
-"""A low-rank factor of a mean of centred linear kernels, from one representation after the other (FedHeNN).
+"""A low-rank factor of a mean of centerd linear kernels, from one representation after the other (FedHeNN).
 
     K_j = A_j A_j^T,   K_bar = sum_j w_j K_j,   F F^T ~ H K_bar H up to scale,   CKA(K_a, K_bar) = cka(A, F)
 
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.functional.averaging import normalise
-from polyfed.functional.centering import centre, largest, nonzero, prepared, same_rows
+from polyfed.functional.averaging import normalize
+from polyfed.functional.centering import center, largest, nonzero, prepared, same_rows
 from polyfed.functional.kernels import kernel_squared_norm
 
 _SPARE = 16  # columns that a factor being gathered has beyond its rank
@@ -114,7 +114,7 @@ class FactorStream:
         Raises:
             ValueError: nothing came, or the weights are unusable.
         """
-        shares = normalise(self._weights)
+        shares = normalize(self._weights)
         with torch.autocast(self._like.device.type, enabled=False):
             if self._columns is None:
                 scaled = [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)]
@@ -177,13 +177,13 @@ def kernel_factor(
 
     Args:
         representations: A_1..A_N with the same L rows; gone through once, so that one at a time need exist.
-        weights: w_j, one each, normalised here to sum 1 (the paper: all equal).
+        weights: w_j, one each, normalized here to sum 1 (the paper: all equal).
         rank, exact_rank, norm: as in `FactorStream`.
 
     Raises:
         ValueError: no representations; weights unusable or not one each; rows differ; a knob is out of range.
     """
-    shares = normalise(weights)
+    shares = normalize(weights)
     stream = FactorStream(rank, exact_rank, norm)
     count = 0
     for count, a_LD in enumerate(representations, 1):
@@ -205,4 +205,4 @@ def _leading(g_LW: Tensor, most: int) -> tuple[Tensor, float, float]:
     rest = float(values_W[~keep_W].norm())
     if not bool(keep_W.any()):
         return g_LW.new_zeros(g_LW.shape[0], 1), norm, rest
-    return centre(g_LW @ vectors_WW[:, keep_W].flip(1).to(g_LW)), norm, rest
+    return center(g_LW @ vectors_WW[:, keep_W].flip(1).to(g_LW)), norm, rest

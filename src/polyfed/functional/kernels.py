@@ -1,4 +1,4 @@
-"""Linear centred kernel alignment (CKA) in feature form (FedHeNN).
+"""Linear centerd kernel alignment (CKA) in feature form (FedHeNN).
 
 With Ac = A minus its column means, K = A A^T and H = I - 11^T/L:
 
@@ -7,10 +7,10 @@ With Ac = A minus its column means, K = A A^T and H = I - 11^T/L:
     d_CKA = 1 - CKA,   and with F F^T ~ H K_bar H (`kernel_factor.py`)   CKA(K_a, K_bar) = cka(A, F)
 
 Makhija et al., ICML 2022, sections 3.2 and 3.3; Kornblith et al., ICML 2019. The paper's eq. 4 leaves out the
-centring, without which its two sides differ; here both sides are always centred. CKA does not change under rotation,
+centering, without which its two sides differ; here both sides are always centerd. CKA does not change under rotation,
 scaling (s != 0) or translation of a representation; it does change under a general invertible map.
 
-Numbers: float32 or wider, autocast off. A is divided by max|A| first (CKA does not see it). If what centring leaves is
+Numbers: float32 or wider, autocast off. A is divided by max|A| first (CKA does not see it). If what centering leaves is
 at most 32 machine epsilons of that, all rows are equal as far as the numbers can tell: CKA is 0 and so is its gradient.
 (A fixed bound on ||Ac^T Ac||_F does not do: it grows with L and d, even when only rounding is left.)
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.functional.centering import centre, largest, nonzero, prepared, same_rows
+from polyfed.functional.centering import center, largest, nonzero, prepared, same_rows
 
 BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
 
@@ -41,8 +41,8 @@ def hsic(k_LL: Tensor, m_LL: Tensor) -> Tensor:
     """
     if k_LL.shape != m_LL.shape or k_LL.dim() != 2 or k_LL.shape[0] != k_LL.shape[1] or k_LL.shape[0] < 2:
         raise ValueError(f"expected two (L, L) kernels, L > 1, got {tuple(k_LL.shape)} and {tuple(m_LL.shape)}")
-    hkh_LL = centre(centre(k_LL).mT).mT
-    return (hkh_LL * centre(m_LL)).sum() / (k_LL.shape[0] - 1) ** 2
+    hkh_LL = center(center(k_LL).mT).mT
+    return (hkh_LL * center(m_LL)).sum() / (k_LL.shape[0] - 1) ** 2
 
 
 def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
     Raises:
         ValueError: not two matrices with the same number of rows.
 
-    Source: FedHeNN, eq. 4, with the centring it leaves out.
+    Source: FedHeNN, eq. 4, with the centering it leaves out.
 
     >>> a = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 1.0]])
     >>> bool((cka(a, -3 * a + 1) - 1).abs() < 1e-6)
@@ -67,7 +67,7 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
 
 
 def cka_to_factor(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
-    """CKA(K_a, F F^T), both centred anew on the rows given, so any common subset of rows (a RAD minibatch) will do.
+    """CKA(K_a, F F^T), both centerd anew on the rows given, so any common subset of rows (a RAD minibatch) will do.
 
     Args:
         a_LD: representation.

@@ -182,9 +182,9 @@ def wilson(count: int, total: int) -> Interval:
     """
     share = count / total
     z2 = _Z95 * _Z95
-    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
+    center = (share + z2 / (2 * total)) / (1 + z2 / total)
     margin = _Z95 / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total * total))
-    return Interval(share, max(0.0, centre - margin), min(1.0, centre + margin))
+    return Interval(share, max(0.0, center - margin), min(1.0, center + margin))
 
 
 def _check(scores: Tensor, member: Tensor) -> None:

@@ -31,7 +31,7 @@ def evaluating(module: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def untracked_statistics(module: nn.Module) -> Iterator[nn.Module]:
-    """BatchNorm layers inside ``module`` normalise by the batch and update neither running statistics nor counters.
+    """BatchNorm layers inside ``module`` normalize by the batch and update neither running statistics nor counters.
 
     Holds whatever mode the module is in; all other layers keep theirs. Used for FedIN's pass over received features.
     """
@@ -74,7 +74,7 @@ def _strides(tensor: torch.Tensor, layout: torch.memory_format) -> tuple[int, ..
 
 
 def has_batchnorm(module: nn.Module) -> bool:
-    """Whether any layer normalises by the batch (BatchNorm1d to 3d, SyncBatchNorm and their subclasses).
+    """Whether any layer normalizes by the batch (BatchNorm1d to 3d, SyncBatchNorm and their subclasses).
 
     >>> has_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
     True

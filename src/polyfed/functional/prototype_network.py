@@ -28,15 +28,15 @@ def prototypes(weights: Mapping[str, Tensor]) -> Tensor:
     return F.linear(hidden_CH, weights["output.weight"], weights["output.bias"])
 
 
-def margin(centres_SD: Tensor, most: float) -> float:
-    """The largest distance of any class's centre to the nearest other one, at most `most`; `most` for a single class.
+def margin(centers_SD: Tensor, most: float) -> float:
+    """The largest distance of any class's center to the nearest other one, at most `most`; `most` for a single class.
 
     Source: Zhang et al. (FedTGP), AAAI 2024, the adaptive margin.
 
     >>> margin(torch.tensor([[0.0], [1.0], [6.0]]), 100.0), margin(torch.tensor([[0.0]]), 7.0)
     (5.0, 7.0)
     """
-    distances_SS = torch.cdist(centres_SD, centres_SD, compute_mode="donot_use_mm_for_euclid_dist")
+    distances_SS = torch.cdist(centers_SD, centers_SD, compute_mode="donot_use_mm_for_euclid_dist")
     distances_SS.fill_diagonal_(torch.inf)
     return min(float(distances_SS.min(dim=1).values.max()), most)
 

@@ -1,4 +1,4 @@
-"""Centred kernel alignment with RBF kernels, exact on the rows given, and Nystroem features for a mean of such kernels.
+"""Centerd kernel alignment with RBF kernels, exact on the rows given, and Nystroem features for a mean of such kernels.
 
     k(u, v) = exp(-||u - v||^2 / (2 s^2)),   s = f * median ||u - v|| over the pairs of rows of the same matrix
     CKA(K, M) = <H K H, H M H> / (||H K H||_F ||H M H||_F),   H K H by means of rows and columns
@@ -8,7 +8,7 @@ Makhija et al., ICML 2022, section 3.2 and table 3; the median rule and f = 0.5 
 CKA does not see the scale of a representation; as f grows it tends to the linear CKA. s is a constant for the
 gradient, which therefore may change the scale, where that of the linear alignment never does.
 
-Numbers: float32 or wider, autocast off, backward as well. A is centred and divided by max|A| first. Squared distances
+Numbers: float32 or wider, autocast off, backward as well. A is centerd and divided by max|A| first. Squared distances
 come from one product; those that are only rounding count as 0, so equal rows have k = 1 exactly and no gradient
 between them. Alignments use K - 1, which H does not tell from K: 1 would drown a kernel with a large f.
 
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.functional.centering import centre, largest, nonzero, prepared
+from polyfed.functional.centering import center, largest, nonzero, prepared
 
 BLOCK = 512  # rows of K_nm at a time
 
@@ -69,7 +69,7 @@ def rbf_kernel(a_LD: Tensor, width: Tensor | float) -> Tensor:
         return 1 + _kernel_minus_one(prepared(a_LD), width / nonzero(largest(a_LD)))
 
 
-def centre_kernel(k_LL: Tensor) -> Tensor:
+def center_kernel(k_LL: Tensor) -> Tensor:
     """H K H by the means of its columns and then of its rows, in float32 at least.
 
     Raises:
@@ -77,13 +77,13 @@ def centre_kernel(k_LL: Tensor) -> Tensor:
     """
     if k_LL.dim() != 2 or k_LL.shape[0] != k_LL.shape[1]:
         raise ValueError(f"expected a kernel of shape (L, L), got {tuple(k_LL.shape)}")
-    return centre(centre(k_LL).mT).mT
+    return center(center(k_LL).mT).mT
 
 
 def cka_of_kernels(k_LL: Tensor, m_LL: Tensor) -> Tensor:
     """CKA of two kernels of the same L inputs (0-d); differentiable in both, not clamped to [0, 1].
 
-    Where centring leaves only rounding of a kernel (all rows equal), CKA is 0 and so is its gradient.
+    Where centering leaves only rounding of a kernel (all rows equal), CKA is 0 and so is its gradient.
 
     Raises:
         ValueError: not two square matrices of one size.
@@ -100,7 +100,7 @@ def cka_of_kernels(k_LL: Tensor, m_LL: Tensor) -> Tensor:
 def rbf_alignment(a_LD: Tensor, target_LE: Tensor, width_factor: float, target_is_factor: bool) -> Tensor:
     """d_CKA = 1 - CKA(K_a, target), K_a the RBF kernel of A with its own median width (0-d).
 
-    Exact on the rows given: with a minibatch of the common inputs, widths and centring are the minibatch's.
+    Exact on the rows given: with a minibatch of the common inputs, widths and centering are the minibatch's.
 
     Args:
         a_LD: representation; the gradient takes s as a constant.
@@ -182,9 +182,9 @@ def _kernel_minus_one(a_LD: Tensor, width: Tensor | float) -> Tensor:
 def _prepared_kernel(k_LL: Tensor, partner: torch.dtype) -> Tensor:
     """H K H / max|K|, as ``prepared`` does it for a representation."""
     wide = k_LL.to(torch.promote_types(torch.promote_types(k_LL.dtype, partner), torch.float32))
-    centred = centre_kernel(wide / nonzero(largest(wide)))
-    dead = centred.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
-    return torch.where(dead, torch.zeros_like(centred), centred)
+    centerd = center_kernel(wide / nonzero(largest(wide)))
+    dead = centerd.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
+    return torch.where(dead, torch.zeros_like(centerd), centerd)
 
 
 def _median(a_LD: Tensor, most: int) -> Tensor:

@@ -1,7 +1,7 @@
-"""Robust centres: what K vectors agree on, whatever some of them say; who stands apart; and how far one may pull.
+"""Robust centers: what K vectors agree on, whatever some of them say; who stands apart; and how far one may pull.
 
 The mean of K vectors goes wherever a single one of them pulls. Here are the ways that stop it, for vectors (K, D), one
-per client. Sums and distances are float64, results have the type of what came in. Equal vectors are their own centre,
+per client. Sums and distances are float64, results have the type of what came in. Equal vectors are their own center,
 bit for bit. The order of the vectors is nothing: exactly for medians and trimmed means, which sort; up to the rounding
 of float64 sums for the geometric median and for distances.
 """
@@ -40,11 +40,11 @@ def trimmed_mean(vectors_KD: Tensor, cut: int) -> Tensor:
     count = len(vectors_KD)
     if not 0 <= 2 * cut < count:
         raise ValueError(f"expected a cut of less than half of {count} vectors, got {cut}")
-    centre = vectors_KD.new_empty(vectors_KD.shape[1])
+    center = vectors_KD.new_empty(vectors_KD.shape[1])
     for columns in _columns(vectors_KD):
         ordered = vectors_KD[:, columns].sort(dim=0).values
-        centre[columns] = ordered[cut : count - cut].double().mean(dim=0).to(centre.dtype)
-    return centre
+        center[columns] = ordered[cut : count - cut].double().mean(dim=0).to(center.dtype)
+    return center
 
 
 def median(vectors_KD: Tensor) -> Tensor:
@@ -76,19 +76,19 @@ def geometric_median(vectors_KD: Tensor, steps: int = 50, smoothing: float = 1e-
     scale = float(median(distances_K[:, None]))
     if not scale:  # more than half are there
         return start
-    centre = start.double()
+    center = start.double()
     for _ in range(steps):
         weights_K = 1 / distances_K.clamp(min=smoothing * scale)
         weights_K /= weights_K.sum()
-        new = torch.empty_like(centre)
+        new = torch.empty_like(center)
         for columns in _columns(vectors_KD):
             new[columns] = (weights_K[:, None] * vectors_KD[:, columns].double()).sum(dim=0)
-        moved = float((new - centre).norm())
-        centre = new
-        distances_K = _distances(vectors_KD, centre)
+        moved = float((new - center).norm())
+        center = new
+        distances_K = _distances(vectors_KD, center)
         if moved < tolerance * scale:
             break
-    return centre.to(vectors_KD.dtype)
+    return center.to(vectors_KD.dtype)
 
 
 def bucket_means(vectors_KD: Tensor, size: int) -> Tensor:
@@ -185,12 +185,12 @@ def _columns(vectors_KD: Tensor) -> Iterator[slice]:
     yield from (slice(begin, min(begin + _AT_ONCE, width)) for begin in range(0, width, _AT_ONCE))
 
 
-def _distances(vectors_KD: Tensor, centre_D: Tensor | None) -> Tensor:
+def _distances(vectors_KD: Tensor, center_D: Tensor | None) -> Tensor:
     """L2 distances to a point, or the lengths. (K,) float64"""
     squares = torch.zeros(len(vectors_KD), dtype=torch.float64, device=vectors_KD.device)
     for columns in _columns(vectors_KD):
         part = vectors_KD[:, columns].double()
-        if centre_D is not None:
-            part = part - centre_D[columns]
+        if center_D is not None:
+            part = part - center_D[columns]
         squares += part.square().sum(dim=1)
     return squares.sqrt()

@@ -23,10 +23,10 @@ def kept(numel: int, share: float) -> int:
     return min(numel, max(1, math.ceil(share * numel - 1e-9)))  # 0.07 * 100 is 7.000000000000001
 
 
-def quantised_nbytes(shape: tuple[int, ...], precision: Precision) -> int:
-    """Bytes of what `quantised` gives: with int8 a scale for every row, with float16 one.
+def quantized_nbytes(shape: tuple[int, ...], precision: Precision) -> int:
+    """Bytes of what `quantized` gives: with int8 a scale for every row, with float16 one.
 
-    >>> quantised_nbytes((10, 64), "int8"), quantised_nbytes((64,), "int8"), quantised_nbytes((10, 64), "float16")
+    >>> quantized_nbytes((10, 64), "int8"), quantized_nbytes((64,), "int8"), quantized_nbytes((10, 64), "float16")
     (680, 68, 1284)
     """
     scales = {"float32": 0, "float16": 1, "int8": shape[0] if len(shape) > 1 else 1}[precision]
@@ -43,7 +43,7 @@ def places_nbytes(numel: int, count: int) -> int:
 
 
 @torch.no_grad()
-def quantised(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
+def quantized(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
     """Values in the tensor's shape, and their scale, float32: see `functional.quantization.pack`.
 
     float16: one scale (0-d), the largest magnitude. int8: one for every row, an index of the first of two or more
@@ -55,7 +55,7 @@ def quantised(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: see `functional.quantization.pack`.
 
-    >>> quantised(torch.tensor([[127.0, -3.0], [0.0, 254.0]]), "int8")
+    >>> quantized(torch.tensor([[127.0, -3.0], [0.0, 254.0]]), "int8")
     (tensor([[127,  -3],
             [  0, 127]], dtype=torch.int8), tensor([1., 2.]))
     """
@@ -65,13 +65,13 @@ def quantised(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def restored(values: Tensor, scale: Tensor) -> Tensor:
-    """What `quantised` made, as float32 in its shape.
+    """What `quantized` made, as float32 in its shape.
 
     Raises:
-        ValueError: what `quantised` does not make; see `functional.quantization.unpack`.
+        ValueError: what `quantized` does not make; see `functional.quantization.unpack`.
     """
     if not values.dim() or not values.numel():
-        raise ValueError(f"expected quantised values with entries, got shape {tuple(values.shape)}")
+        raise ValueError(f"expected quantized values with entries, got shape {tuple(values.shape)}")
     return unpack({"values": _rows(values).T, "scale": scale}).T.reshape(values.shape).contiguous()
 
 

@@ -11,7 +11,7 @@ Deviations from the paper: (1) its mean over devices counts each once (`weightin
 default every sample counts. (2) z_k is taken in one pass after training; the paper's is a sum kept during training.
 (3) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no target, and the
 sample counts in the cross entropy alone.
-The paper normalises outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
+The paper normalizes outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
 is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
 scores and takes softmax(Z); either way a target is a distribution, never a raw score.
 """

@@ -64,7 +64,7 @@ class FedDPA(FedAvg):
     def _noise_is_for_bounded_updates(self) -> FedDPA:
         if self.noise and not self.clip:
             raise ValueError(
-                f"noise: expected clip = true beside it, as noise hides bounded updates, came {self.noise:g}"
+                f"noise: expected clip = true beside it, as noise hides bounded updates, got {self.noise:g}"
             )
         return self
 
@@ -110,8 +110,8 @@ class FedDPA(FedAvg):
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        personal = Phase(training.epochs, rows="personal rows", mask="personal", name="personal")
-        shared = Phase(training.epochs, rows="shared rows", mask="shared", name="shared")
+        personal = Phase(training.local_epochs, rows="personal rows", mask="personal", name="personal")
+        shared = Phase(training.local_epochs, rows="shared rows", mask="shared", name="shared")
         return personal, shared
 
     def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:

@@ -192,7 +192,7 @@ def initial_generator(
 def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) -> Tensor:
     """Features (B, D) for classes y from noise z: Linear (Z + C to H), BatchNorm, ReLU, Linear (H to D).
 
-    Normalised by the running statistics; `training`: by the batch, and then the statistics are written into.
+    Normalized by the running statistics; `training`: by the batch, and then the statistics are written into.
     """
     w = weights
     classes = weights["hidden.weight"].shape[1] - z_BZ.shape[1]

@@ -32,7 +32,7 @@ from polyfed.functional.class_prototypes import class_means, header_step
 
 @knobs
 class FedGH(Method):
-    """A generalised global header, trained on class means of representations."""
+    """A generalized global header, trained on class means of representations."""
 
     name: ClassVar[str] = "fedgh"
     paper: ClassVar[str] = "Yi et al., ACM MM 2023"

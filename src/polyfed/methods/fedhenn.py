@@ -1,6 +1,6 @@
 """FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022).
 
-Everybody sees L unlabelled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
+Everybody sees L unlabeled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
 Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA.
 Heterogeneous (Algorithm 2): target K_bar = mean of K_j over the clients' latest weights; no weights are averaged.
 Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
@@ -47,7 +47,7 @@ _FORM: Form = {"model": own_network, "n": SAMPLES, **kernel_alignment.FORM}
 
 @knobs
 class FedHeNN(Method):
-    """Alignment of representations through centered kernel alignment on common unlabelled inputs."""
+    """Alignment of representations through centered kernel alignment on common unlabeled inputs."""
 
     # `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
     # what a client does with the RAD while it trains.

@@ -10,7 +10,7 @@ encode: a matrix (m, n), of a convolution (O, I h w), becomes its K largest sing
 sum_K s^2 >= T sum s^2, T = energy_start + (energy_end - energy_start) (t - 1) / rounds in round t; or stays as it is.
 Sent per round, bytes: up 4 sum K (m + n + 1), plus 4 for each other number, + 8 (n_k, int64); down the same form, but m
 itself, 4 P_m, to a client whose last update the server does not have from the round before.
-Deviations from the paper (arXiv:2108.13323): (1) teachers and s pass no gradient on. (2) One optimiser takes both
+Deviations from the paper (arXiv:2108.13323): (1) teachers and s pass no gradient on. (2) One optimizer takes both
 steps, at one learning rate. (3) Matched is what enters the heads, no attention maps; the authors' code matches those
 and the outputs of all the mentee's layers, as they are, without W_k. (4) p_k goes by samples; that code counts clients
 alike (`weighting = "uniform"`). (5) The server adds the decoded mean, so that what clients hold is its m bit for bit.

@@ -117,7 +117,7 @@ class FedL2G(Method):
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        return (Phase(training.epochs, rows="study"),)
+        return (Phase(training.local_epochs, rows="study"),)
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         if "guides" not in context:

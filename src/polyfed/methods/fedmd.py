@@ -11,7 +11,7 @@ Deviations from the paper: (1) D_0 is the recipe's hold-out, of the task's own c
 another data set's inputs where its labels are not used (`public_epochs = 0`). (2) "To convergence" is a number of
 epochs. (3) d is all of D_0 unless `rows` says otherwise; the paper draws 5000 rows. (4) Who is not there in round 1
 does its transfer learning when it is first drawn, and sends scores from the next time on. (5) One batch size, one
-optimiser and rate, and the recipe's augmentation, for all phases.
+optimizer and rate, and the recipe's augmentation, for all phases.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class FedMD(Method):
         phases = [*self._transfer()]
         if self.digest_epochs:
             phases.append(Phase(self.digest_epochs, data="public", rows="rows", name="digest"))
-        return (*phases, Phase(training.epochs, name="revisit"))
+        return (*phases, Phase(training.local_epochs, name="revisit"))
 
     def _transfer(self) -> tuple[Phase, ...]:
         """In the context, "public" and "own" are all rows or, after this training, none."""

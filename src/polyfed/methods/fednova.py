@@ -1,4 +1,4 @@
-"""FedNova: averaging of normalised updates (Wang et al., NeurIPS 2020, arXiv:2007.07481), also among unlike networks.
+"""FedNova: averaging of normalized updates (Wang et al., NeurIPS 2020, arXiv:2007.07481), also among unlike networks.
 
 Client k:  w <- w^t, received;  tau_k steps on CE(f(x; w), y) + (mu/2) ||w - w^t||^2.
 Server:    w <- w^t - tau_eff sum_k p_k d_k,  d_k = (w^t - w_k) / a_k,  tau_eff = sum_k p_k a_k (eq. 6).
@@ -27,8 +27,8 @@ from polyfed.core.method import Batch, Context, Trained, knobs
 from polyfed.core.modules import copy_parameters
 from polyfed.core.server import Server
 from polyfed.errors import RequestError
-from polyfed.functional.averaging import layer_wise_mean, normalised_mean
-from polyfed.functional.effective_steps import normaliser
+from polyfed.functional.averaging import layer_wise_mean, normalized_mean
+from polyfed.functional.effective_steps import normalizer
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
@@ -57,7 +57,7 @@ class FedNova(FedAvg):
         training = server.training
         if training.optimizer == "sgd" and self.mu * training.lr >= 1:
             raise RequestError(
-                f"fednova: expected mu times training.lr below 1, came {self.mu:g} times {training.lr:g}; "
+                f"fednova: expected mu times training.lr below 1, got {self.mu:g} times {training.lr:g}; "
                 f"such steps would overshoot what holds them"
             )
         super().start(server)
@@ -72,7 +72,7 @@ class FedNova(FedAvg):
             p = [shares[i] for i in members]
             w_k = [_those(models[i], names) for i in members]
             buffers = [_others(models[i], names) for i in members]
-            moved = normalised_mean(w_k, p, [a[i] for i in members], _those(base, names))
+            moved = normalized_mean(w_k, p, [a[i] for i in members], _those(base, names))
             return {**moved, **layer_wise_mean(buffers, p, _others(base, names))}
 
         weight_averaging.server_step(server, self.aggregation, models, target, momentum=self.server_momentum)
@@ -92,7 +92,7 @@ class FedNova(FedAvg):
         training = client.training
         a = float(trained.steps)
         if training.optimizer == "sgd":
-            a = normaliser(trained.steps, training.momentum, self.mu * client.lr)
+            a = normalizer(trained.steps, training.momentum, self.mu * client.lr)
         return {**super().upload(client, trained), "a": torch.tensor(a)}
 
 

@@ -47,13 +47,13 @@ class FedRep(Method):
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
     weighting: weight_averaging.Weighting = "uniform"  # "samples": p_k in proportion to training samples
     head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as it began
-    extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.epochs
+    extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.local_epochs
     final_head_epochs: Annotated[int, Field(ge=0)] = 0  # everybody's head, after the last round; 0 is off
 
     @model_validator(mode="after")
     def _trains_something(self) -> FedRep:
         if not self.head_epochs and self.extractor_epochs == 0:
-            raise ValueError("expected head_epochs or extractor_epochs above 0, came 0 for both: nothing would train")
+            raise ValueError("expected head_epochs or extractor_epochs above 0, got 0 for both: nothing would train")
         return self
 
     @property
@@ -86,7 +86,7 @@ class FedRep(Method):
         return {}
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        epochs = training.epochs if self.extractor_epochs is None else self.extractor_epochs
+        epochs = training.local_epochs if self.extractor_epochs is None else self.extractor_epochs
         return Phase(self.head_epochs, HEAD, name="head"), Phase(epochs, BODY, name="extractor")
 
     def upload(self, client: Client, trained: Trained) -> Message:

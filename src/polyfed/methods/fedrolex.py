@@ -3,7 +3,7 @@
 Rates as in HeteroFL: levels a to e keep ceil(r K) of every group of K channels, r = 1, 1/2, 1/4, 1/8, 1/16. In round
 j = 0, 1, ... the window of a group starts at channel j mod K and goes around its end (eq. 2), alike for all of a rate.
 Client i:  w_i <- w[window];  E epochs on CE of the logits, those of absent classes set to 0;  in training, BatchNorm
-           normalises by the batch.
+           normalizes by the batch.
 Server:    every entry of w <- mean over the clients that hold it, all alike or by their samples; a class's row over
            those that have the class.
 Sent per round, P floats of weights of the sub-model, S of its BatchNorm's statistics (from the second round on), C

@@ -140,8 +140,8 @@ class FedSelect(Method):
         return True
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        personal = Phase(training.epochs, rows="rows", mask="personal", name="personal")
-        return personal, Phase(training.epochs, mask="shared", name="shared")
+        personal = Phase(training.local_epochs, rows="rows", mask="personal", name="personal")
+        return personal, Phase(training.local_epochs, mask="shared", name="shared")
 
     def upload(self, client: Client, trained: Trained) -> Message:
         state = client.state

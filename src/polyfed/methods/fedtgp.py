@@ -11,7 +11,7 @@ Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), 
 the paper does not count: `paper_nbytes`.
 Deviations from the paper: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part
 in the loss. (2) Where a round has one class only, delta is `margin`. (3) The network keeps its weights from round to
-round; its optimiser has no momentum and so nothing to keep.
+round; its optimizer has no momentum and so nothing to keep.
 From the authors' code: it collects the means from the network as it was before training.
 """
 
@@ -61,8 +61,8 @@ class FedTGP(prototypes.Prototypes):
         sent = prototypes.gather(uploads, "prototypes")
         if sent is None:
             return
-        _, centres = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
-        delta = prototype_network.margin(centres, self.margin)
+        _, centers = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
+        delta = prototype_network.margin(centers, self.margin)
         weights, loss = prototype_network.fit(
             group(server.state, "network"),
             sent.rows,

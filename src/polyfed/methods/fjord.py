@@ -3,7 +3,7 @@
 Widths p = 1/n, 2/n, ..., 1; client i holds up to p_i, dealt in blocks. A width keeps the first ceil(p K) of K channels.
 Client i:  w_i <- w[first ceil(p_i K)];  for every batch a width p <= p_i is drawn, all alike likely; one step on
            CE(f(x; w_i), y) + [p < p_i] KL(softmax f(x; w_i) || softmax f(x; w_i[p])), its left side a constant (self-
-           distillation), or without it on CE(f(x; w_i[p]), y);  BatchNorm normalises by the batch, width by width.
+           distillation), or without it on CE(f(x; w_i[p]), y);  BatchNorm normalizes by the batch, width by width.
 Server:    every entry of w <- mean over the clients that hold it, weighted by n_i.  Then BatchNorm's statistics are
            reported, as in HeteroFL, for the width that is scored.
 Sent per round, P floats of weights of the sub-model of p_i, S of its BatchNorm's statistics: down 4 (P + S) (P alone at

@@ -5,7 +5,7 @@ Client k:  m <- received;  E local epochs on the same batches, p_w and p_m being
                L_m = beta CE(m)    + (1 - beta) KL(p_w || p_m)    for m; neither passes a gradient to its teacher.
 Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
 Sent per round, P_m floats of m's weights and float buffers: down 4 P_m bytes; up 4 P_m + 8 (n_k, int64).
-Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimiser
+Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimizer
 over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
 counts clients alike.
 """

@@ -3,7 +3,7 @@
 Rates r: levels a to e keep the first ceil(r K) of every group of K channels, r = 1, 1/2, 1/4, 1/8, 1/16; all inputs
 and classes.
 Client i:  w_i <- w[first channels];  E epochs on CE of the logits, those of absent classes set to 0 (section 3);
-           in training, BatchNorm normalises by the batch.
+           in training, BatchNorm normalizes by the batch.
 Server:    every entry of w <- mean over the clients that hold it (eq. 3 to 6), all alike or by their samples, a class's
            row over those that have the class; what nobody holds stays. Then clients report BatchNorm's statistics of
            the new sub-models.

@@ -9,7 +9,7 @@ Server:    u_g = sum_k p_k w_k - w_g over the clients of g, p_k = n_k / sum n_k;
            w_g[l_g] <- w_g[l_g] + u_g[l_g] stays with g;  all else is averaged layer-wise by samples (eq. 19 of FedIN).
 Sent per round, as in FedAvg, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
 Deviations from the paper (arXiv:2202.08036): (1) clients train E epochs and the server adds the mean update; there they
-send gradients and the server has an optimiser. (2) Its transformers are one stage; here every stage has its last block.
+send gradients and the server has an optimizer. (2) Its transformers are one stage; here every stage has its last block.
 So ResNet10, 14, 18 and 22 keep 93.5, 2.8, 52.8 and 2.2 % of their weights to themselves, and nothing with
 `local_last_block = false`. (3) The classifier is shared, as FedIN counts the traffic; there each architecture has its
 own. (4) A tensor of l_g without equals in all those blocks (a block that halves its input) is not

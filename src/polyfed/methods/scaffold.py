@@ -9,9 +9,9 @@ Sent per round, P floats of weights and buffers, Q of them parameters: down 4 (P
 server last heard from the client); up 4 (P + Q) + 8 (n_k).
 Deviations from the paper: (1) where architectures differ, all means are per tensor, N those of the clients present that
 have it, or within each architecture. (2) "mean" is the default: "II" is no gradient under momentum, weight decay or
-Adam, where the correction enters before the optimiser. (3) Clients send w_k, of which the server takes the difference.
+Adam, where the correction enters before the optimizer. (3) Clients send w_k, of which the server takes the difference.
 (4) The server keeps the sum of all c_k and sends it over N, so that c stays their mean when clients join. (5)
-BatchNorm's statistics are averaged, without server_lr, and have no variates; "I" normalises by batches of all samples.
+BatchNorm's statistics are averaged, without server_lr, and have no variates; "I" normalizes by batches of all samples.
 (6) If an upload is lost, the client sees so by what it is sent, and goes back to the c_k before.
 """
 
@@ -64,7 +64,7 @@ class SCAFFOLD(FedAvg):
     # server ------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         if self.control == "II" and not server.training.lr:
-            raise RequestError("scaffold: control 'II' divides by training.lr, came 0; take control 'mean'")
+            raise RequestError("scaffold: control 'II' divides by training.lr, got 0; take control 'mean'")
         super().start(server)
         weight_averaging.init_zeros(server, self.aggregation, _SUM)
 

@@ -111,9 +111,9 @@ def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: i
         body[f"stage{s}"] = nn.Sequential(first, *(PreActBottleneck(c_in, planes, stride=1) for _ in range(count - 1)))
     body["bn"] = nn.BatchNorm2d(c_in)
     body["relu"] = nn.ReLU()
-    body["pool"] = nn.AdaptiveAvgPool2d(1)
+    body["processes"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
-    return _initialised(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
+    return _initialized(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
 
 
 def _image_channels(name: str, in_shape: ImageShape, classes: int) -> int:
@@ -123,7 +123,7 @@ def _image_channels(name: str, in_shape: ImageShape, classes: int) -> int:
     return channels
 
 
-def _initialised(model: SplitModel) -> SplitModel:
+def _initialized(model: SplitModel) -> SplitModel:
     for module in model.modules():  # BatchNorm starts at weight 1, bias 0 by itself
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -140,17 +140,17 @@ def _resnet(
     stem["bn1"] = nn.BatchNorm2d(widths[0])
     stem["relu"] = nn.ReLU()
     if not cifar:
-        stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+        stem["processes"] = nn.MaxPool2d(3, stride=2, padding=1)
     body: OrderedDict[str, nn.Module] = OrderedDict()
     c_in = widths[0]
     for s, (c_out, blocks) in enumerate(zip(widths, BLOCKS[depth], strict=True), start=1):
         first = BasicBlock(c_in, c_out, stride=1 if s == 1 else 2)
         body[f"stage{s}"] = nn.Sequential(first, *(BasicBlock(c_out, c_out, stride=1) for _ in range(blocks - 1)))
         c_in = c_out
-    body["pool"] = nn.AdaptiveAvgPool2d(1)
+    body["processes"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
     model = Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
-    return channels_last(_initialised(model)) if cifar else _initialised(model)  # what is faster (benchmarks/layout.py)
+    return channels_last(_initialized(model)) if cifar else _initialized(model)  # what is faster (benchmarks/layout.py)
 
 
 def _builder(name: str, depth: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS) -> Builder:

@@ -54,7 +54,7 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     if mark and (mark + wanted != _PRETRAINED or (package not in _IMAGES and plain not in _TRAINED)):
         raise RequestError(
             f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, or "
-            f"behind vit-s8 to vit-s12, came '{mark}{wanted}' behind '{plain}'"
+            f"behind vit-s8 to vit-s12, got '{mark}{wanted}' behind '{plain}'"
         )
     if mark and plain in _TRAINED:
         return functools.partial(_trained, name, fetch)
@@ -79,7 +79,7 @@ def _trained(name: str, fetch: bool, in_shape: tuple[int, ...], classes: int) ->
     if min(sides) < LARGE:
         raise RequestError(
             f"'{name}' expects images of at least {LARGE} x {LARGE}, which are cut into the patches of its weights, "
-            f"came {sides[0]} x {sides[1]}; set data.image_size = 224, or leave '{_PRETRAINED}' out"
+            f"got {sides[0]} x {sides[1]}; set data.image_size = 224, or leave '{_PRETRAINED}' out"
         )
     model: nn.Module = MODELS[plain](tuple(in_shape), classes)
     if fetch:
@@ -283,7 +283,7 @@ def _load(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: 
         if given is None or given.shape != tensor.shape:
             came = "nothing" if given is None else f"{tuple(given.shape)}"
             raise RequestError(
-                f"the weights of '{name}' do not fit: expected '{key}' of shape {tuple(tensor.shape)}, came {came}; "
+                f"the weights of '{name}' do not fit: expected '{key}' of shape {tuple(tensor.shape)}, got {came}; "
                 "set data.image_size to the size of the images that they were trained with (mostly 224)"
             )
         wanted[key] = given

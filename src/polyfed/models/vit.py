@@ -47,7 +47,7 @@ _STD = 0.02  # of positions, class token and linear layers at the start, as in D
 class Attention(nn.Module):
     """Self-attention: softmax(q k' / sqrt(W / heads)) v in every head, then a linear layer.
 
-    Written out, as ``scaled_dot_product_attention`` has no vectorised form on CPUs, which cohorts would want.
+    Written out, as ``scaled_dot_product_attention`` has no vectorized form on CPUs, which cohorts would want.
 
     Args:
         width: W. heads: a divisor of it. dropout: of what comes out.
@@ -179,7 +179,7 @@ def vision_transformer(
         body[f"block{i}"] = Block(width, heads, dropout)
     body["class_token"] = ClassToken()
     body["norm"] = nn.LayerNorm(width, eps=1e-6)
-    return _initialised(Staged(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
+    return _initialized(Staged(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
 
 
 def from_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ def _dropout(probability: float) -> nn.Module:
     return nn.Dropout(probability) if probability else nn.Identity()
 
 
-def _initialised(model: SplitModel) -> SplitModel:
+def _initialized(model: SplitModel) -> SplitModel:
     """Normal weights cut at two standard deviations: of 0.02, of 1 / sqrt(fan in) for patches; biases 0."""
     for module in model.modules():  # LayerNorm starts at weight 1, bias 0 by itself
         if isinstance(module, nn.Linear | nn.Conv2d):

@@ -86,7 +86,7 @@ def build(
         return with_projection(model, feature_dim)
     except (RuntimeError, MemoryError, TypeError) as error:  # no memory for so many weights, or no such number
         why = _reason(error)
-        raise RequestError(f"expected a feature_dim for which there is memory, came {feature_dim}: {why}") from error
+        raise RequestError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
 
 
 def describe() -> list[dict[str, Any]]:

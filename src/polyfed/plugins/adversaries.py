@@ -1,6 +1,6 @@
 """Hostile clients, simulated: who they are, what their data become, what they send in place of what a method uploads.
 
-Four kinds, as `[hostile]` asks for them, drawn by the seed:
+Four kinds, as `[adversaries]` asks for them, drawn by the seed:
 
 - label_flip: trains on labels C - 1 - y. All else is done as by everybody.
 - sign_flip: of what the method uploads, trained weights w (groups that the method declares as `changes`) become
@@ -36,7 +36,7 @@ from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, running_statistics
 from polyfed.errors import RequestError
-from polyfed.plugins.settings import Hostile
+from polyfed.plugins.settings import Adversaries
 from polyfed.plugins.upload_segments import Copy, holders_of, parts_of
 
 Kind = Literal["label_flip", "sign_flip", "inner_product", "alie"]
@@ -44,7 +44,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 _RUNNING = ("running_mean", "running_var")  # a negative variance would betray it
 
 
-def assign_attacks(settings: Hostile, count: int, seed: int) -> dict[int, Kind]:
+def assign_attacks(settings: Adversaries, count: int, seed: int) -> dict[int, Kind]:
     """Who is hostile, and how: number of client -> kind, in order of number.
 
     Args:
@@ -53,10 +53,10 @@ def assign_attacks(settings: Hostile, count: int, seed: int) -> dict[int, Kind]:
     Raises:
         RequestError: nobody would be honest.
     """
-    counts = {kind: math.ceil(getattr(settings, kind) * count - 1e-9) for kind in KINDS}
+    counts = {kind: math.ceil(getattr(settings, f"{kind}_fraction") * count - 1e-9) for kind in KINDS}
     if count <= sum(counts.values()):
         told = " and ".join(f"{number} with {kind}" for kind, number in counts.items() if number)
-        raise RequestError(f"hostile: expected at least one of the {count} clients to be honest, came {told}")
+        raise RequestError(f"adversaries: expected at least one of the {count} clients to be honest, got {told}")
     order = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
     found: dict[int, Kind] = {}
     for kind in KINDS:
@@ -65,17 +65,17 @@ def assign_attacks(settings: Hostile, count: int, seed: int) -> dict[int, Kind]:
     return dict(sorted(found.items()))
 
 
-class Adversaries(Plugin):
+class AdversarialClients(Plugin):
     """Clients that play false.
 
     Attributes:
         kinds: number of a hostile client -> what it does.
     """
 
-    name = "hostile"
-    settings_class = Hostile
+    name = "adversaries"
+    settings_class = Adversaries
 
-    def __init__(self, settings: Hostile | None = None) -> None:
+    def __init__(self, settings: Adversaries | None = None) -> None:
         super().__init__(settings)
         self.kinds: dict[int, Kind] = {}
 
@@ -101,7 +101,7 @@ class Adversaries(Plugin):
         """The settings, and who is hostile."""
         if not self.kinds:
             return super().facts()
-        return {**super().facts(), "hostile_clients": {str(number): kind for number, kind in self.kinds.items()}}
+        return {**super().facts(), "adversarial_clients": {str(number): kind for number, kind in self.kinds.items()}}
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
         """The opposite of what the method uploads, where the client flips signs.
@@ -111,7 +111,7 @@ class Adversaries(Plugin):
         """
         if self.kinds.get(client.id) != "sign_flip":
             return upload
-        opposite = flipped(upload, client, method, received, self.settings.scale)
+        opposite = flipped(upload, client, method, received, self.settings.attack_scale)
         if name := not_finite(opposite):
             raise Rejected(f"the upload is not finite ('{name}')")
         return opposite
@@ -122,7 +122,7 @@ class Adversaries(Plugin):
             return list(outcomes)
         uploads = {outcome.client_id: outcome.message for outcome in outcomes if outcome.counts}
         sent = {job.client.id: job.message for job in jobs}
-        false = colluded(self.kinds, self.settings.scale, round.method, uploads, sent)
+        false = colluded(self.kinds, self.settings.attack_scale, round.method, uploads, sent)
         return [
             dataclasses.replace(outcome, message=false[outcome.client_id]) if outcome.counts else outcome
             for outcome in outcomes

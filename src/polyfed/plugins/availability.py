@@ -44,32 +44,32 @@ class ClientAvailability(Plugin):
         Raises:
             RequestError: nobody would be there in round 1, or a setting could not act.
         """
-        if setup.method.alone and self.settings.late:
+        if setup.method.alone and self.settings.delay_rate:
             raise RequestError(
-                f"{setup.method.name}, alone: expected no availability.late, as nothing crosses that could be late, "
-                f"came {self.settings.late:g}"
+                f"{setup.method.name}, alone: expected no availability.delay_rate, as nothing crosses that could be late, "
+                f"got {self.settings.delay_rate:g}"
             )
-        joiners = self.settings.joiners
+        joiners = self.settings.late_joiners
         rounds = setup.training.rounds
         count = len(setup.clients)
         if joiners >= count:
             raise RequestError(
-                f"availability.joiners: expected fewer than the {count} clients, as one at least is there from round "
-                f"1, came {joiners}"
+                f"availability.late_joiners: expected fewer than the {count} clients, as one at least is there from round "
+                f"1, got {joiners}"
             )
         if joiners and self.settings.join_round > rounds:
             raise RequestError(
-                f"availability.join_round: expected at most training.rounds = {rounds}, came {self.settings.join_round}"
+                f"availability.join_round: expected at most training.rounds = {rounds}, got {self.settings.join_round}"
             )
         self._seed = setup.seed
         order = torch.randperm(count, generator=generator(setup.seed, "joiners"))
         self._joiners = frozenset(order[:joiners].tolist())
 
     def facts(self) -> dict[str, Any]:
-        """The settings; `late_by` also says how late those are that miss a deadline."""
+        """The settings; `delay_rounds` also says how late those are that miss a deadline."""
         said = self.settings.in_effect()
         if self.has_deadline:
-            said["late_by"] = self.settings.late_by
+            said["delay_rounds"] = self.settings.delay_rounds
         return {self.name: said} if said else {}
 
     def absent(self, number: int) -> Collection[int]:
@@ -82,15 +82,15 @@ class ClientAvailability(Plugin):
         waiting = list(self.late_uploads)
         if round.final:
             waiting = []
-        self._queue = UploadQueue(round.number, waiting, settings.late_by, round.method.accepts_late)
+        self._queue = UploadQueue(round.number, waiting, settings.delay_rounds, round.method.accepts_late)
         if round.final:
             return
-        dropped = self._drawn("drop", settings.drop, round)
-        if settings.drop_when == "before":
+        dropped = self._drawn("drop", settings.dropout_rate, round)
+        if settings.dropout_stage == "before":
             round.unreachable |= dropped
         else:
             round.silenced |= dropped
-        round.late |= self._drawn("late", settings.late, round) - dropped
+        round.late |= self._drawn("late", settings.delay_rate, round) - dropped
 
     def _drawn(self, purpose: str, probability: float, round: Round) -> set[int]:
         """One draw for each client, from a stream of its own."""

@@ -27,8 +27,8 @@ from polyfed.functional.quantization import Precision
 from polyfed.functional.sparsification import (
     kept,
     places_nbytes,
-    quantised,
-    quantised_nbytes,
+    quantized,
+    quantized_nbytes,
     restored,
     spread,
     thinned,
@@ -54,13 +54,13 @@ class UploadCompression(Plugin):
             RequestError: the method sends none.
         """
         method = setup.method
-        if self.settings.share == 1 or not sends(method):
+        if self.settings.top_k_fraction == 1 or not sends(method):
             return
         messages = setup.first_messages.values() if method.changes else ()
         if not any(entry in sent for sent in messages for entry in method.changes):
             name = method.name or type(method).__name__
             raise RequestError(
-                f"compression.share: expected a method that sends changes of weights that came down, came {name}"
+                f"compression.top_k_fraction: expected a method that sends changes of weights that came down, got {name}"
             )
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
@@ -101,13 +101,13 @@ def compressed(settings: Compression, message: Message, client: Client, method: 
     bases = {name: counterparts(method, name, value, received) for name, value in message.items()}
     for name, key, tensor in every_tensor(message):
         if name.endswith((_CHANGE, _SCALE, _PLACES)):
-            raise RunError(f"expected names that do not end in '{_CHANGE}', '{_SCALE}' or '{_PLACES}', came '{name}'")
+            raise RunError(f"expected names that do not end in '{_CHANGE}', '{_SCALE}' or '{_PLACES}', got '{name}'")
         if tensor.dtype != torch.float32 or not tensor.dim() or key in statistics:
             _put(found, name, key, tensor)
         elif key is not None and key in bases[name]:
             _put_change(settings, found, name, key, tensor - bases[name][key].to(tensor), client)
         else:
-            _put_numbers(found, name, key, tensor, settings.precision)
+            _put_numbers(found, name, key, tensor, settings.dtype)
     return found
 
 
@@ -133,24 +133,24 @@ def _put_change(settings: Compression, found: State, name: str, key: str, change
     place = f"{name}{_CHANGE}"
     state = f"{_UNSENT}{name}"
     if not _pays(change.numel(), settings):
-        _put_numbers(found, place, key, change, settings.precision)
+        _put_numbers(found, place, key, change, settings.dtype)
         return
     unsent = members(client.state, state)
     if key in unsent and unsent[key].shape == change.shape:
         change = change + unsent[key]
-    values, places = thinned(change, settings.share)
-    sent = _put_numbers(found, place, key, values, settings.precision)
+    values, places = thinned(change, settings.top_k_fraction)
+    sent = _put_numbers(found, place, key, values, settings.dtype)
     _put(found, f"{place}{_PLACES}", key, places)
-    if settings.feedback:
+    if settings.error_feedback:
         client.state[state] = {**unsent, key: change - spread(sent, places, tuple(change.shape))}
 
 
 def _put_numbers(found: State, name: str, key: str | None, tensor: Tensor, precision: Precision) -> Tensor:
     """A tensor in the precision asked for, where that takes fewer bytes; returns it as it arrives."""
-    if quantised_nbytes(tuple(tensor.shape), precision) >= tensor.nbytes:
+    if quantized_nbytes(tuple(tensor.shape), precision) >= tensor.nbytes:
         _put(found, name, key, tensor)
         return tensor
-    values, scale = quantised(tensor, precision)
+    values, scale = quantized(tensor, precision)
     _put(found, name, key, values)
     _put(found, f"{name}{_SCALE}", key, scale)
     return restored(values, scale)
@@ -158,9 +158,9 @@ def _put_numbers(found: State, name: str, key: str | None, tensor: Tensor, preci
 
 def _pays(numel: int, settings: Compression) -> bool:
     """Whether a share of so many numbers takes fewer bytes than all."""
-    count = kept(numel, settings.share)
-    few, all_ = (quantised_nbytes((n,), settings.precision) for n in (count, numel))
-    return settings.share < 1 and few + places_nbytes(numel, count) < all_
+    count = kept(numel, settings.top_k_fraction)
+    few, all_ = (quantized_nbytes((n,), settings.dtype) for n in (count, numel))
+    return settings.top_k_fraction < 1 and few + places_nbytes(numel, count) < all_
 
 
 def _opened(message: Message, entry: str, key: str | None, values: Tensor, received: Message) -> tuple[str, Tensor]:
@@ -173,7 +173,7 @@ def _opened(message: Message, entry: str, key: str | None, values: Tensor, recei
     base = group(received, name)[key or ""].cpu()
     change = tensor if places is None else spread(tensor, places, tuple(base.shape))
     if change.shape != base.shape:
-        raise ValueError(f"expected a change of shape {tuple(base.shape)}, came {tuple(change.shape)}")
+        raise ValueError(f"expected a change of shape {tuple(base.shape)}, got {tuple(change.shape)}")
     return name, (base + change).to(base.dtype)
 
 
@@ -187,7 +187,7 @@ def _put(message: State, name: str, key: str | None, tensor: Tensor) -> None:
         return
     members = message.setdefault(name, {})
     if isinstance(members, Tensor):
-        raise RunError(f"expected '{name}' to be a tensor or a group, came both")
+        raise RunError(f"expected '{name}' to be a tensor or a group, got both")
     members[key] = tensor
 
 

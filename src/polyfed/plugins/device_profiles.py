@@ -25,64 +25,66 @@ Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Profile(Settings):
-    """``[devices.profiles.NAME]``: a kind of device."""
+    """``[devices.custom.NAME]``: a kind of device."""
 
-    compute: Rate = Field(description="FLOP/s that training reaches")
-    memory: Rate = Field(description="bytes that training may take")
-    down: Rate = Field(description="bit/s from the server")
-    up: Rate = Field(description="bit/s to the server")
+    flops: Rate = Field(description="FLOP/s that training reaches")
+    memory_bytes: Rate = Field(description="bytes that training may take")
+    download_bps: Rate = Field(description="bit/s from the server")
+    upload_bps: Rate = Field(description="bit/s to the server")
     latency: Finite = Field(0.0, description="seconds that every message takes beside its bits")
     availability: Annotated[float, Field(gt=0, le=1)] = Field(1.0, description="probability of being there in a round")
 
 
 BUILT_IN: Mapping[str, Profile] = {
-    "microcontroller": Profile(compute=5e7, memory=8e6, down=5e6, up=5e6, latency=0.05),
-    "phone-low": Profile(compute=2e9, memory=5e8, down=1e7, up=3e6, latency=0.1),
-    "phone-mid": Profile(compute=1e10, memory=1e9, down=5e7, up=1e7, latency=0.05),
-    "phone-high": Profile(compute=3e10, memory=2e9, down=1e8, up=2e7, latency=0.05),
-    "raspberry-pi": Profile(compute=5e9, memory=2e9, down=5e7, up=5e7, latency=0.02),
-    "laptop": Profile(compute=1e11, memory=8e9, down=1e8, up=4e7, latency=0.02),
-    "gpu": Profile(compute=4e12, memory=2.4e10, down=1e9, up=1e9, latency=0.005),
+    "microcontroller": Profile(flops=5e7, memory_bytes=8e6, download_bps=5e6, upload_bps=5e6, latency=0.05),
+    "phone-low": Profile(flops=2e9, memory_bytes=5e8, download_bps=1e7, upload_bps=3e6, latency=0.1),
+    "phone-mid": Profile(flops=1e10, memory_bytes=1e9, download_bps=5e7, upload_bps=1e7, latency=0.05),
+    "phone-high": Profile(flops=3e10, memory_bytes=2e9, download_bps=1e8, upload_bps=2e7, latency=0.05),
+    "raspberry-pi": Profile(flops=5e9, memory_bytes=2e9, download_bps=5e7, upload_bps=5e7, latency=0.02),
+    "laptop": Profile(flops=1e11, memory_bytes=8e9, download_bps=1e8, upload_bps=4e7, latency=0.02),
+    "gpu": Profile(flops=4e12, memory_bytes=2.4e10, download_bps=1e9, upload_bps=1e9, latency=0.005),
 }
 
 
 class Devices(Settings):
-    """``[devices]``: who computes on what; off unless devices are dealt by `names`, `shares` or `numbers`."""
+    """``[devices]``: who computes on what; off unless devices are dealt by `profiles`, `fractions` or `by_client`."""
 
-    names: list[str] = Field([], description="profiles, dealt to the clients as `assign` says")
-    assign: Annotated[Literal["cycle", "blocks", "random"], ActsWith("names")] = Field(
-        "cycle", description="names: as in [models]"
+    profiles: list[str] = Field([], description="profiles, dealt to the clients as `assignment` says")
+    assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("profiles")] = Field(
+        "round_robin", description="names: as in [models]"
     )
-    shares: dict[str, Share] = Field({}, description="profile -> share of the clients, which are drawn; not with names")
-    numbers: dict[str, str] = Field({}, description="number of a client -> its profile, before names and shares")
-    profiles: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not told stays")
-    deadline: Rate | None = Field(
+    fractions: dict[str, Share] = Field(
+        {}, description="profile -> share of the clients, which are drawn; not with names"
+    )
+    by_client: dict[str, str] = Field({}, description="number of a client -> its profile, before names and shares")
+    custom: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not told stays")
+    round_timeout: Rate | None = Field(
         None, description="seconds that the server waits for uploads, in each passage; what comes later is late"
     )
-    unfit: Literal["refuse", "leave out"] = Field(
+    on_out_of_memory: Literal["refuse", "leave out"] = Field(
         "refuse", description="clients whose network does not fit their memory: none are run with, or without them"
     )
-    jitter: Finite = Field(
+    time_jitter: Finite = Field(
         0.0, description="a factor on a client's times, drawn each round: standard deviation of its logarithm; 0: none"
     )
-    server_compute: Rate | None = Field(None, description="FLOP/s of the server; default: its work takes no time")
+    server_flops: Rate | None = Field(None, description="FLOP/s of the server; default: its work takes no time")
 
     @property
     def on(self) -> bool:
         """Whether devices are simulated."""
-        return bool(self.names or self.shares or self.numbers)
+        return bool(self.profiles or self.fractions or self.by_client)
 
     def profile(self, name: str) -> Profile:
         """The profile of that name, one's own or built in."""
-        return self.profiles[name] if name in self.profiles else BUILT_IN[name]
+        return self.custom[name] if name in self.custom else BUILT_IN[name]
 
     def _idle(self) -> set[str]:
         if not self.on:
             return set(type(self).model_fields)
-        off = {key for key in ("names", "shares", "numbers", "profiles", "jitter") if not getattr(self, key)}
+        off = {key for key in ("profiles", "fractions", "by_client", "custom", "time_jitter") if not getattr(self, key)}
         return super()._idle() | off
 
-    @field_validator("profiles", mode="before")
+    @field_validator("custom", mode="before")
     @classmethod
     def _whole_profiles(cls, given: Any) -> Any:
         """What a built-in profile's namesake does not tell is the built-in one's."""
@@ -93,50 +95,50 @@ class Devices(Settings):
             for name, own in given.items()
         }
 
-    @field_validator("shares")
+    @field_validator("fractions")
     @classmethod
     def _shares_are_whole(cls, shares: dict[str, float]) -> dict[str, float]:
         if shares and abs(sum(shares.values()) - 1) > 1e-6:
-            raise ValueError(f"expected shares that add up to 1, came {sum(shares.values()):g}")
+            raise ValueError(f"expected fractions that add up to 1, got {sum(shares.values()):g}")
         return shares
 
     @model_validator(mode="after")
     def _fits_together(self) -> Devices:
-        if self.names and self.shares:
-            raise ValueError("expected names or shares, came both")
-        asked = [name for name in ("profiles", "deadline", "jitter", "server_compute") if getattr(self, name)]
-        if not self.on and (asked or self.unfit != "refuse"):
+        if self.profiles and self.fractions:
+            raise ValueError("expected profiles or fractions, got both")
+        asked = [name for name in ("custom", "round_timeout", "time_jitter", "server_flops") if getattr(self, name)]
+        if not self.on and (asked or self.on_out_of_memory != "refuse"):
             raise ValueError(
-                f"{(asked or ['unfit'])[0]}: expected names, shares or numbers beside it, which say who has which "
-                "device, came none"
+                f"{(asked or ['on_out_of_memory'])[0]}: expected profiles, fractions or by_client beside it, which say who has which "
+                "device, got none"
             )
-        for name in (*self.names, *self.shares, *self.numbers.values()):
-            if name not in self.profiles and name not in BUILT_IN:
-                raise ValueError(f"unknown device '{name}'{nearest(name, [*self.profiles, *BUILT_IN])}")
-        for number in self.numbers:
+        for name in (*self.profiles, *self.fractions, *self.by_client.values()):
+            if name not in self.custom and name not in BUILT_IN:
+                raise ValueError(f"unknown device '{name}'{nearest(name, [*self.custom, *BUILT_IN])}")
+        for number in self.by_client:
             if not number.isdecimal():
-                raise ValueError(f"numbers: expected numbers of clients, came '{number}'")
+                raise ValueError(f"by_client: expected numbers of clients, got '{number}'")
         return self
 
 
 def attendance_in_effect(availability: Availability, devices: Devices) -> dict[str, Any]:
-    """`[availability]` as a run folder keeps it: `late_by` also says how late those are that miss the deadline."""
-    late = {"late_by": availability.late_by} if devices.deadline is not None else {}
+    """`[availability]` as a run folder keeps it: `delay_rounds` also says how late those are that miss the deadline."""
+    late = {"delay_rounds": availability.delay_rounds} if devices.round_timeout is not None else {}
     return {**availability.in_effect(), **late}
 
 
 def check_lateness(availability: Availability, devices: Devices) -> None:
-    """Whether anybody can be late by `late_by`.
+    """Whether anybody can be late by `delay_rounds`.
 
     Raises:
         RequestError: it was given, and nobody can: nothing arrives late, and there is no deadline to miss.
     """
-    default = Availability.model_fields["late_by"].default
-    off = not availability.late and "late" not in availability.model_fields_set
-    if off and devices.deadline is None and availability.late_by != default:
+    default = Availability.model_fields["delay_rounds"].default
+    off = not availability.delay_rate and "delay_rate" not in availability.model_fields_set
+    if off and devices.round_timeout is None and availability.delay_rounds != default:
         raise RequestError(
-            f"availability: late_by = {availability.late_by} does nothing beside late = 0.0; set late above 0 or "
-            f"devices.deadline, or leave late_by at {default}"
+            f"availability: delay_rounds = {availability.delay_rounds} does nothing beside delay_rate = 0.0; set delay_rate above 0 or "
+            f"devices.round_timeout, or leave delay_rounds at {default}"
         )
 
 
@@ -154,28 +156,28 @@ def dealt(devices: Devices, clients: int, seed: int) -> list[str]:
     if not devices.on:
         return []
     found = dict(enumerate(_by_rule(devices, clients, seed)))
-    for number, name in devices.numbers.items():
+    for number, name in devices.by_client.items():
         if int(number) >= clients:
-            raise RequestError(f"devices.numbers: expected clients 0 to {clients - 1}, came {number}")
+            raise RequestError(f"devices.by_client: expected clients 0 to {clients - 1}, got {number}")
         found[int(number)] = name
     if missing := [number for number in range(clients) if number not in found]:
         raise RequestError(
-            f"devices.numbers: expected a device for each of the {clients} clients, or names or shares for the others, "
-            f"came none for {', '.join(map(str, missing))}"
+            f"devices.by_client: expected a device for each of the {clients} clients, or profiles or fractions for the others, "
+            f"got none for {', '.join(map(str, missing))}"
         )
     return [found[number] for number in range(clients)]
 
 
 def _by_rule(devices: Devices, clients: int, seed: int) -> list[str]:
     """By `names` or `shares`; nothing where neither is given."""
-    if devices.shares:
-        return _by_shares(devices.shares, clients, seed)
-    names: Sequence[str] = devices.names
+    if devices.fractions:
+        return _by_shares(devices.fractions, clients, seed)
+    names: Sequence[str] = devices.profiles
     if not names:
         return []
-    if devices.assign == "blocks":
+    if devices.assignment == "blocks":
         return [names[client * len(names) // clients] for client in range(clients)]
-    if devices.assign == "random":
+    if devices.assignment == "random":
         return [names[int(place)] for place in numpy_generator(seed, "devices").integers(0, len(names), clients)]
     return [names[client % len(names)] for client in range(clients)]
 

@@ -7,7 +7,7 @@ training, what its upload needs) and what it sends (u bytes) takes
 
 times exp(jitter z), z drawn from a normal distribution for each (round, client). The server waits for the slowest that
 is heard, at most until the deadline; a round is its exchanges one after the other, with the server's own time between
-them where `server_compute` is set. Nothing of it depends on the machine, on the executor or on how rounds are resumed.
+them where `server_flops` is set. Nothing of it depends on the machine, on the executor or on how rounds are resumed.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def spent(profile: Profile, effort: Effort, factor: float = 1.0) -> Spent:
     >>> spent(phone, Effort(down=1_000_000, operations=2 * 10**9, up=0))
     Spent(down=1.1, train=2.0, up=0.0)
     """
-    down = profile.latency + 8 * effort.down / profile.down if effort.down else 0.0
-    up = profile.latency + 8 * effort.up / profile.up if effort.up else 0.0
-    return Spent(factor * down, factor * effort.operations / profile.compute, factor * up)
+    down = profile.latency + 8 * effort.down / profile.download_bps if effort.down else 0.0
+    up = profile.latency + 8 * effort.up / profile.upload_bps if effort.up else 0.0
+    return Spent(factor * down, factor * effort.operations / profile.flops, factor * up)
 
 
 class DeviceSimulation(Plugin):
@@ -97,15 +97,15 @@ class DeviceSimulation(Plugin):
             RequestError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
                 out, or are all there are; or a deadline where every client is alone.
         """
-        if setup.method.alone and self.settings.deadline is not None:
+        if setup.method.alone and self.settings.round_timeout is not None:
             raise RequestError(
-                f"{setup.method.name}, alone: expected no devices.deadline, as every client's own server waits for it, "
-                f"came {self.settings.deadline:g}"
+                f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits for it, "
+                f"got {self.settings.round_timeout:g}"
             )
         availability = find(setup.plugins, ClientAvailability)
         if availability is not None:
             check_lateness(availability.settings, self.settings)
-            availability.has_deadline = self.settings.deadline is not None
+            availability.has_deadline = self.settings.round_timeout is not None
         self.names = dealt(self.settings, len(setup.clients), setup.seed)
         self._seed = setup.seed
         if not self.enabled:
@@ -133,7 +133,7 @@ class DeviceSimulation(Plugin):
 
     def select(self, round: Round) -> None:
         """Start the round's clock, and draw whose device is there: one that is not drops out before all else."""
-        self._clock = Clock(self, round.number, None if round.final else self.settings.deadline)
+        self._clock = Clock(self, round.number, None if round.final else self.settings.round_timeout)
         round.counts_operations = self.enabled
         if round.final or not self.enabled:
             return
@@ -146,7 +146,7 @@ class DeviceSimulation(Plugin):
         round.late -= away
 
     def serving(self, round: Round) -> AbstractContextManager[None]:
-        """The server's work takes time where `server_compute` says how fast it is."""
+        """The server's work takes time where `server_flops` says how fast it is."""
         return self._clock.serving()
 
     def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
@@ -172,7 +172,7 @@ class DeviceSimulation(Plugin):
 
     def spent(self, number: int, client_id: int, effort: Effort) -> Spent:
         """The seconds of a client's effort in a round."""
-        factor, jitter = 1.0, self.settings.jitter
+        factor, jitter = 1.0, self.settings.time_jitter
         if jitter:
             draw = torch.randn((), generator=generator(self._seed, "jitter", number, client_id), dtype=torch.float64)
             factor = math.exp(jitter * float(draw))
@@ -185,20 +185,20 @@ class DeviceSimulation(Plugin):
             needs: bytes of each client (`memory_needs`). networks: their names, for the refusal.
         """
         self.needs = needs
-        wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory]
+        wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory_bytes]
         kinds: dict[str, list[int]] = {}
         for number in wide:
-            has = human_bytes(self.profile(number).memory)
+            has = human_bytes(self.profile(number).memory_bytes)
             takes = human_bytes(needs[number])
             kinds.setdefault(f"{self.names[number]}, {has}: {networks[number]} takes {takes}", []).append(number)
         told = "; ".join(f"{', '.join(map(str, who))} ({what})" for what, who in kinds.items())
-        if wide and self.settings.unfit == "refuse":
+        if wide and self.settings.on_out_of_memory == "refuse":
             raise RequestError(
-                f"devices: expected networks that fit the clients' memory, came {len(wide)} that do not: clients "
-                f"{told}; give them smaller networks or batches, or set devices.unfit = 'leave out'"
+                f"devices: expected networks that fit the clients' memory, got {len(wide)} that do not: clients "
+                f"{told}; give them smaller networks or batches, or set devices.on_out_of_memory = 'leave out'"
             )
         if len(wide) == len(needs):
-            raise RequestError(f"devices: expected a client whose network fits its memory, came none: clients {told}")
+            raise RequestError(f"devices: expected a client whose network fits its memory, got none: clients {told}")
         self.excluded = frozenset(wide)
 
 
@@ -221,8 +221,8 @@ class Clock:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Within the block the server works; its time counts where `server_compute` says how fast it is."""
-        rate = self._simulation.settings.server_compute if self.on else None
+        """Within the block the server works; its time counts where `server_flops` says how fast it is."""
+        rate = self._simulation.settings.server_flops if self.on else None
         if rate is None:
             yield
             return
@@ -257,7 +257,7 @@ class Clock:
         if not self.on:
             return {}
         clients = {str(i): {**self._spent[i]._asdict(), "operations": self._operations[i]} for i in sorted(self._spent)}
-        late = {"stragglers": sorted(self.stragglers)} if self._simulation.settings.deadline is not None else {}
+        late = {"stragglers": sorted(self.stragglers)} if self._simulation.settings.round_timeout is not None else {}
         return {"simulated_seconds": self.seconds, "simulated_by_client": clients, **late}
 
 

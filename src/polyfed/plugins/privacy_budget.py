@@ -84,11 +84,11 @@ class PrivacyBudget(Plugin):
 
     def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
         """The budget would not last for these rounds."""
-        if not self.settings.budget:
+        if not self.settings.max_epsilon:
             return None
         who = self._present if final else self._cohort
         clients = [client for number in rounds for client in who(number)]
-        return "would exceed privacy.budget" if self.would_exceed(history, clients) else None
+        return "would exceed privacy.max_epsilon" if self.would_exceed(history, clients) else None
 
     def record(self, round: Round) -> dict[str, Any]:
         """What has been released, in this round and in all.
@@ -109,10 +109,10 @@ class PrivacyBudget(Plugin):
     def _check(self) -> None:
         """Whether what is released can be accounted for, and a budget kept."""
         accounting.require(release for client in range(len(self._rows)) for release in self._expected(client))
-        budget = self.settings.budget
-        if budget and (sends(self._method) or self.settings.sgd_clip) and not self.has_noise:
+        budget = self.settings.max_epsilon
+        if budget and (sends(self._method) or self.settings.max_grad_norm) and not self.has_noise:
             raise RequestError(
-                f"privacy.budget: expected noise, without which there is no epsilon, came {budget:g} alone"
+                f"privacy.max_epsilon: expected noise, without which there is no epsilon, got {budget:g} alone"
             )
         if budget and self.would_exceed([], self._cohort(1)):
             raise self._too_little(self._ledger.next_of(self._cohort(1)))
@@ -127,7 +127,7 @@ class PrivacyBudget(Plugin):
 
     def would_exceed(self, records: Records, clients: Sequence[int]) -> bool:
         """Whether the budget would not last if these clients released what they did last."""
-        if not self.settings.budget or not self.has_noise:
+        if not self.settings.max_epsilon or not self.has_noise:
             return False
         self._ledger.follow(records)
         return self._ledger.exceeded(self._ledger.next_of(clients))
@@ -135,8 +135,8 @@ class PrivacyBudget(Plugin):
     def _too_little(self, released: Mapping[int, Sequence[Release]]) -> RequestError:
         least = max(self._ledger.epsilon(released).values())
         return RequestError(
-            f"privacy.budget: expected at least {least:.4g}, what the first round comes to, came "
-            f"{self.settings.budget:g}"
+            f"privacy.max_epsilon: expected at least {least:.4g}, what the first round comes to, got "
+            f"{self.settings.max_epsilon:g}"
         )
 
     def _given(self, client: int, entries: int | None, settings: Privacy, exchange: Exchange) -> list[Release]:
@@ -146,7 +146,7 @@ class PrivacyBudget(Plugin):
             found += of_training(settings, self._training, phases, self._rows[client])
         if entries is not None and sends(self._method):
             found += self._method.releases(self._training, self._rows[client])
-            if settings.noise and entries:
+            if settings.upload_noise_multiplier and entries:
                 found.append(Release("upload", "client", settings.hidden(entries) / math.sqrt(entries)))
         return found
 
@@ -156,7 +156,7 @@ class PrivacyBudget(Plugin):
 
     def _with_noise(self, settings: Privacy) -> Privacy:
         """The settings, with the noise that a target asks for, for who is to take part most often."""
-        if not settings.target:
+        if not settings.target_epsilon:
             return settings
         turns: list[list[Exchange]] = [[] for _ in self._rows]
         for number in range(1, self._training.rounds + 1):
@@ -165,14 +165,16 @@ class PrivacyBudget(Plugin):
         for own in turns:
             own.extend(self._method.closing())
         made = {}
-        if settings.clip and sends(self._method):
-            made["noise"] = analytic_sigma(1.0, settings.target, settings.delta) * math.sqrt(max(map(len, turns)))
-        if settings.sgd_clip:
+        if settings.upload_clip_norm and sends(self._method):
+            made["noise"] = analytic_sigma(1.0, settings.target_epsilon, settings.delta) * math.sqrt(
+                max(map(len, turns))
+            )
+        if settings.max_grad_norm:
 
             def released(noise: float) -> Iterator[list[Release]]:
-                tried = settings.model_copy(update={"sgd_noise": noise})
+                tried = settings.model_copy(update={"noise_multiplier": noise})
                 for client, own in enumerate(turns):
                     yield [r for e in own for r in self._given(client, 0, tried, e)]
 
-            made["sgd_noise"] = accounting.least_noise(released, settings)
+            made["noise_multiplier"] = accounting.least_noise(released, settings)
         return settings.model_copy(update=made)

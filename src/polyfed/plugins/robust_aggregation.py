@@ -1,21 +1,21 @@
-"""Defence at the server: uploads that are too large are refused, and the others are held to what they have in common.
+"""Defense at the server: uploads that are too large are refused, and the others are held to what they have in common.
 
 What is held to one another are the uploads' parts (`plugins.upload_segments`): weights layer by layer, rows of
-one class, outputs on common inputs. With `[defence] rule`
+one class, outputs on common inputs. With `[robust_aggregation] rule`
 
-- "median", "trimmed", "geometric": the robust centre takes the place of every one of them, so that whatever the method
-  makes of them is made of the centre (equal models average to themselves);
-- "clip": those longer than the median of the clients' lengths are brought to it;
-- "krum": the whole uploads of those who are farthest from the others are left out; their distance is the mean square
-  over the parts that two have in common.
+- "median", "trimmed_mean", "geometric_median": the robust center takes the place of every one of them, so that whatever
+  the method makes of them is made of the center (equal models average to themselves);
+- "norm_clipping": those longer than the median of the clients' lengths are brought to it;
+- "multi_krum": the whole uploads of those who are farthest from the others are left out; their distance is the mean
+  square over the parts that two have in common.
 
-With `bucket` above 1 the centre is that of means of so many clients each, drawn anew in every round (Karimireddy et
+With `bucket` above 1 the center is that of means of so many clients each, drawn anew in every round (Karimireddy et
 al., Byzantine-robust learning on heterogeneous datasets via bucketing, ICLR 2022, algorithm 1): such means differ less
 than clients do, so that a rule drops less of what honest ones know. Where fewer than three buckets would be left, it
-is the centre of the clients themselves.
+is the center of the clients themselves.
 
 All other floats (kernels, features) are brought to the median of the clients' sizes, whatever the rule: a size is the
-root mean square of the rows' L2 norms. Whole numbers and single numbers are believed, except that where a centre has
+root mean square of the rows' L2 norms. Whole numbers and single numbers are believed, except that where a center has
 taken all places, it does not matter how much each of them counts.
 """
 
@@ -39,16 +39,16 @@ from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, every_tensor, sends
 from polyfed.errors import RequestError
 from polyfed.functional import robust
-from polyfed.plugins.settings import Defence
+from polyfed.plugins.settings import RobustAggregation
 from polyfed.plugins.upload_segments import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
 
 _FEW = 3  # below so many nobody can be outvoted
-_BY_COORDINATE = ("median", "trimmed")
+_BY_COORDINATE = ("median", "trimmed_mean")
 
 
 @dataclass
 class Watch:
-    """What a defence has done in a round. left_out: clients. shortened: vectors and tensors.
+    """What a defense has done in a round. left_out: clients. shortened: vectors and tensors.
 
     few: parts of which fewer than three clients sent one, where nobody can be outvoted.
     """
@@ -62,11 +62,11 @@ class Watch:
         return {"left_out": sorted(self.left_out), "shortened": self.shortened, "few": self.few}
 
 
-class RobustAggregation(Plugin):
+class RobustAggregator(Plugin):
     """Rejects uploads that are too large, and holds the others to what they have in common."""
 
-    name = "defence"
-    settings_class = Defence
+    name = "robust_aggregation"
+    settings_class = RobustAggregation
 
     def validate(self, setup: Setup) -> None:
         """A rule can be applied to what the method uploads.
@@ -74,12 +74,12 @@ class RobustAggregation(Plugin):
         Raises:
             RequestError: it cannot; says what the method sends. Or every client is alone.
         """
-        if setup.method.alone and (self.settings.rule != "none" or self.settings.max_norm):
+        if setup.method.alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
             raise RequestError(
-                f"{setup.method.name}, alone: expected no [defence], came one, which holds clients' uploads to one "
+                f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads to one "
                 "another where no client has others beside it"
             )
-        check_rule(setup.method, self.settings.rule)
+        check_rule(setup.method, self.settings.aggregator)
 
     def decode(self, upload: Message, job: Job, method: Method) -> Message:
         """The upload itself.
@@ -99,58 +99,60 @@ class RobustAggregation(Plugin):
 
     def record(self, round: Round) -> dict[str, Any]:
         """What the rule has done."""
-        if self.settings.rule == "none":
+        if self.settings.aggregator == "none":
             return {}
         done = round.notes.get(self.name, Watch())
         return {self.name: done.record()}
 
 
 def check_rule(method: Method, rule: str) -> None:
-    """Whether a rule can be applied to what the method uploads; see `RobustAggregation.validate`."""
+    """Whether a rule can be applied to what the method uploads; see `RobustAggregator.validate`."""
     if rule == "none" or not sends(method):
         return
     name = method.name or type(method).__name__
     for entry, reason in method.rigid.items():
         raise RequestError(
-            f"defence.rule: expected uploads that can be held to one another, came {name}, "
+            f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {name}, "
             f"which sends '{entry}': {reason}; with rule 'none' max_norm still holds"
         )
     if rule in _BY_COORDINATE and method.unaligned:
         raise RequestError(
-            f"defence.rule: expected 'geometric', 'krum' or 'clip' for {name}, came '{rule}', which goes "
+            f"robust_aggregation.aggregator: expected 'geometric_median', 'multi_krum' or 'norm_clipping' for {name}, got '{rule}', which goes "
             f"number by number: in '{method.unaligned[0]}', features of the clients' own networks, a number means "
             "something else at every client"
         )
 
 
-def objection(defence: Defence, method: Method, classes: int, message: Message, received: Message) -> str | None:
+def objection(
+    settings: RobustAggregation, method: Method, classes: int, message: Message, received: Message
+) -> str | None:
     """Why an upload is refused, if it is: for its size, or because its "labels" would set rows apart from all others'.
 
-    No number may be larger than `defence.largest`, and none that stands alone (a count of steps, of parameters) larger
-    than what any count can be: squares and sums of such numbers are finite, so that one upload spoils no arithmetic.
-    Of a group of the method's `changes` the size is the L2 norm of the change since `received`, of any other tensor the
-    root mean square of its rows' L2 norms; whole numbers and single numbers have none.
+    No number may be larger than `robust_aggregation.max_magnitude`, and none that stands alone (a count of steps, of
+    parameters) larger than what any count can be: squares and sums of such numbers are finite, so that one upload
+    spoils no arithmetic. Of a group of the method's `changes` the size is the L2 norm of the change since `received`,
+    of any other tensor the root mean square of its rows' L2 norms; whole numbers and single numbers have none.
 
     Args:
         classes: of the task. message: finite. received: what the client was sent.
     """
     for entry, name, tensor in every_tensor(message):
-        bound = defence.largest if tensor.dim() else MOST
+        bound = settings.max_magnitude if tensor.dim() else MOST
         if bound and tensor.is_floating_point() and tensor.numel() and not (size := _magnitude(tensor)) <= bound:
             place = entry if name is None else f"{entry}/{name}"
-            setting = f"defence.largest = {bound:g}" if tensor.dim() else f"{bound:g}"
+            setting = f"robust_aggregation.max_magnitude = {bound:g}" if tensor.dim() else f"{bound:g}"
             return f"a number of '{place}' is {size:.4g}, above {setting}"
     labels = message.get("labels")
-    if defence.rule != "none" and isinstance(labels, Tensor):
+    if settings.aggregator != "none" and isinstance(labels, Tensor):
         distinct = labels.unique()
         if len(distinct) < labels.numel() or bool(((distinct < 0) | (distinct >= classes)).any()):
-            return f"expected 'labels' that are classes below {classes}, each once, came others"
-    if not defence.max_norm:
+            return f"expected 'labels' that are classes below {classes}, each once, got others"
+    if not settings.max_update_norm:
         return None
     for entry, value in message.items():
         size = max(_sizes(value, counterparts(method, entry, value, received)), default=0.0)
-        if not size <= defence.max_norm:
-            return f"the norm of '{entry}' is {size:.4g}, above defence.max_norm = {defence.max_norm:g}"
+        if not size <= settings.max_update_norm:
+            return f"the norm of '{entry}' is {size:.4g}, above robust_aggregation.max_update_norm = {settings.max_update_norm:g}"
     return None
 
 
@@ -171,7 +173,7 @@ def _sizes(value: Tensor | Group, base: Group) -> Iterator[float]:
 
 
 def defended(
-    defence: Defence, method: Method, server: Server, uploads: Mapping[int, Message], watch: Watch
+    settings: RobustAggregation, method: Method, server: Server, uploads: Mapping[int, Message], watch: Watch
 ) -> Mapping[int, Message]:
     """What the method gets in place of `uploads`; the very same where no rule is set.
 
@@ -179,51 +181,51 @@ def defended(
         server: in the passage that the uploads are of, before their aggregation: what it would send now is where the
             clients' changes began. watch: is told what is done.
     """
-    if defence.rule == "none" or not uploads:
+    if settings.aggregator == "none" or not uploads:
         return uploads
     sent = {i: method.broadcast(server, i) if method.changes else {} for i in uploads}
-    parts = parts_of(method, uploads, sent, of_changes=defence.rule == "clip")
+    parts = parts_of(method, uploads, sent, of_changes=settings.aggregator == "norm_clipping")
     holders = holders_of(parts)
     watch.few += sum(len(who) < _FEW for who in holders.values())
     found = {i: Copy(message) for i, message in uploads.items()}
     chunks = chunks_of(parts, holders)
-    if defence.rule == "krum":
-        kept = _kept(list(uploads), chunks, robust.supposed(len(uploads), defence.share))
+    if settings.aggregator == "multi_krum":
+        kept = _kept(list(uploads), chunks, robust.supposed(len(uploads), settings.byzantine_fraction))
         watch.left_out |= found.keys() - kept
         found = {i: copy for i, copy in found.items() if i in kept}
     else:
-        order = _order(defence, server, uploads)
+        order = _order(settings, server, uploads)
         for who, pieces in chunks:
-            _replace(who, pieces, _rule(defence, who, order), found, watch)
+            _replace(who, pieces, _rule(settings, who, order), found, watch)
     _shorten(found, {i: {part.place[:2] for part in own} for i, own in parts.items()}, watch)
     return {i: copy.message for i, copy in found.items()}
 
 
-def _order(defence: Defence, server: Server, uploads: Mapping[int, Message]) -> dict[int, int]:
+def _order(settings: RobustAggregation, server: Server, uploads: Mapping[int, Message]) -> dict[int, int]:
     """Number of client -> its place in the round's draw, by which clients share buckets; none without buckets."""
-    if defence.bucket == 1:
+    if settings.bucket_size == 1:
         return {}
     ids = sorted(uploads)
     drawn = torch.randperm(len(ids), generator=server.generator(f"buckets {server.exchange}")).tolist()
     return {ids[number]: place for place, number in enumerate(drawn)}
 
 
-def _rule(defence: Defence, who: Sequence[int], order: Mapping[int, int]) -> Callable[[Tensor], Tensor]:
-    """(K, D) -> (D,), the centre of all, or (K, D). who: the K clients. order: of all, for the buckets."""
-    hostile = robust.supposed(len(who), defence.share)
-    buckets = math.ceil(len(who) / defence.bucket)
-    in_buckets = defence.bucket > 1 and buckets >= _FEW
+def _rule(settings: RobustAggregation, who: Sequence[int], order: Mapping[int, int]) -> Callable[[Tensor], Tensor]:
+    """(K, D) -> (D,), the center of all, or (K, D). who: the K clients. order: of all, for the buckets."""
+    hostile = robust.supposed(len(who), settings.byzantine_fraction)
+    buckets = math.ceil(len(who) / settings.bucket_size)
+    in_buckets = settings.bucket_size > 1 and buckets >= _FEW
     cut = min(hostile, (buckets - 1) // 2) if in_buckets else hostile
     rule = {
         "median": robust.median,
-        "trimmed": lambda vectors: robust.trimmed_mean(vectors, cut),
-        "geometric": robust.geometric_median,
-        "clip": robust.shortened,
-    }[defence.rule]
+        "trimmed_mean": lambda vectors: robust.trimmed_mean(vectors, cut),
+        "geometric_median": robust.geometric_median,
+        "norm_clipping": robust.shortened,
+    }[settings.aggregator]
     if not in_buckets:
         return rule
     ranked = sorted(range(len(who)), key=lambda place: order[who[place]])
-    return lambda vectors: rule(robust.bucket_means(vectors[ranked], defence.bucket))
+    return lambda vectors: rule(robust.bucket_means(vectors[ranked], settings.bucket_size))
 
 
 # what is done -----------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def _replace(
     before = vectors_of(pieces)
     after = rule(before)
     sizes = [part.value.numel() for part in pieces[0]]
-    if after.dim() == 1:  # one centre for all, in the same tensors
+    if after.dim() == 1:  # one center for all, in the same tensors
         new = [part.moved_to(vector) for part, vector in zip(pieces[0], after.split(sizes), strict=True)]
         for i, own in zip(who, pieces, strict=True):
             for part, tensor in zip(own, new, strict=True):

@@ -43,12 +43,12 @@ class UploadPrivacy(Plugin):
             RequestError: it does not; says what the method sends.
         """
         method = setup.method
-        if not self.settings.clip or not sends(method):
+        if not self.settings.upload_clip_norm or not sends(method):
             return
         name = method.name or type(method).__name__
         for entry, reason in method.rigid.items():
             sent = f"'{entry}': {reason}"
-            raise RequestError(f"privacy: expected uploads that can be clipped, came {name}, which sends {sent}")
+            raise RequestError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
         if not method.changes:
             return
         for architecture, client in setup.first_of_each_architecture().items():
@@ -66,12 +66,12 @@ class UploadPrivacy(Plugin):
         Raises:
             RequestError: something in it cannot be clipped.
         """
-        if not client.privacy.clip:
+        if not client.privacy.upload_clip_norm:
             return upload
         draws = _noise_of(client, upload, received)
         entries = bounded(upload)
         noise = client.privacy.hidden(len(entries))
-        release = functools.partial(_clipped_and_noised, client.privacy.clip, noise, draws)
+        release = functools.partial(_clipped_and_noised, client.privacy.upload_clip_norm, noise, draws)
         found: State = {}
         for name, value in upload.items():
             if isinstance(value, Tensor):
@@ -108,7 +108,7 @@ def _noise_of(client: Client, message: Message, received: Message) -> torch.Gene
     The same upload once more has the same noise, so that nothing is gained by asking again; any other has noise of its
     own, also in the same round: of two with one noise the difference would be bare.
     """
-    if client.secret is None or not client.privacy.noise:
+    if client.secret is None or not client.privacy.upload_noise_multiplier:
         return client.generator("privacy")
     place = json.dumps([client.id, client.exchange, client.round]).encode()
     said = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
@@ -143,6 +143,6 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
             raise RequestError(_no_statistics(who, key))
         if key in weights and key not in base:
             raise RequestError(
-                f"privacy: expected changes of weights that came down, or figures of the data, from {who}, came whole "
+                f"privacy: expected changes of weights that came down, or figures of the data, from {who}, got whole "
                 f"weights, '{name}/{key}' (see Method.changes)"
             )

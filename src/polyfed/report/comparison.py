@@ -93,13 +93,13 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
     first = group.runs[0]
     return Section(
         finding=finding(rows),
-        caption=f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}.{group.profile_text()}",
+        caption=f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}.{group.preset_text()}",
         facts=_facts(group),
         rows=rows,
         notes=tuple(notes),
         models=first.recipe.architectures,
         versions=dict(first.result.versions),
-        published=first.published,
+        published=first.paper_tables,
         footnotes=numbers,
         leaders=leaders,
         decompositions=decompositions,
@@ -122,8 +122,8 @@ def _facts(group: Group) -> Facts:
         rounds=first.result.rounds,
         seeds=list(group.seeds),
         test=group.evaluation.test,
-        mean=group.evaluation.mean,
-        profile=first.profile or None,
+        mean=group.evaluation.weighting,
+        preset=first.preset or None,
     )
 
 
@@ -212,7 +212,7 @@ def _accuracy_of(
 
 
 def _about_target(target: Target, wanted: float, group: Group) -> str:
-    every = max(run.result.evaluation.every or 1 for run in group.runs)
+    every = max(run.result.evaluation.every_n_rounds or 1 for run in group.runs)
     scored = f"; scored was every {every}th round" if every > 1 else ""
     of = f", {percent(wanted)} %" if target.of else ""
     return (
@@ -293,7 +293,7 @@ def _row(
         accuracy_best_by_validation=mean_of(best),
         accuracy_best_std_seeds=std_of(best),
         accuracy_best_margin=ci_half_width(best),
-        accuracy_worst_tenth=mean_of([score.worst_tenth for score in scores]),
+        accuracy_bottom_decile=mean_of([score.bottom_decile for score in scores]),
         accuracy_by_stage=_means([result.accuracy_by_stage for result in results]),
         accuracy_by_predictor=_means([result.accuracy_by_predictor.get(stage, {}) for result in results]),
         accuracy_per_architecture=_means(architectures),
@@ -338,7 +338,7 @@ class _Score:
     mean: float | None
     std: float | None
     min: float | None
-    worst_tenth: float | None
+    bottom_decile: float | None
 
 
 def _score(run: RunRecord, stage: str) -> _Score:
@@ -350,7 +350,7 @@ def _score(run: RunRecord, stage: str) -> _Score:
         clients = finite_ones(result.accuracy_per_client)
         std = finite(result.accuracy_std) if std is None else std
         lowest = min(clients, default=None) if lowest is None else lowest
-    return _Score(finite(result.mean_accuracy(stage)), std, lowest, finite(found.worst_tenth))
+    return _Score(finite(result.mean_accuracy(stage)), std, lowest, finite(found.bottom_decile))
 
 
 def _difference(

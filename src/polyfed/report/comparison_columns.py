@@ -135,7 +135,7 @@ def _of_stage(section: Section, stage: str) -> Column:
 
 def metrics_of(section: Section) -> list[Column]:
     """The figures beside the accuracy; those of the user's own, whose unit nobody knows here, as they are."""
-    lowest = Column("lowest\ntenth", [percent(row.accuracy_worst_tenth) for row in section.rows])
+    lowest = Column("lowest\ntenth", [percent(row.accuracy_bottom_decile) for row in section.rows])
     others = [(h, [percent(row.metrics.get(key)) for row in section.rows]) for key, h in METRICS.items()]
     own = sorted({name for row in section.rows for name in row.metrics} - set(METRICS))
     others += [(n, [f"{row.metrics[n]:.4g}" if n in row.metrics else "-" for row in section.rows]) for n in own]

@@ -31,7 +31,7 @@ class Row:
         accuracy_margin: of the mean over seeds; None with fewer than three.
         accuracy_std_clients: standard deviation over clients.
         accuracy_min_client: the lowest client.
-        accuracy_worst_tenth: mean of the lowest tenth of the clients.
+        accuracy_bottom_decile: mean of the lowest tenth of the clients.
         accuracy_best_by_validation: test accuracy in the round that was best on validation data.
         accuracy_best_std_seeds, accuracy_best_margin: of that, over seeds.
         accuracy_by_stage: every stage scored in all of the row's runs.
@@ -68,7 +68,7 @@ class Row:
     accuracy_margin: float | None
     accuracy_std_clients: float | None
     accuracy_min_client: float | None
-    accuracy_worst_tenth: float | None
+    accuracy_bottom_decile: float | None
     accuracy_best_by_validation: float | None
     accuracy_best_std_seeds: float | None
     accuracy_best_margin: float | None
@@ -118,7 +118,7 @@ class Facts:
     seeds: list[int]
     test: str | None
     mean: str | None
-    profile: str | None
+    preset: str | None
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ AXES = {
 _AGAINST = {"round": "rounds", "bytes": "bytes sent", "seconds": "training time", "simulated": "simulated time"}
 METRICS = {
     "accuracy": "accuracy",
-    "worst_tenth": "accuracy of the lowest tenth of clients",
+    "bottom_decile": "accuracy of the lowest tenth of clients",
     "balanced_accuracy": "balanced accuracy",
     "f1": "macro F1",
     "auc": "macro AUC",
@@ -78,7 +78,7 @@ def curves(
         x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
             the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
-        metric: "accuracy", "worst_tenth", or one that the runs recorded: "balanced_accuracy", "f1", "auc".
+        metric: "accuracy", "bottom_decile", or one that the runs recorded: "balanced_accuracy", "f1", "auc".
 
     Returns:
         The files written: ``<metric>-by-<x>.png`` and ``.svg``, numbered where there are several figures.
@@ -187,9 +187,9 @@ def _value(record: RoundRecord, stage: str, metric: str) -> float | None:
     """A figure of one record, in one stage; None where it was not recorded."""
     if metric == "accuracy":
         return record.mean_accuracy(stage)
-    if metric == "worst_tenth":
+    if metric == "bottom_decile":
         scored = record.accuracy.get(stage)
-        return None if scored is None else scored.worst_tenth
+        return None if scored is None else scored.bottom_decile
     figure = record.metrics.get(stage, {}).get(metric)
     return None if figure is None else figure.mean
 
@@ -256,7 +256,7 @@ def _draw(
             low, high = ([100 * value for value in band] for band in (line.low, line.high))
             axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
         step = max(1, math.ceil(len(at) / _MARKERS_PER_LINE))
-        every = (number % step, step)  # markers of neighbouring lines do not fall on one another
+        every = (number % step, step)  # markers of neighboring lines do not fall on one another
         (handle,) = axes.plot(
             at, [100 * value for value in line.mean], **style, markersize=5, markevery=every, gid=f"series-{number}"
         )

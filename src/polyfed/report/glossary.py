@@ -6,7 +6,7 @@ __all__ = ["about_column", "about_stage"]
 
 _STAGES = {
     "received": "the model that a client would get from the server now",
-    "after_local": "the model right after a client's local training, before the server has its say",
+    "after_training": "the model right after a client's local training, before the server has its say",
     "personal": "the model that a client keeps for itself",
 }
 _POINTS = "in percentage points, paired by seed"

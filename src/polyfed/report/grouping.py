@@ -1,7 +1,7 @@
 """Which runs may stand side by side, and the sentence over every table and figure that says what was measured.
 
 Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, the same
-profile, and were scored on the same test data with the same mean, over all clients or the honest ones. Everything else
+preset, and were scored on the same test data with the same mean, over all clients or the honest ones. Everything else
 (knobs, learning rates, networks) is what a comparison is about, or is told in a note.
 """
 
@@ -20,7 +20,7 @@ from polyfed.results.schema import EvaluationFacts
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
 _MEAN = {"clients": "plain mean over clients", "samples": "mean over clients weighted by samples"}
-_NOT_DATA = ("name", "root", "clients")  # root: where the files lie; the others are in every result
+_NOT_DATA = ("dataset", "root", "num_clients")  # root: where the files lie; the others are in every result
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ class Group:
     def on_what(self) -> str:
         """Whose test data, and which mean, in words."""
         test = str(self.evaluation.test)
-        mean = str(self.evaluation.mean)
+        mean = str(self.evaluation.weighting)
         honest = " (honest ones only)" if self.evaluation.clients == "honest" else ""
         return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}{honest}"
 
-    def profile_text(self) -> str:
-        """What was laid over the recipe, what it scales down, and what --set changed: " Profile small: ..."; or "".
+    def preset_text(self) -> str:
+        """What was laid over the recipe, what it scales down, and what --set changed: " Preset small: ..."; or "".
 
         A setting that was not changed in all runs is what tells them apart, and is shown there.
         """
         run = self.runs[0]
-        profile = f" Profile {': '.join(filter(None, (run.profile, run.scaled_down)))}." if run.profile else ""
-        common = [text for text in run.changed if all(text in other.changed for other in self.runs)]
-        return profile + (f" Changed by --set: {', '.join(common)}." if common else "")
+        preset = f" Preset {': '.join(filter(None, (run.preset, run.scaled_down)))}." if run.preset else ""
+        common = [text for text in run.overrides if all(text in other.overrides for other in self.runs)]
+        return preset + (f" Changed by --set: {', '.join(common)}." if common else "")
 
     def seeds_text(self) -> str:
         """``"seed 0"`` or ``"seeds 0, 1"``."""
@@ -115,9 +115,9 @@ def _context(run: RunRecord) -> dict[str, Any]:
         "clients": result.clients,
         "rounds": result.rounds,
         "test": result.evaluation.test,
-        "mean": result.evaluation.mean,
+        "mean": result.evaluation.weighting,
         "clients scored": result.evaluation.clients,
-        "profile": run.recipe.run.profile,
+        "preset": run.recipe.run.preset,
         "data": {key: value for key, value in run.recipe.data.items() if key not in _NOT_DATA},
     }
 
@@ -178,7 +178,9 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
 def _about(run: RunRecord, differing: Iterable[str]) -> str:
     data = run.recipe.data
     partition = data.get("partition")
-    dealt = {"dirichlet": ["alpha"], "classes": ["classes_per_client", "deal"]}.get(str(partition), [])
+    dealt = {"dirichlet": ["dirichlet_alpha"], "by_class": ["classes_per_client", "class_assignment"]}.get(
+        str(partition), []
+    )
     keys = list(dict.fromkeys([*dealt, *(key for key in differing if key != "partition")]))
     details = ([str(partition)] if partition else []) + [f"{k}={show_value(data[k])}" for k in keys if k in data]
     result = run.result

@@ -81,7 +81,7 @@ def heat_maps(group: Group, cells: int) -> dict[str, Any]:
     alike: dict[str, list[_Found]] = {}
     for seed in group.seeds:
         for run in (run for run in group.runs if run.seed == seed):
-            for one in (*_confusion(run), *_analyses(run)):  # methods that share a seed share its label table
+            for one in (*_confusion(run), *_analyzes(run)):  # methods that share a seed share its label table
                 alike.setdefault(json.dumps([one.kind, seed, one.matrix]), []).append(one)
     ranges = _ranges([same[0] for same in alike.values()])
     maps: list[dict[str, Any]] = []
@@ -153,7 +153,7 @@ def _confusion(run: RunRecord) -> Iterator[_Found]:
         yield _Found.of("confusion", run, {"matrix": counts, "about": about, **axes})
 
 
-def _analyses(run: RunRecord) -> Iterator[_Found]:
+def _analyzes(run: RunRecord) -> Iterator[_Found]:
     for path in sorted(run.path.glob(_FILES)):
         found = list(_holders(_read(path), "", None))
         several = len({whose for _, whose, _ in found}) > 1

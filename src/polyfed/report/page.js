@@ -80,7 +80,7 @@
     return found;
   }
 
-  // how a row looks: colour, marker and dash at once, so that none is needed alone --------------------------------
+  // how a row looks: color, marker and dash at once, so that none is needed alone --------------------------------
 
   const DASHES = ["", "9 3", "9 3 2 3", "5 2.5", "14 3 2 3 2 3"]; // dots alone are Local's
   const MARKS = [
@@ -94,11 +94,11 @@
     "M-4,0L3,-3.9V3.9z",
     "M4,0L-3,-3.9V3.9z",
   ];
-  const LOCAL = { colour: "c-local", dash: "2 3", mark: "M-3.4,-3.4L3.4,3.4M-3.4,3.4L3.4,-3.4", open: " open" };
+  const LOCAL = { color: "c-local", dash: "2 3", mark: "M-3.4,-3.4L3.4,3.4M-3.4,3.4L3.4,-3.4", open: " open" };
 
   function looksOf(section) {
     const cycle = (at) => ({
-      colour: `c${at % 20}`,
+      color: `c${at % 20}`,
       dash: DASHES[at % DASHES.length],
       mark: MARKS[at % MARKS.length],
       open: "",
@@ -119,7 +119,7 @@
       : "";
     return draw(
       "svg",
-      { class: look.colour, width, height: 14, "aria-hidden": "true" },
+      { class: look.color, width, height: 14, "aria-hidden": "true" },
       stroke,
       mark(look, width / 2, 7),
     );
@@ -510,7 +510,7 @@
         const ys = (values) => (silent ? [at[0], at[0]] : at).map((index) => y.at(values[index]));
         const path = (across, up) =>
           across.map((value, index) => `${value.toFixed(1)},${up[index].toFixed(1)}`).join("L");
-        const group = draw("g", { class: line.look.colour, "data-name": line.name });
+        const group = draw("g", { class: line.look.color, "data-name": line.name });
         if (line.seeds > 1)
           group.append(
             draw("path", {
@@ -806,7 +806,7 @@
       const points = [];
       for (const name of names) {
         const look = looks.get(name);
-        const group = draw("g", { class: look.colour, "data-name": name });
+        const group = draw("g", { class: look.color, "data-name": name });
         order.forEach((client, index) => {
           const value = now.accuracy[name][client];
           if (value === null || value === undefined) return;

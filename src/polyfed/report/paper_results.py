@@ -95,17 +95,17 @@ class Beside:
 # which column -----------------------------------------------------------------------------------------------------
 def column(run: RunRecord) -> list[Entry]:
     """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
-    if not run.published:
+    if not run.paper_tables:
         return []
     data = run.recipe.data
-    known = [entry for entry in entries() if entry.place in run.published]
+    known = [entry for entry in entries() if entry.place in run.paper_tables]
     return [one for one in known if one.dataset in (data.get("name"), "") and _is_set(one.setting, data)]
 
 
 def without_column(run: RunRecord) -> list[str]:
     """The tables that the run names, in which there is no column for its data and settings."""
     found = {entry.place for entry in column(run)}
-    return [place for place in run.published if place not in found]
+    return [place for place in run.paper_tables if place not in found]
 
 
 def unmeasured(run: RunRecord) -> list[str]:
@@ -209,4 +209,4 @@ def _mark(entry: Entry, ours: float | None, spread: float | None, runs: Sequence
 def is_changed(entry: Entry, run: RunRecord) -> bool:
     """Whether ``--set`` changed something of the run's recipe that the entry's column does not name."""
     named = {f"data.{part.partition('=')[0].strip()}" for part in entry.setting.split(",")}
-    return any(text.partition("=")[0] not in named for text in run.changed)
+    return any(text.partition("=")[0] not in named for text in run.overrides)

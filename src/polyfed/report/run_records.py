@@ -26,7 +26,16 @@ __all__ = ["RunRecord", "find_runs"]
 R = TypeVar("R", bound=Record)
 
 # sections of a recipe whose settings may tell two runs of one method apart
-EXPERIMENT = ("training", "models", "availability", "privacy", "compression", "defence", "hostile", "devices")
+EXPERIMENT = (
+    "training",
+    "models",
+    "availability",
+    "privacy",
+    "compression",
+    "robust_aggregation",
+    "adversaries",
+    "devices",
+)
 
 
 @dataclass(frozen=True)
@@ -100,24 +109,24 @@ class RunRecord:
         return self.result.evaluation.stage
 
     @property
-    def published(self) -> tuple[str, ...]:
+    def paper_tables(self) -> tuple[str, ...]:
         """The papers' tables that the run is made after: ``"fedgh/table3"``."""
-        return tuple(self.recipe.run.published)
+        return tuple(self.recipe.run.paper_tables)
 
     @property
-    def profile(self) -> str:
-        """The profiles that were laid over the run's recipe; empty where none was."""
-        return self.recipe.run.profile or ""
+    def preset(self) -> str:
+        """The presets that were laid over the run's recipe; empty where none was."""
+        return self.recipe.run.preset or ""
 
     @property
     def scaled_down(self) -> str:
-        """How the run is smaller than the experiment that it stands for: its profiles' note; empty where it is not."""
-        return " ".join((self.recipe.run.profile_note or "").split()).rstrip(".")
+        """How the run is smaller than the experiment that it stands for: its presets' note; empty where it is not."""
+        return " ".join((self.recipe.run.preset_note or "").split()).rstrip(".")
 
     @property
-    def changed(self) -> tuple[str, ...]:
+    def overrides(self) -> tuple[str, ...]:
         """What ``--set`` has changed of the run's recipe: ``"training.rounds=5"``."""
-        return tuple(self.recipe.run.changed)
+        return tuple(self.recipe.run.overrides)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -41,9 +41,9 @@ def read_sweep(folder: str | Path) -> SweepTable:
         stored = validated(StoredSweep, parse_json(path.read_bytes()))
         stored.check_settings()
     except OSError as error:
-        raise RequestError(f"expected the folder of a sweep, came {folder}: {error.strerror or error}") from None
+        raise RequestError(f"expected the folder of a sweep, got {folder}: {error.strerror or error}") from None
     except ValueError as error:
-        raise RequestError(f"expected {path} as `polyfed sweep` writes it, came another: {error}") from None
+        raise RequestError(f"expected {path} as `polyfed sweep` writes it, got another: {error}") from None
     rows = tuple(SweepRow(**dict(row)) for row in stored.rows)
     return SweepTable(stored.keys, stored.caption, rows, stored.notes)
 
@@ -65,7 +65,7 @@ def sensitivity(folder: str | Path) -> list[Drawing]:
         found.append(Drawing("sensitivity-map", _draw(table, both), data, flat))
     if not found:
         keys = ", ".join(table.keys)
-        raise RequestError(f"nothing to draw: expected one or two swept settings, a number among them, came {keys}")
+        raise RequestError(f"nothing to draw: expected one or two swept settings, a number among them, got {keys}")
     return found
 
 

@@ -132,12 +132,12 @@ class Target:
         wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
         found = _TARGET.fullmatch(str(text).strip())
         if found is None:
-            raise RequestError(f"target: expected {wanted}, came '{text}'")
+            raise RequestError(f"target: expected {wanted}, got '{text}'")
         number, percent_sign, of = found.groups()
         share = float(number) / 100 if percent_sign else float(number)
         if not 0 < share <= 1:
             hint = f"; did you mean '{number} %'?" if not percent_sign and 1 < share <= 100 else ""
-            raise RequestError(f"target: expected {wanted}, came '{text}'{hint}")
+            raise RequestError(f"target: expected {wanted}, got '{text}'{hint}")
         return cls(share, (of or "").lower())
 
     def __str__(self) -> str:
@@ -205,8 +205,8 @@ def paper_bytes(records: Sequence[RoundRecord], both_ways: bool = True) -> float
 
     both_ways: up and down; else up alone.
     """
-    up = _sum([record.bytes_up_as_in_paper for record in records])
-    down = _sum([record.bytes_down_as_in_paper for record in records]) if both_ways else 0
+    up = _sum([record.bytes_up_paper for record in records])
+    down = _sum([record.bytes_down_paper for record in records]) if both_ways else 0
     if up is None or down is None:
         up = _sum([record.bytes_up for record in records])
         down = _sum([record.bytes_down for record in records]) if both_ways else 0

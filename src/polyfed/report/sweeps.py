@@ -152,7 +152,7 @@ def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = 
     rows = tuple(replace(row, chosen=row is best) for _, row in found)
     main = [cell for cell, _ in found if cell.words] or [cell for cell, _ in found]
     group = _group(main)
-    caption = f"{_about(main)}. Accuracy: {group.scoring(None)}, after the last round.{group.profile_text()}"
+    caption = f"{_about(main)}. Accuracy: {group.scoring(None)}, after the last round.{group.preset_text()}"
     several = any(len(row.seeds) > 1 for row in rows)
     told = "accuracies in %" + ("; ± is the sample standard deviation over seeds" if several else "")
     if any(row.difference is not None for row in rows):

@@ -22,7 +22,7 @@ from polyfed.errors import RequestError
 from polyfed.places import check_name
 
 PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
-ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed analyse` makes of a run
+ANALYSIS = "analysis"  # folder of the figures and matrices that `polyfed plot` makes of a run
 ATTACK = "attack"  # folder of what attacks on a run have found
 COMMAND = "compare.json"  # how a comparison was made
 SWEEP = "sweep.json"  # the table of a sweep
@@ -117,7 +117,7 @@ def check_links(folder: Path) -> None:
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             came = "a link" if stat.S_ISLNK(mode) else "something else"
             raise RequestError(
-                f"expected files and folders in {folder}, came {came}: {place}, which is not followed; put a copy of "
+                f"expected files and folders in {folder}, got {came}: {place}, which is not followed; put a copy of "
                 "what you mean in its place"
             )
 

@@ -47,7 +47,7 @@ class Summary(Record):
     std: IfPresent[Number] = Field(None, description="population standard deviation over clients, each counting once")
     min: IfPresent[Number] = Field(None, description="the lowest client")
     max: IfPresent[Number] = Field(None, description="the highest client")
-    worst_tenth: IfPresent[Number] = Field(
+    bottom_decile: IfPresent[Number] = Field(
         None, description="accuracy only: mean of the lowest tenth of the clients, rounded up"
     )
     n: IfPresent[Number] = Field(None, description="number of clients with test data for which the figure is defined")
@@ -94,7 +94,7 @@ class SimulatedEffort(Record):
 
 
 class DefenseRecord(Record):
-    """What the rule of `[defence]` did in a round."""
+    """What the rule of `[robust_aggregation]` did in a round."""
 
     left_out: list[Count] = Field([], description="clients whose uploads Krum left out")
     shortened: IfPresent[Count] = Field(
@@ -150,12 +150,10 @@ class RoundRecord(Record):
     bytes_up_uncompressed: IfPresent[Count] = Field(
         None, description="only with `[compression]`: `bytes_up` without it"
     )
-    bytes_up_as_in_paper: IfPresent[Count] = Field(
+    bytes_up_paper: IfPresent[Count] = Field(
         None, description="`bytes_up` without compression, counted as the method's paper counts"
     )
-    bytes_down_as_in_paper: IfPresent[Count] = Field(
-        None, description="`bytes_down`, counted as the method's paper counts"
-    )
+    bytes_down_paper: IfPresent[Count] = Field(None, description="`bytes_down`, counted as the method's paper counts")
     bytes_by_client: dict[str, Traffic] = Field({}, description="client -> bytes it sent and received")
     train_loss: Loss | None = Field(
         None, description="mean over the training samples processed; null if nothing was trained"
@@ -180,11 +178,11 @@ class RoundRecord(Record):
     )
     delta: IfPresent[Number] = Field(None, description="with `epsilon`: the delta that it holds at")
     releases: list[ReleaseRecord] = Field([], description="with `epsilon`: the noised releases of this round")
-    defence: IfPresent[DefenseRecord] = Field(
-        None, description="only with a rule of `[defence]`: what it did ([robustness](robustness.md))"
+    robust_aggregation: IfPresent[DefenseRecord] = Field(
+        None, description="only with a rule of `[robust_aggregation]`: what it did ([robustness](robustness.md))"
     )
-    hostile: IfPresent[list[Count]] = Field(
-        None, description="only with `[hostile]`: selected clients that are malicious"
+    adversarial: IfPresent[list[Count]] = Field(
+        None, description="only with `[adversaries]`: selected clients that are malicious"
     )
     plugins: dict[str, Any] = Field({}, description="only with plugins of your own: name -> what it records")
     server: dict[str, Any] = Field({}, description="the server's own metrics")
@@ -210,10 +208,10 @@ class RoundRecord(Record):
     validation: Number | None = Field(
         None,
         description="mean accuracy on the clients' validation data in the main stage (in `personal` if that is "
-        "`after_local`)",
+        "`after_training`)",
     )
     timings: IfPresent[dict[str, Number]] = Field(
-        None, description="only with `--timings`: section -> seconds spent in it, as below"
+        None, description="only with `--profile`: section -> seconds spent in it, as below"
     )
 
     def mean_accuracy(self, stage: str) -> float | None:
@@ -226,13 +224,13 @@ class EvaluationFacts(Record):
     """How a run was scored."""
 
     stage: Text = Field(description="the main stage")
-    mean: IfPresent[Text] = Field(
+    weighting: IfPresent[Text] = Field(
         None, description="how clients are averaged: `clients` or `samples`, as [above](#figures)"
     )
     test: IfPresent[Text] = Field(
         None, description="`client`: each client's own test data; `global`: one shared test set"
     )
-    every: IfPresent[Count] = Field(None, description="every how many rounds clients are evaluated")
+    every_n_rounds: IfPresent[Count] = Field(None, description="every how many rounds clients are evaluated")
     stages: list[Text] = Field([], description="all stages that were evaluated")
     patience: IfPresent[Count] = Field(
         None, description="evaluations without an improvement that end the run; 0: never"
@@ -241,7 +239,7 @@ class EvaluationFacts(Record):
         None, description="smallest gain in validation accuracy that counts as an improvement"
     )
     clients: IfPresent[Text] = Field(
-        None, description="only with `[hostile]`: `honest`, the clients that are evaluated"
+        None, description="only with `[adversaries]`: `honest`, the clients that are evaluated"
     )
 
 
@@ -286,20 +284,20 @@ class RunResult(Record):
     )
     privacy: dict[str, Any] = Field({}, description="settings of `[privacy]`, likewise")
     compression: dict[str, Any] = Field({}, description="settings of `[compression]`, likewise")
-    defence: dict[str, Any] = Field({}, description="settings of `[defence]`, likewise")
-    hostile: dict[str, Any] = Field({}, description="settings of `[hostile]`, likewise")
+    robust_aggregation: dict[str, Any] = Field({}, description="settings of `[robust_aggregation]`, likewise")
+    adversaries: dict[str, Any] = Field({}, description="settings of `[adversaries]`, likewise")
     devices: dict[str, Any] = Field({}, description="settings of `[devices]`, likewise")
     left_out: list[Count] = Field(
         [],
         description="only with `[devices]`: clients whose network does not fit their device; evaluated with the "
         "network that they begin with",
     )
-    hostile_clients: IfPresent[dict[str, Text]] = Field(
-        None, description="only with `[hostile]`: client -> its attack, `label_flip` or `sign_flip`"
+    adversarial_clients: IfPresent[dict[str, Text]] = Field(
+        None, description="only with `[adversaries]`: client -> its attack, `label_flip` or `sign_flip`"
     )
     accuracy: Number | None = Field(description="mean over clients in the main stage, last evaluation")
     accuracy_std: Number | None = Field(None, description="standard deviation over clients")
-    accuracy_worst_tenth: Number | None = Field(None, description="mean of the lowest tenth of the clients")
+    accuracy_bottom_decile: Number | None = Field(None, description="mean of the lowest tenth of the clients")
     accuracy_before_closing: Number | None = Field(
         None, description="`accuracy` before the closing round, if there was one"
     )
@@ -321,8 +319,8 @@ class RunResult(Record):
     bytes_up: IfPresent[Count] = Field(None, description="sum over the rounds")
     bytes_down: IfPresent[Count] = Field(None, description="sum over the rounds")
     bytes_up_uncompressed: IfPresent[Count] = Field(None, description="only with `[compression]`: sum over the rounds")
-    bytes_up_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
-    bytes_down_as_in_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_up_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
+    bytes_down_paper: IfPresent[Count] = Field(None, description="sum over the rounds")
     epsilon: dict[Unit, Loss] = Field({}, description="only with noise: as in the last round")
     delta: IfPresent[Annotated[float, number_between(1e-300, 1.0)]] = Field(
         None, description="with `epsilon`: the delta that it holds at"
@@ -347,7 +345,7 @@ class RunResult(Record):
     samples_per_second: Number | None = Field(None, description="ratio of the two")
     simulated_seconds: IfPresent[Number] = Field(None, description="only with `[devices]`: sum over the rounds")
     stragglers: IfPresent[Count] = Field(None, description="only with a deadline: number of uploads that missed it")
-    timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--timings`: sums over the rounds")
+    timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--profile`: sums over the rounds")
     versions: dict[str, Text] = Field(
         {}, description="versions of `polyfed`, `python`, `torch` and `numpy`, and the `platform`"
     )
@@ -377,8 +375,8 @@ _NEEDED_TO_GO_ON = (
     "validation",
     "bytes_up",
     "bytes_down",
-    "bytes_up_as_in_paper",
-    "bytes_down_as_in_paper",
+    "bytes_up_paper",
+    "bytes_down_paper",
     "bytes_by_client",
     "samples",
     "accuracy",

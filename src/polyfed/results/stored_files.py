@@ -24,10 +24,10 @@ Section = dict[str, Any]  # settings by name, as the recipe's own model has chec
 class RunSection(Record):
     """What ``[run]`` says of results."""
 
-    published: list[Text] = Field([], description="the papers' tables that the run is made after: `fedgh/table3`")
-    profile: IfPresent[Text] = Field(None, description="the profiles that were laid over the recipe")
-    profile_note: IfPresent[Text] = Field(None, description="how they make the experiment smaller")
-    changed: list[Text] = Field([], description="what `--set` changed: `training.rounds=5`")
+    paper_tables: list[Text] = Field([], description="the papers' tables that the run is made after: `fedgh/table3`")
+    preset: IfPresent[Text] = Field(None, description="the presets that were laid over the recipe")
+    preset_note: IfPresent[Text] = Field(None, description="how they make the experiment smaller")
+    overrides: list[Text] = Field([], description="what `--set` changed: `training.rounds=5`")
     label: IfPresent[Text] = Field(None, description="the variant's name")
     control: IfPresent[Text] = Field(None, description="what the run is a control for: longer, pooled, pooled-steps")
     control_of: list[Text] = Field([], description="longer: the rows whose methods take so many steps")
@@ -60,8 +60,8 @@ class StoredRecipe(Record):
     availability: Section = Field({})
     privacy: Section = Field({})
     compression: Section = Field({})
-    defence: Section = Field({})
-    hostile: Section = Field({})
+    robust_aggregation: Section = Field({})
+    adversaries: Section = Field({})
     devices: Section = Field({})
     plugins: list[Section] = Field([])
     run: RunSection = RunSection()

@@ -28,12 +28,12 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import Staged
 from polyfed.plugins.device_profiles import Devices
-from polyfed.plugins.settings import Availability, Compression, Defence, Hostile
+from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)
 LABELS = ((0, 1), (1, 2), (0, 1, 2), (2,), (0, 2), (0, 1, 2))
-SHORT = Training(rounds=2, epochs=1, batch_size=8, lr=0.1)
+SHORT = Training(rounds=2, local_epochs=1, batch_size=8, lr=0.1)
 
 Build = Callable[[], nn.Module]
 Flat = Mapping[str, Tensor]
@@ -109,8 +109,8 @@ class World:
         privacy: Privacy | None = None,
         compression: Compression | None = None,
         devices: Devices | None = None,
-        defence: Defence | None = None,
-        hostile: Hostile | None = None,
+        robust_aggregation: RobustAggregation | None = None,
+        adversaries: Adversaries | None = None,
         plugins: Sequence[Plugin] = (),
         out: Path | None = None,
         checkpoint_every: int = 100,
@@ -121,12 +121,12 @@ class World:
         wrap: Callable[[Executor], Executor] | None = None,
     ) -> Federation:
         """A federation of these clients, scored after the last round only; in this process, where it can be watched."""
-        given = [availability, privacy, compression, devices, defence, hostile, *plugins]
+        given = [availability, privacy, compression, devices, robust_aggregation, adversaries, *plugins]
         return Federation(
             self.clients,
             method,
             training,
-            evaluation or Evaluation(every=training.rounds),
+            evaluation or Evaluation(every_n_rounds=training.rounds),
             plugins=[each for each in given if each is not None],
             task=Task(classes=CLASSES, public=self.public if public else None),
             executor=Execution(executor, workers, wrap=wrap),

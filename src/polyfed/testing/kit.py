@@ -156,7 +156,7 @@ class Kit:
         """What a run did that no method may do: (kind of offence, what was seen)."""
         watch = _Watch()
         spy = Spy(self.method, every=watch.every, broadcast=watch.broadcast)
-        training = SHORT.model_copy(update={"participation": 0.7})
+        training = SHORT.model_copy(update={"client_fraction": 0.7})
         federation = self.usual.federation(spy, training, trackers=[watch])
         watch.federation = federation
         before = repr(vars(self.method))

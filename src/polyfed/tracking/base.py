@@ -50,13 +50,13 @@ def watcher(given: Any) -> Any:
         RequestError: neither.
     """
     if isinstance(given, type):
-        raise RequestError(f"trackers: expected an object, came the class {given.__name__}; write {given.__name__}()")
+        raise RequestError(f"trackers: expected an object, got the class {given.__name__}; write {given.__name__}()")
     if any(callable(getattr(given, event, None)) for event in _EVENTS):
         return given
     if callable(given):
         return _OfRounds(given)
     raise RequestError(
-        f"trackers: expected a function of a round's record or an object with one of {', '.join(_EVENTS)}, came "
+        f"trackers: expected a function of a round's record or an object with one of {', '.join(_EVENTS)}, got "
         f"{type(given).__name__}"
     )
 

@@ -26,7 +26,7 @@ class TensorBoard:
     """Writes every number of a round's record as a curve; the engine calls the five verbs below.
 
     Tags: ``train/loss``, ``train/lr``, ``train/samples``, ``train/refused``; ``accuracy/<stage>/mean`` (also std, min,
-    max, worst_tenth, n), ``accuracy/validation``, ``architecture/<name>/mean``; ``metrics/<stage>/<metric>/mean``;
+    max, bottom_decile, n), ``accuracy/validation``, ``architecture/<name>/mean``; ``metrics/<stage>/<metric>/mean``;
     ``predictor/<stage>/<name>/mean``; ``bytes/up``, ``bytes/down``, ``bytes/total_up``, ``bytes/total_down``;
     ``time/seconds``, ``time/simulated``; the method's own ``method/<name>`` and ``server/<name>``. The step is the
     round.
@@ -59,7 +59,7 @@ class TensorBoard:
 
         self._close()
         if info.get("out") is None:
-            raise RequestError("expected a run folder for live curves, came a run without one")
+            raise RequestError("expected a run folder for live curves, got a run without one")
         self._totals = {way: int(info.get(f"bytes_{way}") or 0) for way in self._totals}
         folder = Path(info["out"]) / FOLDER
         now = time.time_ns()

@@ -125,7 +125,7 @@ def one_line(
     hint = nearest(str(first["input"]), choices) if choices else ""
     hint = hint if "did you mean" in hint else ""
     wanted = " or ".join(dict.fromkeys(map(_expected, alike)))
-    return f"{where}: expected {wanted}, came {shown(first['input'])}{hint}{more}"
+    return f"{where}: expected {wanted}, got {shown(first['input'])}{hint}{more}"
 
 
 def _tables(kind: Any, keys: Sequence[str | int]) -> list[type]:

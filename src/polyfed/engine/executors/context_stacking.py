@@ -73,7 +73,7 @@ def outline(value: Any, exact: bool = False) -> Hashable:
 
 
 class Packed:
-    """The contexts of several clients, in tensors that a vectorised function takes.
+    """The contexts of several clients, in tensors that a vectorized function takes.
 
     Args:
         contexts: of one exact `outline`.

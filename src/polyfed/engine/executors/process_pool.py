@@ -1,7 +1,7 @@
 """The clients' work dealt to workers. Which of the executors carries out a run is chosen here, too.
 
 A worker with one computing thread for each core is faster than many threads on one client at a time, and much faster
-beside busy neighbours. The longest jobs go first, so that nobody waits long for the last one. What comes of the jobs is
+beside busy neighbors. The longest jobs go first, so that nobody waits long for the last one. What comes of the jobs is
 put in their order, and no draw depends on who carries out what: the result is that of `Serial`, bit for bit.
 """
 
@@ -30,7 +30,7 @@ from polyfed.profiling import timed
 from polyfed.registry import EXECUTORS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
-_OURS = ("auto", "serial", "pool", "cohort")
+_OURS = ("auto", "serial", "processes", "vectorized")
 _LOOKED_AT = 64  # of those that wait
 _WORTH = 0.3  # estimated seconds of a run from which workers, which take some 0.1 s to come and go, are worth having
 
@@ -44,9 +44,9 @@ def chosen(
     """The executor of a run.
 
     Args:
-        name: "serial", "pool", "cohort", or "auto": on device "cpu" the pool where it is possible, two or more clients
-            train in a round, and `workers` asks for it, or the work is so much that it pays; on others the cohort. Or
-            one of `EXECUTORS`.
+        name: "serial", "processes", "vectorized", or "auto": on device "cpu" the pool where it is possible, two or more
+            clients train in a round, and `workers` asks for it, or the work is so much that it pays; on others the
+            cohort. Or one of `EXECUTORS`.
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
             or `cohort.SIZE`.
         crew: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
@@ -60,21 +60,23 @@ def chosen(
     serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
-        raise RequestError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', came '{name}'")
+        raise RequestError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
     if name in EXECUTORS:
         other: Executor = EXECUTORS[name](crew, workers, training, say, rebuild)
         return other
     if name == "serial" and (workers or 1) > 1:
-        raise RequestError(f"expected 1 worker, as the executor 'serial' has one, came {workers}")
-    if name == "cohort" and workers == 1:
-        raise RequestError("expected 2 or more workers, as the executor 'cohort' trains so many clients as one, came 1")
+        raise RequestError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
+    if name == "vectorized" and workers == 1:
+        raise RequestError(
+            "expected 2 or more workers, as the executor 'vectorized' trains so many clients as one, got 1"
+        )
     drawn = training.drawn(len(crew.clients))
     device = crew.architectures.device.type
     if (size := stack_size(name, device, workers)) > 1:
         return Cohort(crew, size, say)
-    asked = name == "pool" or (name == "auto" and (workers or 1) > 1)
+    asked = name == "processes" or (name == "auto" and (workers or 1) > 1)
     if asked and (reason := obstacle(device)):
-        together = "'cohort' or 'auto', by which clients of one network train as one"
+        together = "'vectorized' or 'auto', by which clients of one network train as one"
         instead = "'serial' with 1 worker" if device == "cpu" else together
         raise RequestError(f"expected the executor {instead}, as {reason}")
     count = min(workers or cores(), len(crew.clients))
@@ -121,7 +123,7 @@ class Estimates:
         rows = len(client.data.train)
         settings = self._training
         steps = -(-rows // settings.batch_size)
-        return settings.epochs * (steps * _STEP + rows * self._sizes[client.architecture] * _SAMPLE)
+        return settings.local_epochs * (steps * _STEP + rows * self._sizes[client.architecture] * _SAMPLE)
 
     def run(self) -> float:
         """Seconds of the training of a whole run, guessed."""

@@ -46,7 +46,7 @@ class TensorBuffer:
         def place(tensor: Any) -> list[Any]:
             nonlocal end
             if not isinstance(tensor, Tensor):
-                raise RunError(f"expected tensors in messages and states, came {type(tensor).__name__}")
+                raise RunError(f"expected tensors in messages and states, got {type(tensor).__name__}")
             like = tensor if tensor.is_contiguous() else torch.empty_like(tensor, device="meta")
             where = [str(tensor.dtype).removeprefix("torch."), tensor.shape, like.stride(), end]
             placed.append((tensor.detach(), where))

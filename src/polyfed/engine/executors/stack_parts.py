@@ -18,7 +18,7 @@ from polyfed.core.method import Batch, Context, Method, Phase
 from polyfed.data.transforms import augmentation
 from polyfed.engine.executors.context_stacking import Packed
 from polyfed.engine.local_training import data_of, shuffled
-from polyfed.engine.optimizers import Optimiser
+from polyfed.engine.optimizers import Optimizer
 
 Tensors = dict[str, Tensor]
 
@@ -107,14 +107,14 @@ class Part:
     names: Sequence[str]
     phase: Phase
     masks: Tensors
-    optimiser: Optimiser = field(init=False)
+    optimizer: Optimizer = field(init=False)
     _contexts: dict[Hashable, Packed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
         client = self.walks[0].client  # all have the same settings, and are in the same round
         rate = client.training.lr_at(client.round, self.phase.lr)
-        self.optimiser = Optimiser([self.tensors[name] for name in self.names], client.training, rate)
+        self.optimizer = Optimizer([self.tensors[name] for name in self.names], client.training, rate)
 
     def turns(self, method: Method) -> list[Turn]:
         """The next step of everybody who has one."""
@@ -148,19 +148,19 @@ class Part:
         return self._contexts[key]
 
     def move(self, grads: Tensors) -> None:
-        """One step of the optimiser; entries whose mask is 0 stay bit for bit."""
+        """One step of the optimizer; entries whose mask is 0 stay bit for bit."""
         before = {name: self.tensors[name].detach().clone() for name in self.masks}
-        self.optimiser.step([grads.get(name) for name in self.names])
+        self.optimizer.step([grads.get(name) for name in self.names])
         with torch.no_grad():
             for name, old in before.items():
                 self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
 
     def take(self, rows: Sequence[int]) -> Part:
-        """Some of the clients, with what the optimiser remembers of them."""
+        """Some of the clients, with what the optimizer remembers of them."""
         index = self._index(rows)
         masks = {name: mask[index] for name, mask in self.masks.items()}
         part = Part([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
-        part.optimiser.inherit(self.optimiser, index)
+        part.optimizer.inherit(self.optimizer, index)
         return part
 
     def bring_home(self, rows: Tensors) -> None:
@@ -184,7 +184,7 @@ class PhaseData:
         pairs = [data_of(client, phase) for client in clients]
         self.counts = [len(samples) for samples, _ in pairs]
         self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
-        self._augment = augmentation(clients[0].training.augment)
+        self._augment = augmentation(clients[0].training.augmentation)
         self._device = device
         distinct = {id(samples): samples for samples, _ in pairs if len(samples)}
         first_rows = dict(zip(distinct, begins([len(samples) for samples in distinct.values()]), strict=True))

@@ -1,7 +1,7 @@
 """The local loop of several clients of one network as one: what `training.train` does, on stacked tensors.
 
-Parameters and buffers are stacked, (K, ...); the losses of all clients are one vectorised call, their gradients one
-backward pass (no client's loss depends on another's weights), and the optimiser, being elementwise, takes one step on
+Parameters and buffers are stacked, (K, ...); the losses of all clients are one vectorized call, their gradients one
+backward pass (no client's loss depends on another's weights), and the optimizer, being elementwise, takes one step on
 the stack. Every client draws from its own streams what it draws in `train`. A batch with fewer rows than others is
 filled up with rows of weight 0; where that would change the result (BatchNorm, a loss that does not weigh its rows),
 and where contexts differ in more than values, a step is taken in groups that agree. Who has no batch left leaves.
@@ -344,7 +344,7 @@ class Stack:
     def _no_way(self, error: Exception) -> str:
         text = (str(error).splitlines() or [""])[0]
         what = "its own way to take gradients" if self._own_gradients else "its loss"
-        return f"{what} cannot be vectorised ({type(error).__name__}: {text})"
+        return f"{what} cannot be vectorized ({type(error).__name__}: {text})"
 
     def _agree(self, found: tuple[Tensors, Tensor, Tensors], expected: Sequence[Gradients]) -> bool:
         """Whether stacked gradients, losses and sums are those of the clients one by one; overflows tell nothing."""

@@ -38,7 +38,7 @@ SIZE = 32  # clients in a stack, unless told; their weights, gradients and activ
 
 def stack_size(executor: str, device: str, workers: int | None) -> int:
     """How many clients train as one under these settings of a run, at most; 1: they train one by one."""
-    stacks = executor == "cohort" or (executor == "auto" and device.partition(":")[0] != "cpu")
+    stacks = executor == "vectorized" or (executor == "auto" and device.partition(":")[0] != "cpu")
     return (workers or SIZE) if stacks else 1
 
 
@@ -123,7 +123,7 @@ class Cohort:
         store = self._crew.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = architectures.template(network, variant)
-        if reason := "gradients are bounded row by row" if jobs[0].client.privacy.sgd_clip else _draws(template):
+        if reason := "gradients are bounded row by row" if jobs[0].client.privacy.max_grad_norm else _draws(template):
             raise Unstackable(reason)
         clients = []
         before = []

@@ -2,7 +2,7 @@
 
 The forward is recorded with torch.fx. Convolutions and linear layers end one group of channels and begin another;
 BatchNorm, activations and pooling keep the group; what is added together becomes one group, so that a residual stream
-has one; flattening gives every channel as many neighbours as it has pixels. What enters the network and what leaves it
+has one; flattening gives every channel as many neighbors as it has pixels. What enters the network and what leaves it
 is never cut. A step that is none of these makes the network one that cannot be cut, which is said before round 1.
 """
 
@@ -43,7 +43,7 @@ _ADDITIONS = {operator.add, operator.iadd, torch.add, operator.sub, operator.isu
 _SCALINGS = {operator.mul, operator.imul, torch.mul, operator.truediv, torch.div, "mul", "div"}
 
 
-Layout = Literal["image", "pixels", "dense"]  # N x C x ...; that, flattened: a channel is a run of neighbours; N x C
+Layout = Literal["image", "pixels", "dense"]  # N x C x ...; that, flattened: a channel is a run of neighbors; N x C
 
 
 @dataclass(frozen=True)

@@ -148,17 +148,17 @@ def _named(network: nn.Module) -> str:
     return getattr(network, "architecture", "") or type(network).__name__
 
 
-def _exit(block: _Block, head: _Layer, normalised: bool) -> nn.Module:
+def _exit(block: _Block, head: _Layer, normalized: bool) -> nn.Module:
     """A classifier for a block's output, as fresh as PyTorch makes it."""
     channels = len(block.layer.weight)
     pixels = block.layer.weight.dim() - 2
     place: dict[str, Any] = {"device": head.weight.device, "dtype": head.weight.dtype}
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    if normalised and _adds(block.end):
+    if normalized and _adds(block.end):
         layers["norm"] = getattr(nn, f"BatchNorm{max(pixels, 1)}d")(channels, **place)
         layers["relu"] = nn.ReLU()
     if pixels:
-        layers["pool"] = getattr(nn, f"AdaptiveAvgPool{pixels}d")(1)
+        layers["processes"] = getattr(nn, f"AdaptiveAvgPool{pixels}d")(1)
         layers["flatten"] = nn.Flatten()
     layers["linear"] = nn.Linear(channels, len(head.weight), **place)
     return nn.Sequential(layers)

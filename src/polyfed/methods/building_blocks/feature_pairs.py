@@ -165,7 +165,7 @@ def draw_pairs(pool: Group, receiver: int, count: int, generator: torch.Generato
 def receive(model: nn.Module, message: Message) -> dict[str, Tensor]:
     """Copies of a message's pairs on the network's device, as floats; {} without any, or one for BatchNorm.
 
-    BatchNorm, which normalises the pairs by themselves, takes no single row.
+    BatchNorm, which normalizes the pairs by themselves, takes no single row.
     """
     if "features" not in message:
         return {}

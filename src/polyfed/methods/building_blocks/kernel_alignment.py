@@ -1,6 +1,6 @@
 """What representations are aligned on and to (FedHeNN): the alignment data, and the mean kernel of all clients.
 
-The alignment data (the paper's RAD) are unlabelled inputs that everybody sees. A draw of them is a function of one
+The alignment data (the paper's RAD) are unlabeled inputs that everybody sees. A draw of them is a function of one
 63-bit seed. Sent are the inputs themselves, where their rows stand in data that clients hold anyway, or that seed. In
 the server's state: "rad" (L, ...), the round of its draw, what it is sent as, whether this round uses it, and who holds
 it where it stays for more than one round; a client then keeps what it was sent.

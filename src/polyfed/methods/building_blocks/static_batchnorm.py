@@ -1,7 +1,7 @@
 """BatchNorm that keeps no running statistics in training; somebody takes them afterwards, in a pass over data.
 
 Sub-models of different widths see different activations, so that statistics kept in training would be nobody's
-(HeteroFL, section 3). Such a layer normalises by the batch in training and by its buffers in eval mode.
+(HeteroFL, section 3). Such a layer normalizes by the batch in training and by its buffers in eval mode.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def any_subset(kit: Kit) -> None:
                 _unmoved(kit, scene, after)
 
     kit.aggregations(kit.usual, SHORT, look)
-    few = SHORT.model_copy(update={"participation": 0.34, "rounds": 3})
+    few = SHORT.model_copy(update={"client_fraction": 0.34, "rounds": 3})
     kit.all_finite(kit.run(training=few), "with two of six clients a round")
 
 
@@ -145,7 +145,7 @@ def counted(kit: Kit) -> None:
     rows = torch.arange(sizes[0])
     parts = [whole[0].select(rows[:3]), whole[0].select(rows[3:]), whole[1]]
     parts[0] = Samples(parts[0].x, parts[0].y)
-    step = Training(rounds=1, epochs=1, batch_size=64, lr=0.0 if kit.counted == "statistics" else 0.05)
+    step = Training(rounds=1, local_epochs=1, batch_size=64, lr=0.0 if kit.counted == "statistics" else 0.05)
     found = []
     for data in (whole, parts):
         kept: list[dict[str, Tensor]] = []

@@ -39,7 +39,7 @@ def alone_knows_nobody(kit: Kit) -> None:
     after = kit.runs(kit.world(data=others), alone(kit.method))
     kit.same(_of_one(before), _of_one(after), f"alone, client {_ONE} depends on the others' data")
     for record in before.history:
-        sent = record["bytes_up"] + record["bytes_down"] + record["bytes_up_as_in_paper"]
+        sent = record["bytes_up"] + record["bytes_down"] + record["bytes_up_paper"]
         if sent:
             kit.fail(f"alone, {sent} bytes are counted in round {record['round']}, where nothing crosses")
 

@@ -74,7 +74,7 @@ def declared(kit: Kit) -> None:
     if any(type(other) is not kind or other == method for other in method.also_scored.values()):
         kit.fail("expected `also_scored` to name this method with another `predict`")
     if method.scored not in typing.get_args(Stage) or not isinstance(method.needs, Needs):
-        kit.fail(f"expected a stage of {typing.get_args(Stage)} and Needs, came {method.scored!r}, {method.needs!r}")
+        kit.fail(f"expected a stage of {typing.get_args(Stage)} and Needs, got {method.scored!r}, {method.needs!r}")
     try:
         kind()
     except Exception as error:

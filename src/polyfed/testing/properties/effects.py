@@ -21,7 +21,7 @@ from polyfed.testing.kit import Bite, Kit, Nonconformance, is_fixed, others, rep
 from polyfed.testing.spy import Spy
 from polyfed.validation.hyperparameters import flat_settings
 
-_LONGER = SHORT.model_copy(update={"rounds": 4, "epochs": 2, "participation": 0.5})  # for knobs slow to bite
+_LONGER = SHORT.model_copy(update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5})  # for knobs slow to bite
 
 
 def knobs_bite(kit: Kit) -> None:
@@ -101,7 +101,7 @@ def _networks(among: World) -> list[str]:
 
 def reductions(kit: Kit) -> None:
     """With a knob switched off it is the simpler method bit for bit."""
-    three = SHORT.model_copy(update={"rounds": 3, "participation": 0.7})
+    three = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
     for one in kit.reductions:
         sizes = (16,) * 6 if one.equal_sizes else SIZES
         method = one.method if isinstance(one.method, Method) else replaced(kit.method, **one.method)
@@ -122,7 +122,7 @@ def reductions(kit: Kit) -> None:
 
 def learns(kit: Kit) -> None:
     """Loss falls, accuracy rises, every trainable tensor moves, and what the server sends does not stay the same."""
-    training = Training(rounds=6, epochs=2, batch_size=8, lr=0.1)
+    training = Training(rounds=6, local_epochs=2, batch_size=8, lr=0.1)
     start = kit.usual.federation(kit.method, training)
     start.method.start(start.server)
     initial = {client.id: start.server.weights(client.id) for client in start.clients}

@@ -85,12 +85,12 @@ def goes_on_after_its_end(kit: Kit) -> None:
     with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
         out = Path(place) / "run"
         kit.run(out=out)
-        longer = kit.usual.federation(kit.method, four, evaluation=Evaluation(every=SHORT.rounds), out=out)
+        longer = kit.usual.federation(kit.method, four, evaluation=Evaluation(every_n_rounds=SHORT.rounds), out=out)
         try:
             longer.run(resume=True)
         except PolyfedError as error:
             kit.fail(f"after its last round: {error}")
-    straight = kit.run(training=four, evaluation=Evaluation(every=SHORT.rounds))
+    straight = kit.run(training=four, evaluation=Evaluation(every_n_rounds=SHORT.rounds))
     found = worlds.difference(worlds.everything(straight), worlds.everything(longer))
     if found is not None:
         kit.fail(
@@ -126,13 +126,13 @@ class _Stop:
 
 def scoring_changes_nothing(kit: Kit) -> None:
     """Scoring every round, and at other stages too, leaves the same weights."""
-    every = Evaluation(every=1, extra_stages=["received", "after_local", "personal"])
+    every = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"])
     often = kit.run(evaluation=every)
     kit.same(worlds.state(kit.base), worlds.state(often), "scoring in every round changes what is learnt")
 
 
 def bytes_metered(kit: Kit) -> None:
-    """The bytes in the records are those of the messages, which survive serialising."""
+    """The bytes in the records are those of the messages, which survive serializing."""
     down: dict[int, int] = {}
     up: dict[int, int] = {}
     scoring: list[bool] = []
@@ -171,4 +171,4 @@ def expected_bytes(kit: Kit) -> None:
     for number, found in kit.base.history[-1]["bytes_by_client"].items():
         down, up = kit.expected_bytes(kit.base.server, int(number))
         if (found["down"], found["up"]) != (down, up):
-            kit.fail(f"client {number}: expected {down} bytes down and {up} up by the formula, came {found}")
+            kit.fail(f"client {number}: expected {down} bytes down and {up} up by the formula, got {found}")

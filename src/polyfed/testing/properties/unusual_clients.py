@@ -40,7 +40,7 @@ def awkward_data(kit: Kit) -> None:
     for size in (8, 64, 1):
         still.clear()
         spy = Spy(kit.method, receive=receive, upload=upload)
-        federation = kit.runs(among, spy, Training(rounds=2, epochs=1, batch_size=size, lr=0.01))
+        federation = kit.runs(among, spy, Training(rounds=2, local_epochs=1, batch_size=size, lr=0.01))
         kit.all_finite(federation, f"with awkward clients and batches of {size}")
         for record in federation.history:
             if record["refused"]:
@@ -129,7 +129,7 @@ def unselected_are_left_alone(kit: Kit) -> None:
     """Who is not drawn neither sends nor receives, and stays as it was."""
     if any(one.who != "selected" for one in kit.method.exchanges(1)):
         raise NotAsked("an exchange of every round goes to all clients")
-    training = Training(rounds=1, batch_size=8, lr=0.1, participation=0.5)
+    training = Training(rounds=1, batch_size=8, lr=0.1, client_fraction=0.5)
     federation = kit.run(training=training)
     record = federation.history[0]
     if sorted(map(int, record["bytes_by_client"])) != record["clients"]:

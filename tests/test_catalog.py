@@ -21,9 +21,9 @@ from polyfed.registry import METHODS
 ROOT = Path(__file__).parents[1]
 RECIPE = """
 [data]
-name = "digits"
-max_rows = 240
-clients = 4
+dataset = "digits"
+limit_train = 240
+num_clients = 4
 partition = "iid"
 split = "6:1:3"
 holdout = 20
@@ -151,12 +151,12 @@ def test_settings_change_the_answer(recipe):
     one = ["models.architectures=['digits-cnn1']"]
     assert all(fit.why is None for fit in check_methods(recipe, one))
     with pytest.raises(RequestError, match="client"):
-        list(check_methods(recipe, ["data.clients=0"]))
+        list(check_methods(recipe, ["data.num_clients=0"]))
 
 
 def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
     """The trial keeps the first rows of every class; knobs that count rows are heeded."""
-    settings = ["data.max_rows=600", "training.batch_size=2"]
+    settings = ["data.limit_train=600", "training.batch_size=2"]
     settings += ["models.architectures=['digits-cnn1']", "methods.fedin.pairs=30"]
     found = {one.method: one for one in check_methods(recipe, settings)}
     for name in ("fedgh", "fedin", "fedhenn"):
@@ -172,13 +172,13 @@ def test_without_bytes_nothing_is_played(recipe, monkeypatch):
 
 
 def test_the_command(recipe, capsys):
-    assert status(["methods", "--fits", str(recipe)]) == 0
+    assert status(["methods", "--compatible-with", str(recipe)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["method", "runs", "down,", "per", "client", "up,", "per", "client"]
     assert len(lines) == 1 + len(FEW) + 1
     assert re.fullmatch(r"fedgh +yes +2\.5 KiB +\d+\.\d KiB", lines[3])
     assert re.match(r"incoavg +no +needs tensors of one name", lines[6])
-    assert status(["methods", "--fits", str(recipe), "--json"]) == 0
+    assert status(["methods", "--compatible-with", str(recipe), "--json"]) == 0
     rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["fedgh"]["why"] is None
     assert rows["fedgh"]["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
@@ -189,8 +189,8 @@ def test_the_command(recipe, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--fits", "nowhere.toml"], "expected a recipe file"),
-        (["--set", "data.clients=2"], "together with --fits"),
+        (["--compatible-with", "nowhere.toml"], "expected a recipe file"),
+        (["--set", "data.num_clients=2"], "together with --compatible-with"),
         (["--markdown", "--json"], "--markdown alone"),
     ],
 )

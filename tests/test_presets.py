@@ -1,4 +1,4 @@
-"""``--profile`` from the command line and from Python: what is run, what is said of it, what is refused."""
+"""``--preset`` from the command line and from Python: what is run, what is said of it, what is refused."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from polyfed.experiments.sweep import sweep
 
 TEXT = """
 [data]
-name = "digits"
-clients = 2
-max_rows = 120
+dataset = "digits"
+num_clients = 2
+limit_train = 120
 
 [models]
 architectures = ["digits-cnn3"]
@@ -28,14 +28,14 @@ name = "fedavg"
 [training]
 rounds = 3
 
-[profiles.small]
+[presets.small]
 note = "scaled down: one round of 3"
 
-[profiles.small.training]
+[presets.small.training]
 rounds = 1
 
-[profiles.three.data]
-clients = 3
+[presets.three.data]
+num_clients = 3
 """
 SAID = "rofile small: scaled down: one round of 3"
 
@@ -47,42 +47,42 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mine.toml"
 
 
-def test_run_lays_the_profile_over_and_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert status(["run", recipe, "--profile", "small", "-q"]) == 0
+def test_run_lays_the_preset_over_and_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["run", recipe, "--preset", "small", "-q"]) == 0
     assert SAID in capsys.readouterr().out
     kept = tomllib.loads(Path("runs/mine-small-fedavg-seed0/recipe.toml").read_text())
-    assert (kept["training"]["rounds"], kept["run"]["profile"]) == (1, "small")
-    assert kept["run"]["profile_note"] == "scaled down: one round of 3"
-    assert status(["check", recipe, "--profile", "three"]) == 0
+    assert (kept["training"]["rounds"], kept["run"]["preset"]) == (1, "small")
+    assert kept["run"]["preset_note"] == "scaled down: one round of 3"
+    assert status(["check", recipe, "--preset", "three"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("fedavg on digits: 3 clients, 3 rounds")
-    assert out.splitlines()[-1] == "profile three"
+    assert out.splitlines()[-1] == "preset three"
 
 
-def test_tables_say_it_and_keep_profiles_apart(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    done = polyfed.compare(recipe, ["fedavg"], profile="small", out="runs/one")
+def test_tables_say_it_and_keep_presets_apart(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    done = polyfed.compare(recipe, ["fedavg"], preset="small", out="runs/one")
     assert done.table is not None
     assert SAID in done.table.sections[0].caption
     one = ["training.rounds=1"]
     polyfed.compare(recipe, ["fedavg"], overrides=one, out="runs/two")
     assert status(["report", "runs/one", "runs/two"]) == 0
     assert " ".join(capsys.readouterr().out.split()).count(SAID) == 1
-    found = sweep(recipe, {"training.lr": [0.01, 0.02]}, profile="small", out="runs/three")
+    found = sweep(recipe, {"training.lr": [0.01, 0.02]}, preset="small", out="runs/three")
     assert found.table is not None
     assert SAID in found.table.caption
-    assert found.table.ready.startswith("--profile small ")
+    assert found.table.ready.startswith("--preset small ")
 
 
-def test_a_recipe_that_is_made_already_takes_no_profile(recipe: str) -> None:
-    with pytest.raises(RequestError, match="expected a profile together with a recipe's file"):
-        polyfed.run(Recipe.load(recipe), profile="small")
+def test_a_recipe_that_is_made_already_takes_no_preset(recipe: str) -> None:
+    with pytest.raises(RequestError, match="expected a preset together with a recipe's file"):
+        polyfed.run(Recipe.load(recipe), preset="small")
 
 
 @pytest.mark.parametrize("verb", ["run", "compare", "check", "sweep"])
-def test_an_unknown_profile_is_one_line_and_nothing_is_written(
+def test_an_unknown_preset_is_one_line_and_nothing_is_written(
     recipe: str, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--set", "training.lr=0.1,0.2"] if verb == "sweep" else []
-    assert status([verb, recipe, "--profile", "smal", *more]) == 2
-    assert capsys.readouterr().err == "polyfed: unknown profile 'smal'; did you mean 'small'?\n"
+    assert status([verb, recipe, "--preset", "smal", *more]) == 2
+    assert capsys.readouterr().err == "polyfed: unknown preset 'smal'; did you mean 'small'?\n"
     assert not Path("runs").exists()

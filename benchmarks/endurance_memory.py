@@ -1,7 +1,7 @@
 """Whether a run's memory stays as it is over thousands of rounds.
 
-    python benchmarks/endurance_memory.py                              2 000 rounds, five methods, serial and pool
-    python benchmarks/endurance_memory.py --methods fedgh --executors pool --rounds 300
+    python benchmarks/endurance_memory.py                              2 000 rounds, five methods, serial and processes
+    python benchmarks/endurance_memory.py --methods fedgh --executors processes --rounds 300
 
 A tiny federation of digits (three clients, three networks, 10 training images each, scored in every round, a checkpoint
 every 100) runs as `polyfed run` does, each method and executor in a process of its own, into a folder that is thrown
@@ -115,7 +115,7 @@ def main() -> None:
     """Measure every method with every executor."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="local,fedavg,fedgh,fedhenn,fedin", metavar="A,B,...")
-    parser.add_argument("--executors", default="serial,pool", metavar="A,B", help="[serial,pool]")
+    parser.add_argument("--executors", default="serial,processes", metavar="A,B", help="[serial,processes]")
     parser.add_argument("--rounds", type=int, default=2000, help="[2000]")
     parser.add_argument("--every", type=int, default=20, metavar="ROUNDS", help="between two notes [20]")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)

@@ -6,7 +6,7 @@
 Three kinds of nothing: "asked", clients are sent nothing and send nothing, and have no weights of their own; "kept",
 they have weights, which stay as they are; "changed", each gets new weights in every round, which have to be kept. The
 work itself takes next to no time, so all of a round's seconds count as overhead: the loop over clients, a working copy
-with its weights in the network, the judgement of the result, records. With workers, also a message there and back.
+with its weights in the network, the judgment of the result, records. With workers, also a message there and back.
 
 A line of JSON for each kind and executor, then a table: milliseconds per client and round, the median of all rounds but
 the first, in which much is done once, and the last, which is scored. Once in processor time of this process, on which
@@ -144,7 +144,7 @@ def main() -> None:
                 figures = milliseconds(method, asked.clients, asked.rounds, workers)
             except PolyfedError as error:
                 parser.exit(error.exit_status, f"{error}\n")
-            executor = f"pool of {workers}" if workers else "serial"
+            executor = f"{workers} processes" if workers else "serial"
             found.append({"kind": method.name, "executor": executor, **figures})
             print(json.dumps({**found[-1], "clients": asked.clients}), flush=True)
     print(f"\nms per client and round (goal: {GOAL} of processor time for 'asked', serial)")

@@ -70,7 +70,13 @@ def watched(asked: argparse.Namespace, data: DataCache, clients: int, model: str
     share = asked.participating / clients if rounds else 0.02
     recipe = Recipe.from_dict(
         {
-            "data": {"name": asked.data, "clients": clients, "partition": "iid", "max_train": rows, "max_test": 1}
+            "data": {
+                "dataset": asked.data,
+                "num_clients": clients,
+                "partition": "iid",
+                "max_train_per_client": rows,
+                "max_test_per_client": 1,
+            }
             | ({} if asked.data_root is None else {"root": asked.data_root}),
             "models": {"architectures": [model]},
             "method": {"name": asked.method},

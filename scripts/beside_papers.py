@@ -83,7 +83,7 @@ def _sent_for_any_architecture() -> Iterator[tuple[Key, str]]:
         if len(cells) == 5 and name in METHODS:
             for dataset, held, sent in (("cifar10", 2, cells[1]), ("cifar100", 10, f"{cells[3]} (in its test)")):
                 if sent.split()[:1] not in ([], ["(in"]):
-                    setting = f"clients=10, classes_per_client={held}"
+                    setting = f"num_clients=10, classes_per_client={held}"
                     yield ("fedgh/table3", setting, dataset, "bytes per client and round", name), sent
 
 

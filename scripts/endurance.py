@@ -1,7 +1,7 @@
 """Kill runs at random moments, go on each time, and compare what they end with: the bits of a run that nobody killed.
 
-    python scripts/endurance.py                                        50 kills of each method, serial and pool
-    python scripts/endurance.py --cases fedgh,late --executors pool --kills 10 --seed 3
+    python scripts/endurance.py                                        50 kills of each method, serial and processes
+    python scripts/endurance.py --cases fedgh,late --executors processes --kills 10 --seed 3
 
 A case is a method on a small federation of digits (five clients, five networks, 24 rounds, a checkpoint every third);
 `late` is FedGH with clients that drop out or answer two rounds late, so that uploads are under way when it dies. Each
@@ -227,7 +227,7 @@ def main() -> None:
     """Kill what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(CASES), metavar="A,B,...", help=f"[all: {', '.join(CASES)}]")
-    parser.add_argument("--executors", default="serial,pool", metavar="A,B", help="[serial,pool]")
+    parser.add_argument("--executors", default="serial,processes", metavar="A,B", help="[serial,processes]")
     parser.add_argument("--kills", type=int, default=50, help="of each case and executor [50]")
     parser.add_argument("--seed", type=int, default=0, help="of the moments [0]")
     asked = parser.parse_args()

@@ -273,7 +273,7 @@ def tree(folder: Path) -> Files:
 
 def settings_of(kind: str) -> dict[str, Any]:
     """The smallest useful runs, by kind: two clients, two rounds, a checkpoint after each."""
-    rows = {"clients": 2, "max_train": 4, "max_test": 2, "partition": "iid"}
+    rows = {"num_clients": 2, "max_train_per_client": 4, "max_test_per_client": 2, "partition": "iid"}
     training = {"rounds": 2, "batch_size": 4, "lr": 0.1}
     more: dict[str, Any] = {"run": {"checkpoint_every": 1, "executor": "serial", "keep": "last"}}
     if kind == "noise":  # releases, deltas, a budget; confusion and AUC; compressed uploads
@@ -290,7 +290,7 @@ def settings_of(kind: str) -> dict[str, Any]:
         return {"data": {**rows, "dataset": f"csv:{_sheets() / 'table.csv'}"}, "training": training, **more}
     if kind == "texts":
         more |= {"models": {"architectures": ["fedhenn-lstm1"]}, "method": {"name": "local"}}
-        own = {"name": f"csv:{_sheets() / 'texts.csv'}", "text_column": "text", "length": 4}
+        own = {"dataset": f"csv:{_sheets() / 'texts.csv'}", "text_column": "text", "max_length": 4}
         return {"data": {**rows, **own}, "training": training, **more}
     more |= {"models": {"architectures": ["digits-cnn1", "digits-cnn2"]}}
     more |= {"method": {"name": "fedgh", "header_epochs": 1}, "evaluation": {"extra_stages": ["received"]}}
@@ -356,7 +356,7 @@ def sweep_folder() -> Files:
 
 @functools.cache
 def images() -> tuple[bytes, ...]:
-    """Encoded images: grey PNG, RGB PNG, JPEG, GIF."""
+    """Encoded images: gray PNG, RGB PNG, JPEG, GIF."""
     import numpy as np
     from PIL import Image
 
@@ -528,9 +528,18 @@ def experiment(r: Random) -> Files:
 
 
 _MORE = {
-    "data": ["alpha", "min_size", "classes_per_client", "holdout", "max_test", "halved", "skew", "root"],
+    "data": [
+        "dirichlet_alpha",
+        "min_samples",
+        "classes_per_client",
+        "holdout",
+        "max_test_per_client",
+        "halved_client_fraction",
+        "feature_shift",
+        "root",
+    ],
     "models": ["feature_dim"],
-    "training": ["momentum", "weight_decay", "augment", "schedule", "clip"],
+    "training": ["momentum", "weight_decay", "augmentation", "schedule", "clip"],
     "evaluation": ["extra_stages", "patience", "metrics", "min_delta"],
     "run": ["workers", "device", "precision", "label", "loggers", "paper_tables", "out"],
 }

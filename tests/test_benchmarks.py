@@ -33,8 +33,9 @@ TINY = {  # what to tell them to be through in a second
     "alignment.py": "--rows 40 --square-rows 20 --width 4 --rank 5 --repeats 1",
     "layout.py": "--models digits-cnn1,resnet10-cifar --batch-sizes 2 --samples 4 --repeats 1",
     "reference_job.py": "--methods local,fedavg,fedgh,fedproto,fedhenn,fedin --rounds 2 --repeats 1 --batch-size 5 "
-    "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 --set data.max_test_per_client=5 --set data.limit_train=1200",
-    "cohort.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
+    "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 --set data.max_test_per_client=5 "
+    "--set data.limit_train=1200",
+    "vectorized.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
     "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.num_clients=2",
 }
 ELSEWHERE = "".join(  # others run there
@@ -81,10 +82,10 @@ def test_the_alignment_is_compared_twice(monkeypatch: pytest.MonkeyPatch, capsys
     assert head.endswith("goal")
 
 
-def test_a_cohort_is_compared_with_clients_one_by_one(
+def test_stacked_clients_are_compared_with_clients_one_by_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(["cohort.py", *shlex.split(TINY["cohort.py"])], monkeypatch)
+    run(["vectorized.py", *shlex.split(TINY["vectorized.py"])], monkeypatch)
     *lines, empty, head, _, last = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["clients"] for line in lines] == [1, 2]
     row = json.loads(lines[1])
@@ -119,7 +120,7 @@ def test_busy_neighbors_are_gone_when_it_ends(
     [
         ("alignment.py --rows 1", "at least 2 rows"),
         ("busy.py --loops 0", "1 loop"),
-        ("cohort.py --clients 2,x", "numbers of clients"),
+        ("vectorized.py --clients 2,x", "numbers of clients"),
         (f"busy.py {TINY['busy.py']} --workers two", "got 'two'"),
         (f"busy.py {TINY['busy.py']} --workers 0", "got 0"),
     ],

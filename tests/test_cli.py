@@ -107,9 +107,8 @@ def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
     assert len(list((folder / "models").glob("*.safetensors"))) == 3
 
 
-@pytest.mark.parametrize("flag", ["--profile", "--preset"])
-def test_run_tells_where_the_time_went(flag: str, polyfed_: Terminal) -> None:
-    said = polyfed_("run", "tiny.toml", flag, "--out", "mine", "-q", "--set", "data.max_train_per_client=10")
+def test_run_tells_where_the_time_went(polyfed_: Terminal) -> None:
+    said = polyfed_("run", "tiny.toml", "--profile", "--out", "mine", "-q", "--set", "data.max_train_per_client=10")
     table = said.out[said.out.index("seconds") :].splitlines()
     names = ["train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle"]
     assert sorted(line.split()[0] for line in table[1:-1]) == sorted(names)
@@ -124,22 +123,6 @@ def test_asked_for_too_late_there_are_no_timings(polyfed_: Terminal) -> None:
     polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1")
     again = polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1", "--resume", "--profile")
     assert "no timings" in again.out
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
-        ("run --preset a.toml", "run --profile a.toml"),
-        ("run a.toml --preset", "run a.toml --profile"),
-        ("run a.toml --preset --seed 1", "run a.toml --profile --seed 1"),
-        ("run a.toml --preset -q", "run a.toml --profile -q"),
-        ("run a.toml --preset small", "run a.toml --preset small"),
-        ("run --preset=small a.toml", "run --preset=small a.toml"),
-        ("check a.toml --preset", "check a.toml --preset"),
-    ],
-)
-def test_preset_without_a_value_means_timings(words: str, meant: str) -> None:
-    assert cli._bare_preset(words.split()) == meant.split()
 
 
 def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:

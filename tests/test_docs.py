@@ -65,7 +65,7 @@ def test_shell_commands_run(
         root = request.getfixturevalue("data_root")
         settings = tomllib.loads(blocks("toml")[0])
         settings["data"] |= {"root": str(root), "limit_train": 1000, "limit_test": 400}
-        settings["data"] |= {"clients": 5, "max_train": 10, "max_test": 5}
+        settings["data"] |= {"num_clients": 5, "max_train_per_client": 10, "max_test_per_client": 5}
         settings["training"] |= {"rounds": 1}
         (tmp_path / "mine.toml").write_text(Recipe.from_dict(settings).dumps(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -134,7 +134,7 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
         row["architecture"] = f"-cnn{ESC}<s>"
     (run / "result.json").write_text(json.dumps(result))
     recipe = tomllib.loads((run / "recipe.toml").read_text())
-    recipe["run"] |= {"label": LABEL, "profile": "small", "preset_note": f"note{ESC}<p>", "overrides": [f"a={ESC}<q>"]}
+    recipe["run"] |= {"label": LABEL, "preset": "small", "preset_note": f"note{ESC}<p>", "overrides": [f"a={ESC}<q>"]}
     (run / "recipe.toml").write_text(tomli_w.dumps(recipe))
     index = json.loads((run / "models" / "index.json").read_text())
     for entry in index.values():

@@ -188,7 +188,7 @@ def test_a_model_larger_than_its_weights(kind: str, odd: dict[str, int], tmp_pat
         entry.update(odd)
     path.write_text(json.dumps(index))
     path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(RequestError, match=r"expected weights of 16777216 .* came a file of \d+ bytes"):
+    with pytest.raises(RequestError, match=r"expected weights of 16777216 .* got a file of \d+ bytes"):
         load_model(place, 0)
 
 
@@ -213,7 +213,7 @@ def test_a_network_for_which_there_is_no_memory() -> None:
 
 def test_images_for_which_there_is_no_memory() -> None:
     for shape in ((2**60, 1, 2**10, 2**10), (2**55, 1, 8, 8)):
-        with pytest.raises(RequestError, match="expected images for which there is memory, came"):
+        with pytest.raises(RequestError, match="expected images for which there is memory, got"):
             parquet_images._room(shape, Path("x.parquet"))
 
 

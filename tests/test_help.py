@@ -187,7 +187,7 @@ def offered(words: str, folder: Path, shell: str = "bash") -> list[str]:
         ("polyfed run mine.toml --preset ", ["small"]),
         ("polyfed compare mine.toml --methods fedgh,min", ["fedgh,mine-one"]),
         ("polyfed compare mine.toml --methods fedgh,fedgh", []),
-        ("polyfed run mine.toml --executor c", ["vectorized"]),
+        ("polyfed run mine.toml --executor v", ["vectorized"]),
         ("polyfed plot runs --figures cka,t", ["cka,tsne"]),
         ("polyfed deploy lo", ["local"]),
     ],

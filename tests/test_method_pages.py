@@ -92,7 +92,7 @@ def check(words: list[str]) -> None:
         settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(settings).items()]
     asked = given.get("methods")
     for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
-        Recipe.load(path, settings, method=name, preset=given.get("profile"))
+        Recipe.load(path, settings, method=name, preset=given.get("preset"))
 
 
 def missing(text: str) -> list[str]:
@@ -124,7 +124,8 @@ def test_what_can_be_hidden_is_said_as_it_is(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
     method = METHODS[name]()
     variants = ("outputs", "setting", "mu")  # knobs with which more can be hidden
-    assert ("`clip` bounds" in told) == (sends(method) and (not method.rigid or any(v in told for v in variants[:2])))
+    bounded = sends(method) and (not method.rigid or any(v in told for v in variants[:2]))
+    assert ("`upload_clip_norm` bounds" in told) == bounded
     phases = method.phases(Training())
     by_row = method.by_row and all(phase.data == "train" and phase.rows is None for phase in phases)
     assert ("`max_grad_norm` is refused" in told) == (not by_row and "`mu = 0`" not in told)
@@ -139,7 +140,7 @@ def test_what_stands_beside_the_papers_is_published_and_measured(name: str, besi
 
 def test_ours_are_found_on_all_three_pages(beside: dict[str, Any]) -> None:
     ours = beside["measured"]
-    two, ten = "clients=10, classes_per_client=2", "clients=10, classes_per_client=10"
+    two, ten = "num_clients=10, classes_per_client=2", "num_clients=10, classes_per_client=10"
     shown = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     fedgh = ours["fedgh/table3", two, "cifar10", "accuracy", "fedgh"].partition(" (")[0]
     assert f"| fedgh | personal | 0 1 2 | {fedgh} | 97.60" in shown

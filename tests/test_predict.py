@@ -197,7 +197,7 @@ def test_a_method_that_scores_by_its_state_finds_it_again(nearest: Federation, t
 def test_a_network_that_came_as_a_module_is_refused(tmp_path: Path) -> None:
     x, y = torch.randn(20, 4), torch.arange(20) % 2
     pf.Federation([Client(nn.Linear(4, 2), (x, y))], pf.methods.Local(), out=tmp_path / "run").run()
-    with pytest.raises(RequestError, match=r"got as a module.*client-000\.safetensors.*load_model"):
+    with pytest.raises(RequestError, match=r"came as a module.*client-000\.safetensors.*load_model"):
         prediction.load_model(tmp_path / "run", 0)
 
 
@@ -256,7 +256,7 @@ def forms(where: Path) -> dict[str, Path]:
     pictures = where / "pictures"
     pictures.mkdir()
     for number, x in enumerate(X):
-        mode = x[0].numpy() if number % 2 else np.repeat(x[0].numpy()[..., None], 3, axis=2)  # grey, and RGB that is
+        mode = x[0].numpy() if number % 2 else np.repeat(x[0].numpy()[..., None], 3, axis=2)  # gray, and RGB that is
         (pictures / f"{number:02d}.png").write_bytes(png(mode))
     opaque = np.concatenate([np.repeat(X[0, 0].numpy()[..., None], 3, axis=2), np.full((8, 8, 1), 255, np.uint8)], 2)
     (pictures / "00.png").write_bytes(png(opaque))
@@ -346,13 +346,13 @@ def test_named_columns_and_several_files(done: Run, tmp_path: Path) -> None:
         prediction.predict(folder(done), 1, tmp_path / "d", label_column="lable")
 
 
-def test_grey_becomes_rgb_and_images_are_resized_as_in_training() -> None:
+def test_gray_becomes_rgb_and_images_are_resized_as_in_training() -> None:
     form = InputSpec((3, 8, 8), torch.uint8, None, ("a",))
     assert torch.equal(from_tensor(X, form, "x").x, X.expand(-1, 3, -1, -1))
     sized = InputSpec((1, 4, 4), torch.uint8, 4, ("a",))
     assert from_tensor(X, sized, "x").x.shape == (12, 1, 4, 4)
     color = torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8)
-    with pytest.raises(RequestError, match="expected grey images, as the run's are, got RGB images"):
+    with pytest.raises(RequestError, match="expected gray images, as the run's are, got RGB images"):
         from_tensor(color, InputSpec((1, 8, 8), torch.uint8, None, ("a",)), "x")
 
 
@@ -487,7 +487,7 @@ def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
         "no picture": (where / "letter.png", "do not decode in"),
         "alpha": (where / "clear.png", "got mode RGBA"),
         "parquet": (where / "cut.parquet", "whole Parquet file"),
-        "text": (where / "notes.txt", "a .npy file, came"),
+        "text": (where / "notes.txt", "a .npy file, got"),
         "nothing": (where / "absent", "which is not there"),
         "empty": (where / "empty", "without any"),
         "both": (where / "both", "got both"),

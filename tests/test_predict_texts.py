@@ -32,8 +32,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     rows = [f'"{words}",{name}' for _ in range(4) for name, side in (("yes", GOOD), ("no", BAD)) for words in side]
     (place / "films.csv").write_text("\n".join(["said,liked", *rows]) + "\n")
     recipe = {
-        "data": {"name": "csv:films.csv", "root": str(place), "text_column": "said", "label_column": "liked"}
-        | {"clients": 2, "length": 6},
+        "data": {"dataset": "csv:films.csv", "root": str(place), "text_column": "said", "label_column": "liked"}
+        | {"num_clients": 2, "max_length": 6},
         "models": {"architectures": ["fedhenn-lstm1", "fedhenn-lstm2"]},
         "method": {"name": "fedproto"},
         "training": {"rounds": 1, "batch_size": 4, "lr": 0.1},

@@ -136,7 +136,7 @@ def test_rows_that_are_scored() -> None:
 
     assert rows(1.0) == 4 * (6 + 2)
     assert rows(0.5) == 4 * (6 + 2) / 2, "who has not trained is not scored anew"
-    assert rows(1.0, every=3) == 2 * (6 + 2), "round 3, and the last"
+    assert rows(1.0, every_n_rounds=3) == 2 * (6 + 2), "round 3, and the last"
     assert rows(0.5, extra_stages=["received"]) == 4 * (6 / 2 + 6 + 2 / 2)
 
 

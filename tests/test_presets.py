@@ -37,7 +37,7 @@ rounds = 1
 [presets.three.data]
 num_clients = 3
 """
-SAID = "rofile small: scaled down: one round of 3"
+SAID = "reset small: scaled down: one round of 3"
 
 
 @pytest.fixture

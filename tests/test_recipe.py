@@ -127,7 +127,7 @@ def test_false_is_false() -> None:  # `-x False` meant True elsewhere
 
 
 def test_a_value_cannot_bring_further_keys_along(path: Path) -> None:
-    with pytest.raises(RequestError, match=r"data\.clients: expected a whole number"):
+    with pytest.raises(RequestError, match=r"data\.num_clients: expected a whole number"):
         Recipe.load(path, ["data.num_clients=3\nname='cifar10'"])
 
 
@@ -138,7 +138,7 @@ def test_an_override_needs_section_key_and_value(path: Path, text: str) -> None:
 
 
 def test_an_override_below_a_value_is_refused(path: Path) -> None:
-    with pytest.raises(RequestError, match=r"'data\.clients' is no table"):
+    with pytest.raises(RequestError, match=r"'data\.num_clients' is no table"):
         Recipe.load(path, ["data.num_clients.number=3"])
 
 
@@ -156,9 +156,9 @@ def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
 def test_what_is_written_holds_every_knob_and_nothing_without_effect(path: Path) -> None:
     written = Recipe.load(path).to_dict()
     assert written["method"]["header_lr"] == 0.01
-    assert not {"alpha", "min_size", "classes_per_client", "deal"} & set(written["data"])
-    assert Recipe.load(path, ["data.partition=dirichlet"]).to_dict()["data"]["alpha"] == 0.5
-    assert Recipe.load(path, ["data.partition=by_class"]).to_dict()["data"]["deal"] == "ring"
+    assert not {"dirichlet_alpha", "min_samples", "classes_per_client", "class_assignment"} & set(written["data"])
+    assert Recipe.load(path, ["data.partition=dirichlet"]).to_dict()["data"]["dirichlet_alpha"] == 0.5
+    assert Recipe.load(path, ["data.partition=by_class"]).to_dict()["data"]["class_assignment"] == "round_robin"
 
 
 def test_caps_of_training_rows_by_client_are_kept(path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": {"clinets": 3}}, "unknown key 'data.clinets'; did you mean 'clients'?"),
+        ({"data": {"num_clinets": 3}}, "unknown key 'data.num_clinets'; did you mean 'num_clients'?"),
         ({"data": {"lr": 0.1}}, "unknown key 'data.lr'; it belongs to [training]"),
         ({"daata": {}}, "unknown key 'daata'; did you mean 'data'?"),
         ({"data": {"num_clients": "ten"}}, "data.num_clients: expected a whole number, got 'ten'"),
@@ -273,7 +273,7 @@ def test_the_quickstart_says_that_fedghs_default_is_the_papers() -> None:
 
 # presets
 
-PROFILES = """
+PRESETS = """
 [presets.small]
 note = "scaled down: 4 rounds"
 
@@ -299,13 +299,13 @@ name = "fedavg"
 
 
 @pytest.fixture
-def presetd(path: Path) -> Path:
-    path.write_text(TEXT + PROFILES)
+def with_presets(path: Path) -> Path:
+    path.write_text(TEXT + PRESETS)
     return path
 
 
-def test_a_preset_is_laid_over_the_recipe_and_set_over_both(presetd: Path) -> None:
-    plain, small = Recipe.load(presetd), Recipe.load(presetd, preset="small")
+def test_a_preset_is_laid_over_the_recipe_and_set_over_both(with_presets: Path) -> None:
+    plain, small = Recipe.load(with_presets), Recipe.load(with_presets, preset="small")
     assert (plain.run.preset, plain.run.preset_note) == (None, None)
     assert (small.run.preset, small.run.preset_note) == ("small", "scaled down: 4 rounds")
     assert (small.training.rounds, small.training.lr) == (4, 0.5)
@@ -314,11 +314,11 @@ def test_a_preset_is_laid_over_the_recipe_and_set_over_both(presetd: Path) -> No
     assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, clip=7.0)
     assert plain.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0)
     assert set(small.variants()) - set(plain.variants()) == {"fedprox"}
-    assert Recipe.load(presetd, ["training.rounds=5"], preset="small").training.rounds == 5
-    assert Recipe.from_dict(tomllib.loads(presetd.read_text()), preset="small").to_dict() == small.to_dict()
+    assert Recipe.load(with_presets, ["training.rounds=5"], preset="small").training.rounds == 5
+    assert Recipe.from_dict(tomllib.loads(with_presets.read_text()), preset="small").to_dict() == small.to_dict()
 
 
-def test_a_run_keeps_what_set_has_changed(presetd: Path) -> None:
+def test_a_run_keeps_what_set_has_changed(with_presets: Path) -> None:
     asked = [
         "training.rounds=5",
         "training.lr=0.01",
@@ -327,49 +327,49 @@ def test_a_run_keeps_what_set_has_changed(presetd: Path) -> None:
         "data.root=x",
         "run.seed=3",
     ]
-    recipe = Recipe.load(presetd, [*asked, "evaluation.every_n_rounds=2"], method="fedgh")
+    recipe = Recipe.load(with_presets, [*asked, "evaluation.every_n_rounds=2"], method="fedgh")
     assert recipe.run.overrides == ["training.rounds=5", "method.clip=3.0"], "the default rate, the recipe's clients"
-    assert Recipe.load(presetd, ["training.rounds=4"], preset="small").run.overrides == [], "the preset's own"
-    assert "changed" not in Recipe.load(presetd).to_dict()["run"]
-    written = presetd.parent / "kept.toml"
+    assert Recipe.load(with_presets, ["training.rounds=4"], preset="small").run.overrides == [], "the preset's own"
+    assert "overrides" not in Recipe.load(with_presets).to_dict()["run"]
+    written = with_presets.parent / "kept.toml"
     written.write_text(recipe.dumps())
     assert Recipe.load(written, ["data.num_clients=2"]).run.overrides == [*recipe.run.overrides, "data.num_clients=2"]
     with pytest.raises(RequestError, match=r"run.overrides: expected nothing, as --set itself"):
-        Recipe.load(presetd, ["run.overrides=[]"])
+        Recipe.load(with_presets, ["run.overrides=[]"])
 
 
-def test_several_presets_are_laid_in_order(presetd: Path) -> None:
-    two, swapped = (Recipe.load(presetd, preset=names) for names in ("small,many", "many, small"))
+def test_several_presets_are_laid_in_order(with_presets: Path) -> None:
+    two, swapped = (Recipe.load(with_presets, preset=names) for names in ("small,many", "many, small"))
     assert (two.data.num_clients, two.training.rounds, two.training.lr) == (33, 4, 0.25)
     assert swapped.training.lr == 0.5
     assert (swapped.run.preset, swapped.run.preset_note) == ("many,small", "scaled down: 4 rounds")
-    assert Recipe.load(presetd, preset="many").run.preset_note is None
+    assert Recipe.load(with_presets, preset="many").run.preset_note is None
 
 
-def test_a_preset_may_name_another_method_whose_knobs_are_its_own(presetd: Path) -> None:
-    assert Recipe.load(presetd, preset="other").chosen_method == FedAvg(aggregation="same-shape")
-    asked = Recipe.load(presetd, ["method.clip=3.0"], method="fedgh", preset="other")
+def test_a_preset_may_name_another_method_whose_knobs_are_its_own(with_presets: Path) -> None:
+    assert Recipe.load(with_presets, preset="other").chosen_method == FedAvg(aggregation="same-shape")
+    asked = Recipe.load(with_presets, ["method.clip=3.0"], method="fedgh", preset="other")
     assert asked.chosen_method == FedGH(header_epochs=100, clip=3.0)
 
 
-def test_a_run_keeps_its_preset_and_its_folder_has_the_name(presetd: Path) -> None:
-    recipe = Recipe.load(presetd, preset="small")
+def test_a_run_keeps_its_preset_and_its_folder_has_the_name(with_presets: Path) -> None:
+    recipe = Recipe.load(with_presets, preset="small")
     written = recipe.to_dict()
     assert {"preset": "small", "preset_note": "scaled down: 4 rounds"}.items() <= written["run"].items()
     assert "presets" not in written
     assert Recipe.from_dict(written).to_dict() == written
     assert recipe.folder == "runs/mine-small-fedgh-seed0"
-    inside = presetd.parent / "recipes" / "paper"
+    inside = with_presets.parent / "recipes" / "paper"
     inside.mkdir(parents=True)
-    presetd.rename(inside / "table.toml")
+    with_presets.rename(inside / "table.toml")
     assert Recipe.load(inside / "table.toml", preset="small").stem == "paper/table-small"
 
 
 @pytest.mark.parametrize(
     ("text", "preset", "message"),
     [
-        (PROFILES, "smal", "unknown preset 'smal'; did you mean 'small'?"),
-        (PROFILES, "small,", "unknown preset ''"),
+        (PRESETS, "smal", "unknown preset 'smal'; did you mean 'small'?"),
+        (PRESETS, "small,", "unknown preset ''"),
         ("", "small", "unknown preset 'small'; the recipe has none"),
         ("[presets.a.training]\nrouds = 2", None, "presets.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
         ("[presets.a.training]\nrouds = 2", "a", "presets.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
@@ -390,17 +390,17 @@ def test_errors_in_presets_are_one_line(path: Path, text: str, preset: str | Non
     assert "\n" not in str(caught.value)
 
 
-def test_what_a_run_keeps_of_its_preset_is_not_for_set(presetd: Path) -> None:
+def test_what_a_run_keeps_of_its_preset_is_not_for_set(with_presets: Path) -> None:
     with pytest.raises(RequestError, match=r"^run\.preset: expected --preset NAME, which writes it, got --set$"):
-        Recipe.load(presetd, ["run.preset=small"])
-    presetd.write_text(TEXT.replace("clients =", "clinets =") + PROFILES)
-    with pytest.raises(RequestError, match=r"^unknown key 'data\.clinets'; did you mean 'clients'\?"):
-        Recipe.load(presetd)  # the recipe's own fault is not a preset's
+        Recipe.load(with_presets, ["run.preset=small"])
+    with_presets.write_text(TEXT.replace("clients =", "clinets =") + PRESETS)
+    with pytest.raises(RequestError, match=r"^unknown key 'data\.num_clinets'; did you mean 'num_clients'\?"):
+        Recipe.load(with_presets)  # the recipe's own fault is not a preset's
 
 
-def test_published_names_a_table_that_there_is(path: Path) -> None:
+def test_paper_tables_names_a_table_that_there_is(path: Path) -> None:
     assert Recipe.load(path, ["run.paper_tables=['fedgh/table3']"]).run.paper_tables == ["fedgh/table3"]
-    assert "published" not in Recipe.load(path).to_dict().get("run", {})
+    assert "paper_tables" not in Recipe.load(path).to_dict().get("run", {})
     with pytest.raises(RequestError, match=r"unknown table 'fedgh/tabel3'; did you mean 'fedgh/table3'\?"):
         Recipe.load(path, ["run.paper_tables=['fedgh/tabel3']"])
 

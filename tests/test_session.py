@@ -51,7 +51,7 @@ def test_a_deal_in_python_is_that_of_a_recipe() -> None:
     }
     settings = {"data": data, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     recipe = pf.Recipe.from_dict({**settings, "run": {"seed": 3}})
-    asked, made = DataCache().federated(recipe), {"alpha": 0.4, "max_train": 50, "holdout": 7}
+    asked, made = DataCache().federated(recipe), {"dirichlet_alpha": 0.4, "max_train_per_client": 50, "holdout": 7}
     dealt = pf.federate(pf.load("digits"), 4, "dirichlet", seed=3, **made)
     for one, other in zip(asked.clients, dealt.clients, strict=True):
         assert torch.equal(one.train.x, other.train.x)

@@ -99,7 +99,7 @@ def test_the_last_of_two_settings_of_one_key_holds() -> None:
 
 @pytest.mark.parametrize("text", ["a.b=1,,2", "a.b=,1", "a.b=1,"])
 def test_nothing_between_commas_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=f"expected values with commas between got '{text}'"):
+    with pytest.raises(RequestError, match=f"expected values with commas between .*, got '{text}'"):
         parse([text])
 
 
@@ -352,7 +352,7 @@ def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int)
         ({"run.seed": 3, "training.lr": [0.1, 1]}, {}, "run.seed: expected a setting of the experiment"),
         ({"run.device": ["cpu", "cuda"]}, {}, "run.device: expected one value, as [run] is no part of the exp"),
         ({"method.header_lr": [1, 1.0]}, {}, "got header_lr=1 and header_lr=1, which come to the same settings"),
-        ({"data.dirichlet_alpha": [0.1, 0.5]}, {}, "data: alpha = 0.1 does nothing beside partition = 'iid'"),
+        ({"data.dirichlet_alpha": [0.1, 0.5]}, {}, "data: dirichlet_alpha = 0.1 does nothing beside partition = 'iid'"),
         ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), got none"),
         ({"training.lr": [0.1, 1]}, {"seeds": []}, "expected at least one seed, got none"),
         ({"training.lr": [0.1, 1]}, {"method": "fedhg"}, "unknown method 'fedhg'; did you mean 'fedgh'?"),

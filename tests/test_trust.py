@@ -202,7 +202,7 @@ def test_without_names_figures_the_refused_ones_are_left_out(
     assert [*(hostile / "analysis").glob("*.json")]
 
 
-@pytest.mark.parametrize("adversaries", EACH.values(), ids=EACH, indirect=True)
+@pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
 def test_each_name_alone_is_refused(hostile: Path) -> None:
     for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load_model(hostile, 0)):
         with pytest.raises(RequestError) as refused:

@@ -18,24 +18,52 @@ from polyfed.registry import METHODS
 
 SAID = [  # section, what is given, the line behind the section's name
     ("data", {"classes_per_client": 3}, "classes_per_client = 3 does nothing beside partition = 'iid'"),
-    ("data", {"partition": "by_class", "alpha": 0.1}, "alpha = 0.1 does nothing beside partition = 'by_class'"),
-    ("data", {"partition": "dirichlet", "deal": "fedrep"}, "deal = 'fedrep' does nothing beside partition = "),
+    (
+        "data",
+        {"partition": "by_class", "dirichlet_alpha": 0.1},
+        "dirichlet_alpha = 0.1 does nothing beside partition = 'by_class'",
+    ),
+    (
+        "data",
+        {"partition": "dirichlet", "class_assignment": "shards"},
+        "class_assignment = 'shards' does nothing beside partition = ",
+    ),
     ("data", {"group_by": "user"}, "group_by = 'user' does nothing beside partition = 'iid'"),
-    ("data", {"feature_shift_strength": 0.5}, "feature_shift_strength = 0.5 does nothing beside skew = 'none'"),
+    (
+        "data",
+        {"feature_shift_strength": 0.5},
+        "feature_shift_strength = 0.5 does nothing beside feature_shift = 'none'",
+    ),
     (
         "data",
         {"public_samples": 7},
-        "public_samples = 7 does nothing without public; set public, or leave out public_samples",
+        "public_samples = 7 does nothing without public_dataset; set public_dataset, or leave out public_samples",
     ),
-    ("availability", {"dropout_stage": "after"}, "dropout_stage = 'after' does nothing beside drop = 0.0"),
-    ("availability", {"delay_rounds": 3}, "delay_rounds = 3 does nothing beside late = 0.0"),
-    ("availability", {"join_round": 4}, "join_round = 4 does nothing beside joiners = 0"),
+    ("availability", {"dropout_stage": "after"}, "dropout_stage = 'after' does nothing beside dropout_rate = 0.0"),
+    ("availability", {"delay_rounds": 3}, "delay_rounds = 3 does nothing beside delay_rate = 0.0"),
+    ("availability", {"join_round": 4}, "join_round = 4 does nothing beside late_joiners = 0"),
     ("privacy", {"sampling": "shuffled"}, "sampling = 'shuffled' does nothing beside max_grad_norm = 0.0"),
-    ("compression", {"feedback": False}, "feedback = false does nothing beside share = 1.0; set share below 1"),
-    ("robust_aggregation", {"rule": "median", "share": 0.3}, "share = 0.3 does nothing beside rule = 'median'"),
-    ("adversaries", {"scale": 3.0}, "scale = 3 does nothing without alie, inner_product, sign_flip"),
+    (
+        "compression",
+        {"error_feedback": False},
+        "error_feedback = false does nothing beside top_k_fraction = 1.0; set top_k_fraction below 1",
+    ),
+    (
+        "robust_aggregation",
+        {"aggregator": "median", "byzantine_fraction": 0.3},
+        "byzantine_fraction = 0.3 does nothing beside aggregator = 'median'",
+    ),
+    (
+        "adversaries",
+        {"attack_scale": 3.0},
+        "attack_scale = 3 does nothing without alie_fraction, inner_product_fraction, sign_flip_fraction",
+    ),
     ("evaluation", {"min_delta": 0.1}, "min_delta = 0.1 does nothing beside patience = 0"),
-    ("devices", {"shares": {"laptop": 1.0}, "assign": "blocks"}, "assign = 'blocks' does nothing beside names = []"),
+    (
+        "devices",
+        {"fractions": {"laptop": 1.0}, "assignment": "blocks"},
+        "assignment = 'blocks' does nothing beside profiles = []",
+    ),
 ]
 KNOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (FedIN, {"noise": 0.8, "noise_where": "message", "train_in": False}, "noise_where = 'message' does nothing beside"),
@@ -78,7 +106,7 @@ def test_a_section_refuses_what_does_nothing(section: str, keys: dict[str, Any],
 
 @pytest.mark.parametrize(("section", "keys", "said"), [entry for entry in SAID if entry[0] not in ("data",)])
 def test_python_says_the_same(section: str, keys: dict[str, Any], said: str) -> None:
-    kind = getattr(pf, section.capitalize())
+    kind = getattr(pf, section.title().replace("_", ""))
     x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     client = pf.Client(torch.nn.Linear(2, 2), (x, y), (x, y))
     made = lambda: pf.Federation([client], pf.methods.Local(), **grouped(**{section: kind(**keys)}))  # noqa: E731
@@ -90,7 +118,7 @@ def test_a_deal_in_python_says_the_same() -> None:
     said = line(lambda: pf.federate(source, 2, "iid", classes_per_client=3))
     assert said.startswith("classes_per_client = 3 does nothing beside partition = 'iid'")
     assert "'a deal of your own'" in line(lambda: pf.federate(source, 2, lambda y, k, rng: [], dirichlet_alpha=0.1))
-    assert len(pf.federate(source, 2, "classes", classes_per_client=4).clients) == 2
+    assert len(pf.federate(source, 2, "by_class", classes_per_client=4).clients) == 2
 
 
 @pytest.mark.parametrize(("kind", "knobs", "said"), KNOBS)
@@ -180,9 +208,9 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
 def test_what_was_itself_laid_over_is_told(path: Path) -> None:
     said = line(lambda: Recipe.load(path, ["data.partition=iid", "data.dirichlet_alpha=0.2"]))
     assert said == (
-        "data: alpha = 0.2 does nothing beside partition = 'iid'; set partition to 'dirichlet' or 'quantity', or leave "
-        "alpha at 0.5"
+        "data: dirichlet_alpha = 0.2 does nothing beside partition = 'iid'; set partition to 'dirichlet' or "
+        "'quantity', or leave dirichlet_alpha at 0.5"
     )
     assert line(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
     path.write_text(TEXT)
-    assert line(lambda: Recipe.load(path)).startswith("presets.wrong: data: min_size = 5 does nothing beside")
+    assert line(lambda: Recipe.load(path)).startswith("presets.wrong: data: min_samples = 5 does nothing beside")

@@ -23,9 +23,7 @@ def check_name(path: str | os.PathLike[str]) -> None:
     except _MISSING:
         return
     except OSError as error:
-        raise RequestError(
-            f"expected the name of a file or folder, got '{str(path)[:60]}': {error.strerror}"
-        ) from None
+        raise RequestError(f"expected the name of a file or folder, got '{str(path)[:60]}': {error.strerror}") from None
     except ValueError:  # a zero byte, or half a character
         raise RequestError(f"expected the name of a file or folder, got {str(path)[:60]!r}, which is none") from None
 

@@ -1,4 +1,4 @@
-"""One small comparison for all tests of analyzes: two architectures, two methods, two seeds, one round."""
+"""One small comparison for all tests of analyses: two architectures, two methods, two seeds, one round."""
 
 from pathlib import Path
 

@@ -51,7 +51,7 @@ def test_rows_of_all_clients_that_nobody_trained_on(runs: list[RunRecord]) -> No
 
 
 def test_the_common_test_set(runs: list[RunRecord], tmp_path: Path) -> None:
-    recipe = (runs[0].path / "recipe.toml").read_text().replace('test = "client"', 'test = "global"')
+    recipe = (runs[0].path / "recipe.toml").read_text().replace('test = "local"', 'test = "global"')
     (tmp_path / "recipe.toml").write_text(recipe)
     found = common_inputs(elsewhere(runs[0], tmp_path), 10)
     assert "rows of the common test set" in found.about
@@ -61,7 +61,7 @@ def test_requests_that_cannot_be_met(runs: list[RunRecord], tmp_path: Path) -> N
     with pytest.raises(RequestError, match="unknown rows 'tests'; did you mean 'test'"):
         common_inputs(runs[0], 10, "tests")
     recipe = (runs[0].path / "recipe.toml").read_text()
-    (tmp_path / "recipe.toml").write_text(recipe.replace("max_train = 20", "max_train = 19"))
+    (tmp_path / "recipe.toml").write_text(recipe.replace("max_train_per_client = 20", "max_train_per_client = 19"))
     with pytest.raises(RequestError, match="deals other data now than the run had: client 0"):
         load_run_data(replace(runs[0], path=tmp_path))
     (tmp_path / "recipe.toml").write_text(recipe.replace("holdout = 20", "holdout = 0"))

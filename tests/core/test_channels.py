@@ -110,7 +110,7 @@ def test_a_narrow_resnet_is_the_resnet_of_that_width():
 
     widths = (16, 32, 64, 128)
     stem = OrderedDict(conv1=nn.Conv2d(3, 16, 7, 2, padding=3, bias=False), bn1=nn.BatchNorm2d(16), relu=nn.ReLU())
-    stem["processes"] = nn.MaxPool2d(3, stride=2, padding=1)
+    stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
     stages = [stage(16 if i == 0 else widths[i - 1], w, 1 if i == 0 else 2) for i, w in enumerate(widths)]
     body = OrderedDict((f"stage{i}", s) for i, s in enumerate(stages, 1))
     hand = nn.ModuleDict({"extractor": nn.Sequential(stem), "intermediate": nn.Sequential(body)})

@@ -24,12 +24,16 @@ SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
     (pf.Training, {"rounds": 0, "lr": -1.0}, "training.rounds: expected at least 1, got 0 (and 1 more)"),
     (pf.Training, {"patience": 3}, "unknown key 'training.patience'; it belongs to [evaluation]"),
     (pf.Training, {"lr_schedule": "step"}, "training: lr_schedule 'step' needs lr_gamma, got none"),
-    (pf.Evaluation, {"evry": 2}, "unknown key 'evaluation.evry'; did you mean 'every'?"),
+    (pf.Evaluation, {"every_n_round": 2}, "unknown key 'evaluation.every_n_round'; did you mean 'every_n_rounds'?"),
     (pf.Evaluation, {"metrics": "f1"}, "evaluation.metrics: expected a list, got 'f1'"),
-    (pf.Privacy, {"clip": -1.0}, "privacy.upload_clip_norm: expected at least 0, got -1.0"),
-    (pf.Availability, {"drop": 2.0}, "availability.dropout_rate: expected at most 1, got 2.0"),
-    (pf.Devices, {"presets": {"mine": {"compute": 1.0}}}, "expected the key 'devices.custom.mine.memory_bytes'"),
-    (pf.Devices, {"presets": {"gpu": {"memori": 1.0}}}, "unknown key 'devices.custom.gpu.memori'; did you mean"),
+    (pf.Privacy, {"upload_clip_norm": -1.0}, "privacy.upload_clip_norm: expected at least 0, got -1.0"),
+    (pf.Availability, {"dropout_rate": 2.0}, "availability.dropout_rate: expected at most 1, got 2.0"),
+    (pf.Devices, {"custom": {"mine": {"flops": 1.0}}}, "expected the key 'devices.custom.mine.memory_bytes'"),
+    (
+        pf.Devices,
+        {"custom": {"gpu": {"memory_byte": 1.0}}},
+        "unknown key 'devices.custom.gpu.memory_byte'; did you mean",
+    ),
 ]
 
 

@@ -89,7 +89,7 @@ def test_hidden_layers_are_blocks_and_dropout_and_pooling_belong_to_them():
     x = torch.randn(5, 1, 6, 6)
     inner = nn.Sequential(*layers).eval()(x).mean((2, 3))
     torch.testing.assert_close(exits(x)[0], exits.early_exits.block1.linear(inner))
-    assert list(dict(exits.early_exits.block1.named_children())) == ["processes", "flatten", "linear"]
+    assert list(dict(exits.early_exits.block1.named_children())) == ["pool", "flatten", "linear"]
 
 
 def test_behind_a_plain_sum_the_exit_normalizes_first():
@@ -97,7 +97,7 @@ def test_behind_a_plain_sum_the_exit_normalizes_first():
     tail = [nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)]
     exits, x = attach(nn.Sequential(*body, *tail), (0.6, 1.0)).eval(), torch.randn(4, 3, 8, 8)
     assert (exits.blocks, exits.of) == ((2, 3), 3)
-    assert list(dict(exits.early_exits.block2.named_children())) == ["norm", "relu", "processes", "flatten", "linear"]
+    assert list(dict(exits.early_exits.block2.named_children())) == ["norm", "relu", "pool", "flatten", "linear"]
     norm, sums = exits.early_exits.block2.norm, nn.Sequential(*body[:2]).eval()(x)
     torch.testing.assert_close(exits(x)[0], exits.early_exits.block2.linear(norm(sums).relu().mean((2, 3))))
     plain = attach(Forward(lambda m, x: m.b(x1 := m.a(x)) + x1, a=nn.Linear(4, 6), b=nn.Linear(6, 6)), (1.0,))

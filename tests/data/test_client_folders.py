@@ -109,17 +109,17 @@ def test_refusals_of_texts(tmp_path: Path) -> None:
 
 
 def test_folders_of_images(tmp_path: Path) -> None:
-    grey = np.zeros((4, 4), dtype=np.uint8)
+    gray = np.zeros((4, 4), dtype=np.uint8)
     for place, level in (("x/train/cat", 1), ("x/test/cat", 2), ("y/train/dog", 3), ("y/test/cat", 4)):
-        put(tmp_path / place / "0.png", encode(grey + level))
+        put(tmp_path / place / "0.png", encode(gray + level))
     source = read(tmp_path)
     assert source.class_names == ("cat", "dog")
     assert source.train.y.tolist() == [0, 1]
     assert source.train.x[:, 0, 0, 0].tolist() == [1, 3]
     assert source.test is not None
     assert source.test.y.tolist() == [0, 0]
-    put(tmp_path / "z" / "train" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
-    put(tmp_path / "z" / "test" / "cat" / "0.png", encode(np.tile(grey, (2, 2))))
+    put(tmp_path / "z" / "train" / "cat" / "0.png", encode(np.tile(gray, (2, 2))))
+    put(tmp_path / "z" / "test" / "cat" / "0.png", encode(np.tile(gray, (2, 2))))
     assert "got 1 x 8 x 8 of 'z'" in refusal(tmp_path)
     assert len(read(tmp_path, image_size=4).train) == 3
     assert "no use for label_column" in refusal(tmp_path, label_column="kind")

@@ -22,7 +22,7 @@ from polyfed.registry import DATASETS, PARTITIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-OLD_KEYS = {"name", "clients", "partition", "split", "test", "holdout"}
+ALWAYS = {"dataset", "num_clients", "partition", "split", "test", "holdout"}
 
 
 def recipe(seed: int = 0, **data: Any) -> Recipe:
@@ -46,20 +46,23 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_keys_without_effect_are_left_out() -> None:
-    assert set(kept(num_clients=3)) == OLD_KEYS
-    assert set(kept(partition="quantity")) == OLD_KEYS | {"alpha", "min_size"}
-    natural = {"partition": "by_group", "group_by": "user"}
-    assert set(kept(**natural)) == OLD_KEYS - {"clients"} | {"group_by"}
-    assert kept(**natural, num_clients=10)["clients"] == 10
-    assert set(kept(feature_shift="noise")) == OLD_KEYS | {"skew", "feature_shift_strength"}
+    assert set(kept(num_clients=3)) == ALWAYS
+    assert set(kept(partition="quantity")) == ALWAYS | {"dirichlet_alpha", "min_samples"}
+    by_user = {"partition": "by_group", "group_by": "user"}
+    assert set(kept(**by_user)) == ALWAYS - {"num_clients"} | {"group_by"}
+    assert kept(**by_user, num_clients=10)["num_clients"] == 10
+    assert set(kept(feature_shift="noise")) == ALWAYS | {"feature_shift", "feature_shift_strength"}
     assert kept(partition="flwr:Any", partitioner={"alpha": 0.5})["partitioner"] == {"alpha": 0.5}
-    assert set(kept(partition="flwr:Any")) == OLD_KEYS
-    assert set(kept(train_splits=["train", "extra"], public_dataset="plants")) == OLD_KEYS | {"train_splits", "public"}
-    assert kept(dataset="hub:a/b", config="s", revision="r")["subset"] == "s"
+    assert set(kept(partition="flwr:Any")) == ALWAYS
+    assert set(kept(train_splits=["train", "extra"], public_dataset="plants")) == ALWAYS | {
+        "train_splits",
+        "public_dataset",
+    }
+    assert kept(dataset="hub:a/b", config="s", revision="r")["config"] == "s"
 
 
-def test_natural_without_clients_is_one_per_value(folder: Path) -> None:
-    data, where = DataCache(), {"name": "letters", "root": str(folder), "label_column": "label"}
+def test_by_group_without_clients_is_one_per_value(folder: Path) -> None:
+    data, where = DataCache(), {"dataset": "letters", "root": str(folder), "label_column": "label"}
     by_writer = {**where, "partition": "by_group", "group_by": "writer", "split": "8:1:1"}
     assert len(data.federated(recipe(**by_writer)).clients) == 8
     assert len(data.federated(recipe(**by_writer, num_clients=4)).clients) == 4
@@ -93,22 +96,22 @@ def test_a_partitioner_of_flower_from_a_recipe() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"partition": "naturel", "group_by": "a"}, "data.partition: unknown partition 'naturel'; did you mean"),
+        ({"partition": "by_grup", "group_by": "a"}, "data.partition: unknown partition 'by_grup'; did you mean"),
         ({"partition": "flower:IidPartitioner"}, "did you mean 'flwr:DirichletPartitioner'"),
         ({"partition": "flwr:"}, "unknown partition 'flwr:'"),
         ({"partition": "by_group"}, "partition 'by_group' expects group_by"),
         ({"partitioner": {"alpha": 1}}, "partitioner = a table does nothing beside partition = 'iid'"),
-        ({"subset": "small"}, "expect a name 'hub:owner/name', got 'digits'"),
+        ({"config": "small"}, "expect a dataset 'hub:owner/name', got 'digits'"),
         (
-            {"skew": "color"},
-            "data.feature_shift: expected 'none', 'rotation', 'noise' or 'color', got 'color'; did you mean",
+            {"feature_shift": "colr"},
+            "data.feature_shift: expected 'none', 'rotation', 'noise' or 'color', got 'colr'; did you mean",
         ),
         ({"feature_shift_strength": 1.5}, "data.feature_shift_strength: expected at most 1"),
         ({"feature_shift_strength": -0.1}, "data.feature_shift_strength: expected at least 0"),
         ({"train_splits": []}, "data.train_splits: expected at least 1"),
         ({"train_splits": "train"}, "data.train_splits: expected a list"),
         ({"public_samples": 0}, "data.public_samples: expected at least 1"),
-        ({"natural_colum": "a"}, "did you mean 'group_by'"),
+        ({"group_byy": "a"}, "did you mean 'group_by'"),
     ],
 )
 def test_wrong_keys_are_one_line(data: dict[str, Any], said: str) -> None:

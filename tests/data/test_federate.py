@@ -32,7 +32,7 @@ def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10
 
 
 def deal(source: Source, seed: int = 0, **settings_: Any) -> FederatedDataset:
-    return federate(source, **{"clients": 20, "partition": "by_class", "rng": purposes(seed), **settings_})
+    return federate(source, **{"num_clients": 20, "partition": "by_class", "rng": purposes(seed), **settings_})
 
 
 def ids(samples: Samples) -> list[int]:
@@ -76,7 +76,7 @@ def counts(samples: Samples, class_count: int = 10) -> np.ndarray:
 
 @pytest.mark.parametrize("holdout", [0, 1000])
 def test_the_reference_job(holdout: int) -> None:
-    """CIFAR-10's sizes: 20 clients in a ring, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
+    """CIFAR-10's sizes: 20 clients, dealt round robin, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
     source = numbered(5000, 1000)
     federated = deal(source, split="official", max_train_per_client=500, max_test_per_client=100, holdout=holdout)
     check(federated, source)
@@ -91,12 +91,12 @@ def test_the_reference_job(holdout: int) -> None:
     assert federated.unused == 60000 - holdout - 20 * 600
 
 
-def test_the_ring_without_holdout_draws_nothing() -> None:
+def test_round_robin_without_holdout_draws_nothing() -> None:
     a, b = (deal(numbered(), seed, split="official") for seed in (0, 1))
     assert [ids(s) for s in sets(a)] == [ids(s) for s in sets(b)]
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet", "classes"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "by_class"])
 def test_seeds(partition: str) -> None:
     source = numbered()
     a, b, c = (deal(source, seed, partition=partition, holdout=50) for seed in (0, 0, 1))
@@ -109,7 +109,7 @@ def test_seeds(partition: str) -> None:
 
 
 @pytest.mark.parametrize("each", [2, 5])
-@pytest.mark.parametrize("how", ["ring", "fedrep", "shamsian"])
+@pytest.mark.parametrize("how", ["round_robin", "shards", "shamsian"])
 def test_eight_one_one_pools_both_sides(how: str, each: int) -> None:
     source = numbered(500, 100)
     federated = deal(source, class_assignment=how, classes_per_client=each, split="8:1:1")
@@ -146,7 +146,7 @@ def test_a_split_is_drawn_not_cut_in_file_order() -> None:
     assert any(max(ids(client.train)) > min(ids(client.test)) for client in federated.clients)
 
 
-@pytest.mark.parametrize("partition", ["iid", "dirichlet", "classes"])
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "by_class"])
 def test_official_sides_stay_apart(partition: str) -> None:
     source = numbered()
     federated = deal(source, num_clients=10, partition=partition, split="official:9:1")
@@ -231,7 +231,9 @@ def test_clients_take_the_caps_of_a_list_in_turn() -> None:
 
 
 def test_no_more_caps_than_clients() -> None:
-    with pytest.raises(RequestError, match=r"^max_train: expected one cap, or a list of at most 5, .*; got 6 caps$"):
+    with pytest.raises(
+        RequestError, match=r"^max_train_per_client: expected one cap, or a list of at most 5, .*; got 6 caps$"
+    ):
         deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[10] * 6)
     with pytest.raises(RequestError, match=r"; got 0 caps$"):
         deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[])
@@ -242,7 +244,7 @@ def test_no_more_caps_than_clients() -> None:
 
 def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> None:
     """FedHeNN's Figure 3."""
-    settings_: dict[str, Any] = {"clients": 10, "partition": "by_class", "split": "official:9:1"}
+    settings_: dict[str, Any] = {"num_clients": 10, "partition": "by_class", "split": "official:9:1"}
     whole, some, more = (deal(numbered(), halved_client_fraction=share, **settings_) for share in (0.0, 0.3, 0.5))
     halved = []
     for few, expected in ((some, 3), (more, 5)):
@@ -269,7 +271,7 @@ def test_a_ready_partition() -> None:
     assert [counts(c.test, 2).tolist() for c in federated.clients] == [[2, 0], [0, 2]]
     with pytest.raises(RequestError, match="holdout=0"):
         deal(source, num_clients=2, partition=Partition(rows, 0), split="official", holdout=1)
-    with pytest.raises(RequestError, match="clients=2"):
+    with pytest.raises(RequestError, match="num_clients=2"):
         deal(source, num_clients=3, partition=Partition(rows, 0), split="official")
     with pytest.raises(RequestError, match="client 1 has 99"):
         deal(source, num_clients=2, partition=Partition((np.array([0]), np.array([99]))), split="official")
@@ -297,8 +299,8 @@ def test_a_function_as_partition() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (3, "row numbers for every client.*came int"),
-        ([[0.5], [1.0]], "row numbers for every client.*came list"),
+        (3, "row numbers for every client.*got int"),
+        ([[0.5], [1.0]], "row numbers for every client.*got list"),
         ([[0, 1], [1, 2]], "row 1 more than once"),
         ([[0, 1]], "partition of 2 clients, got one of 1"),
         ([[0], [99]], "client 1 has 99"),
@@ -315,13 +317,13 @@ def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"clients": 0}, "clients"),
-        ({"clients": 7000, "partition": "iid"}, "as many clients as rows"),
+        ({"num_clients": 0}, "num_clients"),
+        ({"num_clients": 7000, "partition": "iid"}, "as many clients as rows"),
         ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),
-        ({"partition": "dirichlet", "alpha": 0.0}, "alpha"),
-        ({"deal": "fedrap"}, "did you mean 'fedrep'"),
+        ({"partition": "dirichlet", "dirichlet_alpha": 0.0}, "alpha"),
+        ({"class_assignment": "shard"}, "did you mean 'shards'"),
         ({"classes_per_client": 11}, "at most 10"),
-        ({"test": "globe"}, "did you mean 'global'|client, global"),
+        ({"test": "globe"}, "did you mean 'global'|local, global"),
         ({"split": "8-1-1"}, "expected split"),
         ({"split": "8:1"}, "expected split"),
         ({"split": "0:1:1"}, "train above 0"),
@@ -331,11 +333,11 @@ def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
         ({"holdout": 5000}, "holdout below the 5000"),
         ({"holdout": -1}, "holdout"),
         ({"holdout": 2.5}, "holdout"),
-        ({"max_train": 0}, "max_train"),
-        ({"max_train": [10, 0]}, "max_train"),
-        ({"halved": 1.5}, "halved: expected a share"),
-        ({"max_test": True}, "max_test"),
-        ({"clients": 5500, "partition": "iid", "split": "1:0:1"}, "test row for every client, client 500 "),
+        ({"max_train_per_client": 0}, "max_train_per_client"),
+        ({"max_train_per_client": [10, 0]}, "max_train_per_client"),
+        ({"halved_client_fraction": 1.5}, "halved_client_fraction: expected a share"),
+        ({"max_test_per_client": True}, "max_test_per_client"),
+        ({"num_clients": 5500, "partition": "iid", "split": "1:0:1"}, "test row for every client, client 500 "),
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], said: str) -> None:
@@ -345,7 +347,7 @@ def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], said: str
 
 
 def test_official_needs_a_test_side() -> None:
-    for test in ("client", "global"):
+    for test in ("local", "global"):
         with pytest.raises(RequestError, match="has none; use '8:1:1'"):
             deal(numbered(50, None), split="official", test=test)
     with pytest.raises(RequestError, match="test part above 0"):

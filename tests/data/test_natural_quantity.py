@@ -42,11 +42,11 @@ def users(train: list[Any], test: list[Any] | None, test_column: bool = True) ->
 
 
 def deal(source: Source, seed: int = 0, **options: Any) -> FederatedDataset:
-    given_ = {"clients": None, "partition": "by_group", "group_by": "user", "rng": purposes(seed)}
+    given_ = {"num_clients": None, "partition": "by_group", "group_by": "user", "rng": purposes(seed)}
     return federate(source, **{**given_, **options})
 
 
-# natural -------------------------------------------------------------------------------------------------------------
+# by group ----------------------------------------------------------------------------------------------------------
 
 
 def test_one_client_per_value_in_sorted_order() -> None:
@@ -126,14 +126,14 @@ def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"clients": 4}, "there are values to deal by (3), got 4"),
-        ({"clients": 0}, "clients"),
+        ({"num_clients": 4}, "there are values to deal by (3), got 4"),
+        ({"num_clients": 0}, "clients"),
         ({"group_by": None}, "expects group_by"),
         ({"group_by": "usr"}, "did you mean 'user'"),
         ({"partition": "iid"}, "clients"),
     ],
 )
-def test_natural_refuses(options: dict[str, Any], said: str) -> None:
+def test_by_group_refuses(options: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as caught:
         deal(users([1, 1, 2, 2, 3, 3] * 4, None), **options)
     assert said in str(caught.value)
@@ -206,7 +206,11 @@ def test_quantity_in_a_federation() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"alpha": 0.0}, "quantity"), ({"min_size": 0}, "min_size"), ({"min_size": 51}, "min_size of at most 50")],
+    [
+        ({"alpha": 0.0}, "quantity"),
+        ({"min_samples": 0}, "min_samples"),
+        ({"min_samples": 51}, "min_samples of at most 50"),
+    ],
 )
 def test_quantity_refuses(options: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError, match=said):

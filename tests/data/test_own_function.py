@@ -68,8 +68,8 @@ def test_both_sides(name: str) -> None:
 
 
 def test_a_recipe_runs_on_it_and_deals_by_its_columns() -> None:
-    natural = {"name": "own_data:source", "partition": "by_group", "group_by": "user"}
-    recipe = pf.Recipe.from_dict({"data": natural, **MODELS, "training": {"rounds": 1}})
+    by_user = {"dataset": "own_data:source", "partition": "by_group", "group_by": "user"}
+    recipe = pf.Recipe.from_dict({"data": by_user, **MODELS, "training": {"rounds": 1}})
     assert len(pf.run(recipe).result["accuracy_per_client"]) == 5
     with pytest.raises(RequestError, match="has no column 'users'; did you mean 'user'"):
         load("own_data:source", columns=("users",))

@@ -74,7 +74,7 @@ def test_draws_repeat_by_seed_and_differ_between_seeds(name: str) -> None:
 def test_the_registry_knows_them() -> None:
     assert PARTITIONS["iid"] is iid
     assert PARTITIONS["dirichlet"] is dirichlet
-    assert PARTITIONS["classes"] is by_class
+    assert PARTITIONS["by_class"] is by_class
 
 
 @quick
@@ -142,7 +142,7 @@ def test_dirichlet_says_when_it_cannot() -> None:
         dirichlet(labels(), 101, generator(), 0.5)
     with pytest.raises(RequestError, match=r"one of 20 draws.*larger alpha"):
         dirichlet(labels(), 90, generator(), 0.05, max_tries=20)
-    with pytest.raises(RequestError, match="min_size"):
+    with pytest.raises(RequestError, match="min_samples"):
         dirichlet(labels(), 5, generator(), 0.5, min_samples=0)
     with pytest.raises(RequestError, match="max_tries"):
         dirichlet(labels(), 5, generator(), 0.5, max_tries=0)
@@ -155,7 +155,7 @@ def test_dirichlet_ends_at_extreme_alphas(alpha: float) -> None:
         check(dirichlet(y, 4, generator(), alpha, min_samples=1), y, 4)
 
 
-# classes -------------------------------------------------------------------------------------------------------------
+# by class ----------------------------------------------------------------------------------------------------------
 
 
 @quick
@@ -199,11 +199,11 @@ def test_ring_shares_differ_by_at_most_one_row() -> None:
     assert all(set(np.flatnonzero(counts[c])) == {(c + i) % 10 for i in range(3)} for c in range(25))
 
 
-def test_ring_leaves_classes_nobody_holds_and_counts_them() -> None:
+def test_round_robin_leaves_classes_nobody_holds_and_counts_them() -> None:
     assert by_class(labels(), 2, generator(), 2, "round_robin").unused == 700
 
 
-def test_fedrep_sizes_are_the_papers() -> None:
+def test_shards_sizes_are_the_papers() -> None:
     y = labels(5000)
     for each in (2, 5):
         partition = by_class(y, 100, generator(), each, "shards")
@@ -211,7 +211,7 @@ def test_fedrep_sizes_are_the_papers() -> None:
         assert partition.unused == 0
 
 
-def test_fedrep_as_the_code_can_deal_a_class_twice() -> None:
+def test_shards_as_the_code_can_deal_a_class_twice() -> None:
     y = labels()
     single = [
         int((table(by_class(y, 100, generator(seed), 2, "shards", distinct=False), y) > 0).sum(axis=1).min())
@@ -221,7 +221,7 @@ def test_fedrep_as_the_code_can_deal_a_class_twice() -> None:
     check(by_class(y, 100, generator(), 2, "shards", distinct=False), y, 100)
 
 
-def test_fedrep_pairs_are_mixed_and_shards_contiguous() -> None:
+def test_shards_pairs_are_mixed_and_shards_contiguous() -> None:
     y = labels()
     partition = by_class(y, 100, generator(), 2, "shards")
     pairs = {tuple(np.flatnonzero(row)) for row in table(partition, y)}
@@ -230,7 +230,7 @@ def test_fedrep_pairs_are_mixed_and_shards_contiguous() -> None:
     assert sorted(mine) == list(range(100))
 
 
-def test_fedrep_says_which_number_of_clients_would_do() -> None:
+def test_shards_says_which_number_of_clients_would_do() -> None:
     with pytest.raises(RequestError, match="use 10 or 15 clients"):
         by_class(labels(), 12, generator(), 2, "shards")
 
@@ -265,10 +265,10 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
         ({"classes_per_client": 11}, "at most 10 classes"),
         ({"classes_per_client": 2.0}, "whole number"),
         ({"classes_per_client": True}, "whole number"),
-        ({"deal": "rings"}, "did you mean 'ring'"),
+        ({"class_assignment": "round_robbin"}, "did you mean 'round_robin'"),
     ],
 )
-def test_classes_refuses(kwargs: dict[str, object], said: str) -> None:
+def test_by_class_refuses(kwargs: dict[str, object], said: str) -> None:
     with pytest.raises(RequestError, match=said):
         by_class(labels(), 10, generator(), **kwargs)  # type: ignore[arg-type]
 

@@ -28,12 +28,12 @@ def source(test: bool = True) -> Source:
     return from_tensors((x[:600], y), (x[600:], y_test) if test else None, 6, train_columns=train_columns)
 
 
-def deal(partition: Any, seed: int = 0, clients: int = 5, **arguments: Any) -> FederatedDataset:
+def deal(partition: Any, seed: int = 0, num_clients: int = 5, **arguments: Any) -> FederatedDataset:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return federate(
             source(),
-            num_clients=clients,
+            num_clients=num_clients,
             partition=partition,
             partitioner=arguments,
             rng=purposes(seed),

@@ -17,7 +17,7 @@ from polyfed.data.transforms import resize
 from polyfed.errors import RequestError
 from polyfed.experiments import prediction
 
-GREY = np.arange(36, dtype=np.uint8).reshape(6, 6)
+GRAY = np.arange(36, dtype=np.uint8).reshape(6, 6)
 read, refusal = reading("images")
 
 
@@ -30,11 +30,11 @@ def put(place: Path, *pixels: np.ndarray, form: str = "PNG") -> None:
 
 @pytest.fixture
 def animals(tmp_path: Path) -> Path:
-    """Training: two bees (values from 0 and 2), one ape (1); test: one of each (3, 4); all grey, 6 x 6."""
-    put(tmp_path / "train" / "bee", GREY, GREY + 2)
-    put(tmp_path / "train" / "ape", GREY + 1)
-    put(tmp_path / "test" / "ape", GREY + 3)
-    put(tmp_path / "test" / "bee", GREY + 4)
+    """Training: two bees (values from 0 and 2), one ape (1); test: one of each (3, 4); all gray, 6 x 6."""
+    put(tmp_path / "train" / "bee", GRAY, GRAY + 2)
+    put(tmp_path / "train" / "ape", GRAY + 1)
+    put(tmp_path / "test" / "ape", GRAY + 3)
+    put(tmp_path / "test" / "bee", GRAY + 4)
     return tmp_path
 
 
@@ -43,16 +43,16 @@ def test_sides_classes_and_order(animals: Path) -> None:
     source = read(animals)
     assert source.class_names == ("ape", "bee")
     assert source.train.y.tolist() == [0, 1, 1]  # the classes in turn
-    assert torch.equal(source.train.x[:, 0], torch.from_numpy(np.stack([GREY + 1, GREY, GREY + 2])))
+    assert torch.equal(source.train.x[:, 0], torch.from_numpy(np.stack([GRAY + 1, GRAY, GRAY + 2])))
     assert source.test is not None
     assert source.test.y.tolist() == [0, 1]
     assert source.test.x[:, 0, 0, 0].tolist() == [3, 4]
-    assert source.mean == pytest.approx([np.mean([GREY + 1, GREY, GREY + 2]) / 255])
+    assert source.mean == pytest.approx([np.mean([GRAY + 1, GRAY, GRAY + 2]) / 255])
 
 
 def test_class_folders_alone_are_a_training_side_and_numbers_go_by_value(tmp_path: Path) -> None:
     for name in ("10", "9", "2"):
-        put(tmp_path / name, GREY + int(name))
+        put(tmp_path / name, GRAY + int(name))
     source = load(f"images:{tmp_path.name}", tmp_path.parent)
     assert source.test is None
     assert source.class_names == ("2", "9", "10")
@@ -60,8 +60,8 @@ def test_class_folders_alone_are_a_training_side_and_numbers_go_by_value(tmp_pat
 
 
 def test_other_splits_can_make_the_training_side(animals: Path) -> None:
-    put(animals / "extra" / "ape", GREY + 9)
-    put(animals / "extra" / "bee", GREY + 8)
+    put(animals / "extra" / "ape", GRAY + 9)
+    put(animals / "extra" / "bee", GRAY + 8)
     assert read(animals, train_splits=["train", "extra"]).train.x[:, 0, 0, 0].tolist() == [1, 0, 2, 9, 8]
     assert "expected a split 'extras'" in refusal(animals, train_splits=["extras"])
 
@@ -79,21 +79,21 @@ def test_a_relative_path_is_below_root_or_the_present_folder_or_the_environments
 
 
 def test_several_sizes_need_image_size(tmp_path: Path) -> None:
-    put(tmp_path / "a", GREY)
-    put(tmp_path / "b", np.tile(GREY, (2, 2)))
+    put(tmp_path / "a", GRAY)
+    put(tmp_path / "b", np.tile(GRAY, (2, 2)))
     assert "6x6 pixels as the first, got 12x12" in refusal(tmp_path)
     assert "set data.image_size" in refusal(tmp_path)
     source = read(tmp_path, image_size=4)
     assert source.train.x.shape == (2, 1, 4, 4)
-    large = Samples(torch.from_numpy(np.tile(GREY, (2, 2)))[None, None], torch.tensor([0]))
+    large = Samples(torch.from_numpy(np.tile(GRAY, (2, 2)))[None, None], torch.tensor([0]))
     assert torch.equal(source.train.x[1:], resize(large, 4).x)
 
 
-def test_grey_among_rgb_becomes_rgb_and_jpeg_is_read(tmp_path: Path) -> None:
-    put(tmp_path / "a", GREY)
+def test_gray_among_rgb_becomes_rgb_and_jpeg_is_read(tmp_path: Path) -> None:
+    put(tmp_path / "a", GRAY)
     put(tmp_path / "b", np.full((6, 6, 3), (250, 10, 10), dtype=np.uint8), form="JPEG")
     x = read(tmp_path).train.x
-    assert torch.equal(x[0], torch.from_numpy(GREY).expand(3, 6, 6))
+    assert torch.equal(x[0], torch.from_numpy(GRAY).expand(3, 6, 6))
     assert x[1, 0].float().mean() > 200 > 50 > x[1, 1].float().mean()
 
 
@@ -103,7 +103,7 @@ def test_decoded_once_until_an_image_or_the_size_changes(animals: Path, monkeypa
         patched.setattr(image_folders, "_decoded", None)
         assert torch.equal(read(animals).train.x, first.train.x)
     assert read(animals, image_size=3).train.x.shape == (3, 1, 3, 3)
-    put(animals / "train" / "ape", GREY + 7)
+    put(animals / "train" / "ape", GRAY + 7)
     assert read(animals).train.x[0, 0, 0, 0] == 7
 
 
@@ -111,13 +111,13 @@ def test_refusals(animals: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     empty = tmp_path_factory.mktemp("empty")
     assert "got no such folder" in refusal(empty / "none")
     assert "one folder of images per class" in refusal(empty)
-    put(empty / "a", GREY)
+    put(empty / "a", GRAY)
     assert "two or more classes" in refusal(empty)
     (empty / "b").mkdir()
     assert "images (.png, .jpg) of class 'b'" in refusal(empty)
     (empty / "b" / "1.png").write_bytes(b"no image")
     assert "do not decode" in refusal(empty)
-    put(animals / "test" / "cat", GREY)
+    put(animals / "test" / "cat", GRAY)
     assert "got 'cat'" in refusal(animals)
     assert "no use for label_column, got 'kind'" in refusal(animals, label_column="kind")
     assert "no use for image_column" in refusal(animals, image_column="kind")

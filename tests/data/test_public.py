@@ -31,8 +31,8 @@ def draw(other: Source, task: Source, rows: int | None = None, seed: int = 0) ->
 
 def test_colors_are_pillows() -> None:
     x = pictures(5, 3, 6, 7).train.x
-    grey = [np.asarray(Image.fromarray(p).convert("L")) for p in x.permute(0, 2, 3, 1).numpy()]
-    assert np.array_equal(convert_channels(x, 1)[:, 0].numpy(), np.stack(grey))
+    gray = [np.asarray(Image.fromarray(p).convert("L")) for p in x.permute(0, 2, 3, 1).numpy()]
+    assert np.array_equal(convert_channels(x, 1)[:, 0].numpy(), np.stack(gray))
     assert torch.equal(convert_channels(convert_channels(x, 1), 3)[:, 2], convert_channels(x, 1)[:, 0])
     assert torch.equal(convert_channels(convert_channels(x, 1), 1), convert_channels(x, 1))
     assert convert_channels(x, 3) is x
@@ -110,7 +110,7 @@ def test_public_inputs_reach_the_federation(root: Path) -> None:
 def test_a_holdout_beside_it_stays_set_aside(root: Path) -> None:
     both, held, none = (
         (build_federation(recipe(root, **options)).clients[0], DataCache().federated(recipe(root, **options)))
-        for options in ({"public": "plants", "holdout": 30}, {"holdout": 30}, {})
+        for options in ({"public_dataset": "plants", "holdout": 30}, {"holdout": 30}, {})
     )
     assert both[0].public is not None
     assert held[0].public is not None
@@ -136,7 +136,7 @@ def test_the_draw_follows_the_seed_and_is_kept(root: Path) -> None:
 def test_the_task_itself_is_no_other_set(root: Path) -> None:
     with pytest.raises(RequestError, match=r"rows of the same one that no client gets are data\.holdout"):
         recipe(root, public_dataset="digits")
-    with pytest.raises(RequestError, match="another data set than name"):
+    with pytest.raises(RequestError, match="another data set than dataset"):
         recipe(root, dataset="cifar100", public_dataset="cifar100-coarse")
     with pytest.raises(RequestError, match="did you mean 'plants'"):
         build_federation(recipe(root, public_dataset="plant"))

@@ -30,7 +30,7 @@ def source(channels: int = 3, test: bool = True) -> Source:
 
 def deal(given: Source, seed: int = 0, **options: Any) -> FederatedDataset:
     return federate(
-        given, **{"clients": 4, "partition": "iid", "split": "official:9:1", "rng": purposes(seed), **options}
+        given, **{"num_clients": 4, "partition": "iid", "split": "official:9:1", "rng": purposes(seed), **options}
     )
 
 
@@ -68,10 +68,10 @@ def test_tints_by_hand(angle: float) -> None:
     assert gains.sum() == pytest.approx(3)
     by_hand = np.clip(np.rint(x.numpy() * gains[:, None, None]), 0, 255)
     assert np.abs(tint(x, strength, angle).numpy() - by_hand).max() <= 1  # a half may round either way
-    grey = pictures(4, 1)
-    by_hand = (grey.numpy() / 255 - 0.5) * (1 + strength * np.cos(angle)) + 0.5 + strength * np.sin(angle) / 2
+    gray = pictures(4, 1)
+    by_hand = (gray.numpy() / 255 - 0.5) * (1 + strength * np.cos(angle)) + 0.5 + strength * np.sin(angle) / 2
     by_hand = np.clip(np.rint(255 * by_hand), 0, 255)
-    assert np.abs(tint(grey, strength, angle).numpy() - by_hand).max() <= 1
+    assert np.abs(tint(gray, strength, angle).numpy() - by_hand).max() <= 1
 
 
 # clients -------------------------------------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ def test_strength_zero_is_off_and_seeds_count(kind: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"skew": "rotate"}, "did you mean 'rotation'"),
-        ({"skew": "noise", "feature_shift_strength": 1.5}, "in 0..1, got 1.5"),
-        ({"skew": "noise", "feature_shift_strength": float("nan")}, "in 0..1"),
+        ({"feature_shift": "rotate"}, "did you mean 'rotation'"),
+        ({"feature_shift": "noise", "feature_shift_strength": 1.5}, "in 0..1, got 1.5"),
+        ({"feature_shift": "noise", "feature_shift_strength": float("nan")}, "in 0..1"),
     ],
 )
 def test_skew_refuses(options: dict[str, Any], said: str) -> None:

@@ -202,10 +202,10 @@ def test_files_without_a_split_in_their_names_are_training_files(tmp_path: Path)
     assert source.test is None
 
 
-def test_grey_and_jpeg_images(tmp_path: Path) -> None:
-    grey = some_images(2, (4, 4))
-    write_parquet(tmp_path / "grey" / "train.parquet", grey, {"label": [0, 1]})
-    assert np.array_equal(load("grey", tmp_path).train.x[:, 0], np.stack(grey))
+def test_gray_and_jpeg_images(tmp_path: Path) -> None:
+    gray = some_images(2, (4, 4))
+    write_parquet(tmp_path / "gray" / "train.parquet", gray, {"label": [0, 1]})
+    assert np.array_equal(load("gray", tmp_path).train.x[:, 0], np.stack(gray))
     flat = np.full((8, 8, 3), 77, dtype=np.uint8)
     write_parquet(tmp_path / "jpeg" / "train.parquet", [encode(flat, "JPEG")] * 2, {"label": [0, 1]})
     source = load("jpeg", tmp_path)
@@ -357,7 +357,7 @@ def test_no_image_and_no_label_column(tmp_path: Path) -> None:
     ("pictures", "said"),
     [
         ([*some_images(1), *some_images(1, (6, 4, 3))], "got RGB 6x4 pixels in row 1"),
-        ([*some_images(1), *some_images(1, (6, 5))], "got grey 6x5 pixels in row 1"),
+        ([*some_images(1), *some_images(1, (6, 5))], "got gray 6x5 pixels in row 1"),
         ([*some_images(1), b"no image"], "do not decode"),
         ([*some_images(1), encode(some_images(1, (40, 40, 3))[0])[:900]], "do not decode"),
         ([*some_images(1), None], "got none"),

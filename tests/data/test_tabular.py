@@ -143,7 +143,7 @@ def test_refusals_of_files(tmp_path: Path) -> None:
 def test_feature_columns_belong_to_tables() -> None:
     rest = {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
     with pytest.raises(
-        RequestError, match="feature_columns expects a name 'csv:PATH' or 'clients:PATH', got 'digits'"
+        RequestError, match="feature_columns expects a dataset 'csv:PATH' or 'clients:PATH', got 'digits'"
     ):
         pf.Recipe.from_dict({"data": {"dataset": "digits", "feature_columns": ["a"]}, **rest})
 
@@ -173,7 +173,7 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
     found = prediction.predict(tmp_path / "run", 1, new)
     assert found.accuracy is not None
     assert found.accuracy > 0.9
-    source = load(data["name"], label_column="kind")  # type: ignore[arg-type]
+    source = load(data["dataset"], label_column="kind")  # type: ignore[arg-type]
     with torch.inference_mode():
         expected = done.models[1](source.prepare(source.train.x))
     assert torch.allclose(found.scores, expected, atol=1e-5)

@@ -180,7 +180,7 @@ def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, messag
 
 
 def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"cannot read data\.vectors"):
+    with pytest.raises(RequestError, match=r"cannot read data\.word_vectors"):
         load_word_vectors(tmp_path / "none.txt", {"day"})
 
 
@@ -200,14 +200,14 @@ def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
         (lambda r: load("sentiment140", r / "no"), "dataset 'sentiment140' needs the files"),
         (
             lambda r: load("digits", words=TextConfig(vocabulary=9)),
-            "expected vocabulary with texts .* 'digits'",
+            "expected vocab_size with texts .* 'digits'",
         ),
         (lambda r: load("digits", words=TextConfig(column="text")), "expected text_column with texts"),
         (
             lambda r: load("hub:a/b", words=TextConfig(length=9)),
-            "expected length with texts in Parquet or CSV files, or of",
+            "expected max_length with texts in Parquet or CSV files, or of",
         ),
-        (lambda r: load(f"images:{r}", words=TextConfig(length=9)), "expected length with texts .* 'images:"),
+        (lambda r: load(f"images:{r}", words=TextConfig(length=9)), "expected max_length with texts .* 'images:"),
         (lambda r: load("sentiment140", r, label_column="text"), "in different columns, got 'text' for both"),
         (lambda r: load("parquet", r / "sentiment140", words=TextConfig(length=9)), "text_column names the column"),
         (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, got 0"),

@@ -127,5 +127,5 @@ def test_resizing_keeps_type_range_and_labels() -> None:
 
 
 def test_only_images_are_resized() -> None:
-    with pytest.raises(RequestError, match=r"data.image_size: expected images .* came inputs \(4, 3\)"):
+    with pytest.raises(RequestError, match=r"data.image_size: expected images .* got inputs \(4, 3\)"):
         resize(Samples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), 8)

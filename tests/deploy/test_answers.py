@@ -159,7 +159,7 @@ def test_a_torn_last_line_was_never_answered(tmp_path: Path) -> None:
         file.write('["a", "2')
     ledger.count("b", "3", 1)
     assert [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()] == [["a", "1"], ["b", "3"]]
-    with pytest.raises(RunError, match=r"at most 1 different requests for a .* came one more"):
+    with pytest.raises(RunError, match=r"at most 1 different requests for a .*, got one more"):
         ledger.count("a", "2", 1)
 
 

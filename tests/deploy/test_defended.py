@@ -68,6 +68,6 @@ def test_a_node_that_sends_classes_of_its_own_making_is_refused(tmp_path: Path) 
 
 def test_hostile_clients_are_for_simulations(tmp_path: Path) -> None:
     recipe = recipe_of("fedavg", **ONE, adversaries={"label_flip_fraction": 0.3})
-    with pytest.raises(RequestError, match=r"^hostile: expected none in a deployment"):
+    with pytest.raises(RequestError, match=r"^adversaries: expected none in a deployment"):
         serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -185,7 +185,7 @@ def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyP
         "recipe": "recipe.toml",
         "method": "fedproto",
         "seed": 1,
-        "profile": None,
+        "preset": None,
         "overrides": ["training.lr=0.5", "data.num_clients=2"],
     }
 

@@ -239,7 +239,7 @@ def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path
     assert [[told["client"] for told in record["refused"]] for record in run.history] == [[], [1], [1], [], [], []]
     assert [record["dropped"] for record in run.history] == [[], [], [], [1], [1], []]
     said = [reason for _, _, reason in troubles(tmp_path / "out")]
-    assert [reason.partition(", came")[0] for reason in said] == [
+    assert [reason.partition(", got")[0] for reason in said] == [
         "expected the facts of a letter (report)",
         "expected an answer of at most 1000000 bytes",
     ]

@@ -153,12 +153,12 @@ def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(recipe_of("local").dumps() + "\n[presets.tiny.training]\nlocal_epochs = 2\n")
     config = flower_transport._run_config(
-        {"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "profile": "tiny"}
+        {"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "preset": "tiny"}
     )
     changed = flower_transport._recipe(file, config)
     assert (changed.training.rounds, changed.training.lr, changed.training.local_epochs) == (7, 0.5, 2)
     assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
-    with pytest.raises(RequestError, match="expected 'set' and 'profile' with a recipe's file"):
+    with pytest.raises(RequestError, match="expected 'set' and 'preset' with a recipe's file"):
         flower_transport._recipe(recipe_of("local"), config)
 
 

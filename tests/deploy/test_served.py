@@ -339,7 +339,7 @@ def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
     own = f"csv:{tmp_path}/own.csv"
     said = turned_away(plain, plain, tmp_path, monkeypatch, data=own)
     assert "expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client 0's own" in said
-    told_ = {"clients": 1, "mean": [1.0, -2.0], "std": [3.0, 4.0]}
+    told_ = {"num_clients": 1, "mean": [1.0, -2.0], "std": [3.0, 4.0]}
     recipe = recipe_of("fedavg", data=told_, training={"rounds": 1}, **settings)
     wire = Nearby(recipe, tmp_path, (0,), {0: {"data": own}})
     serve(recipe, wire, out=tmp_path / "out", deadline=5)

@@ -52,7 +52,7 @@ def test_noise_for_a_target_is_the_least() -> None:
     noise = least_noise(released, settings)
     assert epsilon_of(released(noise)[1], DELTA) <= 2.0 < epsilon_of(released(noise * 0.998)[1], DELTA)
     with pytest.raises(RequestError, match=r"privacy.target_epsilon: expected one that noise can reach, got 0.1"):
-        least_noise(released, settings.model_copy(update={"target": 0.1}))
+        least_noise(released, settings.model_copy(update={"target_epsilon": 0.1}))
 
 
 class TestWithThePackage:

@@ -459,9 +459,9 @@ def test_who_was_not_drawn_keeps_nothing_of_another_width() -> None:
 # control variates (SCAFFOLD) ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_the_servers_control_is_the_mean_of_the_clients(participation: float) -> None:
-    training = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=participation)
+@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
+def test_the_servers_control_is_the_mean_of_the_clients(client_fraction: float) -> None:
+    training = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=client_fraction)
     federation = one_kind(sound.Scaffold(), training)
     zero = {n: torch.zeros_like(t) for n, t in group(federation.server.state, "control").items()}
     own = [group(c.state, "control") if "control" in c.state else zero for c in federation.clients]

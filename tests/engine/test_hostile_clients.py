@@ -139,7 +139,7 @@ def test_only_the_honest_are_scored_and_the_hostile_are_named() -> None:
     made = ran(FedAvg(), few, evaluation=every, **ALL)
     bad = hostile(made)
     assert sorted(bad.values()) == ["label_flip", "sign_flip"]
-    assert made.facts["adversaries"] == {"label_flip": 0.1, "sign_flip": 0.1, "scale": 2.0}
+    assert made.facts["adversaries"] == {"label_flip_fraction": 0.1, "sign_flip_fraction": 0.1, "attack_scale": 2.0}
     assert made.facts["evaluation"]["clients"] == "honest"
     for record in made.history:
         assert record["adversaries"] == sorted(set(record["clients"]) & bad.keys())
@@ -153,7 +153,8 @@ def test_only_the_honest_are_scored_and_the_hostile_are_named() -> None:
 
 
 def test_every_setting_of_it_bites() -> None:
-    given = [{}, {"label_flip": 0.1}, {"label_flip": 0.3}, {"sign_flip": 0.1}, {"sign_flip": 0.1, "scale": 3.0}]
+    sign = {"sign_flip_fraction": 0.1}
+    given = [{}, *({"label_flip_fraction": share} for share in (0.1, 0.3)), sign, {**sign, "attack_scale": 3.0}]
     ends = [everything(ran(FedAvg(), adversaries=Adversaries(**wish))) for wish in given]
     for place, one in enumerate(ends):
         assert all(difference(one, other) is not None for other in ends[place + 1 :])
@@ -166,7 +167,7 @@ def test_every_setting_of_it_bites() -> None:
     "method", [FedL2G(), pytest.param(FedAvg(), marks=pytest.mark.slow)], ids=lambda method: method.name
 )
 def test_every_rule_bites_and_is_another_one(method: Method) -> None:
-    shares = {"trimmed_mean": {"share": 0.1}, "multi_krum": {"share": 0.1}}
+    shares = {"trimmed_mean": {"byzantine_fraction": 0.1}, "multi_krum": {"byzantine_fraction": 0.1}}
     rules: Any = ("none", *RULES)
     ends = [
         everything(ran(method, robust_aggregation=RobustAggregation(aggregator=rule, **shares.get(rule, {}))))
@@ -202,7 +203,7 @@ def test_the_record_tells_what_it_did() -> None:
         assert record["robust_aggregation"].keys() == {"left_out", "shortened", "few"}
         assert record["robust_aggregation"]["left_out"] == [bad]
         assert record["robust_aggregation"]["shortened"] > 0, "features of those kept"
-    assert made.facts["robust_aggregation"] == {"rule": "multi_krum", "share": 0.1}
+    assert made.facts["robust_aggregation"] == {"aggregator": "multi_krum", "byzantine_fraction": 0.1}
 
 
 def test_a_median_is_not_led_astray_as_a_mean_is() -> None:
@@ -338,8 +339,8 @@ ON = [
 def test_a_recipe_asks_for_it() -> None:
     recipe = Recipe.load(QUICKSTART, ON)
     told = tomllib.loads(recipe.dumps())
-    assert told["robust_aggregation"] == {"rule": "multi_krum", "share": 0.2, "max_norm": 9.5}
-    assert told["adversaries"] == {"label_flip": 0.3}
+    assert told["robust_aggregation"] == {"aggregator": "multi_krum", "byzantine_fraction": 0.2, "max_update_norm": 9.5}
+    assert told["adversaries"] == {"label_flip_fraction": 0.3}
     assert (
         not {"robust_aggregation", "adversaries"}
         & Recipe.load(QUICKSTART, ["adversaries.sign_flip_fraction=0.0", "adversaries.attack_scale=2.0"])
@@ -363,12 +364,16 @@ def test_a_recipe_asks_for_it() -> None:
         ("robust_aggregation.bucket_size=0", "robust_aggregation.bucket_size: expected at least 1, got 0"),
         (
             "robust_aggregation.bucket_size=2",
-            "defense: bucket = 2 does nothing beside rule = 'none'; set rule to 'median', 'trimmed_mean' or",
+            "robust_aggregation: bucket_size = 2 does nothing beside aggregator = 'none'; set aggregator to "
+            "'median', 'trimmed_mean' or",
         ),
-        ("defense.norm=1.0", "unknown key 'defense.norm'"),
+        ("robust_aggregation.norm=1.0", "unknown key 'robust_aggregation.norm'"),
         ("adversaries.label_flip_fraction=1.5", "adversaries.label_flip_fraction: expected at most 1, got 1.5"),
         ("adversaries.attack_scale=0", "adversaries.attack_scale: expected more than 0, got 0"),
-        ("training.sign_flip=0.1", r"unknown key 'training.sign_flip'; it belongs to \[hostile\]"),
+        (
+            "training.sign_flip_fraction=0.1",
+            r"unknown key 'training.sign_flip_fraction'; it belongs to \[adversaries\]",
+        ),
     ],
 )
 def test_wrong_settings_are_one_line(override: str, line: str) -> None:
@@ -382,7 +387,7 @@ def test_wrong_settings_are_one_line(override: str, line: str) -> None:
         (
             FedFomo(),
             {"robust_aggregation": RobustAggregation(aggregator="median")},
-            "robust_aggregation.aggregator: expected .* came fedfomo, which sends 'model'",
+            "robust_aggregation.aggregator: expected .* got fedfomo, which sends 'model'",
         ),
         (
             FedProto(),
@@ -392,7 +397,7 @@ def test_wrong_settings_are_one_line(override: str, line: str) -> None:
         (
             FedAvg(),
             {"adversaries": Adversaries(label_flip_fraction=0.5, sign_flip_fraction=0.5)},
-            "hostile: expected at least one of the 6",
+            "adversaries: expected at least one of the 6",
         ),
     ],
 )
@@ -410,10 +415,14 @@ def test_folders_and_reports_say_so(tmp_path: Path) -> None:
         wish = [*SMALL, *extra, f"run.label={label}"]
         build_federation(Recipe.load(QUICKSTART, wish, method="fedavg"), out=tmp_path / label).run()
     result = json.loads((tmp_path / "held" / "result.json").read_text())
-    assert result["robust_aggregation"] == {"rule": "multi_krum", "share": 0.2, "max_norm": 9.5}
+    assert result["robust_aggregation"] == {
+        "aggregator": "multi_krum",
+        "byzantine_fraction": 0.2,
+        "max_update_norm": 9.5,
+    }
     assert list(result["adversarial_clients"].values()) == ["label_flip"]
     runs = find_runs(tmp_path)
-    assert {run.name: run.settings.get("label_flip") for run in runs} == {"plain": None, "held": 0.3}
+    assert {run.name: run.settings.get("label_flip_fraction") for run in runs} == {"plain": None, "held": 0.3}
     groups, _ = group_runs(runs)
     assert len(groups) == 2, "other clients are scored"
     captions = [section.caption for section in comparison(runs).sections]
@@ -441,5 +450,7 @@ def test_the_page_names_every_method_as_it_is() -> None:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         told |= {name: cells[1] for name in cells[0].split(", ") if name in METHODS}
     expected = {name: "no" if kind().rigid else "yes" for name, kind in METHODS.items()}
-    expected |= {name: "geometric, krum, clip" for name, kind in METHODS.items() if kind.unaligned}
+    expected |= {
+        name: "geometric_median, multi_krum, norm_clipping" for name, kind in METHODS.items() if kind.unaligned
+    }
     assert told == expected

@@ -25,7 +25,7 @@ from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, records
 
 FOUR = Training(rounds=4, batch_size=64, lr=0.1)
-NOISY = {"clip": 1.0, "noise": 2.0}
+NOISY = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 2.0}
 
 
 def by_hand(noise: float, times: int, delta: float = 1e-5) -> float:
@@ -126,7 +126,7 @@ def test_the_result_tells_epsilon_and_why_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_stops_alike(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**NOISY, "budget": by_hand(2.0, 3) + 1e-6}
+    settings: dict[str, Any] = {**NOISY, "max_epsilon": by_hand(2.0, 3) + 1e-6}
     whole = ran(**settings)
 
     class Stops:
@@ -165,10 +165,13 @@ def test_an_unforeseen_round_is_taken_back() -> None:
     ("settings", "told_so"),
     [
         (
-            {**NOISY, "budget": 1.0},
+            {**NOISY, "max_epsilon": 1.0},
             "privacy.max_epsilon: expected at least 1.993, what the first round comes to, got 1",
         ),
-        ({"clip": 1.0, "budget": 1.0}, "privacy.max_epsilon: expected noise, without which there is no epsilon"),
+        (
+            {"upload_clip_norm": 1.0, "max_epsilon": 1.0},
+            "privacy.max_epsilon: expected noise, without which there is no epsilon",
+        ),
     ],
 )
 def test_an_impossible_budget_is_refused_before_anything_is_written(
@@ -191,8 +194,8 @@ def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
     made = ran(method, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
     assert (
-        made.facts["privacy"]["noise"]
-        == made.plugin("privacy budget").settings.noise
+        made.facts["privacy"]["upload_noise_multiplier"]
+        == made.plugin("privacy budget").settings.upload_noise_multiplier
         == pytest.approx(2.781187, rel=1e-6)
     )
 
@@ -202,7 +205,9 @@ def test_a_target_counts_who_is_drawn() -> None:
     made = ran(training=half, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
     most = max(sum(i in r["clients"] for r in made.history) for i in range(6))
-    assert made.plugin("privacy budget").settings.noise == pytest.approx(2.781187 * math.sqrt(most / 4), rel=1e-6)
+    assert made.plugin("privacy budget").settings.upload_noise_multiplier == pytest.approx(
+        2.781187 * math.sqrt(most / 4), rel=1e-6
+    )
 
 
 # the arithmetic ---------------------------------------------------------------------------------------------------
@@ -248,6 +253,6 @@ def test_a_budget_is_kept_by_every_unit() -> None:
 
 
 def test_scoring_at_long_intervals_does_not_miss_the_end() -> None:
-    settings = {**NOISY, "budget": by_hand(2.0, 3) + 1e-6}
+    settings = {**NOISY, "max_epsilon": by_hand(2.0, 3) + 1e-6}
     made = ran(evaluation=Evaluation(every_n_rounds=2), **settings)
     assert [record["evaluated"] for record in made.history] == [False, True, True]

@@ -104,7 +104,7 @@ def score(right: int, wrong: int, auc: float = math.nan) -> Score:
 
 
 @pytest.mark.parametrize(("clients", "lowest"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
-def test_the_worst_tenth_is_rounded_up(clients: int, lowest: int) -> None:
+def test_the_bottom_decile_is_rounded_up(clients: int, lowest: int) -> None:
     scores = [score(right, 40 - right) for right in reversed(range(clients))]
     found = scoring.summary(scores, "clients")
     assert found["bottom_decile"] == pytest.approx(np.mean(np.arange(lowest) / 40))
@@ -227,11 +227,11 @@ def test_only_what_is_asked_for_is_recorded() -> None:
 
 
 def test_rounds_without_scores_have_no_figures_and_a_resumed_run_the_same(tmp_path: Path) -> None:
-    _, done = run(ALL, tmp_path / "a", every=2)
+    _, done = run(ALL, tmp_path / "a", every_n_rounds=2)
     assert done.history[0]["metrics"] == done.history[0]["accuracy_per_architecture"] == {}
     assert done.history[0]["confusion"] is None
     (tmp_path / "a" / "result.json").unlink()
-    again = run(ALL, tmp_path / "a", resume=True, every=2)[1].result
+    again = run(ALL, tmp_path / "a", resume=True, every_n_rounds=2)[1].result
     drop = {"seconds", "samples_per_second"}
     assert {k: v for k, v in again.items() if k not in drop} == {k: v for k, v in done.result.items() if k not in drop}
 

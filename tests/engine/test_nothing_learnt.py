@@ -56,7 +56,8 @@ def test_the_line() -> None:
     line = said(record(1, large))
     assert line is not None
     assert line.endswith(
-        "(4 refused: the upload is larger than robust_aggregation.max_update_norm, ...); see 'refused' in the records of the rounds"
+        "(4 refused: the upload is larger than robust_aggregation.max_update_norm, ...); see 'refused' in the records "
+        "of the rounds"
     )
     line = said(record(1, EVERY), record(2, MOST, samples=10, loss=1e30))
     assert line is not None

@@ -472,8 +472,8 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"joiners": 6}, "availability.late_joiners: expected fewer than the 6 clients, .*, got 6"),
-        ({"joiners": 1, "join_round": 3}, "join_round: expected at most training.rounds = 2, got 3"),
+        ({"late_joiners": 6}, "availability.late_joiners: expected fewer than the 6 clients, .*, got 6"),
+        ({"late_joiners": 1, "join_round": 3}, "join_round: expected at most training.rounds = 2, got 3"),
     ],
 )
 def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
@@ -492,8 +492,8 @@ def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[st
         ),
         ("availability.delay_rounds=0", "availability.delay_rounds: expected at least 1, got 0"),
         ("availability.join_round=1", "availability.join_round: expected at least 2, got 1"),
-        ("availability.drops=0.1", "unknown key 'availability.drops'; did you mean 'drop'"),
-        ("training.drop=0.1", r"unknown key 'training.drop'; it belongs to \[availability\]"),
+        ("availability.drop_rate=0.1", "unknown key 'availability.drop_rate'; did you mean 'dropout_rate'"),
+        ("training.dropout_rate=0.1", r"unknown key 'training.dropout_rate'; it belongs to \[availability\]"),
     ],
 )
 def test_mistakes_in_a_recipe_are_one_line(override: str, line: str) -> None:
@@ -512,7 +512,7 @@ def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
         "availability.delay_rounds=4",
     ]
     on = Recipe.load(QUICKSTART, [*small, *keys])
-    assert tomllib.loads(on.dumps())["availability"] == {"drop": 0.25, "dropout_stage": "after"}
+    assert tomllib.loads(on.dumps())["availability"] == {"dropout_rate": 0.25, "dropout_stage": "after"}
     off = ["availability.delay_rate=0.0", "availability.delay_rounds=4"]
     assert "availability" not in Recipe.load(QUICKSTART, off).to_dict()
     made = build_federation(on)
@@ -521,8 +521,8 @@ def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
         == on.availability
         == Availability(dropout_rate=0.25, dropout_stage="after", delay_rounds=4)
     )
-    assert made.facts["availability"] == {"drop": 0.25, "dropout_stage": "after"}
-    with pytest.raises(RequestError, match="joiners: expected fewer"):
+    assert made.facts["availability"] == {"dropout_rate": 0.25, "dropout_stage": "after"}
+    with pytest.raises(RequestError, match="late_joiners: expected fewer"):
         build_federation(Recipe.load(QUICKSTART, [*small, "availability.late_joiners=500"]))
 
 

@@ -63,7 +63,7 @@ class Shifted(Method):
 
 def federation(method: Method, **options: Any) -> Federation:
     """Three clients, the last without test data."""
-    given = {"rounds": options.pop("rounds", 2), "participation": options.pop("participation", 1.0)}
+    given = {"rounds": options.pop("rounds", 2), "client_fraction": options.pop("client_fraction", 1.0)}
     builders = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(0, 4, 6)}
     clients = [
         Client("ab"[i % 2], draw(12, (0, 1, 2), i), draw(9 + i, (0, 1, 2), 20 + i) if i < 2 else None, draw(4, (1,), 9))

@@ -143,8 +143,8 @@ def test_without_opacus_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "said"),
     [
         ({"noise_multiplier": 1.0}, "noise_multiplier: expected max_grad_norm above 0 beside it"),
-        ({**NOISY, "target": 1.0}, "target: expected no noise beside it"),
-        ({"target": 1.0}, "target: expected clip or max_grad_norm above 0"),
+        ({**NOISY, "target_epsilon": 1.0}, "target_epsilon: expected no noise beside it"),
+        ({"target_epsilon": 1.0}, "target_epsilon: expected upload_clip_norm or max_grad_norm above 0"),
         ({"max_grad_norm": 1.0, "sampling": "all"}, "sampling"),
     ],
 )

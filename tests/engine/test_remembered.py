@@ -16,14 +16,14 @@ from polyfed.methods import FedAvg, FedGH, LGFedAvg
 from polyfed.models import build
 
 
-def federation(method: object, executor: str = "serial", participation: float = 0.5, **more: Any) -> pf.Federation:
+def federation(method: object, executor: str = "serial", client_fraction: float = 0.5, **more: Any) -> pf.Federation:
     draws = torch.Generator().manual_seed(3)
     x, y = torch.randn(6, 30, 1, 8, 8, generator=draws), torch.randint(4, (6, 30), generator=draws)
     names = ("digits-cnn1", "digits-cnn3") if not isinstance(method, FedAvg) else ("digits-cnn1",)
     return pf.Federation(
         [pf.Client(names[i % len(names)], (x[i, :20], y[i, :20]), (x[i, 20:], y[i, 20:])) for i in range(6)],
         method,
-        Training(rounds=3, client_fraction=participation, batch_size=10, lr=0.1),
+        Training(rounds=3, client_fraction=client_fraction, batch_size=10, lr=0.1),
         Evaluation(extra_stages=["personal", "received"]),
         builders={name: lambda name=name: build(name, (1, 8, 8), 4) for name in names},
         **grouped(classes=4, executor=executor, workers=2 if executor == "processes" else None, **more),

@@ -113,11 +113,11 @@ def test_in_a_recipe() -> None:
     with pytest.raises(RequestError, match=r"training.lr_schedule: expected .*, got 'cosin'; did you mean 'cosine'"):
         Recipe.load(QUICKSTART, ["training.lr_schedule=cosin"])
     plain_keys = Recipe.load(QUICKSTART).to_dict()
-    assert not [key for key in plain_keys["training"] if key.startswith("lr_")]
+    assert not [key for key in plain_keys["training"] if key.startswith(("lr_", "warmup"))]
     assert not {"patience", "min_delta"} & plain_keys["evaluation"].keys()
     chosen = ["training.lr_schedule=cosine", "training.warmup_rounds=2", "evaluation.patience=3"]
     kept = Recipe.load(QUICKSTART, chosen).to_dict()
-    assert {k: v for k, v in kept["training"].items() if k.startswith("lr_")} == {
+    assert {k: v for k, v in kept["training"].items() if k.startswith(("lr_", "warmup"))} == {
         "lr_schedule": "cosine",
         "warmup_rounds": 2,
         "lr_min": 0.0,
@@ -243,7 +243,7 @@ def test_a_run_stops_by_its_validation_curve() -> None:
     whole.run()
     assert [record["validation"] for record in whole.history] == [v / 4 for v in Scripted.script]
     for patience, every, stop in ((1, 1, 4), (2, 1, 5), (3, 1, 6), (4, 1, None), (1, 2, 6)):
-        made = scripted(patience=patience, every=every)
+        made = scripted(patience=patience, every_n_rounds=every)
         result = made.run().result
         assert len(made.history) == (stop or 9), (patience, every)
         assert result["stopped_after"] == stop

@@ -380,8 +380,8 @@ ON = [
 def test_a_recipe_asks_for_it() -> None:
     recipe = Recipe.load(QUICKSTART, ON)
     told = tomllib.loads(recipe.dumps())
-    assert told["privacy"] == {"clip": 0.5, "noise": 0.01}
-    assert told["compression"] == {"share": 0.5, "precision": "float16", "feedback": True}
+    assert told["privacy"] == {"upload_clip_norm": 0.5, "upload_noise_multiplier": 0.01}
+    assert told["compression"] == {"top_k_fraction": 0.5, "dtype": "float16", "error_feedback": True}
     plain = Recipe.load(QUICKSTART, [*SMALL, "compression.top_k_fraction=1.0", "compression.error_feedback=false"])
     assert not {"privacy", "compression"} & plain.to_dict().keys()
 
@@ -392,13 +392,14 @@ def test_a_recipe_asks_for_it() -> None:
         ("privacy.upload_clip_norm=-1", "privacy.upload_clip_norm: expected at least 0, got -1"),
         (
             "privacy.upload_noise_multiplier=1.0",
-            "privacy: noise: expected clip above 0 beside it, of which it is a multiple, got 1",
+            "privacy: upload_noise_multiplier: expected upload_clip_norm above 0 beside it, of which it is "
+            "a multiple, got 1",
         ),
-        ("privacy.clips=1.0", "unknown key 'privacy.clips'; did you mean 'clip'"),
+        ("privacy.upload_clip=1.0", "unknown key 'privacy.upload_clip'; did you mean 'upload_clip_norm'"),
         ("compression.dtype=int4", "compression.dtype: expected 'float32', 'float16' or 'int8', got 'int4'"),
         ("compression.top_k_fraction=0", "compression.top_k_fraction: expected more than 0, got 0"),
         ("compression.top_k_fraction=1.5", "compression.top_k_fraction: expected at most 1, got 1.5"),
-        ("training.share=0.1", r"unknown key 'training.share'; it belongs to \[compression\]"),
+        ("training.top_k_fraction=0.1", r"unknown key 'training.top_k_fraction'; it belongs to \[compression\]"),
         ("compression.error_feedback=1", "compression.error_feedback: expected true or false, got 1"),
     ],
 )
@@ -410,8 +411,8 @@ def test_wrong_settings_are_one_line(override: str, line: str) -> None:
 def test_a_folder_says_so(tmp_path: Path) -> None:
     ran(FedAvg(), TWO.model_copy(update={"rounds": 1}), **ALL, out=tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["privacy"] == {"clip": 1.0, "noise": 0.01}
-    assert result["compression"] == {"share": 0.2, "precision": "int8", "feedback": True}
+    assert result["privacy"] == {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.01}
+    assert result["compression"] == {"top_k_fraction": 0.2, "dtype": "int8", "error_feedback": True}
     assert result["bytes_up"] < result["bytes_up_uncompressed"] == result["bytes_up_paper"]
     stored = tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     assert {name: stored[name] for name in ALL} == {name: result[name] for name in ALL}
@@ -428,7 +429,7 @@ def test_a_report_says_where_rows_differ(tmp_path: Path) -> None:
         Compression(top_k_fraction=0.5, dtype="float16"),
     )
     packed, _ = runs = find_runs(tmp_path)
-    assert packed.settings["share"] == packed.settings["clip"] == 0.5
+    assert packed.settings["top_k_fraction"] == packed.settings["upload_clip_norm"] == 0.5
     ((found,), _) = group_runs(runs)
     assert "compression.dtype differs: float16 for packed; unset for plain" in found.notes
 
@@ -451,7 +452,7 @@ def test_the_page_has_the_settings_of_the_recipe() -> None:
 
 def test_the_page_names_every_method_as_it_is() -> None:
     told = {}
-    for line in PAGE.partition("| method | share |")[2].partition("\n\n")[0].splitlines():
+    for line in PAGE.partition("| method | top_k_fraction |")[2].partition("\n\n")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         told |= {name: cells[1:3] for name in cells[0].split(", ") if name in METHODS}
     for name, kind in METHODS.items():

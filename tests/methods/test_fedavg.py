@@ -41,7 +41,7 @@ def numpy_client(w, data, lr, epochs):
 def test_two_clients_two_parameters(weighting, shares, aggregation):
     members = two_parameter_clients()
     method = FedAvg(weighting=weighting, aggregation=aggregation)
-    history = rounds(method, members, {"two": Two}, classes=2, rounds=3, epochs=2, batch_size=8, lr=0.5)
+    history = rounds(method, members, {"two": Two}, classes=2, rounds=3, local_epochs=2, batch_size=8, lr=0.5)
     w = np.array([0.3, -0.2])
     signs = set()
     for round in history:

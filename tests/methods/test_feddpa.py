@@ -60,7 +60,7 @@ def numpy_client(
 def test_two_clients_by_hand(clip: bool) -> None:
     members, lr = two_clients(), 0.3
     m = FedDPA(lambda1=0.6, lambda2=0.8, bound=0.2, clip=clip)
-    history = rounds(m, members, {"flat": Flat}, rounds=4, epochs=3, batch_size=8, lr=lr)
+    history = rounds(m, members, {"flat": Flat}, rounds=4, local_epochs=3, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()
     own = [w, w]
     signs: set[float] = set()
@@ -87,7 +87,7 @@ def test_two_clients_by_hand(clip: bool) -> None:
 def test_with_nothing_personal_and_no_pull_it_is_fedavg(weighting: Any, architectures: list[str]) -> None:
     methods = (FedDPA(threshold=1.0, lambda2=0.0, weighting=weighting), FedAvg(weighting=weighting))
     runs = [
-        rounds(m, clients(architectures, [6, 9, 14]), rounds=3, client_fraction=0.7, epochs=2, momentum=0.5)
+        rounds(m, clients(architectures, [6, 9, 14]), rounds=3, client_fraction=0.7, local_epochs=2, momentum=0.5)
         for m in methods
     ]
     for mine, plain in zip(*runs, strict=True):
@@ -131,7 +131,7 @@ STEPS: list[tuple[int, str, dict[str, Tensor], dict[str, Tensor]]] = []
 @pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
 def test_personal_entries_move_first_and_the_others_after(training: dict[str, Any]) -> None:
     STEPS.clear()
-    (one, two) = rounds(Seen(), clients(["bn"] * 2, 12), rounds=2, epochs=2, **training)
+    (one, two) = rounds(Seen(), clients(["bn"] * 2, 12), rounds=2, local_epochs=2, **training)
     for number, round in ((1, one), (2, two)):
         mine = [step for step in STEPS if step[0] == number]
         assert [step[1] for step in mine] == ["personal"] * 6 + ["shared"] * 6
@@ -155,7 +155,7 @@ def test_weights_of_0_move_like_others() -> None:
     with torch.no_grad():
         for p in model.parameters():
             p[::2] = 0
-    (round,) = rounds(FedDPA(), [Client(model, samples(12, i)) for i in range(2)], rounds=1, epochs=2)
+    (round,) = rounds(FedDPA(), [Client(model, samples(12, i)) for i in range(2)], rounds=1, local_epochs=2)
     start, end = round.down[0]["model"], round.weights[0]
     zeros = {name: t == 0 for name, t in start.items()}
     assert sum(int(mask.sum()) for mask in zeros.values()) > 15
@@ -191,7 +191,7 @@ def test_updates_are_clipped_to_the_bound() -> None:
 def test_the_second_pull_brings_the_update_to_the_bound() -> None:
     def off(lambda2: float, bound: float) -> float:
         method = FedDPA(threshold=1.0, lambda2=lambda2, bound=bound)
-        (round,) = rounds(method, clients(["shallow"], 12), rounds=1, epochs=20)
+        (round,) = rounds(method, clients(["shallow"], 12), rounds=1, local_epochs=20)
         return abs(norm(round.up[0]["model"], round.down[0]["model"]) - bound)
 
     for bound in (0.1, 6.0):  # from above and from below

@@ -212,7 +212,7 @@ def test_the_order_of_clients_matters_only_pair_by_pair():
 @pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
 def test_lars_are_taken_after_training_in_eval_mode(architecture):
     members = clients([architecture, architecture], sizes=[12, 25])
-    (round,) = rounds(FedGH(), members, rounds=1, epochs=3, lr=0.3)
+    (round,) = rounds(FedGH(), members, rounds=1, local_epochs=3, lr=0.3)
     for i, client in enumerate(members):
         data = client.data.train
         z = model_with(NETS[architecture], round.weights[i]).represent(data.x).detach().double().numpy()
@@ -254,7 +254,7 @@ def test_the_pass_over_the_data_leaves_no_trace(architecture):
 def test_identical_clients_send_identical_lars():
     torch.manual_seed(1)
     model, data = NETS["deep"](), samples(12, 0)
-    (round,) = rounds(FedGH(), [Client(model, data) for _ in range(3)], rounds=1, batch_size=12, epochs=3)
+    (round,) = rounds(FedGH(), [Client(model, data) for _ in range(3)], rounds=1, batch_size=12, local_epochs=3)
     for i in (1, 2):  # only the order of rows within the one full batch differs
         torch.testing.assert_close(round.up[i]["lars"], round.up[0]["lars"], atol=1e-6, rtol=0)
 

@@ -103,11 +103,13 @@ def test_constant_eta_aligns_in_round_1_too():
     assert all(set(m) == {"rad", "factor"} for m in history[0].down.values())
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_heterogeneous_without_weight_is_local_bit_for_bit(participation):
+@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
+def test_heterogeneous_without_weight_is_local_bit_for_bit(client_fraction):
     members = clients([*MIXED, "bn", "dropout"])
-    ours = rounds(hetero(eta0=0.0), members, rounds=3, client_fraction=participation)  # no hold-out rows: never touched
-    local = rounds(Local(), members, rounds=3, client_fraction=participation)
+    ours = rounds(
+        hetero(eta0=0.0), members, rounds=3, client_fraction=client_fraction
+    )  # no hold-out rows: never touched
+    local = rounds(Local(), members, rounds=3, client_fraction=client_fraction)
     for a, b in zip(ours, local, strict=True):
         assert a.record["bytes_down"] == 0
         assert "rad" not in a.before
@@ -305,7 +307,7 @@ def known_to_the_server(members, history, upto, seed=0):
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("processes", ["all", "selected", "seen"])
+@pytest.mark.parametrize("pool", ["all", "selected", "seen"])
 def test_kernel_alignment_of_each_pool(pool, norm):
     members = clients([*MIXED, "deep"])
     method = hetero(pool=pool, norm=norm)
@@ -407,7 +409,7 @@ def test_homogeneous_refuses_several_architectures():
 def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
     monkeypatch.setattr(kernel_alignment, "_EXACT_RANK", exact_rank)
     members = clients(MIXED)
-    history = rounds(hetero(rank=rank), members, held=public(), rounds=3, client_fraction=0.5, epochs=1)
+    history = rounds(hetero(rank=rank), members, held=public(), rounds=3, client_fraction=0.5, local_epochs=1)
     for number, round in enumerate(history, 1):
         drawn = round.record["clients"]
         assert len(drawn) == 2
@@ -522,7 +524,7 @@ def test_alignment_brings_kernels_together():
         unit = [k / np.linalg.norm(k) for k in kernels]
         return np.mean([(unit[i] * unit[j]).sum() for i in range(4) for j in range(i)])
 
-    settings = {"rounds": 8, "epochs": 2}
+    settings = {"rounds": 8, "local_epochs": 2}
     ours = rounds(hetero(eta0=1.0, size=40, batch=40), members, held=held, **settings)
     local = rounds(Local(), members, **settings)
     assert alike(ours) > alike(local) + 0.05
@@ -533,5 +535,5 @@ def test_alignment_brings_kernels_together():
 
 def test_learns():
     members = clients(MIXED, sizes=60, test=90)
-    fed, _ = federation(hetero(eta0=0.05), members, held=public(), rounds=6, epochs=2, lr=0.2)
+    fed, _ = federation(hetero(eta0=0.05), members, held=public(), rounds=6, local_epochs=2, lr=0.2)
     assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25

@@ -50,7 +50,7 @@ def latest(members, history, upto):
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("processes", ["all", "seen"])
+@pytest.mark.parametrize("pool", ["all", "seen"])
 def test_own_is_the_clients_own_kernel_alone(pool, norm):
     members = clients([*MIXED, "deep"])
     method = hetero(control="own", pool=pool, norm=norm)

@@ -290,7 +290,7 @@ def test_words_can_be_a_rad():
         assert history[1].record["sums"]["d_cka"] > 0
 
 
-@pytest.mark.parametrize("processes", ["seen", "selected"])
+@pytest.mark.parametrize("pool", ["seen", "selected"])
 def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
     """Before anybody has answered there is no K_bar: weights need no RAD then, uploads of kernels do."""
     for uploads, names in (("weights", set()), ("kernels", {"rad", "rad_draw"})):

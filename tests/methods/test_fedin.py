@@ -154,10 +154,10 @@ def sources(features, pool):
     return found
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_who_receives_whose_pairs(participation):
+@pytest.mark.parametrize("client_fraction", [1.0, 0.5])
+def test_who_receives_whose_pairs(client_fraction):
     members = clients([*MIXED, "shallow", "deep"])
-    history = rounds(FedIN(), members, rounds=5, client_fraction=participation)
+    history = rounds(FedIN(), members, rounds=5, client_fraction=client_fraction)
     senders = set()
     for last, round in itertools.pairwise(history):
         for i, message in round.down.items():
@@ -221,7 +221,7 @@ def scaled(factor):
 
 def test_pairs_are_the_senders_own_rows_after_training_in_eval_mode():
     members = clients(["bn", "deep-bn", "bn"])
-    (round,) = rounds(FedIN(), members, rounds=1, epochs=2)
+    (round,) = rounds(FedIN(), members, rounds=1, local_epochs=2)
     drawn = []
     for i, client in enumerate(members):
         model = model_with(NETS[client.architecture], round.trained[i])
@@ -407,7 +407,7 @@ def test_pairs_move_the_weights_of_round_2_but_not_of_round_1():
 )
 def test_a_whole_round_by_hand(given):
     """Six steps of four rows; pairs are visited four at a time, round and round."""
-    history = rounds(FedIN(mu=0.0, lambda_=1.5, **given), members := clients(MIXED), epochs=2)
+    history = rounds(FedIN(mu=0.0, lambda_=1.5, **given), members := clients(MIXED), local_epochs=2)
     steps = 0
     for i, client in enumerate(members):
         message = history[1].down[i]
@@ -465,7 +465,7 @@ def test_mu_adds_mu_times_the_distance_to_what_was_received():
 @pytest.mark.parametrize("architecture", ["deep", "bn"])
 def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
     members = clients([architecture] * 3)
-    history = rounds(FedIN(train_in=False, mu=0.8), members, epochs=2)
+    history = rounds(FedIN(train_in=False, mu=0.8), members, local_epochs=2)
     for number, round in enumerate(history, 1):
         ends = []
         for i, client in enumerate(members):
@@ -693,5 +693,5 @@ def test_unselected_clients_hear_nothing():
 def test_learns():
     members = [Client(a, samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 40 + i)) for i, a in enumerate(MIXED)]
     for method in (FedIN(), FedIN(noise=0.4, combine="project")):
-        fed, _ = federation(method, members, rounds=12, lr=0.01, optimizer="adam", batch_size=16, epochs=3)
+        fed, _ = federation(method, members, rounds=12, lr=0.01, optimizer="adam", batch_size=16, local_epochs=3)
         assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25

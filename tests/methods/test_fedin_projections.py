@@ -105,7 +105,7 @@ def stop(now: bool) -> None:
 @pytest.mark.parametrize("kind", ["fixed", "trained"])
 def test_worker_processes_give_the_same_bits(kind: str) -> None:
     ends = []
-    for executor in ("serial", "pool"):
+    for executor in ("serial", "processes"):
         given = {
             "builders": FAMILIES,
             "classes": CLASSES,
@@ -125,7 +125,7 @@ def test_worker_processes_give_the_same_bits(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fixed", "trained"])
 def test_learns(kind: str) -> None:
-    fed, _ = federation(projected(kind), mixed(60), FAMILIES, rounds=10, epochs=3, lr=0.01, optimizer="adam")
+    fed, _ = federation(projected(kind), mixed(60), FAMILIES, rounds=10, local_epochs=3, lr=0.01, optimizer="adam")
     assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25
 
 

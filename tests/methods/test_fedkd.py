@@ -76,7 +76,7 @@ def test_updates_are_truncated_averaged_and_truncated_again(weighting: Any, arch
 
 
 def test_full_energy_without_terms_is_fedavg_on_the_mentee() -> None:
-    kinds, options = ["wide", "broad", "bn"], {"rounds": 3, "participation": 0.7}
+    kinds, options = ["wide", "broad", "bn"], {"rounds": 3, "client_fraction": 0.7}
     method = FedKD(energy_start=1.0, energy_end=1.0, distil=0.0, mimic=0.0, shared="bn")
     found = rounds(method, clients(kinds, [8, 12, 20]), **options)[-1].after["companion"]
     averaged = rounds(FedAvg(), clients(["bn"] * 3, [8, 12, 20]), **options)[-1].after["model union"]

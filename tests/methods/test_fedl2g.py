@@ -114,7 +114,7 @@ def test_the_quiz_stays_the_same_and_is_not_trained_on():
 @pytest.mark.parametrize(("size", "studied"), [(12, 8), (3, 2), (1, 1)])
 def test_sizes_of_the_quiz(size, studied):
     """A batch of 4, half of the samples at most; who has a single sample learns from it and sends nothing."""
-    history = rounds(FedL2G(**COLD), clients(["deep"], size), epochs=1)
+    history = rounds(FedL2G(**COLD), clients(["deep"], size), local_epochs=1)
     assert all(round.record["samples"] == studied for round in history)
     assert all(bool(round.up[0]) == (size > 1) for round in history)
 

@@ -92,7 +92,7 @@ def test_two_rounds_by_hand(weighting):
 
 def test_samples_and_passages_of_a_round():
     method = FedMD(public_epochs=2, private_epochs=3, digest_epochs=4)
-    first, second = played(method, epochs=5)
+    first, second = played(method, local_epochs=5)
     once, each = 3 * (2 * 20 + 3 * 12), 3 * (4 * 20 + 5 * 12)
     assert [first.record["samples"], second.record["samples"]] == [once + each, each]
     assert all(set(states) == {"transferred"} for states in second.states.values())

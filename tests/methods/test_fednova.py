@@ -53,7 +53,7 @@ def test_rounds_by_hand(weighting, aggregation, rho, mu, gmf):
     rows = [(2.0, 0, 1), (-3.0, 0, 4), (0.8, 1, 3)]
     members = [Client("two", (torch.full((n, 1), x), torch.full((n,), y))) for x, y, n in rows]
     method = FedNova(weighting=weighting, aggregation=aggregation, mu=mu, server_momentum=gmf)
-    settings = {"rounds": 4, "batch_size": 1, "lr": 0.3, "momentum": rho, "participation": 0.7}
+    settings = {"rounds": 4, "batch_size": 1, "lr": 0.3, "momentum": rho, "client_fraction": 0.7}
     history = rounds(method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_gamma=0.8, **settings)
     w, velocity, signs = np.array([0.3, -0.2]), np.zeros(2), set()
     for number, round in enumerate(history):
@@ -83,7 +83,7 @@ def test_equal_steps_are_fedavg():
 def test_unequal_samples_alone_make_a_difference():
     """Equal epochs, unequal data: steps are counted, not epochs."""
     sizes = [4, 20]
-    runs = [rounds(m, clients(["deep"] * 2, sizes), epochs=2) for m in (FedNova(), FedAvg())]
+    runs = [rounds(m, clients(["deep"] * 2, sizes), local_epochs=2) for m in (FedNova(), FedAvg())]
     assert [float(runs[0][0].up[i]["a"]) for i in (0, 1)] == [2.0, 10.0]
     assert moved(*(shared(run[0].after) for run in runs)) > 1e-4
 

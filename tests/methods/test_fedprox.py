@@ -42,7 +42,7 @@ def test_rounds_by_hand(weighting, aggregation):
     members, mu, lr = two_parameter_clients(3), 0.7, 0.5
     method = FedProx(mu=mu, weighting=weighting, aggregation=aggregation)
     history = rounds(
-        method, members, {"two": Two}, classes=2, rounds=5, epochs=3, batch_size=8, lr=lr, client_fraction=0.7
+        method, members, {"two": Two}, classes=2, rounds=5, local_epochs=3, batch_size=8, lr=lr, client_fraction=0.7
     )
     w, signs, drawn = np.array([0.3, -0.2]), set(), set()
     for round in history:
@@ -66,7 +66,7 @@ def test_rounds_by_hand(weighting, aggregation):
 def test_the_first_step_is_fedavgs():
     """There w is what came: with one step a round the term never enters, however large mu is."""
     for epochs, alike in ((1, True), (2, False)):
-        runs = [rounds(m, clients(["bn"] * 3), batch_size=12, epochs=epochs) for m in (FedProx(mu=5.0), FedAvg())]
+        runs = [rounds(m, clients(["bn"] * 3), batch_size=12, local_epochs=epochs) for m in (FedProx(mu=5.0), FedAvg())]
         assert same(*(shared(run[-1].after) for run in runs)) == alike
 
 
@@ -94,7 +94,7 @@ def test_the_terms_gradient(architecture):
 def test_the_larger_mu_the_nearer():
     ways = []
     for mu in (0.0, 0.1, 1.0, 5.0):
-        (round,) = rounds(FedProx(mu=mu), clients(["deep"]), rounds=1, epochs=10)
+        (round,) = rounds(FedProx(mu=mu), clients(["deep"]), rounds=1, local_epochs=10)
         ways.append(moved(shared(round.before), shared(round.after)))
     assert ways == sorted(ways, reverse=True)
     assert ways[-1] < 0.5 * ways[0]
@@ -102,7 +102,7 @@ def test_the_larger_mu_the_nearer():
 
 def test_the_default_bites():
     assert FedProx().mu == 0.01
-    ends = [shared(rounds(m, clients(["deep"] * 2), epochs=3)[-1].after) for m in (FedProx(), FedAvg())]
+    ends = [shared(rounds(m, clients(["deep"] * 2), local_epochs=3)[-1].after) for m in (FedProx(), FedAvg())]
     assert moved(*ends) > 1e-6
 
 
@@ -111,7 +111,7 @@ def test_fedin_without_pairs_is_fedprox(aggregation):
     weighting = "uniform" if aggregation == "layer-wise" else "samples"
     method = FedProx(mu=0.2, aggregation=aggregation, weighting=weighting)
     other = FedIN(train_in=False, mu=0.2, aggregation=aggregation)
-    runs = [rounds(m, clients(["deep-bn", "bn", "bn"], [4, 8, 12]), rounds=3, epochs=2) for m in (method, other)]
+    runs = [rounds(m, clients(["deep-bn", "bn", "bn"], [4, 8, 12]), rounds=3, local_epochs=2) for m in (method, other)]
     for client in range(3):
         assert same(runs[0][-1].down[client]["model"], runs[1][-1].down[client]["model"])
 

@@ -177,7 +177,9 @@ def test_without_extractor_epochs_the_extractor_stays_for_ever() -> None:
 
 def test_the_extractors_epochs_are_the_trainings_unless_told() -> None:
     for epochs, own, expected in ((2, None, 2), (2, 1, 1), (1, 3, 3)):
-        (round,) = rounds(FedRep(head_epochs=0, extractor_epochs=own), clients(["shallow"], 8), rounds=1, epochs=epochs)
+        (round,) = rounds(
+            FedRep(head_epochs=0, extractor_epochs=own), clients(["shallow"], 8), rounds=1, local_epochs=epochs
+        )
         assert round.record["samples"] == 8 * expected
 
 

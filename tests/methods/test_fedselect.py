@@ -51,7 +51,7 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
     knobs = {"aggregation": aggregation, "weighting": weighting}
     method = FedSelect(growth=0.34, limit=0.7, every=every, **knobs)
     counts = [client.n if weighting == "samples" else 1 for client in members]
-    history = rounds(method, members, {"flat": Flat}, rounds=total, epochs=2, batch_size=8, lr=lr)
+    history = rounds(method, members, {"flat": Flat}, rounds=total, local_epochs=2, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()
     own, anchor, mask = [w, w], [w, w], [np.zeros((3, 2), bool)] * 2
     signs: set[float] = set()
@@ -91,7 +91,7 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
 @pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
 def test_without_masks_it_is_uniform_fedavg(off: dict[str, Any], architectures: list[str]) -> None:
     runs = [
-        rounds(method, clients(architectures, [6, 9, 14]), rounds=5, client_fraction=0.7, momentum=0.5, epochs=2)
+        rounds(method, clients(architectures, [6, 9, 14]), rounds=5, client_fraction=0.7, momentum=0.5, local_epochs=2)
         for method in (FedSelect(**{"every": 1, **off}), FedAvg(weighting="uniform"))
     ]
     for mine, plain in zip(*runs, strict=True):
@@ -161,7 +161,7 @@ STEPS: list[tuple[int, str, dict[str, Tensor]]] = []
 def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, Any]) -> None:
     STEPS.clear()
     method = Seen(every=1)
-    history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, epochs=1, **training)
+    history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, local_epochs=1, **training)
     assert [phase for number, phase, _ in STEPS if number == 1] == ["shared"] * 3
     assert [phase for number, phase, _ in STEPS if number == 2] == ["personal"] * 3 + ["shared"] * 3
     start, turn, end = STEPS[3][2], STEPS[6][2], history[1].weights[0]
@@ -174,7 +174,7 @@ def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, A
 
 
 def test_epochs_are_the_trainings() -> None:
-    history = rounds(FedSelect(every=1), clients(["shallow"], 12), rounds=2, epochs=2)
+    history = rounds(FedSelect(every=1), clients(["shallow"], 12), rounds=2, local_epochs=2)
     assert [round.record["samples"] for round in history] == [24, 48]
 
 

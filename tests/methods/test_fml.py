@@ -75,7 +75,9 @@ def numpy_step(w, v, x, y, alpha, beta, lr):
 def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> None:
     members = two_parameter_clients()
     method = FML(alpha=0.3, beta=0.8, weighting=weighting, shared="small")
-    history = rounds(method, members, {"two": Two, "small": Small}, classes=2, rounds=3, epochs=2, batch_size=8, lr=0.5)
+    history = rounds(
+        method, members, {"two": Two, "small": Small}, classes=2, rounds=3, local_epochs=2, batch_size=8, lr=0.5
+    )
     own, common, signs = [np.array([0.3, -0.2])] * 2, np.array([0.5]), set()
     for round in history:
         ends = []
@@ -98,7 +100,7 @@ def test_one_optimizer_over_both_is_two(kind: str) -> None:
     """A step of the engine is a step of each network by an optimizer of its own on its own loss."""
     settings: dict[str, Any] = {"momentum": 0.9} if kind == "sgd" else {}
     (round,) = rounds(
-        FML(shared="deep"), clients(["wide"], 12), rounds=1, epochs=3, batch_size=12, optimizer=kind, **settings
+        FML(shared="deep"), clients(["wide"], 12), rounds=1, local_epochs=3, batch_size=12, optimizer=kind, **settings
     )
     fed, _ = federation(FML(shared="deep"), clients(["wide"], 12), batch_size=12)
     pair: Any = worker(fed, 0).model
@@ -153,7 +155,7 @@ def test_the_mutual_terms_bite_at_the_defaults() -> None:
 def test_reductions_bit_for_bit(architecture: str) -> None:
     """With alpha = 1 Local, of any network; with beta = 1 FedAvg on the common one, whatever the private ones are."""
     kinds = [architecture, "wide", "broad"]
-    options: dict[str, Any] = {"rounds": 3, "participation": 0.7, "momentum": 0.5, "batch_size": 5}
+    options: dict[str, Any] = {"rounds": 3, "client_fraction": 0.7, "momentum": 0.5, "batch_size": 5}
     mutual = rounds(FML(alpha=1.0, beta=1.0, shared=architecture), clients(kinds, [10, 15, 20]), **options)
     alone = rounds(Local(), clients(kinds, [10, 15, 20]), **options)
     averaged = rounds(FedAvg(), clients([architecture] * 3, [10, 15, 20]), **options)

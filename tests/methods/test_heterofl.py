@@ -123,7 +123,7 @@ def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
     ["dynamic", "a1-b1", "dynamic_a1-f1", "fix_a1,b1", "fix_a0-b1", "fix_a1-a2", "moving_a1", "fix_a-b", "fix_A1"],
 )
 def test_rates_that_mean_nothing_are_refused_in_one_line(text):
-    with pytest.raises(RequestError, match=r"rates.*expected 'dynamic_' or 'fix_'got '" + text) as caught:
+    with pytest.raises(RequestError, match=r"rates.*expected 'dynamic_' or 'fix_'.*; got '" + text) as caught:
         Recipe.load("recipes/quickstart.toml", [f"method.rates={text}"], method="heterofl")
     assert "\n" not in str(caught.value)
 

@@ -85,7 +85,7 @@ class Reference:
 def test_rounds_by_hand(beta, local_last):
     method = InclusiveFL(beta=beta, local_last_block=local_last)
     lose = lambda r, i: (r, i) in {(1, 2), (2, 1), (2, 4)}  # noqa: E731  (an architecture without anybody)
-    history = played(method, lose=lose, rounds=4, epochs=2)
+    history = played(method, lose=lose, rounds=4, local_epochs=2)
     start = {ALL[i]: m["model"] for i, m in history[0].down.items()}
     reference = Reference(start, beta, local_last)
     for number, round in enumerate(history, 1):

@@ -48,7 +48,7 @@ def pairs_of_weights(architecture, kind, fused):
     training, make = OPTIMIZERS[kind]
     options = {name: value for name, value in training.items() if name != "optimizer"}
     members = clients([architecture] * 2, sizes=[13, 10])  # 13 in batches of 4: a last batch of 1, which BN cannot take
-    history = rounds(Local(), members, rounds=3, epochs=2, **training)
+    history = rounds(Local(), members, rounds=3, local_epochs=2, **training)
     for number, client in enumerate(members):
         model = NETS[architecture]()
         model.load_state_dict(initial(architecture, number))
@@ -125,7 +125,7 @@ def test_the_users_own_network_starts_where_it_stands_and_is_not_touched():
     mine = NETS["shallow"]()
     before = copy.deepcopy(mine.state_dict())
     data = clients(["shallow"])[0].data.train
-    fed, watch = federation(Local(), [Client(mine, data)], rounds=1, epochs=1)
+    fed, watch = federation(Local(), [Client(mine, data)], rounds=1, local_epochs=1)
     fed.run()
     assert same(mine.state_dict(), before)
     plain(mine, data, SGD(mine.parameters(), lr=0.1, fused=True), 1, 4, generator(0, "batches", "train", 1, 0))
@@ -133,5 +133,5 @@ def test_the_users_own_network_starts_where_it_stands_and_is_not_touched():
 
 
 def test_learns():
-    fed, _ = federation(Local(), clients(["shallow", "deep"], sizes=60, test=90), rounds=8, epochs=3, lr=0.2)
+    fed, _ = federation(Local(), clients(["shallow", "deep"], sizes=60, test=90), rounds=8, local_epochs=3, lr=0.2)
     assert fed.run().result["accuracy"] > 1 / CLASSES + 0.2

@@ -47,7 +47,7 @@ def test_rounds_by_hand(architecture):
     """Full batches, three epochs: every client's way from what came, with its own last model as it then was."""
     members, mu, temperature = clients([architecture] * 3, 8), 2.0, 0.3
     method = MOON(mu=mu, temperature=temperature)
-    history = rounds(method, members, rounds=4, epochs=3, batch_size=8, lr=0.3, client_fraction=0.7)
+    history = rounds(method, members, rounds=4, local_epochs=3, batch_size=8, lr=0.3, client_fraction=0.7)
     last, seen, losses = {}, 0, []
     for round in history:
         for i in round.record["clients"]:
@@ -75,7 +75,7 @@ def test_rounds_by_hand(architecture):
 
 def test_a_clients_first_round_is_fedavgs():
     """Also when it is first drawn later: no reference networks are run, and the loss is larger by mu log 2."""
-    runs = [rounds(m, clients(["bn", "deep-bn", "dropout"]), rounds=2, epochs=2) for m in (MOON(), FedAvg())]
+    runs = [rounds(m, clients(["bn", "deep-bn", "dropout"]), rounds=2, local_epochs=2) for m in (MOON(), FedAvg())]
     first, second = zip(*runs, strict=True)
     assert same(*(shared(round.after) for round in first))
     assert moved(*(shared(round.after) for round in second)) > 1e-4
@@ -156,7 +156,7 @@ def test_it_pulls_to_what_came_and_off_its_own():
     """After local training from the same weights, the representations are nearer to the received model's."""
     data = samples(40, 3)
     members = [Client("deep", data), Client("deep", samples(40, 4, (0, 1)))]
-    fed, watch = federation(MOON(mu=0.0), members, rounds=1, epochs=5)
+    fed, watch = federation(MOON(mu=0.0), members, rounds=1, local_epochs=5)
     fed.run()
     cosines = {}
     for mu in (0.0, 5.0):

@@ -61,7 +61,14 @@ def test_rounds_by_hand(control, momentum, aggregation):
     """Five rounds of two out of three clients, under a falling rate; the correction lies inside the momentum."""
     members, c, c_k, signs = two_parameter_clients(3), np.zeros(2), np.zeros((3, 2)), set()
     method = SCAFFOLD(control=control, server_lr=0.6, aggregation=aggregation)
-    settings = {"rounds": 5, "epochs": 3, "batch_size": 8, "lr": 0.4, "participation": 0.7, "momentum": momentum}
+    settings = {
+        "rounds": 5,
+        "local_epochs": 3,
+        "batch_size": 8,
+        "lr": 0.4,
+        "client_fraction": 0.7,
+        "momentum": momentum,
+    }
     fed, watch = federation(
         method, members, {"two": Two}, classes=2, lr_schedule="exponential", lr_gamma=0.7, **settings
     )
@@ -114,7 +121,7 @@ def test_with_plain_sgd_option_two_is_the_mean_gradient():
 def test_variates_start_at_zero_so_that_round_one_is_uniform_fedavg():
     for training in ({}, {"momentum": 0.9}, {"optimizer": "adam", "lr": 1e-3}):
         methods = (SCAFFOLD(), FedAvg(weighting="uniform"))
-        runs = [rounds(m, clients(["deep-bn", "bn", "bn"], [8, 12, 16]), epochs=2, **training) for m in methods]
+        runs = [rounds(m, clients(["deep-bn", "bn", "bn"], [8, 12, 16]), local_epochs=2, **training) for m in methods]
         assert not any(t.any() for m in runs[0][0].down.values() for t in m["control"].values())
         assert same(*(shared(run[0].after) for run in runs))
         assert moved(*(shared(run[1].after) for run in runs)) > 1e-4, "from round 2 on the variates bite"
@@ -257,7 +264,7 @@ def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
 
 def test_option_one_is_the_gradient_of_all_samples_at_what_came():
     """Over ragged batches; training has moved the model on, and leaves no trace in the variate."""
-    (round,) = rounds(SCAFFOLD(control="I"), members := clients(["deep"], 13), rounds=1, epochs=3)
+    (round,) = rounds(SCAFFOLD(control="I"), members := clients(["deep"], 13), rounds=1, local_epochs=3)
     model, data = NETS["deep"](), members[0].data.train
     model.load_state_dict(dict(round.down[0]["model"]))
     F.cross_entropy(model(data.x), data.y).backward()
@@ -324,12 +331,12 @@ def test_ten_local_steps_reach_the_common_optimum(control):
     """Where averaging alone ends elsewhere, however long it goes on."""
     members = [Client("two", (torch.tensor([[a]]), torch.tensor([y]))) for a, y in ((1.0, 0), (4.0, 1))]
     optimum = torch.tensor([(1 - 4) / 5, (-1 + 8) / 5])
-    history = rounds(Bowls(control=control), members, {"two": Two}, classes=2, rounds=25, epochs=10, lr=0.1)
+    history = rounds(Bowls(control=control), members, {"two": Two}, classes=2, rounds=25, local_epochs=10, lr=0.1)
     torch.testing.assert_close(shared(history[-1].after)["w"], optimum, atol=1e-4, rtol=0)
     # averaging alone settles where its w = mean of w + (1 - (1 - lr a_k)^10) (b_k - w)
     way = 1 - np.array([0.9, 0.6]) ** 10
     settled = (way @ np.array([[1.0, -1.0], [-1.0, 2.0]])) / way.sum()
-    averaged = rounds(Averaged(), members, {"two": Two}, classes=2, rounds=25, epochs=10, lr=0.1)
+    averaged = rounds(Averaged(), members, {"two": Two}, classes=2, rounds=25, local_epochs=10, lr=0.1)
     np.testing.assert_allclose(shared(averaged[-1].after)["w"], settled, atol=1e-4)
     assert np.abs(settled - optimum.numpy()).max() > 0.2
 
@@ -345,7 +352,7 @@ def test_the_common_optimum_is_reached_although_uploads_were_lost(control):
     torch.testing.assert_close(shared(history[-1].after)["w"], optimum, atol=1e-4, rtol=0)
 
 
-def test_it_learns_under_adam_and_participation():
+def test_it_learns_under_adam_and_client_fraction():
     members = [Client("deep", samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 50 + i)) for i in range(4)]
     training = {"rounds": 15, "lr": 0.01, "optimizer": "adam", "client_fraction": 0.5, "batch_size": 16}
     assert federation(SCAFFOLD(), members, **training)[0].run().result["accuracy"] > 0.6

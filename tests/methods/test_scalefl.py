@@ -225,7 +225,7 @@ def test_distillation_begins_after_its_share_of_the_rounds():
 )
 def test_levels_that_mean_nothing_are_refused_in_one_line(text):
     shown = " ".join(text.split())  # an error is one line, without runs of blanks
-    with pytest.raises(RequestError, match=r"levels.*expected levels as width@depthgot '" + shown) as caught:
+    with pytest.raises(RequestError, match=r"levels.*expected levels as width@depth.*; got '" + shown) as caught:
         Recipe.load("recipes/quickstart.toml", [f'method.levels="{text}"'], method="scalefl")
     assert "\n" not in str(caught.value)
 
@@ -378,7 +378,7 @@ def test_a_network_with_several_outputs_of_its_own_is_refused_by_any_method():
             h = self.b(self.a(x).relu()).relu()
             return self.c(h), h
 
-    for method, why in ((FedAvg(), "3 classes .* client 0 .*came a tuple"), (ScaleFL(), "Two has several outputs")):
+    for method, why in ((FedAvg(), "3 classes .* client 0 .*got a tuple"), (ScaleFL(), "Two has several outputs")):
         with pytest.raises(RequestError, match=why):
             federation(method, clients(["two"] * 2), {"two": Two})
 

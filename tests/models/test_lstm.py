@@ -141,7 +141,7 @@ def test_serial_pool_cohort_and_resume_agree_bit_for_bit(recipe: Path) -> None:
         "serial",
         "processes",
         "vectorized",
-    ):  # cohort: one client after the other, as nn.LSTM cannot be stacked
+    ):  # vectorized: one client after the other, as nn.LSTM cannot be stacked
         polyfed.run(recipe, out=executor, overrides=[f"run.executor='{executor}'"])
     with pytest.raises(Interrupted):
         polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], trackers=[stop])
@@ -174,7 +174,7 @@ def test_models_of_a_run_take_ids_again(recipe: Path) -> None:
         ("data.feature_shift='rotation'", "data.feature_shift expects"),
         ("data.word_vectors='none.txt'", "cannot read data.word_vectors"),
         ("data.vocab_size=0", "data.vocab_size"),
-        ("data.vocabulry=9", "did you mean 'vocabulary'"),
+        ("data.vocab_siz=9", "did you mean 'vocab_size'"),
     ],
 )
 def test_wrong_settings_are_one_clear_line_and_leave_nothing(recipe: Path, override: str, message: str) -> None:

@@ -120,16 +120,14 @@ def test_images_are_normalized_as_the_weights_want(fetched: list[str]) -> None:
     settings = tomllib.loads(RECIPE)
     made = build_federation(pf.Recipe.from_dict(settings))
     (mean,), (std,) = (getattr(made.clients[0].prepare, key) for key in ("mean", "std"))
-    assert (mean, std) == (pytest.approx(0.2), pytest.approx(0.3)), "grey: the mean of the channels"
+    assert (mean, std) == (pytest.approx(0.2), pytest.approx(0.3)), "gray: the mean of the channels"
     assert made.server.prepare == made.server.public.prepare == made.clients[1].prepare  # type: ignore[union-attr]
     plain = build_federation(pf.Recipe.from_dict(settings | {"models": {"architectures": ["timm:small"]}}))
     assert plain.clients[0].prepare != made.clients[0].prepare
     mixed = {"architectures": ["timm:small?pretrained", "digits-cnn1"]}
     assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
-    with pytest.raises(
-        RequestError, match=r"normalized alike, got 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"
-    ):
+    with pytest.raises(RequestError, match=r"normalized alike, got 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"):
         build_federation(pf.Recipe.from_dict(settings | {"models": two}))
     assert pretrained_normalization("timm:small") is None
     assert pretrained_normalization("digits-cnn1") is None
@@ -177,7 +175,7 @@ def test_without_a_network_one_line_and_nothing_is_written(
     ("name", "says"),
     [
         ("timm:small?pretrianed", r"expected '\?pretrained' .* got '\?pretrianed' behind 'timm:small'"),
-        ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, .* came .* behind 'digits-cnn1'"),
+        ("digits-cnn1?pretrained", r"a network of timm, torchvision or hf, .* got .* behind 'digits-cnn1'"),
         ("vit-s8?pretrained", r"expects images of at least 128 x 128, .* got 8 x 8; set data.image_size = 224"),
         ("mynets:tiny?pretrained", r"behind 'mynets:tiny'"),
         ("timm:smal?pretrained", "unknown model 'timm:smal'; did you mean 'timm:small'"),
@@ -197,12 +195,12 @@ def test_weights_of_another_network_are_refused(fetched: list[str]) -> None:
         third_party._load(Net(1, 10, 4), Net(1, 10, 3).state_dict(), "timm:large?pretrained", 10)
 
 
-def test_grey_images_see_what_rgb_images_would() -> None:
-    rgb, grey = Net(3, 10, 4).eval(), Net(1, 10, 4).eval()
-    third_party._load(grey, rgb.state_dict(), "a name", 10)
-    grey.fc.load_state_dict(rgb.fc.state_dict())
+def test_gray_images_see_what_rgb_images_would() -> None:
+    rgb, gray = Net(3, 10, 4).eval(), Net(1, 10, 4).eval()
+    third_party._load(gray, rgb.state_dict(), "a name", 10)
+    gray.fc.load_state_dict(rgb.fc.state_dict())
     x = torch.rand(2, 1, 8, 8)
-    assert torch.allclose(grey(x), rgb(x.repeat(1, 3, 1, 1)), atol=1e-6)
+    assert torch.allclose(gray(x), rgb(x.repeat(1, 3, 1, 1)), atol=1e-6)
     five = third_party._for_channels(rgb.conv1.weight, 5)
     assert torch.allclose(five[:, 3] * 5 / 3, rgb.conv1.weight[:, 0])
     assert five.shape[1] == 5
@@ -236,8 +234,8 @@ def test_timm_makes_the_weights_of_224_pixels_fit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(third_party, "_timm_options", lambda *_, **__: small)
     fewer = build(f"timm:{name}?pretrained", (1, 32, 32), 10).export()
     assert fewer["pos_embed"].shape == (1, 5, 192), "positions are resampled"
-    grey = kept["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
-    assert torch.allclose(fewer["patch_embed.proj.weight"], grey, atol=1e-6)
+    gray = kept["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
+    assert torch.allclose(fewer["patch_embed.proj.weight"], gray, atol=1e-6)
 
 
 @pytest.mark.slow

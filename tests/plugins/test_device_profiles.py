@@ -20,7 +20,7 @@ RECIPE: dict[str, Any] = {
     "models": {"architectures": ["digits-cnn1"]},
     "method": {"name": "fedgh"},
 }
-OWN = {"compute": 1e9, "memory": 1e6, "down": 1e6, "up": 1e6}
+OWN = {"flops": 1e9, "memory_bytes": 1e6, "download_bps": 1e6, "upload_bps": 1e6}
 
 
 def test_names_are_dealt_like_architectures() -> None:
@@ -44,16 +44,16 @@ def test_shares_become_whole_clients_whom_the_seed_draws() -> None:
 def test_numbers_come_before_names() -> None:
     assert dealt(Devices(profiles=["laptop"], by_client={"1": "gpu"}), 3, 0) == ["laptop", "gpu", "laptop"]
     assert dealt(Devices(by_client={"0": "gpu", "1": "laptop"}), 2, 0) == ["gpu", "laptop"]
-    with pytest.raises(RequestError, match=r"each of the 3 clients.*came none for 1, 2"):
+    with pytest.raises(RequestError, match=r"each of the 3 clients.*got none for 1, 2"):
         dealt(Devices(by_client={"0": "gpu"}), 3, 0)
     with pytest.raises(RequestError, match=r"expected clients 0 to 2, got 3"):
         dealt(Devices(profiles=["laptop"], by_client={"3": "gpu"}), 3, 0)
 
 
 def test_a_profile_of_ones_own_and_a_built_in_one_changed() -> None:
-    settings = Devices(profiles=["mine", "gpu"], custom={"mine": Profile(**OWN), "gpu": {"memory": 5.0}})
+    settings = Devices(profiles=["mine", "gpu"], custom={"mine": Profile(**OWN), "gpu": {"memory_bytes": 5.0}})
     assert settings.profile("mine") == Profile(**OWN)
-    assert settings.profile("gpu") == BUILT_IN["gpu"].model_copy(update={"memory": 5.0})
+    assert settings.profile("gpu") == BUILT_IN["gpu"].model_copy(update={"memory_bytes": 5.0})
     assert settings.profile("laptop") == BUILT_IN["laptop"]
 
 
@@ -64,40 +64,55 @@ def test_off_leaves_nothing_behind() -> None:
 
 
 def test_a_recipe_keeps_what_has_an_effect() -> None:
-    section = {"names": ["mine"], "presets": {"mine": OWN}, "deadline": 3.0, "server_flops": 1e12}
+    section = {"profiles": ["mine"], "custom": {"mine": OWN}, "round_timeout": 3.0, "server_flops": 1e12}
     recipe = Recipe.from_dict({**RECIPE, "devices": section, "availability": {"delay_rounds": 2}})
     kept = recipe.to_dict()
     assert kept["devices"] == {
         **section,
-        "assign": "round_robin",
-        "unfit": "refuse",
-        "presets": {"mine": {**OWN, "latency": 0.0, "availability": 1.0}},
+        "assignment": "round_robin",
+        "on_out_of_memory": "refuse",
+        "custom": {"mine": {**OWN, "latency": 0.0, "availability": 1.0}},
     }
     assert kept["availability"] == {"delay_rounds": 2}, "who misses the deadline is late by it"
     assert Recipe.from_dict(kept).to_dict() == kept
     shared = Recipe.from_dict({**RECIPE, "devices": {"fractions": {"laptop": 1.0}}}).to_dict()
-    assert shared["devices"] == {"shares": {"laptop": 1.0}, "unfit": "refuse"}
+    assert shared["devices"] == {"fractions": {"laptop": 1.0}, "on_out_of_memory": "refuse"}
     assert "availability" not in shared
 
 
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"names": ["laptob"]}, r"devices: unknown device 'laptob'; did you mean 'laptop'\?"),
-        ({"names": ["laptop"], "shares": {"gpu": 1.0}}, "devices: expected names or shares, got both"),
-        ({"shares": {"gpu": 0.5, "laptop": 0.4}}, r"devices.fractions: expected shares that add up to 1, got 0\.9"),
-        ({"deadline": 3.0}, "devices: deadline: expected names, shares or numbers beside it"),
-        ({"unfit": "leave out"}, "devices: unfit: expected names, shares or numbers beside it"),
-        ({"names": ["laptop"], "deadline": 0.0}, r"devices.round_timeout: expected more than 0, got 0\.0"),
+        ({"profiles": ["laptob"]}, r"devices: unknown device 'laptob'; did you mean 'laptop'\?"),
+        ({"profiles": ["laptop"], "fractions": {"gpu": 1.0}}, "devices: expected profiles or fractions, got both"),
         (
-            {"names": ["laptop"], "unfit": "drop"},
+            {"fractions": {"gpu": 0.5, "laptop": 0.4}},
+            r"devices.fractions: expected fractions that add up to 1, got 0\.9",
+        ),
+        ({"round_timeout": 3.0}, "devices: round_timeout: expected profiles, fractions or by_client beside it"),
+        (
+            {"on_out_of_memory": "leave out"},
+            "devices: on_out_of_memory: expected profiles, fractions or by_client beside it",
+        ),
+        ({"profiles": ["laptop"], "round_timeout": 0.0}, r"devices.round_timeout: expected more than 0, got 0\.0"),
+        (
+            {"profiles": ["laptop"], "on_out_of_memory": "drop"},
             r"devices.on_out_of_memory: expected 'refuse' or 'leave out', got 'drop'",
         ),
-        ({"names": ["laptop"], "numbers": {"one": "gpu"}}, "devices: numbers: expected numbers of clients, got 'one'"),
-        ({"names": ["x"], "presets": {"x": {"compute": 1.0}}}, "expected the key 'devices.custom.x.memory_bytes'"),
-        ({"names": ["gpu"], "presets": {"gpu": {"memori": 1.0}}}, r"memori'; did you mean 'memory'\?"),
-        ({"names": ["gpu"], "presets": {"gpu": {"availability": 0.0}}}, r"availability: expected more than 0"),
-        ({"names": ["laptop"], "jiter": 1.0}, r"unknown key 'devices.jiter'; did you mean 'jitter'\?"),
+        (
+            {"profiles": ["laptop"], "by_client": {"one": "gpu"}},
+            "devices: by_client: expected numbers of clients, got 'one'",
+        ),
+        ({"profiles": ["x"], "custom": {"x": {"flops": 1.0}}}, "expected the key 'devices.custom.x.memory_bytes'"),
+        (
+            {"profiles": ["gpu"], "custom": {"gpu": {"memory_byte": 1.0}}},
+            r"memory_byte'; did you mean 'memory_bytes'\?",
+        ),
+        ({"profiles": ["gpu"], "custom": {"gpu": {"availability": 0.0}}}, r"availability: expected more than 0"),
+        (
+            {"profiles": ["laptop"], "time_jiter": 1.0},
+            r"unknown key 'devices.time_jiter'; did you mean 'time_jitter'\?",
+        ),
     ],
 )
 def test_wrong_settings_are_one_clear_line(section: dict[str, Any], message: str) -> None:
@@ -112,4 +127,6 @@ def test_wrong_settings_are_one_clear_line(section: dict[str, Any], message: str
 def test_the_page_has_the_built_in_profiles() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (.*?) \|$", PAGE, flags=re.MULTILINE)
     found = {name: [float(cell) for cell in cells.split(" | ")[:5]] for name, cells in rows if name in BUILT_IN}
-    assert found == {name: [p.compute, p.memory, p.down, p.up, p.latency] for name, p in BUILT_IN.items()}
+    assert found == {
+        name: [p.flops, p.memory_bytes, p.download_bps, p.upload_bps, p.latency] for name, p in BUILT_IN.items()
+    }

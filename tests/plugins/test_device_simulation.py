@@ -82,10 +82,10 @@ def test_times_by_hand() -> None:
         sent = record["bytes_by_client"]
         by_hand = {}
         for number, (profile, rows) in enumerate(zip((FAST, SLOW), ROWS, strict=True)):
-            down = profile.latency + 8 * sent[str(number)]["down"] / profile.down
-            up = profile.latency + 8 * sent[str(number)]["up"] / profile.up
+            down = profile.latency + 8 * sent[str(number)]["down"] / profile.download_bps
+            up = profile.latency + 8 * sent[str(number)]["up"] / profile.upload_bps
             operations = 2 * rows * STEP
-            train = operations / profile.compute
+            train = operations / profile.flops
             by_hand[str(number)] = {"down": down, "train": train, "up": up, "operations": operations}
         assert sent["0"]["down"] > 100 < sent["0"]["up"]
         assert record["simulated_by_client"].keys() == by_hand.keys()
@@ -127,7 +127,10 @@ def test_training_is_the_same_and_passages_add_up() -> None:
 
 def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
     profiles = {"fast": FAST.model_copy(update={"availability": 0.5}), "slow": SLOW}
-    options = {"devices": TWO.model_copy(update={"jitter": 0.5, "deadline": 2.5, "profiles": profiles}), "rounds": 4}
+    options = {
+        "devices": TWO.model_copy(update={"time_jitter": 0.5, "round_timeout": 2.5, "custom": profiles}),
+        "rounds": 4,
+    }
     whole = two(**options).run()
     pool = two(executor="processes", workers=2, **options).run()
     assert simulated(pool) == simulated(whole)
@@ -141,21 +144,21 @@ def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
 
 
 def test_a_deadline_makes_stragglers() -> None:
-    run = two(devices=TWO.model_copy(update={"deadline": 1.2})).run()
+    run = two(devices=TWO.model_copy(update={"round_timeout": 1.2})).run()
     for record in run.history:
         assert record["stragglers"] == record["late"] == [1]
         assert record["simulated_seconds"] == 1.2
         assert record["discarded"] == [{"client": 1, "from": record["round"]}]
         assert record["bytes_by_client"]["1"]["up"] > 0, "it was sent, if too late"
     assert run.result["stragglers"] == 2
-    in_time = two(devices=TWO.model_copy(update={"deadline": 100.0})).run()
+    in_time = two(devices=TWO.model_copy(update={"round_timeout": 100.0})).run()
     assert [record["stragglers"] for record in in_time.history] == [[], []]
     assert in_time.history[0]["simulated_seconds"] < 100
     assert in_time.history[-1]["accuracy"] == two(devices=None).run().history[-1]["accuracy"]
 
 
 def test_what_a_straggler_sends_counts_for_nothing() -> None:
-    late, alone = two(devices=TWO.model_copy(update={"deadline": 1.2}), rounds=1), two(rounds=1)
+    late, alone = two(devices=TWO.model_copy(update={"round_timeout": 1.2}), rounds=1), two(rounds=1)
     late.run()
     alone.run()
     shared, fast = shared_weights(late), late.clients[0].weights
@@ -169,7 +172,7 @@ def test_what_a_straggler_sends_counts_for_nothing() -> None:
 
 
 def test_late_uploads_arrive_where_the_method_takes_them() -> None:
-    options: dict[str, Any] = {"devices": TWO.model_copy(update={"deadline": 1.2}), "rounds": 3}
+    options: dict[str, Any] = {"devices": TWO.model_copy(update={"round_timeout": 1.2}), "rounds": 3}
     run = two(Patient(), availability=Availability(delay_rounds=2), **options).run()
     assert [record["arrived"] for record in run.history] == [[], [], [{"client": 1, "from": 1}]]
     assert run.result["availability"] == {"delay_rounds": 2}
@@ -177,27 +180,25 @@ def test_late_uploads_arrive_where_the_method_takes_them() -> None:
 
 
 def test_who_sends_nothing_is_no_straggler() -> None:
-    run = two(Local(), devices=TWO.model_copy(update={"deadline": 0.1})).run()
+    run = two(Local(), devices=TWO.model_copy(update={"round_timeout": 0.1})).run()
     assert [record["stragglers"] for record in run.history] == [[], []]
 
 
-SMALL = TWO.model_copy(update={"presets": {"fast": FAST, "slow": SLOW.model_copy(update={"memory": 100.0})}})
+SMALL = TWO.model_copy(update={"custom": {"fast": FAST, "slow": SLOW.model_copy(update={"memory_bytes": 100.0})}})
 
 
 def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(
-        RequestError, match=r"got 1 that do not: clients 1 \(slow, 100 B: Sequential takes "
-    ) as problem:
+    with pytest.raises(RequestError, match=r"got 1 that do not: clients 1 \(slow, 100 B: Sequential takes ") as problem:
         two(devices=SMALL, out=tmp_path / "run")
     assert "\n" not in str(problem.value)
     assert not (tmp_path / "run").exists()
-    nobody = SMALL.model_copy(update={"names": ["slow"], "unfit": "leave out"})
+    nobody = SMALL.model_copy(update={"profiles": ["slow"], "on_out_of_memory": "leave out"})
     with pytest.raises(RequestError, match="expected a client whose network fits its memory, got none"):
         two(devices=nobody)
 
 
 def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
-    settings = SMALL.model_copy(update={"unfit": "leave out"})
+    settings = SMALL.model_copy(update={"on_out_of_memory": "leave out"})
     run = two(devices=settings, out=tmp_path / "run").run()
     begun = two(devices=None)
     with torch.no_grad():
@@ -219,7 +220,7 @@ def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_there_drops_out() -> None:
-    away = TWO.model_copy(update={"presets": {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.3})}})
+    away = TWO.model_copy(update={"custom": {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.3})}})
     run = two(devices=away, rounds=12).run()
     dropped = [record["round"] for record in run.history if record["dropped"]]
     by_hand = [n for n in range(1, 13) if float(torch.rand((), generator=generator(0, "device", n, 1))) >= 0.3]
@@ -231,14 +232,16 @@ def test_a_device_that_is_not_there_drops_out() -> None:
 
 
 def test_jitter_is_drawn_for_each_round_and_client() -> None:
-    plain, other = (simulated(two(devices=TWO.model_copy(update={"jitter": jitter})).run()) for jitter in (0.0, 0.4))
+    plain, other = (
+        simulated(two(devices=TWO.model_copy(update={"time_jitter": jitter})).run()) for jitter in (0.0, 0.4)
+    )
     for number, (before, after) in enumerate(zip(plain, other, strict=True), start=1):
         for client in (0, 1):
             draw = torch.randn((), generator=generator(0, "jitter", number, client), dtype=torch.float64)
             one, same = (found["simulated_by_client"][str(client)] for found in (before, after))
             assert same["train"] == pytest.approx(math.exp(0.4 * float(draw)) * one["train"])
             assert same["down"] / one["down"] == pytest.approx(same["train"] / one["train"])
-    assert simulated(two(devices=TWO.model_copy(update={"jitter": 0.4}), seed=1).run()) != other
+    assert simulated(two(devices=TWO.model_copy(update={"time_jitter": 0.4}), seed=1).run()) != other
 
 
 def test_the_servers_products_take_time_where_it_is_told_how_fast_it_is() -> None:
@@ -252,15 +255,15 @@ def test_the_servers_products_take_time_where_it_is_told_how_fast_it_is() -> Non
 
 
 def test_a_check_tells_what_the_run_then_takes() -> None:
-    told = estimate_costs(two(devices=SMALL.model_copy(update={"unfit": "leave out"})))
+    told = estimate_costs(two(devices=SMALL.model_copy(update={"on_out_of_memory": "leave out"})))
     assert [one["fits"] for one in told.devices] == [True, False]
     assert told.devices[0]["needs"] == told.devices[1]["needs"] > 100
-    run = two(devices=SMALL.model_copy(update={"unfit": "leave out"})).run()
+    run = two(devices=SMALL.model_copy(update={"on_out_of_memory": "leave out"})).run()
     assert told.simulated_seconds == pytest.approx(run.result["simulated_seconds"])
     assert "left out, as their network does not fit: 1" in str(told)
     assert "does not fit" in next(line for line in str(told).splitlines() if line.startswith("1       slow"))
     away = {"fast": FAST, "slow": SLOW.model_copy(update={"availability": 0.5})}
-    always, half = (estimate_costs(two(devices=TWO.model_copy(update=changes))) for changes in ({}, {"profiles": away}))
+    always, half = (estimate_costs(two(devices=TWO.model_copy(update=changes))) for changes in ({}, {"custom": away}))
     assert half.bytes_up == pytest.approx(0.75 * always.bytes_up)
     off = estimate_costs(two(devices=None))
     assert (off.devices, off.simulated_seconds) == ((), None)

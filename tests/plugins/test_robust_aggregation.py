@@ -281,7 +281,7 @@ def test_equal_clients_in_buckets_are_their_own_center() -> None:
 def test_features_that_are_not_aligned_are_not_held_number_by_number() -> None:
     with pytest.raises(
         RequestError,
-        match="expected 'geometric_median', 'multi_krum' or 'clip' for fedgh, got 'trimmed_mean', which goes",
+        match="expected 'geometric_median', 'multi_krum' or 'norm_clipping' for fedgh, got 'trimmed_mean', which goes",
     ):
         check_rule(FedGH(), "trimmed_mean")
     check_rule(FedGH(), "geometric_median")
@@ -316,13 +316,13 @@ def test_what_cannot_be_held_to_one_another_is_refused() -> None:
         RequestError, match=r"^robust_aggregation.aggregator: expected .*, got fedfomo, which sends 'model': whole"
     ):
         check_rule(FedFomo(), "multi_krum")
-    check_rule(FedFomo(), RobustAggregation(max_update_norm=1.0).rule)
+    check_rule(FedFomo(), RobustAggregation(max_update_norm=1.0).aggregator)
     check_rule(FedHeNN(setting="homogeneous", alignment_data={"size": 8}), "median")
     check_rule(Local(), "median")
     for kind in METHODS.values():
         method = kind()
         if method.rigid:
-            with pytest.raises(RequestError, match=r"defense\.rule"):
+            with pytest.raises(RequestError, match=r"robust_aggregation\.aggregator"):
                 check_rule(method, "norm_clipping")
         else:
             check_rule(method, "norm_clipping")

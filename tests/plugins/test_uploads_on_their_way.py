@@ -47,7 +47,7 @@ UP: Message = {
 def client(round: int = 1, number: int = 0, network: nn.Module = NETWORK, **settings: Any) -> Client:
     made = Client(network, train=(torch.zeros(1, 40), torch.zeros(1, dtype=torch.int64)))
     made.id, made.round, made.bound, made.seed = number, round, network, 3
-    privacy = {key: settings.pop(key) for key in ("clip", "noise") if key in settings}
+    privacy = {key: settings.pop(key) for key in ("upload_clip_norm", "upload_noise_multiplier") if key in settings}
     made.privacy = Privacy(**privacy)
     made.plugins = [UploadPrivacy(made.privacy), UploadCompression(Compression(**settings))]
     return made
@@ -240,7 +240,7 @@ def test_statistics_and_other_types_go_up_as_they_are() -> None:
 
 
 def test_all_together_in_their_order() -> None:
-    settings = {"clip": 1.0, "noise": 0.2}
+    settings = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.2}
     clipped = change(through(client(**settings)))
     found = change(through(client(**settings, top_k_fraction=0.1, dtype="int8", error_feedback=False)))
     for begin, end, count in ((0, 1200, 120), (1200, 1230, 3)):
@@ -290,7 +290,8 @@ def test_what_cannot_be_read_is_said_in_one_line(how: dict[str, Any]) -> None:
 
 def test_finite_stays_finite() -> None:
     up = {"model": {"0.bias": drawn(30, scale=1e30)}, "means": drawn(3, 16, scale=1e-30)}
-    for settings in ({"precision": "float16"}, {"precision": "int8"}, {"share": 0.5}, {"clip": 1.0, "noise": 1.0}):
+    noisy = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}
+    for settings in ({"dtype": "float16"}, {"dtype": "int8"}, {"top_k_fraction": 0.5}, noisy):
         assert not_finite(through(client(**settings), up)) is None  # type: ignore[arg-type]
 
 

@@ -80,7 +80,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
             federation = build_federation(pf.Recipe.from_dict(settings), out=path)
             federation.run()
             state = federation.server.state
-            made[key] = Done(path, dict(group(state, "processes")) if "processes" in state else {})
+            made[key] = Done(path, dict(group(state, "pool")) if "pool" in state else {})
         return made[key]
 
     return make
@@ -292,7 +292,7 @@ def test_a_loss_that_is_not_finite_ends_the_attack(ran: Callable[..., Done]) -> 
 
 def test_lpips_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "at least 32 x 32" in Lpips((1, 8, 8), "cpu").missing
-    assert "grey or RGB" in Lpips((2, 32, 32), "cpu").missing
+    assert "gray or RGB" in Lpips((2, 32, 32), "cpu").missing
     monkeypatch.setitem(sys.modules, "lpips", None)
     absent = Lpips((3, 32, 32), "cpu")
     assert "the package 'lpips' cannot be imported" in absent.missing

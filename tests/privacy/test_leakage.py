@@ -146,7 +146,8 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
         seen = expose(done.record.path, 1, 5, [0.3], ["s_in", "s_out"], "cpu")
         for sent in seen.sent:
             assert torch.equal(sent.values[0.3], group(passage.up, "features")[sent.name].float())
-        assert seen.treated == ("" if sections is None else "clip 3, noise 0.02, precision float16")
+        said = "upload_clip_norm 3, upload_noise_multiplier 0.02, dtype float16"
+        assert seen.treated == ("" if sections is None else said)
         heard[name] = (passage, seen)
     passage, seen = heard["treated"]
     change = {n: t - group(passage.down, "model")[n] for n, t in group(passage.up, "model").items()}
@@ -172,8 +173,8 @@ def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:
     rows = [tensor(up, "labels").tolist().index(label) for label in seen.labels]
     assert torch.equal(seen.sent[0].values[0.0], tensor(up, "lars")[rows])
     found = carry_out(seen, Settings(steps=1, lr=0.1, tv=(0.0,), seed=0))
-    assert "on their way clip 1, noise 0.1" in " ".join(to_text(found).split())
-    assert found.to_dict()["on_the_way"] == "clip 1, noise 0.1"
+    assert "on their way upload_clip_norm 1, upload_noise_multiplier 0.1" in " ".join(to_text(found).split())
+    assert found.to_dict()["on_the_way"] == "upload_clip_norm 1, upload_noise_multiplier 0.1"
     assert [axes.get_ylabel() for axes in grid(found).axes if axes.get_ylabel()][-1] == "as sent"
 
 

@@ -59,7 +59,8 @@ class Maker:
         ]
         (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         recipe = {
-            "data": {"name": "digits", "clients": 2, "partition": "dirichlet", "alpha": 0.5} | (data or {}),
+            "data": {"dataset": "digits", "num_clients": 2, "partition": "dirichlet", "dirichlet_alpha": 0.5}
+            | (data or {}),
             "method": {"name": method} | (knobs or {}),
             "training": {"rounds": rounds, "lr": 0.01} | (training or {}),
             "run": run or {},
@@ -73,8 +74,8 @@ class Maker:
         if finished:
             found = {
                 "method": method,
-                "dataset": recipe["data"]["name"],
-                "clients": recipe["data"]["clients"],
+                "dataset": recipe["data"]["dataset"],
+                "clients": recipe["data"]["num_clients"],
                 "rounds": rounds,
                 "seed": seed,
                 "evaluation": {

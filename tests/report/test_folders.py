@@ -96,7 +96,7 @@ def test_a_result_of_wrong_types_is_refused(make: Any, key: str, value: Any) -> 
         find_runs(folder)
 
 
-@pytest.mark.parametrize("key", ["changed", "published"])
+@pytest.mark.parametrize("key", ["overrides", "paper_tables"])
 def test_a_recipe_of_wrong_types_is_refused(make: Any, key: str) -> None:
     folder = make("a")
     with (folder / "recipe.toml").open("w") as file:

@@ -363,7 +363,7 @@ def analysis(run: Path, name: str, content: Any) -> Path:
     return path
 
 
-def test_heat_maps_of_analyzes_and_of_the_confusion(two_by_two: Path) -> None:
+def test_heat_maps_of_analyses_and_of_the_confusion(two_by_two: Path) -> None:
     counts = {"about": "Samples.", "matrix": [[3, 0, 7], [1, 2, 0]], "row_axis": "client", "columns": ["a", "b", "c"]}
     cka = {"head": {"matrix": [[1, 0.12345], [0.12345, None]], "labels": ["0 cnn", "1 mlp"]}, "nothing": {"matrix": []}}
     for run in ("local-0", "fedgh-0"):

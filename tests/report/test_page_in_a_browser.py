@@ -32,7 +32,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser, two_by_two: Path, make: Any, tmp_path: Path) -> Browser:
-    """A page of three methods, one of them with a name that would be markup; analyzes of one."""
+    """A page of three methods, one of them with a name that would be markup; analyses of one."""
     make("odd", "fedavg", 0, (0.2, 0.7, 0.55), label=EVIL)
     table = [{"id": n, "architecture": f"net{1 - n}", "samples": 10 + n, "accuracy": 0.5} for n in (0, 1)]
     for row, labels in zip(table, ({"0": 4, "2": 6}, {"1": 11}), strict=True):

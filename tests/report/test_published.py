@@ -104,7 +104,7 @@ def test_three_spreads_in_both_directions(make: Any, seeds: int, accuracies: tup
 
 
 def test_other_settings_are_said_and_not_marked(make: Any) -> None:
-    found = by_quantity(make, "fedgh", changed=["training.rounds=3"])
+    found = by_quantity(make, "fedgh", overrides=["training.rounds=3"])
     assert {one.mark for one in found.values()} == {"other settings"}
     section = comparison(find_runs(make.root)).sections[0]
     assert section.caption.endswith(" Changed by --set: training.rounds=3.")
@@ -112,20 +112,20 @@ def test_other_settings_are_said_and_not_marked(make: Any) -> None:
 
 
 def test_the_column_is_not_another_setting(make: Any) -> None:
-    assert by_quantity(make, "fedgh", changed=["data.num_clients=2"])["accuracy"].mark == paper_results.WITHIN
+    assert by_quantity(make, "fedgh", overrides=["data.num_clients=2"])["accuracy"].mark == paper_results.WITHIN
 
 
 def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
-    small = {"profile": "small", "preset_note": "scaled down: 3 rounds, not 200"}
+    small = {"preset": "small", "preset_note": "scaled down: 3 rounds, not 200"}
     for one in by_quantity(make, "fedgh", **small).values():
         assert one.mark == "scaled down"
     table = comparison(find_runs(make.root))
     section = table.sections[0]
-    assert section.caption.endswith(" Profile small: scaled down: 3 rounds, not 200.")
-    assert section.facts.profile == "small"
+    assert section.caption.endswith(" Preset small: scaled down: 3 rounds, not 200.")
+    assert section.facts.preset == "small"
     assert any(note.startswith("scaled down: not the paper's experiment") for note in section.notes)
     assert "differs |" not in to_markdown(table)
-    other = {"profile": "n50"}  # a profile that does not say that it scales down
+    other = {"preset": "n50"}  # a preset that does not say that it scales down
     assert (
         paper_results._judged(
             paper_results.entries()[1],

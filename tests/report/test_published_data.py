@@ -41,11 +41,11 @@ NOT_RUN = {
     ("fedin/table2", "heterofl"): "takes slices of one network's channels",
     ("fedin/table2", "fedrolex"): "takes slices of one network's channels",
     ("fedin/table4", "inclusivefl"): "it is made of what small and large networks share",
-    ("fedin/table1", "heterofl"): "wants the profile slices, whose variants --methods names",
-    ("fedin/table1", "fedrolex"): "wants the profile slices",
-    ("fedin/table1", "scalefl"): "wants the profile slices",
-    ("fedin/table1", "fedet"): "wants the profile fedet",
-    ("fedin/table1", "fedfomo"): "wants the profile fedfomo",
+    ("fedin/table1", "heterofl"): "wants the preset slices, whose variants --methods names",
+    ("fedin/table1", "fedrolex"): "wants the preset slices",
+    ("fedin/table1", "scalefl"): "wants the preset slices",
+    ("fedin/table1", "fedet"): "wants the preset fedet",
+    ("fedin/table1", "fedfomo"): "wants the preset fedfomo",
 }
 
 
@@ -119,7 +119,7 @@ def test_every_row_is_a_method_a_model_or_a_variant_of_a_recipe() -> None:
 def test_every_row_of_a_table_is_run_by_a_recipe_that_names_it_or_is_declared_not_to_be() -> None:
     run: dict[str, set[str]] = {}
     for recipe in (tomllib.loads(path.read_text(encoding="utf-8")) for path in RECIPES):
-        for place in recipe.get("run", {}).get("published", []):
+        for place in recipe.get("run", {}).get("paper_tables", []):
             run.setdefault(place, set()).update(recipe["methods"])
     left = {
         (e.place, e.method, e.dataset)

@@ -35,7 +35,7 @@ def page(make: Any, two_by_two: Path) -> str:
 def test_what_was_run_with_what_and_how(page: str) -> None:
     first, second = page.split("## ")[1:]
     assert first.startswith("fedgh/table3: cifar10, 10 clients\n")
-    assert "cifar10 (classes, classes_per_client=2), 10 clients, 2 rounds, seed 0. Accuracy: stage personal" in first
+    assert "cifar10 (by_class, classes_per_client=2), 10 clients, 2 rounds, seed 0. Accuracy: stage personal" in first
     assert "Run on 2026-11-20 with polyfed 1.2.3, python 3.12.1, torch 2.13.0." in first
     assert "\n    polyfed compare recipes/fedgh/table3.toml --seeds 0\n" in first
     assert "a machine" not in page

@@ -148,7 +148,7 @@ def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
     rounds = [RoundRecord(**line) for line in lines]
     found = reach(RunRecord(run.path, run.result, rounds), 0.6, "personal")
     assert found is not None
-    assert (found.round, found.bytes, found.bytes_as_in_paper) == (2, 6144, 33)
+    assert (found.round, found.bytes, found.bytes_paper) == (2, 6144, 33)
     assert paper_bytes(rounds, both_ways=False) == 60
     assert paper_bytes(run.rounds) == 9216  # as sent, where the paper's count was not recorded
 

@@ -24,13 +24,13 @@ from polyfed.report.plot_style import (
 from readable import unreadable
 
 
-def test_shades_darken_steadily_in_grey() -> None:
+def test_shades_darken_steadily_in_gray() -> None:
     from matplotlib import colormaps
 
     shades = [colormaps[SHADES](step / 50) for step in range(51)]
-    grey = [0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue, _ in shades]
-    assert all(later < earlier for earlier, later in itertools.pairwise(grey))
-    assert grey[0] - grey[-1] > 0.7
+    gray = [0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue, _ in shades]
+    assert all(later < earlier for earlier, later in itertools.pairwise(gray))
+    assert gray[0] - gray[-1] > 0.7
 
 
 def test_neighbors_differ_without_color() -> None:

@@ -38,7 +38,7 @@ def test_two_methods_two_seeds(two_by_two: Path) -> None:
 def test_the_caption_says_what_was_measured(two_by_two: Path) -> None:
     table = comparison(find_runs(two_by_two))
     wanted = (
-        "digits (dirichlet, alpha=0.5), 2 clients, 3 rounds, seeds 0, 1. "
+        "digits (dirichlet, dirichlet_alpha=0.5), 2 clients, 3 rounds, seeds 0, 1. "
         "Accuracy: stage personal, on each client's own test data, plain mean over clients."
     )
     assert table.sections[0].caption == wanted
@@ -283,10 +283,10 @@ def test_different_data_or_rounds_are_different_tables(make: Any) -> None:
     assert [len(section.rows) for section in sections] == [2, 1, 1, 1]
     starts = [section.caption.split(", seed")[0] for section in sections]
     assert starts == [
-        "digits (dirichlet, alpha=0.5), 2 clients, 1 rounds",
-        "digits (dirichlet, alpha=0.5), 2 clients, 2 rounds",
-        "digits (dirichlet, alpha=0.1), 2 clients, 1 rounds",
-        "digits (dirichlet, alpha=0.5, max_train=50), 2 clients, 1 rounds",
+        "digits (dirichlet, dirichlet_alpha=0.5), 2 clients, 1 rounds",
+        "digits (dirichlet, dirichlet_alpha=0.5), 2 clients, 2 rounds",
+        "digits (dirichlet, dirichlet_alpha=0.1), 2 clients, 1 rounds",
+        "digits (dirichlet, dirichlet_alpha=0.5, max_train_per_client=50), 2 clients, 1 rounds",
     ]
 
 

@@ -90,7 +90,7 @@ def load_run_data(run: RunRecord, data: DataCache | None = None) -> FederatedDat
             not the run's.
     """
     path = run.path / "recipe.toml"
-    if not run.recipe.data.get("name"):
+    if not run.recipe.data.get("dataset"):
         raise RequestError(f"expected a recipe that names the data in {path}, got none: the run was given its data")
     dealt = (data or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
     had = [row.samples for row in run.result.clients_table or ()]

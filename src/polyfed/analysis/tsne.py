@@ -22,7 +22,7 @@ from polyfed.analysis.layer_outputs import ClientRef
 from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.errors import RequestError
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import GREY, SHADES, Drawing, canvas, legends, styles
+from polyfed.report.plot_style import GRAY, SHADES, Drawing, canvas, legends, styles
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouette"]
@@ -189,7 +189,7 @@ def _scatter(
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
-        spine.set_color(GREY)
+        spine.set_color(GRAY)
         spine.set_linewidth(0.6)
 
 

@@ -26,7 +26,7 @@ class Lpips:
         self.missing = ""
         channels, height, width = shape
         if channels not in (1, 3) or min(height, width) < _SMALLEST:
-            self.missing = f"its network takes grey or RGB images of at least {_SMALLEST} x {_SMALLEST} pixels"
+            self.missing = f"its network takes gray or RGB images of at least {_SMALLEST} x {_SMALLEST} pixels"
             return
         try:
             lpips = importlib.import_module("lpips")

@@ -96,7 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
-    arguments = _bare_preset(arguments)
     try:
         with raise_on_termination():
             code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
@@ -130,22 +129,3 @@ def _resume_hint(error: Interrupted) -> str:
     """How to go on with a single run; the message of several says so itself."""
     is_single = "whole rounds" in str(error) and "same command" not in str(error)
     return "; go on with --resume" if is_single else ""
-
-
-def _bare_preset(arguments: Sequence[str]) -> list[str]:
-    """``polyfed run ... --preset`` without a value is ``--profile``; the word behind it is a value if it can be one.
-
-    It can be none if it is an option or names a recipe's file, or where there is none.
-
-    >>> _bare_preset(["run", "--preset", "a.toml"]), _bare_preset(["run", "a.toml", "--preset", "small"])
-    (['run', '--profile', 'a.toml'], ['run', 'a.toml', '--preset', 'small'])
-    """
-    words = list(arguments)
-    if words[:1] != ["run"]:
-        return words
-    for place, word in enumerate(words):
-        following = words[place + 1] if place + 1 < len(words) else ""
-        has_value = following != "" and not following.startswith("-") and not following.endswith(".toml")
-        if word == "--preset" and not has_value:
-            words[place] = "--profile"
-    return words

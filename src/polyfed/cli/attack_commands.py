@@ -34,7 +34,10 @@ def attack(
     steps: Annotated[int, typer.Option(metavar="NUMBER", help="Steps of Adam.")] = 1000,
     lr: Annotated[float, typer.Option(metavar="NUMBER", help="Its learning rate.")] = 0.1,
     tv: Annotated[
-        str, typer.Option(metavar="0,1,...", help="Weights of total variation, one attack for each; 0: the paper's.")
+        str,
+        typer.Option(
+            "--tv-weights", metavar="0,1,...", help="Weights of total variation, one attack for each; 0: the paper's."
+        ),
     ] = "0,1",
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of the noise that images are made from.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write [RUN/attack].")] = None,

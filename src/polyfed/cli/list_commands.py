@@ -28,7 +28,11 @@ def methods(
     ] = None,
     fits: Annotated[
         Path | None,
-        typer.Option(metavar="RECIPE.toml", help="Which of them can run on these models and data, why not the others."),
+        typer.Option(
+            "--compatible-with",
+            metavar="RECIPE.toml",
+            help="Which of them can run on these models and data, why not the others.",
+        ),
     ] = None,
     settings: Overrides = None,
     measure: Annotated[
@@ -43,7 +47,7 @@ def methods(
 
     \b
     polyfed methods fedgh
-    polyfed methods --compatible-with recipes/quickstart.toml --set models.feature_dim=64
+    polyfed methods --compatible-with mine.toml --set models.feature_dim=64
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     _refuse_other_options(name, fits, settings, json, markdown)
     if name is not None:
@@ -61,9 +65,7 @@ def _refuse_other_options(
     if name is not None and (fits is not None or markdown or settings):
         raise RequestError("expected the name of a method alone or with --json, got it with other options")
     if fits is None and settings:
-        raise RequestError(
-            "expected --set together with --compatible-with RECIPE.toml, which it changes, got it alone"
-        )
+        raise RequestError("expected --set together with --compatible-with RECIPE.toml, which it changes, got it alone")
     if markdown and (json or fits is not None):
         raise RequestError("expected --markdown alone, got it together with --json or --compatible-with")
 

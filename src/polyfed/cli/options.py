@@ -76,7 +76,7 @@ Resume = Annotated[
     typer.Option("--resume", help="Go on with the run that the folder holds; a finished one, too, for more rounds."),
 ]
 ReplaceRun = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the run that the folder holds, and its analyzes.")
+    bool, typer.Option("--overwrite", help="Replace the run that the folder holds, and its analyses.")
 ]
 RunAgain = Annotated[bool, typer.Option("--overwrite", help="Run again what is done already.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

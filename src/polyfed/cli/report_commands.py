@@ -34,6 +34,7 @@ def report(
     x: Annotated[
         str,
         typer.Option(
+            "--x-axis",
             metavar="NAME",
             help="Axis of the curves: round, bytes, seconds or simulated.",
             autocompletion=completion.one_of("round", "bytes", "seconds", "simulated"),
@@ -130,7 +131,9 @@ def plot(
             autocompletion=completion.one_of(*STAGES),
         ),
     ] = None,
-    smooth: Annotated[int, typer.Option(metavar="NUMBER", help="curves: mean of so many evaluated rounds.")] = 1,
+    smooth: Annotated[
+        int, typer.Option("--smoothing-window", metavar="NUMBER", help="curves: mean of so many evaluated rounds.")
+    ] = 1,
     inputs: Annotated[int, typer.Option(metavar="NUMBER", help="cka, tsne: inputs that all clients see.")] = 1000,
     rows: Annotated[
         str,
@@ -143,6 +146,7 @@ def plot(
     places: Annotated[
         str | None,
         typer.Option(
+            "--layers",
             metavar="A,B,...",
             help="cka: where in the networks; also a block, such as stage3 [extractor,representation,logits].",
         ),

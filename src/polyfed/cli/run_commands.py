@@ -60,16 +60,13 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Who does the clients' work: auto, serial, pool, cohort, ray.",
+            help="Who does the clients' work: auto, serial, processes, vectorized, ray.",
             autocompletion=completion.one_of("auto", "serial", "processes", "vectorized", "ray"),
         ),
     ] = None,
     device: Device = None,
     track: Trackers = None,
-    timings: Annotated[
-        bool,
-        typer.Option("--profile", help="Tell where the time of the rounds went; also as --preset without a value."),
-    ] = False,
+    timings: Annotated[bool, typer.Option("--profile", help="Tell where the time of the rounds went.")] = False,
     preset: PresetNames = None,
     quiet: Quiet = False,
 ) -> None:
@@ -79,7 +76,7 @@ def run(
 
     \b
     polyfed run recipes/quickstart.toml --method fedgh --seed 1
-    polyfed run recipes/quickstart.toml --set data.num_clients=20 --out runs/twenty
+    polyfed run recipes/quickstart.toml --set data.num_clients=20 --out runs/20
     polyfed run recipes/quickstart.toml --set run.keep=best --out runs/best
     polyfed run mine.toml --out runs/mine
     polyfed run mine.toml --out runs/mine --resume --set training.rounds=25
@@ -190,7 +187,7 @@ def sweep(
 
     \b
     polyfed sweep recipes/quickstart.toml --set method.header_lr=0.01,0.1
-    polyfed sweep mine.toml --set training.lr=0.01,0.1 --set training.local_epochs=1,2
+    polyfed sweep mine.toml --set training.lr=0.01,0.1 --set training.rounds=5,10
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments import sweep as sweeps
     from polyfed.report.sweeps import to_text

@@ -18,8 +18,8 @@ __all__ = ["drop_idle", "join", "merge"]
 def drop_idle(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> dict[str, Any]:
     """The settings without what lost its effect by what was laid over them.
 
-    ``--set data.partition=iid`` takes a recipe's ``alpha`` away, which was said of its own partition; an ``alpha`` that
-    was itself laid over them stays, to be refused.
+    ``--set data.partition=iid`` takes a recipe's ``dirichlet_alpha`` away, which was said of its own
+    partition; one that was itself laid over them stays, to be refused.
 
     Args:
         settings: with the changes in them. changed: the dotted keys that were laid over them.

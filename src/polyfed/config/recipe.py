@@ -33,7 +33,8 @@ are laid one over the other: ``--preset n50,small``. What ``--set`` gives comes 
     local_epochs = 2
 
 A setting that does nothing beside the others is an error, unless it has its default. What ``--set`` or a preset
-changes takes along what the recipe says of the old value: ``--set data.partition=iid`` needs no word on its ``alpha``.
+changes takes along what the recipe says of the old value: ``--set data.partition=iid`` needs no word on its
+``dirichlet_alpha``.
 
 What a run folder keeps is the resolved recipe: all settings of that run, one ``[method]``, and in ``[run]`` the
 presets' names and notes, and what ``--set`` has changed.

@@ -27,8 +27,8 @@ _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
-_CLASSES = ActsWith("partition", ("by_class",))
-_NATURAL = ActsWith("partition", ("by_group",))
+_BY_CLASS = ActsWith("partition", ("by_class",))
+_BY_GROUP = ActsWith("partition", ("by_group",))
 
 
 class Data(Settings):
@@ -79,15 +79,15 @@ class Data(Settings):
     min_samples: Annotated[Positive, _SKEWED] = Field(
         10, description="dirichlet, quantity: every client gets at least so many rows"
     )
-    classes_per_client: Annotated[Positive, _CLASSES] = Field(2, description="classes: how many each client holds")
-    class_assignment: Annotated[Literal["shards", "shamsian", "round_robin"], _CLASSES] = Field(
-        "round_robin", description="classes: how they are dealt"
+    classes_per_client: Annotated[Positive, _BY_CLASS] = Field(2, description="by_class: how many each client holds")
+    class_assignment: Annotated[Literal["shards", "shamsian", "round_robin"], _BY_CLASS] = Field(
+        "round_robin", description="by_class: how they are dealt"
     )
-    group_by: Annotated[str | None, _NATURAL] = Field(
-        None, description="natural: rows that share a value of this column go to one client"
+    group_by: Annotated[str | None, _BY_GROUP] = Field(
+        None, description="by_group: rows that share a value of this column go to one client"
     )
-    num_groups: Annotated[Positive | None, _NATURAL] = Field(
-        None, description="natural: values are first put into so many groups by their hash; default: each is its own"
+    num_groups: Annotated[Positive | None, _BY_GROUP] = Field(
+        None, description="by_group: values are first put into so many groups by their hash; default: each is its own"
     )
     partitioner: Annotated[dict[str, Any], ActsWith("partition", (_FLWR,))] = Field(
         default_factory=dict, description="flwr: arguments of the partitioner"
@@ -107,10 +107,10 @@ class Data(Settings):
     )
     feature_shift_strength: Annotated[
         float, Field(ge=0, le=1), ActsWith("feature_shift", ("rotation", "noise", "color"))
-    ] = Field(0.25, description="skew: how much; 0 is off")
+    ] = Field(0.25, description="feature_shift: how much; 0 is off")
     public_dataset: str | None = Field(None, description="another data set, whose training inputs everybody may see")
     public_samples: Annotated[Positive | None, ActsWith("public_dataset")] = Field(
-        None, description="public: how many, drawn; default: 5000, or all if fewer"
+        None, description="public_dataset: how many, drawn; default: 5000, or all if fewer"
     )
 
     @model_validator(mode="before")
@@ -134,12 +134,13 @@ class Data(Settings):
         if self.partition == "by_group" and self.group_by is None:
             raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
         if (self.config is not None or self.revision is not None) and not self.dataset.startswith("hub:"):
-            raise ValueError(f"subset and revision expect a name 'hub:owner/name', got '{self.dataset}'")
+            raise ValueError(f"config and revision expect a dataset 'hub:owner/name', got '{self.dataset}'")
         if self.feature_columns is not None and not self.dataset.startswith(("csv:", _CLIENTS)):
-            raise ValueError(f"feature_columns expects a name 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
+            raise ValueError(f"feature_columns expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         if self.dataset.startswith(_BY_CLIENT) and (self.limit_train or self.limit_test):
             raise ValueError(
-                f"limit_train would leave out whole clients of '{self.dataset}'; use max_train and max_test"
+                f"limit_train would leave out whole clients of '{self.dataset}'; use max_train_per_client "
+                "and max_test_per_client"
             )
         if self.class_names is not None and len({*self.class_names}) < len(self.class_names):
             raise ValueError("class_names expects every name once, got one again")
@@ -151,8 +152,8 @@ class Data(Settings):
             raise ValueError(f"std expects numbers above 0, got {self.std}")
         if self.public_dataset is not None and _same_inputs(self.public_dataset, self.dataset):
             raise ValueError(
-                f"public expects another data set than name, got '{self.public_dataset}' for both; rows of the same one that "
-                f"no client gets are data.holdout"
+                f"public_dataset expects another data set than dataset, got '{self.public_dataset}' for both; rows of "
+                f"the same one that no client gets are data.holdout"
             )
         return self
 
@@ -275,11 +276,11 @@ class RunSettings(Settings):
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
     executor: Literal["auto", "serial", "processes", "vectorized", "ray"] = Field(
         "auto",
-        description="serial: one client after the other; pool: worker processes; cohort: clients of a network as one; "
-        "ray: processes of Ray, also on a cluster; auto: the pool where it pays, on a GPU the cohort",
+        description="serial: one client after the other; processes: worker processes; vectorized: clients of a network "
+        "as one; ray: processes of Ray, also on a cluster; auto: processes where it pays, on a GPU vectorized",
     )
     workers: Positive | None = Field(
-        None, description="at most so many at once: processes (default: the cores), clients of a cohort (32)"
+        None, description="at most so many at once: processes (default: the cores), clients vectorized together (32)"
     )
     precision: Precision = Field(
         "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"

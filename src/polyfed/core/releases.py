@@ -13,7 +13,8 @@ class Release:
     """A Gaussian mechanism, run so many times.
 
     Args:
-        what: of what it is: "upload" (`[privacy] noise`), "features" or "training" (`[privacy] noise_multiplier`).
+        what: of what it is: "upload" (`[privacy] upload_noise_multiplier`), "features" or "training" (`[privacy]
+            noise_multiplier`).
         unit: what is hidden. "client": whether it took part at all. "sample": what one of its rows holds.
         noise: standard deviation of the noise over the most (L2) that it can change; above 0.
         drawn, held: it is about so many rows, drawn of so many. Equal (or 0): about all.

@@ -85,7 +85,7 @@ class Training(Settings):
         """The learning rate of a round; a closing round after the last one has the last one's.
 
         With warmup_rounds = w > 0, round t <= w has lr t / w. Then, for the p-th round after round max(w, 1),
-        constant lr; exponential lr decay^p; step lr decay^floor(p / step); cosine
+        constant lr; exponential lr gamma^p; step lr gamma^floor(p / step_size); cosine
         lr_min + (lr - lr_min) (1 + cos(pi p / n)) / 2, n being the number of rounds from round max(w, 1) on.
 
         Args:
@@ -144,7 +144,7 @@ class Privacy(Settings):
         0.0, description="largest L2 norm of each entry of an upload, of weights the change; 0: none"
     )
     upload_noise_multiplier: Finite = Field(
-        0.0, description="standard deviation of Gaussian noise on it, over clip; 0: none"
+        0.0, description="standard deviation of Gaussian noise on it, over upload_clip_norm; 0: none"
     )
     max_grad_norm: Finite = Field(
         0.0, description="largest L2 norm of each row's gradient in local training (DP-SGD); 0: none, plain training"
@@ -154,7 +154,7 @@ class Privacy(Settings):
     )
     sampling: Annotated[Literal["poisson", "shuffled"], ActsWith("max_grad_norm")] = Field(
         "poisson",
-        description="max_grad_norm: each row is in a batch by chance, or rows are shuffled and dealt, as in plain training",
+        description="max_grad_norm: each row is in a batch by chance, or rows are shuffled, as in plain training",
     )
     target_epsilon: Finite = Field(
         0.0, description="epsilon of all planned rounds that noise is made for, in place of noise given; 0: none"
@@ -166,7 +166,7 @@ class Privacy(Settings):
     )
 
     def hidden(self, entries: int) -> float:
-        """Standard deviation, over clip, of the noise on an upload of so many bounded entries.
+        """Standard deviation, over upload_clip_norm, of the noise on an upload of so many bounded entries.
 
         It is `upload_noise_multiplier`; where that was made for a target, it is of an upload as a whole.
         """
@@ -198,14 +198,15 @@ class Privacy(Settings):
         for key, bound in (("upload_noise_multiplier", "upload_clip_norm"), ("noise_multiplier", "max_grad_norm")):
             noise = getattr(self, key)
             if noise and not getattr(self, bound):
-                raise ValueError(
-                    f"{key}: expected {bound} above 0 beside it, of which it is a multiple, got {noise:g}"
-                )
+                raise ValueError(f"{key}: expected {bound} above 0 beside it, of which it is a multiple, got {noise:g}")
             if noise and self.target_epsilon:
-                raise ValueError(f"target: expected no noise beside it, as it makes its own, got {key} = {noise:g}")
+                raise ValueError(
+                    f"target_epsilon: expected no noise beside it, as it makes its own, got {key} = {noise:g}"
+                )
         if self.target_epsilon and not (self.upload_clip_norm or self.max_grad_norm):
             raise ValueError(
-                f"target: expected clip or max_grad_norm above 0, whose noise it makes, got {self.target_epsilon:g}"
+                f"target_epsilon: expected upload_clip_norm or max_grad_norm above 0, whose noise it makes, "
+                f"got {self.target_epsilon:g}"
             )
         return self
 

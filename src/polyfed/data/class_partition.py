@@ -31,8 +31,8 @@ def by_class(
 ) -> Partition:
     """Each client holds `classes_per_client` classes.
 
-    * ``round_robin``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its holders in
-      turn, like cards, so their shares differ by at most 1. Draws nothing.
+    * ``round_robin``: client c holds classes c mod C, c + 1 mod C, ...; the rows of a class go in file order to its
+      holders in turn, like cards, so their shares differ by at most 1. Draws nothing.
     * ``shards``: every class is cut in file order into k K / C equal shards (the first ones take what is left over); a
       deck with each class once per shard is shuffled and dealt, and a client takes a random remaining shard of each of
       its classes. `distinct` puts a card back that the client already holds; False is the authors' code.
@@ -50,7 +50,8 @@ def by_class(
         class_count: C; default: the largest label plus one.
 
     Raises:
-        RequestError: k not in 1..C, an unknown class_assignment, k K not divisible by C with shards, a client left without rows.
+        RequestError: k not in 1..C, an unknown class_assignment, k K not divisible by C with shards, a client left
+            without rows.
     """
     labels, class_count = check_labels(y, clients, class_count)
     check_integer("classes_per_client", classes_per_client, 1)
@@ -94,8 +95,9 @@ def _fedrep(
         step = class_count // math.gcd(each, class_count)
         below = clients - clients % step
         raise RequestError(
-            f"class_assignment 'shards' expects classes_per_client x clients divisible by the {class_count} classes, got "
-            f"{each} x {clients}; use {f'{below} or ' if below else ''}{below + step} clients, or class_assignment 'round_robin'"
+            f"class_assignment 'shards' expects classes_per_client x clients divisible by the {class_count} classes, "
+            f"got {each} x {clients}; use {f'{below} or ' if below else ''}{below + step} clients, or class_assignment "
+            "'round_robin'"
         )
     shards = each * clients // class_count
     if distinct:
@@ -164,8 +166,8 @@ def _shamsian(
     if free_C.sum():
         unused = len(labels) - sum(len(mine) for mine in rows)
         warnings.warn(
-            f"class_assignment 'shamsian' leaves {unused} of {len(labels)} rows unused: {clients} clients x {each} classes is "
-            f"not a multiple of {class_count} classes",
+            f"class_assignment 'shamsian' leaves {unused} of {len(labels)} rows unused: {clients} clients x {each} "
+            f"classes is not a multiple of {class_count} classes",
             stacklevel=3,
         )
     return rows, shares_KC

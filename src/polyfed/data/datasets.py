@@ -358,7 +358,7 @@ def parquet(
     place = _place(root)
     if place is None:
         raise RequestError(
-            "dataset 'parquet' needs root: the folder with train*.parquet; came neither it nor POLYFED_DATA"
+            "dataset 'parquet' needs root: the folder with train*.parquet; got neither it nor POLYFED_DATA"
         )
     name = place.resolve().name or "parquet"
     options = SourceOptions(

@@ -6,12 +6,12 @@ client k gets place p in 0..K-1 and its images are changed once, before training
 * ``rotation``: turned anticlockwise by 360 strength p / K degrees about the center, bilinear, black outside.
 * ``noise``: plus Gaussian noise of deviation strength (p + 1) / K, pixels being in 0..1 (after Li et al., ICDE 2022).
 * ``color``: with the angle a = 2 pi p / K. RGB: channel c (0 red, 1 green, 2 blue) is multiplied by
-  1 + strength cos(a - 2 pi c / 3), a tint that runs once round the color circle. Grey: contrast about the middle grey
+  1 + strength cos(a - 2 pi c / 3), a tint that runs once round the color circle. Gray: contrast about the middle gray
   is multiplied by 1 + strength cos a, and strength sin(a) / 2 is added.
 
 Strength lies in 0..1; 0 changes nothing, bit for bit. Results are rounded and clamped to uint8.
 
-Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels, K clients.
+Shapes: N images, C channels (1 gray, 3 RGB), H x W pixels, K clients.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from polyfed.registry import nearest
 SKEWS = ("none", "rotation", "noise", "color")
 
 _ROWS = 1000  # images that are floats at a time
-_MIDDLE = 127.5  # grey
+_MIDDLE = 127.5  # gray
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class FeatureShift:
 
     def __post_init__(self) -> None:
         if self.kind not in SKEWS:
-            raise RequestError(f"unknown skew '{self.kind}'{nearest(str(self.kind), SKEWS)}")
+            raise RequestError(f"unknown feature_shift '{self.kind}'{nearest(str(self.kind), SKEWS)}")
         if not (isinstance(self.strength, numbers.Real) and 0 <= self.strength <= 1):
             raise RequestError(f"expected a feature_shift_strength in 0..1, got {self.strength}")
 
@@ -112,7 +112,7 @@ def add_noise(x: Tensor, deviation: float, rng: np.random.Generator) -> Tensor:
 
 
 def tint(x: Tensor, strength: float, angle: float) -> Tensor:
-    """Images (N, C, H, W) uint8 in another light: RGB by a gain per channel, grey by contrast and brightness.
+    """Images (N, C, H, W) uint8 in another light: RGB by a gain per channel, gray by contrast and brightness.
 
     Args:
         x: C is 1 or 3.
@@ -139,5 +139,5 @@ def _by_parts(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 def _check_images(x: Tensor) -> None:
     if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] not in (1, 3):
         raise RequestError(
-            f"data.feature_shift expects grey or RGB images stored as uint8, got {tuple(x.shape)} of {x.dtype}"
+            f"data.feature_shift expects gray or RGB images stored as uint8, got {tuple(x.shape)} of {x.dtype}"
         )

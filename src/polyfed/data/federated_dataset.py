@@ -42,7 +42,8 @@ class FederatedDataset:
         test: the common test set of ``test="global"``, else None.
         classes: C.
         source: what it was made from.
-        unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train` and `max_test`.
+        unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train_per_client` and
+            `max_test_per_client`.
         label_table: (K, C) int64 counts of the clients' training labels.
     """
 
@@ -176,8 +177,8 @@ def _cap(pool: PooledRows, clients: Sequence[_ClientRows], options: PartitionOpt
     caps = _caps(options.max_train_per_client)
     if not 1 <= len(caps) <= len(clients):
         raise RequestError(
-            f"max_train: expected one cap, or a list of at most {len(clients)}, one for each client; got {len(caps)} "
-            "caps"
+            f"max_train_per_client: expected one cap, or a list of at most {len(clients)}, one for each client; "
+            f"got {len(caps)} caps"
         )
     capped = []
     for client, rows in enumerate(clients):
@@ -237,17 +238,18 @@ def _check_options(options: PartitionOptions) -> None:
     if options.test not in TESTS:
         raise RequestError(f"unknown test '{options.test}'{nearest(str(options.test), TESTS)}")
     if options.num_clients is not None or not is_by_group(options.partition):
-        check_integer("clients", options.num_clients, 1)
+        check_integer("num_clients", options.num_clients, 1)
     check_integer("holdout", options.holdout, 0)
     if not 0 <= options.halved_client_fraction <= 1:
         raise RequestError(
-            f"halved: expected a share of the clients between 0 and 1, got {options.halved_client_fraction}"
+            f"halved_client_fraction: expected a share of the clients between 0 and 1, got "
+            f"{options.halved_client_fraction}"
         )
     for cap in _caps(options.max_train_per_client):
         if cap is not None:
-            check_integer("max_train", cap, 1)
+            check_integer("max_train_per_client", cap, 1)
     if options.max_test_per_client is not None:
-        check_integer("max_test", options.max_test_per_client, 1)
+        check_integer("max_test_per_client", options.max_test_per_client, 1)
 
 
 def _check_test_side(source: Source, plan: _Split, options: PartitionOptions) -> None:

@@ -1,6 +1,6 @@
 """Labeled images from one folder per class: ``<class>/*.png``, or ``train/<class>/*.png`` and ``test/<class>/*.png``.
 
-Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels.
+Shapes: N images, C channels (1 gray, 3 RGB), H x W pixels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read(
     a test side.
 
     A class is called as its folder; classes are in sorted order, by value where all are whole numbers. Rows go through
-    the classes in turn, the first file of each, then the second, so that the first rows are of all classes. Grey images
+    the classes in turn, the first file of each, then the second, so that the first rows are of all classes. Gray images
     among RGB ones become RGB (three equal channels).
 
     Args:

@@ -2,7 +2,7 @@
 
 What is read: Parquet files with encoded images, PNG and JPEG files, a CSV file with the features that a run was trained
 on; texts in Parquet, CSV or text files, which become ids by the run's own words; one array in a .npy file. Conversions
-are those of loading (`data.image_size`), and from grey to RGB and back where nothing is guessed; anything else is
+are those of loading (`data.image_size`), and from gray to RGB and back where nothing is guessed; anything else is
 refused.
 
 Shapes: N inputs, C channels, H x W pixels.
@@ -153,18 +153,18 @@ def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
 
 
 def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
-    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are grey.
+    """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are gray.
 
     Raises:
         RequestError: they cannot be brought into the form.
     """
-    came = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
+    got = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
     if x.dtype.is_floating_point and form.dtype.is_floating_point:
         x = x.to(form.dtype)
     if x.dim() == len(form.shape) == 3:
         x = x.unsqueeze(1)
     if x.dtype != form.dtype or x.dim() != 1 + len(form.shape):
-        raise RequestError(f"expected N inputs, each {form}, as the run stored them, got {came} in {place}")
+        raise RequestError(f"expected N inputs, each {form}, as the run stored them, got {got} in {place}")
     if len(x) == 0:
         raise RequestError(f"expected at least one input, got none in {place}")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
@@ -185,14 +185,14 @@ def _fitted(x: Tensor, form: InputSpec, place: str) -> Tensor:
 
 
 def _recolored(x: Tensor, channels: int, place: str) -> Tensor:
-    """Grey images as RGB, or RGB images that hold nothing but grey as grey."""
+    """Gray images as RGB, or RGB images that hold nothing but gray as gray."""
     if x.shape[1] == 1 and channels == 3:
         return x.expand(-1, 3, -1, -1)
     if x.shape[1] == 3 and channels == 1 and bool((x == x[:, :1]).all()):
         return x[:, :1]
-    names = {1: "grey images", 3: "RGB images"}
+    names = {1: "gray images", 3: "RGB images"}
     expected, got = (names.get(number, f"{number} channels") for number in (channels, x.shape[1]))
-    raise RequestError(f"expected {expected}, as the run's are, got {came} in {place}; convert them as you see fit")
+    raise RequestError(f"expected {expected}, as the run's are, got {got} in {place}; convert them as you see fit")
 
 
 def _by(shape: Sequence[int]) -> str:
@@ -209,9 +209,7 @@ def _array(path: Path) -> Tensor:
     except OSError as error:
         raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
     except safe_pickle.NO_ARRAY as error:  # NumPy's words suggest unpickling it
-        raise RequestError(
-            f"expected an array of numbers as NumPy saves it, got something else in '{path}'"
-        ) from error
+        raise RequestError(f"expected an array of numbers as NumPy saves it, got something else in '{path}'") from error
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -231,7 +229,7 @@ def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
 
 
 def decode_image(data: bytes | None, place: str) -> Tensor:
-    """One image as (1, C, H, W) uint8: grey stays one channel, palettes become RGB, an alpha without effect goes."""
+    """One image as (1, C, H, W) uint8: gray stays one channel, palettes become RGB, an alpha without effect goes."""
     from PIL import UnidentifiedImageError
 
     if not data:
@@ -248,7 +246,7 @@ def decode_image(data: bytes | None, place: str) -> Tensor:
         pixels = pixels[..., :-1]
         mode = mode[:-1]
     if mode not in ("L", "RGB"):
-        raise RequestError(f"expected a grey or an RGB image, got mode {mode} in {place}")
+        raise RequestError(f"expected a gray or an RGB image, got mode {mode} in {place}")
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
 
 
@@ -282,9 +280,7 @@ def _from_texts(
     suffix = path.suffix.lower()
     if suffix == ".txt" and path.is_file():
         if given := text_column or label_column:
-            raise RequestError(
-                f"text_column and label_column are of Parquet or CSV files, got '{given}' with '{path}'"
-            )
+            raise RequestError(f"text_column and label_column are of Parquet or CSV files, got '{given}' with '{path}'")
         x = vocabulary.ids(text_files.read_lines(path))
         return _told_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
     if suffix == ".csv" and path.is_file():

@@ -67,12 +67,13 @@ class PartitionOptions:
         test: "local" or "global".
         holdout: rows of the training side that are set aside first for the server, equally many of each class as far
             as they go, drawn at random.
-        max_train_per_client: at most this many training rows per client. The first rows of each class are kept, the classes in
-            the proportion in which the client holds them, so that a cap does not change the label skew. Several caps:
-            clients take them in turn, client k the (k mod M)th of M.
+        max_train_per_client: at most this many training rows per client. The first rows of each class are kept, the
+            classes in the proportion in which the client holds them, so that a cap does not change the label skew.
+            Several caps: clients take them in turn, client k the (k mod M)th of M.
         max_test_per_client: likewise for each client's test rows, or for the common test set.
-        halved_client_fraction: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's Figure 3), each
-            class in proportion, a single row always; those of a smaller share are among those of a larger one.
+        halved_client_fraction: share of the clients, drawn at random, that keep half of their training rows (FedHeNN's
+            Figure 3), each class in proportion, a single row always; those of a smaller share are among those of a
+            larger one.
         group_by: of "by_group": which of the source's columns to deal by.
         num_groups: of "by_group": its values are put into so many groups by their hash (`hash_groups`), and whole
             groups are dealt. With an official split a test row of a value that training rows do not have then goes to

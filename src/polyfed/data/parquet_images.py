@@ -4,7 +4,7 @@ The files are read with pyarrow, not with ``datasets.load_dataset``: that one fi
 a converted copy of every file, and needs no less memory. What `datasets` knows about the columns (which are images,
 which are labels and what the classes are called) stands in the files' own schema and is read from there.
 
-Shapes: N images, C channels (1 grey, 3 RGB), H x W pixels.
+Shapes: N images, C channels (1 gray, 3 RGB), H x W pixels.
 """
 
 from __future__ import annotations
@@ -240,11 +240,9 @@ def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None],
 
 
 def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
-    """One image as (C, H, W) uint8: grey stays one channel; black-and-white becomes grey, a palette RGB."""
+    """One image as (C, H, W) uint8: gray stays one channel; black-and-white becomes gray, a palette RGB."""
     if not cell:
-        raise RequestError(
-            f"expected an encoded image in row {row} of {path}, got none (paths alone are not followed)"
-        )
+        raise RequestError(f"expected an encoded image in row {row} of {path}, got none (paths alone are not followed)")
     return to_pixels(lambda: bounds.open_image(cell), row, path)
 
 
@@ -252,7 +250,7 @@ def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.
     """What `opened` gives, a Pillow image, as (C, H, W) uint8 (see `_decode`).
 
     Raises:
-        RequestError: it does not decode, or is neither grey nor RGB.
+        RequestError: it does not decode, or is neither gray nor RGB.
     """
     try:
         with opened() as image:
@@ -266,7 +264,7 @@ def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.
         return pixels[None]
     if mode == "RGB":
         return pixels.transpose(2, 0, 1)
-    raise RequestError(f"expected grey (L) or RGB images, got mode {mode} in row {row} of {where}")
+    raise RequestError(f"expected gray (L) or RGB images, got mode {mode} in row {row} of {where}")
 
 
 def check_shape(came: tuple[int, ...], shape: tuple[int, ...], row: int, where: object) -> None:
@@ -279,5 +277,5 @@ def check_shape(came: tuple[int, ...], shape: tuple[int, ...], row: int, where: 
 
 
 def _words(shape: tuple[int, ...]) -> str:
-    color = {1: "grey", 3: "RGB"}[shape[0]]
+    color = {1: "gray", 3: "RGB"}[shape[0]]
     return f"{color} {shape[1]}x{shape[2]} pixels"

@@ -1,9 +1,10 @@
 """Who gets which rows: index partitions of a labeled data set, every row accounted for.
 
-``iid`` and ``dirichlet`` (as FedIN deals), ``classes`` with three deals: "shards" (as FedRep and FedHeNN), "shamsian"
-(as FedGH, after Shamsian et al.) and "round_robin", which draws nothing; ``quantity``, where only the clients' sizes
-differ; ``natural``, by whom the rows come from. A partition also records which share of every class each client was
-dealt, so that a test side can be dealt alike. Partitioners of flwr-datasets: `polyfed.data.flwr_partitioners`.
+``iid`` and ``dirichlet`` (as FedIN deals), ``by_class`` with three assignments: "shards" (as FedRep and FedHeNN),
+"shamsian" (as FedGH, after Shamsian et al.) and "round_robin", which draws nothing; ``quantity``, where only the
+clients' sizes differ; ``by_group``, by whom the rows come from. A partition also records which share of every class
+each client was dealt, so that a test side can be dealt alike. Partitioners of flwr-datasets:
+`polyfed.data.flwr_partitioners`.
 
 Shapes: N rows, K clients, C classes. Rows of a client are sorted, so that nothing depends on the order of a draw.
 """
@@ -115,8 +116,8 @@ def dirichlet(
         best = max(best, smallest)
     else:
         raise RequestError(
-            f"expected each of {clients} clients to get {min_samples} rows in one of {max_tries} draws at alpha {alpha}, "
-            f"got {best} for the smallest at best; use a larger alpha, fewer clients or a smaller min_samples"
+            f"expected each of {clients} clients to get {min_samples} rows in one of {max_tries} draws at alpha "
+            f"{alpha}, got {best} for the smallest at best; use a larger alpha, fewer clients or a smaller min_samples"
         )
     held: list[list[Rows]] = [[] for _ in range(clients)]
     for label in range(class_count):
@@ -164,8 +165,8 @@ def quantity(
 ) -> Partition:
     """Quantity skew: sizes that differ, labels as in the whole.
 
-    Every client gets `min_samples` rows, and what is left goes by proportions drawn from Dirichlet(alpha 1_K), rounded by
-    largest remainder; which rows is a random permutation. So every row is used and one draw always does. (Li et al.,
+    Every client gets `min_samples` rows, and what is left goes by proportions drawn from Dirichlet(alpha 1_K), rounded
+    by largest remainder; which rows is a random permutation. So every row is used and one draw always does. (Li et al.,
     ICDE 2022, draw until the smallest client is large enough, which at K = 100 and alpha = 0.5 hardly ever ends.)
 
     Args:

@@ -1,6 +1,6 @@
 """Inputs of another data set in the shape of the task's, for everybody to see.
 
-Shapes: N samples, C channels (1 grey, 3 RGB), H x W pixels.
+Shapes: N samples, C channels (1 gray, 3 RGB), H x W pixels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
         x = source.train.x
         if x.dtype != torch.uint8 or x.dim() != 4:
             raise RequestError(
-                f"data.public_dataset expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of {x.dtype}"
+                f"data.public_dataset expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of "
+                f"{x.dtype}"
             )
     count = min(_USUAL, len(other.train)) if rows is None else check_integer("public_samples", rows, 1)
     if count > len(other.train):

@@ -52,7 +52,7 @@ def assign_rows(pool: PooledRows, rows: Rows, options: PartitionOptions, generat
     class_count = pool.source.classes
     found = _partition(pool, rows, options, generators)
     if not is_by_group(options.partition):
-        _check_partition(found, check_integer("clients", options.num_clients, 1), len(y))
+        _check_partition(found, check_integer("num_clients", options.num_clients, 1), len(y))
     if found.shares is not None and found.shares.shape == (len(found.rows), class_count):
         return found
     return Partition(found.rows, found.unused, class_shares(found.rows, y, class_count))
@@ -73,7 +73,7 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
     wanted = options.partition
     if is_by_group(wanted):
         return by_group(_group_values(pool, rows, options), options.num_clients, generators("partition"))
-    clients = check_integer("clients", options.num_clients, 1)
+    clients = check_integer("num_clients", options.num_clients, 1)
     if isinstance(wanted, Partition):
         _check_ready(wanted, clients, options.holdout)
         return wanted
@@ -121,8 +121,8 @@ def _check_ready(partition: Partition, clients: int, holdout: int) -> None:
     """A ready partition says itself how many clients there are, and counts all rows."""
     if len(partition.rows) != clients or holdout:
         raise RequestError(
-            f"a ready partition expects clients={len(partition.rows)} (its own number) and holdout=0, got "
-            f"clients={clients}{' and a holdout' if holdout else ''}"
+            f"a ready partition expects num_clients={len(partition.rows)} (its own number) and holdout=0, got "
+            f"num_clients={clients}{' and a holdout' if holdout else ''}"
         )
 
 

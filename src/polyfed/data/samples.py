@@ -71,7 +71,7 @@ def from_dataset(dataset: Any) -> Samples:
 
     Args:
         dataset: has a length; an item is a pair (input, label), or a dictionary of two entries, one of them with
-            a usual name of a label. An input is a tensor, an array, numbers, or a Pillow image (grey or RGB), which
+            a usual name of a label. An input is a tensor, an array, numbers, or a Pillow image (gray or RGB), which
             becomes (C, H, W) uint8; all have one shape. A label is a whole number.
 
     Returns:
@@ -128,7 +128,7 @@ def _input(given: Any, row: int) -> Tensor:
     """An input as a tensor; a Pillow image as (C, H, W) uint8."""
     picture = getattr(given, "mode", None) if hasattr(given, "getbands") else None
     if picture not in (None, "L", "RGB"):
-        raise RequestError(f"expected grey (L) or RGB images, got mode {picture} in item {row}")
+        raise RequestError(f"expected gray (L) or RGB images, got mode {picture} in item {row}")
     try:
         x = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:

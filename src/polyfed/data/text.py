@@ -75,8 +75,8 @@ class TextConfig:
 
     def given(self) -> str | None:
         """The first setting that is not left at its default."""
-        values = {"text_column": self.column, "vocabulary": self.vocabulary, "length": self.length}
-        return next((name for name, v in {**values, "vectors": self.vectors}.items() if v is not None), None)
+        values = {"text_column": self.column, "vocab_size": self.vocabulary, "max_length": self.length}
+        return next((name for name, v in {**values, "word_vectors": self.vectors}.items() if v is not None), None)
 
 
 @dataclass(frozen=True)

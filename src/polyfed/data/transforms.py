@@ -49,7 +49,7 @@ def resize(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
 
 
 def convert_channels(x: Tensor, channels: int) -> Tensor:
-    """Grey images as RGB (three equal channels), or RGB as grey (luma of ITU-R BT.601, as Pillow and JPEG have it).
+    """Gray images as RGB (three equal channels), or RGB as gray (luma of ITU-R BT.601, as Pillow and JPEG have it).
 
     Args:
         x: (N, C, H, W) uint8, C 1 or 3.
@@ -61,12 +61,12 @@ def convert_channels(x: Tensor, channels: int) -> Tensor:
     if x.shape[1] == channels:
         return x
     if {x.shape[1], channels} != {1, 3}:
-        raise RequestError(f"expected grey (1) or RGB (3) images, got {x.shape[1]} channels to make {channels} of")
+        raise RequestError(f"expected gray (1) or RGB (3) images, got {x.shape[1]} channels to make {channels} of")
     if channels == 3:
         return x.repeat(1, 3, 1, 1)
     red, green, blue = x.to(torch.int32).unbind(1)
-    grey: Tensor = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16  # .299, .587, .114 times 65536
-    return grey.to(torch.uint8).unsqueeze(1)
+    gray: Tensor = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16  # .299, .587, .114 times 65536
+    return gray.to(torch.uint8).unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,7 @@ class Prepare:
 
     def _standardized(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or x.shape[-1] != len(self.mean):
-            raise RequestError(
-                f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}"
-            )
+            raise RequestError(f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}")
         mean_F, std_F = self._features.to(x.device, non_blocking=True)
         standardized: Tensor = (x - mean_F) / std_F
         return standardized

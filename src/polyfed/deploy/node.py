@@ -326,7 +326,7 @@ class Turn:
             raise RunError(f"expected the entry of this client's model, got another: {error}") from None
         modules = settings["run"].get("modules")
         found = {key: value for key, value in about.items() if key != "modules"}
-        found |= {"vectors": settings["data"].get("vectors")}
+        found |= {"vectors": settings["data"].get("word_vectors")}
         return found if modules is None else {**found, "modules": modules}
 
     def scores(self, message: Message | None) -> Scores:

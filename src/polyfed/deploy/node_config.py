@@ -20,7 +20,10 @@ KEYS: Mapping[str, tuple[type, str]] = {
     "architecture": (str, "this node's own network, as models.architectures has it; default: the recipe's"),
     "device": (str, "where this node computes, in place of run.device"),
     "begin-anew": (bool, "whether its client begins again where this disk has lost what it was; default: false"),
-    "secret-noise": (bool, "whether [privacy] noise is drawn by a secret of this node; default: with data of its own"),
+    "secret-noise": (
+        bool,
+        "whether [privacy] upload noise is drawn by a secret of this node; default: with data of its own",
+    ),
     "answers": (int, "how many different requests of a kind it answers in a round; default: 1 with noise, else 10"),
     "share-model": (bool, "whether its personal model goes into the server's run folder; default: false"),
 }

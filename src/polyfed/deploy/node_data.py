@@ -15,9 +15,17 @@ from polyfed.errors import RequestError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import MODELS, nearest
 
-_READING = ("image_column", "label_column", "feature_columns", "text_column", "vocabulary", "length", "vectors")
+_READING = (
+    "image_column",
+    "label_column",
+    "feature_columns",
+    "text_column",
+    "vocab_size",
+    "max_length",
+    "word_vectors",
+)
 _TOLD = ("class_names", "mean", "std")
-_BOUNDS = ("root", "image_size", "split", "max_train", "max_test")
+_BOUNDS = ("root", "image_size", "split", "max_train_per_client", "max_test_per_client")
 _OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
 
 
@@ -32,14 +40,15 @@ def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[Fe
         raise RequestError("node-config: expected the recipe's data, as data.test is 'global', got data of its own")
     settings = recipe.to_dict()
     kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
-    if isinstance(kept.get("max_train"), list):
-        kept["max_train"] = kept["max_train"][place.client % len(kept["max_train"])]
+    caps = kept.get("max_train_per_client")
+    if isinstance(caps, list):
+        kept["max_train_per_client"] = caps[place.client % len(caps)]
     alone = {**settings, "data": {**kept, "dataset": place.data, "num_clients": 1}}
     dealt = data.federated(Recipe.from_dict(alone, beside=recipe.beside))
     if dealt.source.vocabulary is not None and recipe.data.word_vectors is None:
         raise RequestError(
-            "node-config: expected data.word_vectors in the recipe for a node's own texts, as all must number words alike, "
-            f"got '{place.data}' without"
+            "node-config: expected data.word_vectors in the recipe for a node's own texts, as all must number words "
+            f"alike, got '{place.data}' without"
         )
     if len(dealt.clients) != 1:
         raise RequestError(f"node-config: expected the rows of one client as data, got {len(dealt.clients)} clients'")

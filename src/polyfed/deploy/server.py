@@ -115,9 +115,7 @@ class Deployed(Federation):
                 f"{recipe.privacy.target_epsilon:g}"
             )
         if recipe.method.alone or recipe.run.control:
-            raise RequestError(
-                "expected a federation's own method in a deployment, got a control: run it at one place"
-            )
+            raise RequestError("expected a federation's own method in a deployment, got a control: run it at one place")
         method = recipe.chosen_method
         if known is None:
             known = roster.known

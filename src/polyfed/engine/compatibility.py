@@ -230,7 +230,7 @@ def _check_validation(name: str, needs: Needs, clients: Sequence[Client]) -> Non
 def _check_rounds(name: str, needs: Needs, rounds: int) -> None:
     if needs.warmup >= rounds:
         raise RequestError(
-            f"{name} warms up for {needs.warmup} rounds, in which nobody trains, and needs more than these; came "
+            f"{name} warms up for {needs.warmup} rounds, in which nobody trains, and needs more than these; got "
             f"training.rounds = {rounds}; raise it, or lower the method's warm-up"
         )
 

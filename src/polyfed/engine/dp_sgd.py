@@ -194,8 +194,8 @@ def check_rows(
     name = method.name or type(method).__name__
     if not method.by_row:
         raise RequestError(
-            f"privacy.max_grad_norm: expected a method and knobs whose loss is a mean over rows and of nothing else, got "
-            f"{name}; see docs/privacy.md"
+            f"privacy.max_grad_norm: expected a method and knobs whose loss is a mean over rows and of nothing else, "
+            f"got {name}; see docs/privacy.md"
         )
     if precision != "float32":
         raise RequestError(f"privacy.max_grad_norm: expected run.precision = 'float32', got '{precision}'")
@@ -279,7 +279,7 @@ def _package() -> tuple[Any, Any]:
         from opacus.optimizers import DPOptimizer
     except ImportError:
         raise RequestError(
-            "privacy.max_grad_norm: expected the package 'opacus', which takes gradients row by row, got none; install it "
-            "with: pip install 'polyfed[privacy]'"
+            "privacy.max_grad_norm: expected the package 'opacus', which takes gradients row by row, got none; install "
+            "it with: pip install 'polyfed[privacy]'"
         ) from None
     return GradSampleModule, DPOptimizer

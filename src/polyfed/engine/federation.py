@@ -71,9 +71,10 @@ class Federation:
         clients: in order; their numbers are their places.
         method: e.g. ``polyfed.methods.FedGH()``.
         training, evaluation: settings; see there.
-        plugins: what else is done: settings such as ``polyfed.Availability(drop=0.2)``, ``polyfed.Privacy(...)``,
-            ``polyfed.Compression(...)``, ``polyfed.Devices(...)``, ``polyfed.RobustAggregation(...)``,
-            ``polyfed.Adversaries(...)``, and plugins of your own (`polyfed.Plugin`).
+        plugins: what else is done: settings such as ``polyfed.Availability(dropout_rate=0.2)``,
+            ``polyfed.Privacy(...)``, ``polyfed.Compression(...)``, ``polyfed.Devices(...)``,
+            ``polyfed.RobustAggregation(...)``, ``polyfed.Adversaries(...)``, and plugins of your own
+            (`polyfed.Plugin`).
         task: what is classified: classes, data that are public, a shared test set; see `polyfed.Task`.
         executor: the name of one ("serial", "processes", ...), or all of how work is done; see `polyfed.Execution`.
         out: the run folder, or all of what is written; see `polyfed.Output`. None writes nothing.

@@ -24,7 +24,7 @@ def obstacle(asked: Table, result: Table | None, planned: str) -> str | None:
     """
     if asked.get("training", {}).get("lr_schedule") == "cosine":
         return "the learning rates of training.lr_schedule = 'cosine' depend on the number of rounds"
-    if asked.get("privacy", {}).get("target"):
+    if asked.get("privacy", {}).get("target_epsilon"):
         return "the noise for privacy.target_epsilon depends on the number of rounds"
     if planned:
         return f"{planned} depends on the number of rounds"

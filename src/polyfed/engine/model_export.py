@@ -114,7 +114,7 @@ class ModelExport:
             "label_column": self._task.label_column,
             "vocabulary": None if texts is None else texts.most,
             "texts": None if texts is None else {"column": texts.column, "sha256": words},
-            "vectors": self._settings.get("data", {}).get("vectors"),
+            "vectors": self._settings.get("data", {}).get("word_vectors"),
             "samples": client.n,
             "zoo": models is not None or client.architecture in self._by_name,
             "feature_dim": None if models is None else models.get("feature_dim"),

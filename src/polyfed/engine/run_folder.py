@@ -128,8 +128,8 @@ class RunFolder:
             raise RequestError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
         if present and not resume and not force:
             raise RequestError(
-                f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with --overwrite "
-                "(force=True)"
+                f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with "
+                "--overwrite (force=True)"
             )
         if resume and present:
             self._same_recipe(settings, planned)
@@ -159,7 +159,7 @@ class RunFolder:
     def open(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> Iterator[None]:
         """Make the folder ready, after `check`, and keep other processes out of it within the block.
 
-        With `force` the old run's own files go, with the analyzes and attacks made of it, and nothing else. What a
+        With `force` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
         killed process left half-written goes too.
 
         Raises:
@@ -190,7 +190,7 @@ class RunFolder:
             write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
 
     def clear_made(self) -> None:
-        """Remove the analyzes and attacks that were made of the run, and nothing else."""
+        """Remove the analyses and attacks that were made of the run, and nothing else."""
         for folder in (self.path / name for name in (ANALYSIS, ATTACK)):
             if folder.is_symlink():
                 continue

@@ -70,7 +70,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
     Raises:
         RequestError: some clients are hostile, who would spoil the rows of all.
     """
-    if base.hostile.in_effect():
+    if base.adversaries.in_effect():
         raise RequestError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )

@@ -93,13 +93,13 @@ def _data_generator(seed: int, purpose: str) -> Any:
 
 
 def federate(
-    source: Source, clients: int | None = 10, partition: str | Partition | Any = "iid", *, seed: int = 0, **how: Any
+    source: Source, num_clients: int | None = 10, partition: str | Partition | Any = "iid", *, seed: int = 0, **how: Any
 ) -> FederatedDataset:
     """Deal a data set to clients, as a recipe with these keys in ``[data]`` and this seed deals it.
 
     Args:
         source: what `load` or `from_tensors` gave.
-        clients: how many; None with partition "by_group": one per value.
+        num_clients: how many; None with partition "by_group": one per value.
         partition: a name, or a function of your own (labels, clients, generator) -> each client's rows.
         seed: every draw is derived from it.
         how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionOptions`.
@@ -112,7 +112,7 @@ def federate(
         raise RequestError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
     seed = check_integer("seed", seed, 0)
     _check_all_act(partition, how)
-    options = PartitionOptions(num_clients=clients, partition=partition, **how)
+    options = PartitionOptions(num_clients=num_clients, partition=partition, **how)
     return build_federated_dataset(source, options, data_generators(seed))
 
 

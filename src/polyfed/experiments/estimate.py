@@ -209,7 +209,7 @@ def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dic
         need = simulation.needs[client.id]
         first, later = (spent(profile, effort) for effort in efforts)
         fits = client.id not in simulation.excluded
-        device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory, "needs": need}
+        device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory_bytes, "needs": need}
         devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})
         if fits:
             slowest_first = max(slowest_first, first.seconds)

@@ -243,9 +243,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
         _fill(network, files[name], folder / name)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise RequestError(
-            f"expected {folder / 'index.json'} as this version writes it, got another: {why}"
-        ) from error
+        raise RequestError(f"expected {folder / 'index.json'} as this version writes it, got another: {why}") from error
     state = {
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }

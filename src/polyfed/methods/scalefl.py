@@ -57,7 +57,7 @@ def _checked(text: str) -> str:
     if not levels or depths != sorted(depths) or depths[-1] < 1 or not all(min(level) > 0 for level in levels):
         raise ValueError(
             "expected levels as width@depth, shares above 0 and up to 1, the shallowest first and the last of depth 1, "
-            f"as in '0.5@0.4 1@1'; came '{text}'"
+            f"as in '0.5@0.4 1@1'; got '{text}'"
         )
     return text
 

@@ -111,7 +111,7 @@ def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: i
         body[f"stage{s}"] = nn.Sequential(first, *(PreActBottleneck(c_in, planes, stride=1) for _ in range(count - 1)))
     body["bn"] = nn.BatchNorm2d(c_in)
     body["relu"] = nn.ReLU()
-    body["processes"] = nn.AdaptiveAvgPool2d(1)
+    body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
     return _initialized(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
 
@@ -140,14 +140,14 @@ def _resnet(
     stem["bn1"] = nn.BatchNorm2d(widths[0])
     stem["relu"] = nn.ReLU()
     if not cifar:
-        stem["processes"] = nn.MaxPool2d(3, stride=2, padding=1)
+        stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
     body: OrderedDict[str, nn.Module] = OrderedDict()
     c_in = widths[0]
     for s, (c_out, blocks) in enumerate(zip(widths, BLOCKS[depth], strict=True), start=1):
         first = BasicBlock(c_in, c_out, stride=1 if s == 1 else 2)
         body[f"stage{s}"] = nn.Sequential(first, *(BasicBlock(c_out, c_out, stride=1) for _ in range(blocks - 1)))
         c_in = c_out
-    body["processes"] = nn.AdaptiveAvgPool2d(1)
+    body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
     model = Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
     return channels_last(_initialized(model)) if cifar else _initialized(model)  # what is faster (benchmarks/layout.py)

@@ -293,7 +293,7 @@ def _load(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: 
 def _for_channels(weight: Tensor, channels: int) -> Tensor:
     """A first convolution for images of other channels: as many of its own in turn, scaled to the same sum.
 
-    For grey images it gives what the original gives for them as RGB.
+    For gray images it gives what the original gives for them as RGB.
     """
     if weight.shape[1] == channels:
         return weight

@@ -164,7 +164,7 @@ def vision_transformer(
     if min(depth, patch, width, heads) < 1 or width % heads or not 0 <= dropout < 1:
         raise RequestError(
             f"{name} needs depth, patch, width and heads of at least 1, a width that heads divides, and dropout in "
-            f"[0, 1); came depth {depth}, patch {patch}, width {width}, heads {heads}, dropout {dropout}"
+            f"[0, 1); got depth {depth}, patch {patch}, width {width}, heads {heads}, dropout {dropout}"
         )
     if min(height, breadth) < 2 * patch or height % patch or breadth % patch:
         fits = patch * max(2, round(min(height, breadth) / patch))

@@ -8,9 +8,9 @@ Four kinds, as `[adversaries]` asks for them, drawn by the seed:
   values. Whole numbers, booleans, single numbers and running statistics go up as they are: they would betray it.
 - inner_product, alie: these know what all honest clients send. With m the mean and s the standard deviation, number by
   number, of the honest ones' parts (`upload_segments`: changes of weights, rows of a class, outputs on common inputs),
-  theirs become -scale m (Xie et al., Fall of empires, UAI 2019: epsilon is `scale`), or m - scale s (Baruch et al., A
-  little is enough, NeurIPS 2019: z is `scale`). What is no part, and running statistics, they send as they have it; so
-  they do with a part that no honest client has.
+  theirs become -scale m (Xie et al., Fall of empires, UAI 2019: epsilon is `attack_scale`), or m - scale s (Baruch et
+  al., A little is enough, NeurIPS 2019: z is `attack_scale`). What is no part, and running statistics, they send as
+  they have it; so they do with a part that no honest client has.
 
 What the method keeps at the client is what it would be without. Clip, noise and compression come after label_flip and
 sign_flip, as everywhere, and before the two others, which look at what has arrived.

@@ -46,16 +46,16 @@ class ClientAvailability(Plugin):
         """
         if setup.method.alone and self.settings.delay_rate:
             raise RequestError(
-                f"{setup.method.name}, alone: expected no availability.delay_rate, as nothing crosses that could be late, "
-                f"got {self.settings.delay_rate:g}"
+                f"{setup.method.name}, alone: expected no availability.delay_rate, as nothing crosses that could be "
+                f"late, got {self.settings.delay_rate:g}"
             )
         joiners = self.settings.late_joiners
         rounds = setup.training.rounds
         count = len(setup.clients)
         if joiners >= count:
             raise RequestError(
-                f"availability.late_joiners: expected fewer than the {count} clients, as one at least is there from round "
-                f"1, got {joiners}"
+                f"availability.late_joiners: expected fewer than the {count} clients, as one at least is there from "
+                f"round 1, got {joiners}"
             )
         if joiners and self.settings.join_round > rounds:
             raise RequestError(

@@ -1,7 +1,7 @@
-"""Uploads in fewer bytes: ``[compression] share`` and ``precision``.
+"""Uploads in fewer bytes: ``[compression] top_k_fraction`` and ``dtype``.
 
-1. ``share``: of every tensor of a change the entries of largest magnitude; the rest is kept for next time.
-2. ``precision``: float32 numbers in 16 or 8 bits.
+1. ``top_k_fraction``: of every tensor of a change the entries of largest magnitude; the rest is kept for next time.
+2. ``dtype``: float32 numbers in 16 or 8 bits.
 
 Of groups that the method declares as `changes`, trained weights, this is done to their difference to what came down
 under the same names, which the server adds again. Other floats are taken as they are, and are not thinned out. Whole
@@ -60,7 +60,8 @@ class UploadCompression(Plugin):
         if not any(entry in sent for sent in messages for entry in method.changes):
             name = method.name or type(method).__name__
             raise RequestError(
-                f"compression.top_k_fraction: expected a method that sends changes of weights that came down, got {name}"
+                f"compression.top_k_fraction: expected a method that sends changes of weights that came down, got "
+                f"{name}"
             )
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:

@@ -51,12 +51,14 @@ class Devices(Settings):
 
     profiles: list[str] = Field([], description="profiles, dealt to the clients as `assignment` says")
     assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("profiles")] = Field(
-        "round_robin", description="names: as in [models]"
+        "round_robin", description="profiles: as in [models]"
     )
     fractions: dict[str, Share] = Field(
-        {}, description="profile -> share of the clients, which are drawn; not with names"
+        {}, description="profile -> share of the clients, which are drawn; not with profiles"
     )
-    by_client: dict[str, str] = Field({}, description="number of a client -> its profile, before names and shares")
+    by_client: dict[str, str] = Field(
+        {}, description="number of a client -> its profile, before profiles and fractions"
+    )
     custom: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not told stays")
     round_timeout: Rate | None = Field(
         None, description="seconds that the server waits for uploads, in each passage; what comes later is late"
@@ -109,8 +111,8 @@ class Devices(Settings):
         asked = [name for name in ("custom", "round_timeout", "time_jitter", "server_flops") if getattr(self, name)]
         if not self.on and (asked or self.on_out_of_memory != "refuse"):
             raise ValueError(
-                f"{(asked or ['on_out_of_memory'])[0]}: expected profiles, fractions or by_client beside it, which say who has which "
-                "device, got none"
+                f"{(asked or ['on_out_of_memory'])[0]}: expected profiles, fractions or by_client beside it, which say "
+                "who has which device, got none"
             )
         for name in (*self.profiles, *self.fractions, *self.by_client.values()):
             if name not in self.custom and name not in BUILT_IN:
@@ -137,20 +139,20 @@ def check_lateness(availability: Availability, devices: Devices) -> None:
     off = not availability.delay_rate and "delay_rate" not in availability.model_fields_set
     if off and devices.round_timeout is None and availability.delay_rounds != default:
         raise RequestError(
-            f"availability: delay_rounds = {availability.delay_rounds} does nothing beside delay_rate = 0.0; set delay_rate above 0 or "
-            f"devices.round_timeout, or leave delay_rounds at {default}"
+            f"availability: delay_rounds = {availability.delay_rounds} does nothing beside delay_rate = 0.0; set "
+            f"delay_rate above 0 or devices.round_timeout, or leave delay_rounds at {default}"
         )
 
 
 def dealt(devices: Devices, clients: int, seed: int) -> list[str]:
     """The profile's name of each of so many clients; nothing where devices are off.
 
-    Shares become whole numbers of clients by largest remainders, and the seed says which clients these are.
+    Fractions become whole numbers of clients by largest remainders, and the seed says which clients these are.
 
     Raises:
-        RequestError: `numbers` names a client that is not there, or nothing says what some client has.
+        RequestError: `by_client` names a client that is not there, or nothing says what some client has.
 
-    >>> dealt(Devices(names=["laptop", "gpu"], numbers={"2": "phone-low"}), 4, seed=0)
+    >>> dealt(Devices(profiles=["laptop", "gpu"], by_client={"2": "phone-low"}), 4, seed=0)
     ['laptop', 'gpu', 'phone-low', 'gpu']
     """
     if not devices.on:
@@ -162,14 +164,14 @@ def dealt(devices: Devices, clients: int, seed: int) -> list[str]:
         found[int(number)] = name
     if missing := [number for number in range(clients) if number not in found]:
         raise RequestError(
-            f"devices.by_client: expected a device for each of the {clients} clients, or profiles or fractions for the others, "
-            f"got none for {', '.join(map(str, missing))}"
+            f"devices.by_client: expected a device for each of the {clients} clients, or profiles or fractions for the "
+            f"others, got none for {', '.join(map(str, missing))}"
         )
     return [found[number] for number in range(clients)]
 
 
 def _by_rule(devices: Devices, clients: int, seed: int) -> list[str]:
-    """By `names` or `shares`; nothing where neither is given."""
+    """By `profiles` or `fractions`; nothing where neither is given."""
     if devices.fractions:
         return _by_shares(devices.fractions, clients, seed)
     names: Sequence[str] = devices.profiles

@@ -166,7 +166,7 @@ class PrivacyBudget(Plugin):
             own.extend(self._method.closing())
         made = {}
         if settings.upload_clip_norm and sends(self._method):
-            made["noise"] = analytic_sigma(1.0, settings.target_epsilon, settings.delta) * math.sqrt(
+            made["upload_noise_multiplier"] = analytic_sigma(1.0, settings.target_epsilon, settings.delta) * math.sqrt(
                 max(map(len, turns))
             )
         if settings.max_grad_norm:

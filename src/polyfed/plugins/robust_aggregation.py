@@ -1,7 +1,7 @@
 """Defense at the server: uploads that are too large are refused, and the others are held to what they have in common.
 
 What is held to one another are the uploads' parts (`plugins.upload_segments`): weights layer by layer, rows of
-one class, outputs on common inputs. With `[robust_aggregation] rule`
+one class, outputs on common inputs. With `[robust_aggregation] aggregator`
 
 - "median", "trimmed_mean", "geometric_median": the robust center takes the place of every one of them, so that whatever
   the method makes of them is made of the center (equal models average to themselves);
@@ -9,10 +9,10 @@ one class, outputs on common inputs. With `[robust_aggregation] rule`
 - "multi_krum": the whole uploads of those who are farthest from the others are left out; their distance is the mean
   square over the parts that two have in common.
 
-With `bucket` above 1 the center is that of means of so many clients each, drawn anew in every round (Karimireddy et
-al., Byzantine-robust learning on heterogeneous datasets via bucketing, ICLR 2022, algorithm 1): such means differ less
-than clients do, so that a rule drops less of what honest ones know. Where fewer than three buckets would be left, it
-is the center of the clients themselves.
+With `bucket_size` above 1 the center is that of means of so many clients each, drawn anew in every round (Karimireddy
+et al., Byzantine-robust learning on heterogeneous datasets via bucketing, ICLR 2022, algorithm 1): such means differ
+less than clients do, so that a rule drops less of what honest ones know. Where fewer than three buckets would be left,
+it is the center of the clients themselves.
 
 All other floats (kernels, features) are brought to the median of the clients' sizes, whatever the rule: a size is the
 root mean square of the rows' L2 norms. Whole numbers and single numbers are believed, except that where a center has
@@ -76,8 +76,8 @@ class RobustAggregator(Plugin):
         """
         if setup.method.alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
             raise RequestError(
-                f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads to one "
-                "another where no client has others beside it"
+                f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads to "
+                "one another where no client has others beside it"
             )
         check_rule(setup.method, self.settings.aggregator)
 
@@ -113,13 +113,14 @@ def check_rule(method: Method, rule: str) -> None:
     for entry, reason in method.rigid.items():
         raise RequestError(
             f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {name}, "
-            f"which sends '{entry}': {reason}; with rule 'none' max_norm still holds"
+            f"which sends '{entry}': {reason}; with aggregator 'none' max_update_norm still holds"
         )
     if rule in _BY_COORDINATE and method.unaligned:
         raise RequestError(
-            f"robust_aggregation.aggregator: expected 'geometric_median', 'multi_krum' or 'norm_clipping' for {name}, got '{rule}', which goes "
-            f"number by number: in '{method.unaligned[0]}', features of the clients' own networks, a number means "
-            "something else at every client"
+            f"robust_aggregation.aggregator: expected 'geometric_median', 'multi_krum' or 'norm_clipping' for {name}, "
+            f"got '{rule}', which goes number by number: in "
+            f"'{method.unaligned[0]}', features of the clients' own networks, a number means something else at every "
+            "client"
         )
 
 
@@ -152,7 +153,8 @@ def objection(
     for entry, value in message.items():
         size = max(_sizes(value, counterparts(method, entry, value, received)), default=0.0)
         if not size <= settings.max_update_norm:
-            return f"the norm of '{entry}' is {size:.4g}, above robust_aggregation.max_update_norm = {settings.max_update_norm:g}"
+            setting = f"robust_aggregation.max_update_norm = {settings.max_update_norm:g}"
+            return f"the norm of '{entry}' is {size:.4g}, above {setting}"
     return None
 
 

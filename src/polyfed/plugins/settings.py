@@ -29,7 +29,7 @@ class Availability(Settings):
         0, description="clients, drawn by the seed, that are absent at first"
     )
     join_round: Annotated[int, Field(ge=2), ActsWith("late_joiners")] = Field(
-        2, description="the first round of the joiners"
+        2, description="the first round of the late joiners"
     )
 
     def _idle(self) -> set[str]:
@@ -45,7 +45,7 @@ class Compression(Settings):
         1.0, description="of each tensor's change, the share of entries that goes up: the largest; 1: all"
     )
     error_feedback: Annotated[bool, ActsWith("top_k_fraction", off=1)] = Field(
-        True, description="share: what did not go up is added to the next change"
+        True, description="top_k_fraction: what did not go up is added to the next change"
     )
 
     @property
@@ -72,10 +72,12 @@ class RobustAggregation(Settings):
     )
     byzantine_fraction: Annotated[
         float, Field(gt=0, lt=0.5), ActsWith("aggregator", ("trimmed_mean", "multi_krum"))
-    ] = Field(0.2, description="trimmed_mean, multi_krum: of the clients that are supposed to be hostile, rounded up")
+    ] = Field(
+        0.2, description="trimmed_mean, multi_krum: of the clients that are supposed to be adversarial, rounded up"
+    )
     bucket_size: Annotated[Positive, ActsWith("aggregator", ("median", "trimmed_mean", "geometric_median"))] = Field(
         1,
-        description="median, trimmed_mean, geometric_median: the center is that of means of so many clients each; 1: of clients",
+        description="median, trimmed_mean, geometric_median: center of means of so many clients each; 1: of clients",
     )
     max_update_norm: Finite = Field(
         0.0, description="largest norm of an entry of an upload, of weights the change; above it is refused; 0: none"
@@ -127,7 +129,7 @@ class Adversaries(Settings):
         kinds = {"sign_flip_fraction", "inner_product_fraction", "alie_fraction"}
         if self.attack_scale != 1 and self._scales_nothing() and not kinds & self.model_fields_set:
             raise ValueError(
-                f"scale = {self.attack_scale:g} does nothing without {', '.join(sorted(kinds))}; set one of them above 0, or "
-                "leave scale at 1"
+                f"attack_scale = {self.attack_scale:g} does nothing without {', '.join(sorted(kinds))}; set one of "
+                "them above 0, or leave attack_scale at 1"
             )
         return self

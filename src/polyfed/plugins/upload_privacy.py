@@ -1,7 +1,10 @@
-"""Uploads clipped and noised at the client: ``[privacy] clip`` and ``noise``.
+"""Uploads clipped and noised at the client: ``[privacy] upload_clip_norm`` and
+``upload_noise_multiplier``.
 
-1. ``clip``: every entry of the message (a group, or a tensor that stands alone) is shortened to this L2 norm.
-2. ``noise``: plus N(0, (noise * clip)^2) on every number of it, from the client's own stream, or by its secret.
+1. ``upload_clip_norm``: every entry of the message (a group, or a tensor that stands alone) is shortened to this L2
+   norm.
+2. ``upload_noise_multiplier``: plus N(0, (multiplier * norm)^2) on every number of it, from the client's own stream,
+   or by its secret.
 
 Of groups that the method declares as `changes`, trained weights, this is done to their difference to what came down
 under the same names. Other floats are taken as they are. Whole numbers, booleans and single numbers (a count, a

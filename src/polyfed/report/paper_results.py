@@ -2,9 +2,10 @@
 
 ``published.csv`` holds the numbers as printed, one a line: paper, table, setting, dataset, method, quantity, mean,
 spread, unit, footnote (one or more names of ``published-footnotes.csv``, with blanks between), stage (in which we score
-what the paper means; empty for a run's own). A recipe names its papers' tables: ``published = ["fedgh/table3"]`` in
-``[run]``. Which column it is follows from its data: the data set's name, and a setting such as
-"clients=10, classes_per_client=2", which must be the recipe's own. Which row, from the variant's or the method's name.
+what the paper means; empty for a run's own). A recipe names its papers' tables: ``paper_tables =
+["fedgh/table3"]`` in ``[run]``. Which column it is follows from its data: the data set's name, and a setting such as
+"num_clients=10, classes_per_client=2", which must be the recipe's own. Which row, from the variant's or the method's
+name.
 
 Quantities that runs are measured in: "accuracy" (%), "rounds to 90 %", "bytes to 90 %", "bytes per client and round",
 "parameters sent" (up, million). They are counted as the papers do: bytes both ways and as a method's own paper counts
@@ -99,7 +100,7 @@ def column(run: RunRecord) -> list[Entry]:
         return []
     data = run.recipe.data
     known = [entry for entry in entries() if entry.place in run.paper_tables]
-    return [one for one in known if one.dataset in (data.get("name"), "") and _is_set(one.setting, data)]
+    return [one for one in known if one.dataset in (data.get("dataset"), "") and _is_set(one.setting, data)]
 
 
 def without_column(run: RunRecord) -> list[str]:
@@ -115,7 +116,7 @@ def unmeasured(run: RunRecord) -> list[str]:
 
 
 def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
-    """Whether "clients=10, classes_per_client=2" is what the recipe's data say; true of no setting at all."""
+    """Whether "num_clients=10, classes_per_client=2" is what the recipe's data say; true of no setting at all."""
     asked = [part.partition("=") for part in setting.split(",") if part.strip()]
     return all(show_value(data.get(key.strip())) == value.strip() for key, _, value in asked)
 
@@ -147,7 +148,7 @@ def _measured(entry: Entry, runs: Sequence[RunRecord], stage: str) -> tuple[floa
     if found := _TO.fullmatch(entry.quantity):
         needed = to_target(runs, float(found[2]) / 100, stage)
         if found[1] == "bytes":
-            return _scaled(needed.bytes_as_in_paper, needed.bytes_as_in_paper_std, _BYTES[entry.unit])
+            return _scaled(needed.bytes_paper, needed.bytes_paper_std, _BYTES[entry.unit])
         if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
             return 0.0, (0.0 if len(runs) > 1 else None)
         return needed.rounds, needed.rounds_std

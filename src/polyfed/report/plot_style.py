@@ -46,9 +46,9 @@ __all__ = [
 
 WIDTH = 5.6  # inches
 HEIGHT = 3.1  # inches, of axes and their labels
-SHADES = "YlGnBu"  # light to dark, steadily in grey too
+SHADES = "YlGnBu"  # light to dark, steadily in gray too
 LOCAL_STYLE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
-GREY = "#444444"
+GRAY = "#444444"
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
 _TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
@@ -157,7 +157,7 @@ def canvas(
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     used = _MARGIN
-    for text, size, weight, color in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GREY)):
+    for text, size, weight, color in ((title, _TITLE, "bold", "black"), (about, _CAPTION, "normal", GRAY)):
         lines = _wrapped(figure, text, size, weight, width - 2 * _MARGIN)
         figure.text(0, 1, "\n".join(lines), parse_math=False)  # placed below, by points from the top left corner
         label = figure.texts[-1]

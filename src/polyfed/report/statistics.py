@@ -160,7 +160,7 @@ class Reach:
     round: int
     bytes_up: float | None
     bytes_down: float | None
-    bytes_as_in_paper: float | None
+    bytes_paper: float | None
     seconds: float | None
     simulated_seconds: float | None
     lost: bool
@@ -182,7 +182,7 @@ def reach(run: RunRecord, accuracy: float, stage: str) -> Reach | None:
         round=run.rounds[first].round,
         bytes_up=_sum([record.bytes_up for record in spent]),
         bytes_down=_sum([record.bytes_down for record in spent]),
-        bytes_as_in_paper=paper_bytes(spent),
+        bytes_paper=paper_bytes(spent),
         seconds=_sum([record.seconds for record in spent]),
         simulated_seconds=_sum([record.simulated_seconds for record in spent]),
         lost=any(score is not None and score < accuracy for score in scores[first + 1 :]),
@@ -222,7 +222,7 @@ class ToTarget:
         reached, runs: how many of the row's runs reached it, and how many there are.
         lost: how many of those were below it again later.
         rounds, rounds_std: the first round at or above it.
-        bytes, bytes_up, bytes_down, bytes_as_in_paper: sent up to its end; `bytes` and the paper's count both ways.
+        bytes, bytes_up, bytes_down, bytes_paper: sent up to its end; `bytes` and the paper's count both ways.
         seconds: spent up to its end. simulated_seconds: likewise, on simulated devices; None where there are none.
         by_seed: seed -> the run's round; None where it never got there.
     """
@@ -236,8 +236,8 @@ class ToTarget:
     bytes: float | None
     bytes_up: float | None
     bytes_down: float | None
-    bytes_as_in_paper: float | None
-    bytes_as_in_paper_std: float | None
+    bytes_paper: float | None
+    bytes_paper_std: float | None
     seconds: float | None
     simulated_seconds: float | None
     by_seed: Mapping[int, int | None]
@@ -261,8 +261,8 @@ def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarge
         bytes=mean_of(values("bytes")),
         bytes_up=mean_of(values("bytes_up")),
         bytes_down=mean_of(values("bytes_down")),
-        bytes_as_in_paper=mean_of(values("bytes_as_in_paper")),
-        bytes_as_in_paper_std=std_of(values("bytes_as_in_paper")),
+        bytes_paper=mean_of(values("bytes_paper")),
+        bytes_paper_std=std_of(values("bytes_paper")),
         seconds=mean_of(values("seconds")),
         simulated_seconds=mean_of(values("simulated_seconds")),
         by_seed={run.seed: None if one is None else one.round for run, one in zip(runs, every, strict=True)},

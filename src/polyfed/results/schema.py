@@ -41,8 +41,8 @@ class Summary(Record):
 
     mean: IfPresent[Number] = Field(
         None,
-        description='mean over clients: with `mean = "clients"` each counts once, with `"samples"` as often as it has '
-        "test samples (for the accuracy this is the accuracy over all samples)",
+        description='mean over clients: with `weighting = "clients"` each counts once, with `"samples"` as often as it '
+        "has test samples (for the accuracy this is the accuracy over all samples)",
     )
     std: IfPresent[Number] = Field(None, description="population standard deviation over clients, each counting once")
     min: IfPresent[Number] = Field(None, description="the lowest client")
@@ -94,7 +94,7 @@ class SimulatedEffort(Record):
 
 
 class DefenseRecord(Record):
-    """What the rule of `[robust_aggregation]` did in a round."""
+    """What the aggregator of `[robust_aggregation]` did in a round."""
 
     left_out: list[Count] = Field([], description="clients whose uploads Krum left out")
     shortened: IfPresent[Count] = Field(
@@ -179,9 +179,9 @@ class RoundRecord(Record):
     delta: IfPresent[Number] = Field(None, description="with `epsilon`: the delta that it holds at")
     releases: list[ReleaseRecord] = Field([], description="with `epsilon`: the noised releases of this round")
     robust_aggregation: IfPresent[DefenseRecord] = Field(
-        None, description="only with a rule of `[robust_aggregation]`: what it did ([robustness](robustness.md))"
+        None, description="only with an aggregator of `[robust_aggregation]`: what it did ([robustness](robustness.md))"
     )
-    adversarial: IfPresent[list[Count]] = Field(
+    adversaries: IfPresent[list[Count]] = Field(
         None, description="only with `[adversaries]`: selected clients that are malicious"
     )
     plugins: dict[str, Any] = Field({}, description="only with plugins of your own: name -> what it records")

@@ -2,12 +2,12 @@
 
 It is said where the setting stands, of a recipe's sections and of methods' knobs alike:
 
-    drop: Share = 0.0
-    dropout_stage: Annotated[Literal["before", "after"], ActsWith("drop")] = "before"
+    dropout_rate: Share = 0.0
+    dropout_stage: Annotated[Literal["before", "after"], ActsWith("dropout_rate")] = "before"
 
 What has its default was not given. Where the other setting is a number that was itself given as "off"
-(``drop = 0.0, dropout_stage = "after"``), it was switched off on purpose, as by a series of runs, and what belongs to
-it may stand.
+(``dropout_rate = 0.0, dropout_stage = "after"``), it was switched off on purpose, as by a series of runs, and
+what belongs to it may stand.
 """
 
 from __future__ import annotations

@@ -44,11 +44,11 @@ def chosen(
     """The executor of a run.
 
     Args:
-        name: "serial", "processes", "vectorized", or "auto": on device "cpu" the pool where it is possible, two or more
-            clients train in a round, and `workers` asks for it, or the work is so much that it pays; on others the
-            cohort. Or one of `EXECUTORS`.
+        name: "serial", "processes", "vectorized", or "auto": on device "cpu" "processes" where it is possible, two or
+            more clients train in a round, and `workers` asks for it, or the work is so much that it pays; on others
+            "vectorized". Or one of `EXECUTORS`.
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
-            or `cohort.SIZE`.
+            or `vectorized.SIZE`.
         crew: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
             cannot be stacked. rebuild: makes the same federation in another process, for executors that need it.
 
@@ -90,7 +90,7 @@ def chosen(
 
 
 def obstacle(device: str) -> str | None:
-    """Why there can be no pool here, or None. device: type of the device where networks compute."""
+    """Why there can be no worker processes here, or None. device: type of the device where networks compute."""
     if sys.platform != "linux":
         return "worker processes need Linux"
     return None if device == "cpu" else f"worker processes need device 'cpu', and this one is '{device}'"

@@ -158,7 +158,7 @@ def _exit(block: _Block, head: _Layer, normalized: bool) -> nn.Module:
         layers["norm"] = getattr(nn, f"BatchNorm{max(pixels, 1)}d")(channels, **place)
         layers["relu"] = nn.ReLU()
     if pixels:
-        layers["processes"] = getattr(nn, f"AdaptiveAvgPool{pixels}d")(1)
+        layers["pool"] = getattr(nn, f"AdaptiveAvgPool{pixels}d")(1)
         layers["flatten"] = nn.Flatten()
     layers["linear"] = nn.Linear(channels, len(head.weight), **place)
     return nn.Sequential(layers)

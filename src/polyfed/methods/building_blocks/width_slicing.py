@@ -50,10 +50,10 @@ def _levels(rates: str) -> dict[str, int]:
 def _checked(rates: str) -> str:
     form = "expected 'dynamic_' or 'fix_', then levels a to e, each with its share, as in 'dynamic_a1-b1-c1-d1-e1'"
     if not re.fullmatch(r"(dynamic|fix)_[a-e][0-9]+(-[a-e][0-9]+)*", rates):
-        raise ValueError(f"{form}; came '{rates}'")
+        raise ValueError(f"{form}; got '{rates}'")
     named = rates.partition("_")[2].split("-")
     if len(_levels(rates)) != len(named) or not all(_levels(rates).values()):
-        raise ValueError(f"{form}, every level once and no share 0; came '{rates}'")
+        raise ValueError(f"{form}, every level once and no share 0; got '{rates}'")
     return rates
 
 

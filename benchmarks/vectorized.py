@@ -1,12 +1,12 @@
-"""What it is worth to train clients of one network as one: rounds of `cohort` against the same rounds of `serial`.
+"""What it is worth to train clients of one network as one: rounds of `vectorized` against the same rounds of `serial`.
 
-    python benchmarks/cohort.py
-    python benchmarks/cohort.py --device cuda --models lenet --clients 20 --batch-size 10
+    python benchmarks/vectorized.py
+    python benchmarks/vectorized.py --device cuda --models lenet --clients 20 --batch-size 10
 
 A federation of clients with random 3 x 32 x 32 images trains without a word to anybody (method local), by either
 executor in turn. A line of JSON per network and number of clients: wall seconds per round (medians; the first round,
-in which a cohort is tried, does not count) and `speedup`, serial over cohort; then a table. The sizes that are not
-given are small on a CPU, where grouped convolutions make a cohort slower: it is meant for GPUs. No figure of a GPU has
+in which stacking is tried, does not count) and `speedup`, serial over vectorized; then a table. The sizes that are not
+given are small on a CPU, where grouped convolutions make it slower: it is meant for GPUs. No figure of a GPU has
 been measured yet.
 """
 
@@ -95,7 +95,7 @@ def main() -> None:
         parser.exit(2, f"{error}\n")
     print(f"\n{'network':20}{'clients':>8}{'serial':>10}{'vectorized':>10}{'speedup':>9}")
     for row in rows:
-        print("{model:20}{clients:8}{serial:9.3f}s{cohort:9.3f}s{speedup:9.2f}".format(**row))
+        print("{model:20}{clients:8}{serial:9.3f}s{vectorized:9.3f}s{speedup:9.2f}".format(**row))
 
 
 def measured(
@@ -116,8 +116,8 @@ def measured(
                 builders={"network": make},
                 trackers=[clock],
             ).run()
-    serial, cohort = (median(clock.seconds) for clock in clocks.values())
-    return {"serial": serial, "vectorized": cohort, "speedup": serial / cohort}
+    serial, vectorized = (median(clock.seconds) for clock in clocks.values())
+    return {"serial": serial, "vectorized": vectorized, "speedup": serial / vectorized}
 
 
 def images(count: int, seed: int) -> Samples:

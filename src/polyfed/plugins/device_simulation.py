@@ -99,8 +99,8 @@ class DeviceSimulation(Plugin):
         """
         if setup.method.alone and self.settings.round_timeout is not None:
             raise RequestError(
-                f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits for "
-                f"it, got {self.settings.round_timeout:g}"
+                f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits "
+                f"for it, got {self.settings.round_timeout:g}"
             )
         availability = find(setup.plugins, ClientAvailability)
         if availability is not None:

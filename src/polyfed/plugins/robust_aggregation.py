@@ -76,8 +76,8 @@ class RobustAggregator(Plugin):
         """
         if setup.method.alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
             raise RequestError(
-                f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads to "
-                "one another where no client has others beside it"
+                f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads "
+                "to one another where no client has others beside it"
             )
         check_rule(setup.method, self.settings.aggregator)
 

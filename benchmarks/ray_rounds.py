@@ -1,19 +1,20 @@
 """What a round costs with `ray` on one machine, beside `pool` with as many workers.
 
     python benchmarks/ray_rounds.py                             # the quickstart, and CNN-1 for 8 clients at batch 10
-    python benchmarks/ray_rounds.py --jobs quickstart --workers 2 --rounds 10 --repeats 3
+    python benchmarks/ray_rounds.py --jobs quickstart --workers 2 --rounds 20
     python benchmarks/ray_rounds.py --write benchmarks/ray_rounds.json
 
-The executors take turns: each runs a federation of its own for a few rounds, `--repeats` times over. What comes of
-them is compared, and must be the same. A line of JSON per job: wall seconds of a round with either (medians; the first
-round of every turn, with the start of the workers, counts by itself), and `ratio`, ray over pool. Nothing is written
-but what `--write` asks for.
+Two federations run in one process, a round of the one and a round of the other in turn, so that a busy machine slows
+both alike. Their records are compared, and must be the same. A line of JSON per job: wall seconds of a round with
+either (medians; the first round, with the start of the workers, counts by itself), and `ratio`, the median of ray's
+over the pool's of the same round. Nothing is written but what `--write` asks for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -40,31 +41,81 @@ def records_of(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in history]
 
 
-def measure(
-    job: str, workers: int, rounds: int, repeats: int, changed: Sequence[str], data: DataCache
-) -> dict[str, Any]:
-    """Both executors in turn.
+class Turns:
+    """Runs in threads, of which one is at work at a time: they take turns round by round."""
+
+    def __init__(self, count: int) -> None:
+        self._condition = threading.Condition()
+        self._count = count
+        self._turn = 0
+        self._over: set[int] = set()
+
+    def wait(self, number: int) -> None:
+        """Until it is this one's turn."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._turn == number)
+
+    def pass_on(self, number: int, is_over: bool = False) -> None:
+        """A round of this one is through, or all of them."""
+        with self._condition:
+            if is_over:
+                self._over.add(number)
+            others = [(number + step) % self._count for step in range(1, self._count + 1)]
+            self._turn = next((other for other in others if other not in self._over), -1)
+            self._condition.notify_all()
+
+
+class Runner(threading.Thread):
+    """A federation's run, which waits for its turn before every round."""
+
+    def __init__(self, recipe: Recipe, data: DataCache, turns: Turns, number: int) -> None:
+        super().__init__()
+        self._federation = build_federation(recipe, data=data, trackers=[self.round])
+        self._turns = turns
+        self._number = number
+        self.history: Sequence[Mapping[str, Any]] = ()
+        self.error: BaseException | None = None
+
+    def round(self, record: Mapping[str, Any]) -> None:
+        """A round is through."""
+        self._turns.pass_on(self._number)
+        self._turns.wait(self._number)
+
+    def run(self) -> None:
+        """All rounds."""
+        self._turns.wait(self._number)
+        try:
+            self.history = self._federation.run().history
+        except BaseException as error:
+            self.error = error
+        self._turns.pass_on(self._number, is_over=True)
+
+
+def measure(job: str, workers: int, rounds: int, changed: Sequence[str], data: DataCache) -> dict[str, Any]:
+    """Both executors, round by round in turn.
 
     Raises:
         PolyfedError: the job cannot be done so. AssertionError: the executors disagree.
     """
     name, settings = JOBS[job]
     own = [f"training.rounds={rounds}", f"run.workers={workers}", *changed]
-    first: dict[str, list[float]] = {executor: [] for executor in EXECUTORS}
-    later: dict[str, list[float]] = {executor: [] for executor in EXECUTORS}
-    for _ in range(repeats):
-        seen = []
-        for executor in EXECUTORS:
-            recipe = Recipe.load(RECIPES / name, [*settings, *own, f"run.executor={executor}"])
-            history = build_federation(recipe, data=data).run().history
-            first[executor].append(history[0]["seconds"])
-            later[executor] += [record["seconds"] for record in history[1:]]
-            seen.append(records_of(history))
-        assert seen[0] == seen[1], "ray and pool disagree"
-    figures = {f"{executor}_first_s": median(first[executor]) for executor in EXECUTORS}
-    figures |= {f"{executor}_round_s": median(later[executor]) for executor in EXECUTORS}
-    ratio = figures["ray_round_s"] / figures["pool_round_s"]
-    return {"job": job, "workers": workers, "rounds": rounds, "repeats": repeats, **figures, "ratio": ratio}
+    turns = Turns(len(EXECUTORS))
+    recipes = [Recipe.load(RECIPES / name, [*settings, *own, f"run.executor={executor}"]) for executor in EXECUTORS]
+    runners = [Runner(recipe, data, turns, number) for number, recipe in enumerate(recipes)]
+    for runner in runners:
+        runner.start()
+    for runner in runners:
+        runner.join()
+        if runner.error is not None:
+            raise runner.error
+    pool, ray = runners
+    assert records_of(pool.history) == records_of(ray.history), "ray and pool disagree"
+    figures: dict[str, Any] = {"job": job, "workers": workers, "rounds": rounds}
+    for executor, runner in zip(EXECUTORS, runners, strict=True):
+        first, *later = [record["seconds"] for record in runner.history]
+        figures |= {f"{executor}_first_s": first, f"{executor}_round_s": median(later)}
+    ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in zip(pool.history, ray.history, strict=True)]
+    return {**figures, "ratio": median(ratios[1:])}
 
 
 def main() -> None:
@@ -72,20 +123,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default=",".join(JOBS), metavar="A,B,...", help="[all]")
     parser.add_argument("--workers", type=int, default=2, help="[2]")
-    parser.add_argument("--rounds", type=int, default=5, help="of a turn [5]")
-    parser.add_argument("--repeats", type=int, default=3, help="turns of either [3]")
+    parser.add_argument("--rounds", type=int, default=12, help="of either [12]")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting")
     parser.add_argument("--write", metavar="FILE", help="the figures as JSON")
     asked = parser.parse_args()
-    if asked.rounds < 2 or asked.repeats < 1:
-        parser.error("expected at least 2 rounds and 1 repeat")
+    if asked.rounds < 2:
+        parser.error("expected at least 2 rounds")
     jobs = list(dict.fromkeys(asked.jobs.split(",")))
     if unknown := [job for job in jobs if job not in JOBS]:
         parser.error(f"expected jobs among {', '.join(JOBS)}, got '{unknown[0]}'")
     data, rows = DataCache(), []
     try:
         for job in jobs:
-            rows.append(measure(job, asked.workers, asked.rounds, asked.repeats, asked.set, data))
+            rows.append(measure(job, asked.workers, asked.rounds, asked.set, data))
             print(json.dumps(rows[-1]), flush=True)
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")

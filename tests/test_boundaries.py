@@ -64,7 +64,7 @@ MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
 ONLY = {  # package -> who may
     "dp_accounting": "polyfed.engine.accounting",
     "opacus": "polyfed.engine.dp_sgd",
-    "ray": "polyfed.engine.executors.ray_executor",
+    "ray": "polyfed.engine.executors.ray_session",
 }
 MAY_NOT_IMPORT = {
     "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},

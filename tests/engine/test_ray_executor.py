@@ -21,7 +21,8 @@ from polyfed import registry
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.modules import exported
-from polyfed.engine.executors import ray_executor
+from polyfed.engine.executors import ray_executor, ray_session
+from polyfed.engine.executors.base import Crew
 from polyfed.engine.executors.shared_buffer import Parcel
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Execution
@@ -283,7 +284,7 @@ def test_on_a_cluster_workers_say_how_many_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(RequestError, match=r"expected workers with RAY_ADDRESS=10.0.0.1:6379: how many of the cluster"):
         build_federation(recipe_of("local").with_run(executor="ray"), data=DATA)
-    monkeypatch.setattr(ray_executor, "_check_reachable", lambda address: None)
+    monkeypatch.setattr(ray_session, "_check_reachable", lambda address: None)
     assert run(recipe).result["workers"] == 2
     assert ray.starts[0]["address"] == "10.0.0.1:6379"
     assert "num_cpus" not in ray.starts[0]
@@ -306,10 +307,10 @@ def test_a_ray_that_is_there_already_is_left(ray: RayStub) -> None:
 def test_ray_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch, ray: RayStub) -> None:
     recipe = on_ray(recipe_of("local"))
     monkeypatch.delenv("RAY_AUTH_MODE")
-    monkeypatch.setattr(ray_executor, "_token", functools.cache(lambda: "secret"))
+    monkeypatch.setattr(ray_session, "_token", functools.cache(lambda: "secret"))
     with pytest.raises(RequestError, match="expected Ray to be imported first by the executor 'ray'"):
         run(recipe)
-    assert ray_executor._token() == "secret"  # as if the executor had imported Ray
+    assert ray_session._token() == "secret"  # as if the executor had imported Ray
     seen = {}
     start = ray.init
 
@@ -320,6 +321,7 @@ def test_ray_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch, ray: RayStu
     monkeypatch.setattr(ray, "init", init)
     run(recipe)
     assert (seen["RAY_AUTH_MODE"], seen["RAY_AUTH_TOKEN"], seen["RAY_USAGE_STATS_ENABLED"]) == ("token", "secret", "0")
+    assert seen["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"  # the loopback interface alone
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
@@ -354,5 +356,6 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = build_federation(recipe_of("local"), data=DATA)
     monkeypatch.setattr(federation.architectures, "device", torch.device("meta"))
+    crew = Crew(federation.method, federation.architectures, federation.clients, federation.store, False)
     with pytest.raises(RequestError, match=r"another executor than 'ray', as .* need device 'cpu', and this"):
-        ray_executor.RayExecutor(federation.crew, None, federation.training, print, rebuild)
+        ray_executor.RayExecutor(crew, None, federation.training, print, rebuild)

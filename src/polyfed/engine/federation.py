@@ -238,17 +238,13 @@ class Federation:
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
+        crew = Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
-        executor = chosen(asked.executor, workers, self.crew, self.training, say, asked.rebuild)
+        executor = chosen(asked.executor, workers, crew, self.training, say, asked.rebuild)
         return executor if asked.wrap is None else asked.wrap(executor)
 
     # what it is -----------------------------------------------------------------------------------------------
-
-    @property
-    def crew(self) -> Crew:
-        """What the executor works on."""
-        return Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
 
     @property
     def classes(self) -> int:

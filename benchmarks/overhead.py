@@ -27,7 +27,7 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Context, Exchange, Method, Trained
+from polyfed.core.method import Context, Exchange, Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
@@ -54,7 +54,7 @@ class Asked(Method):
         """Nothing."""
         return {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         """Nothing."""
         return {}
 

@@ -25,7 +25,7 @@ from statistics import median  # noqa: E402
 from typing import Any  # noqa: E402
 
 from polyfed.config.recipe import Recipe  # noqa: E402
-from polyfed.errors import Interrupted, PolyfedError  # noqa: E402
+from polyfed.errors import PolyfedError, RunInterrupted  # noqa: E402
 from polyfed.experiments.build import build_federation  # noqa: E402
 from polyfed.experiments.data_cache import DataCache  # noqa: E402
 
@@ -88,7 +88,7 @@ def watched(asked: argparse.Namespace, data: DataCache, clients: int, model: str
     watch = Watch(rounds)
     try:
         build_federation(recipe, data=data, trackers=[watch]).run()
-    except (Interrupted, KeyboardInterrupt):
+    except (RunInterrupted, KeyboardInterrupt):
         return watch
     raise AssertionError("a run that is watched is ended by its watch")
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
-from polyfed.core.method import Trained
+from polyfed.core.method import TrainingResult
 from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
@@ -69,7 +69,7 @@ class Scales:
             self.down[client.id] = self.down.get(client.id, 0) + parameters(message, client.model)
         return call(client, message)
 
-    def upload(self, call: Any, client: Client, trained: Trained) -> Message:
+    def upload(self, call: Any, client: Client, trained: TrainingResult) -> Message:
         """Around `Method.upload`."""
         held = [client.model, client.state, client.context, trained.sums]
         message: Message = call(client, trained)

@@ -91,7 +91,7 @@ def resumed(recipe: Recipe, out: Path) -> None:
         if record["round"] == 2:
             raise KeyboardInterrupt
 
-    with contextlib.suppress(pf.errors.Interrupted):
+    with contextlib.suppress(pf.errors.RunInterrupted):
         pf.run(recipe.with_run(executor="serial"), out=out, trackers=[stop])
     pf.run(recipe.with_run(executor="serial"), out=out, resume=True)
 

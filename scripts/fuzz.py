@@ -1444,12 +1444,12 @@ def use_hub(place: Path) -> None:
     from polyfed.data import hub
     from polyfed.data.datasets import load
     from polyfed.data.text import TextConfig
-    from polyfed.errors import RequestError
+    from polyfed.errors import ConfigError
 
     try:
         known = _on_hub(place)
     except Exception as error:
-        raise RequestError("datasets") from error
+        raise ConfigError("datasets") from error
     with mock.patch.object(hub, "_load", known):
         text = (place / "train.parquet").stat().st_size % 2
         if text:

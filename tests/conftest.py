@@ -37,8 +37,8 @@ def _let_torchvision_import() -> None:
         _kept.append(library)
 
 
-# Properties of the kit that the engine answers for more than the method does, and the longest, a run for every knob.
-# `make test` asks them of the methods that everything else stands on, `make test-all` of all.
+# Properties of the kit that the engine answers for more than the method does, and the longest, a run for every
+# hyperparameter. `make test` asks them of the methods that everything else stands on, `make test-all` of all.
 OF_SOME = {
     "alone_knows_nobody",
     "alone_with_one_client",
@@ -46,7 +46,7 @@ OF_SOME = {
     "data_are_shuffled",
     "global_generators_untouched",
     "goes_on_after_its_end",
-    "knobs_bite",
+    "hyperparameters_matter",
     "learns",
     "nan_is_refused",
     "other_seed_other_result",
@@ -54,7 +54,7 @@ OF_SOME = {
     "scoring_changes_nothing",
     "unselected_are_left_alone",
 }
-LONG = {("test_fedhenn", "knobs_bite"), ("test_fedin", "knobs_bite")}  # seconds each
+LONG = {("test_fedhenn", "hyperparameters_matter"), ("test_fedin", "hyperparameters_matter")}  # seconds each
 ALWAYS = {"test_local", "test_fedavg", "test_fedhenn", "test_fedgh", "test_fedin", "test_scaffold", "test_fml"}
 
 

@@ -324,7 +324,7 @@ def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
     ("file", "text"),
     [
         ("functional/kernels.py", "import numpy"),
-        ("functional/kernels.py", "from polyfed.errors import RequestError"),
+        ("functional/kernels.py", "from polyfed.errors import ConfigError"),
         ("methods/fedgh.py", "def f():\n    from polyfed.engine import federation"),
         ("methods/fedgh.py", "from .local import Local"),
         ("methods/building_blocks/weights.py", "from polyfed.methods.fedavg import FedAvg"),

@@ -11,8 +11,8 @@ import pytest
 from pydantic import Field
 
 from polyfed.cli.app import status
-from polyfed.core.method import Method, knobs
-from polyfed.errors import RequestError
+from polyfed.core.method import Method, hyperparameters
+from polyfed.errors import ConfigError
 from polyfed.experiments import method_compatibility, method_table
 from polyfed.experiments.estimate import check
 from polyfed.experiments.method_compatibility import check_methods
@@ -73,9 +73,9 @@ def test_every_method_says_what_it_is(name):
     sent = {row[key] for key in ("down", "up", "states")}
     assert (sent & {"nothing", "none"} == set()) == (name != "local")
     assert not any("|" in row[key] for key in ("paper", "differs", "down", "up", "states"))
-    assert list(row["knobs"]) == list(row["about"])
-    silent = [knob for knob, about in row["about"].items() if not about]
-    assert not silent, f"expected a comment beside the knob '{silent}'"
+    assert list(row["hyperparameters"]) == list(row["about"])
+    silent = [hyperparameter for hyperparameter, about in row["about"].items() if not about]
+    assert not silent, f"expected a comment beside the hyperparameter '{silent}'"
 
 
 def test_the_table_in_the_docs_is_this_one():
@@ -86,7 +86,7 @@ def test_the_table_in_the_docs_is_this_one():
         assert (page.parent / target).exists()
 
 
-@knobs
+@hyperparameters
 class Mine(Method):
     """A method of one's own."""
 
@@ -122,7 +122,7 @@ def test_a_class_without_source_is_listed_all_the_same():
     assert method_table.hyperparameters(space["Typed"]) == [method_table.Hyperparameter("rate", 1.0, "")]
 
 
-def test_the_text_has_a_line_per_knob_and_keeps_to_the_width():
+def test_the_text_has_a_line_per_hyperparameter_and_keeps_to_the_width():
     text = method_table.to_text(method_table.describe(), 60)
     assert "    header_lr = 0.01  # eta_theta;" in text
     assert "    lambda = 1.0  # of" in text
@@ -143,19 +143,21 @@ def test_which_fit_and_what_they_send(recipe, tmp_path):
         kinds = check(recipe, method=name).architectures
         assert found[name].down == {kind.name: kind.down[1] for kind in kinds}
         assert found[name].up == {kind.name: kind.up[1] for kind in kinds}
-    assert found["small-rad"].down["digits-cnn1"] < found["fedhenn"].down["digits-cnn1"], "the recipe's own knobs"
+    assert found["small-rad"].down["digits-cnn1"] < found["fedhenn"].down["digits-cnn1"], (
+        "the recipe's own hyperparameters"
+    )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["small.toml"], "nothing is written"
 
 
 def test_settings_change_the_answer(recipe):
     one = ["models.architectures=['digits-cnn1']"]
     assert all(fit.why is None for fit in check_methods(recipe, one))
-    with pytest.raises(RequestError, match="client"):
+    with pytest.raises(ConfigError, match="client"):
         list(check_methods(recipe, ["data.num_clients=0"]))
 
 
 def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
-    """The trial keeps the first rows of every class; knobs that count rows are heeded."""
+    """The trial keeps the first rows of every class; hyperparameters that count rows are heeded."""
     settings = ["data.limit_train=600", "training.batch_size=2"]
     settings += ["models.architectures=['digits-cnn1']", "methods.fedin.pairs=30"]
     found = {one.method: one for one in check_methods(recipe, settings)}

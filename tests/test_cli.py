@@ -245,8 +245,10 @@ def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedgh", "fedhenn", "fedin"])
 def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method: str) -> None:
-    knobs = {"fedhenn": {"alignment_data": {"size": 20}}, "fedin": {"aggregation": "same-shape"}}.get(method, {})
-    settings = [f"methods.{method}.{key}={value}" for key, value in knobs.items()]
+    hyperparameters = {"fedhenn": {"alignment_data": {"size": 20}}, "fedin": {"aggregation": "same-shape"}}.get(
+        method, {}
+    )
+    settings = [f"methods.{method}.{key}={value}" for key, value in hyperparameters.items()]
     settings += ["data.num_clients=2"]  # one client of each architecture: the estimate is then exact
     checked = polyfed.check("tiny.toml", method=method, overrides=settings)
     run = polyfed.run("tiny.toml", method=method, overrides=settings, out="run")
@@ -293,7 +295,7 @@ def test_compare_refuses_a_target_that_is_none_before_it_runs(polyfed_: Terminal
 @pytest.mark.parametrize(
     ("command", "name", "keys"),
     [
-        ("methods", "fedgh", {"paper", "scored", "needs", "knobs"}),
+        ("methods", "fedgh", {"paper", "scored", "needs", "hyperparameters"}),
         ("models", "digits-cnn1", {"parameters", "feature_dim", "in_shape", "classes", "paper"}),
         ("datasets", "digits", {"about", "here"}),
     ],
@@ -306,7 +308,9 @@ def test_lists_for_people_and_for_machines(polyfed_: Terminal, command: str, nam
 
 def test_the_list_of_methods_holds_what_a_recipe_takes(polyfed_: Terminal) -> None:
     for row in json.loads(polyfed_("methods", "--json").out):
-        settings = [f"method.{key}={json.dumps(value)}" for key, value in row["knobs"].items() if value is not None]
+        settings = [
+            f"method.{key}={json.dumps(value)}" for key, value in row["hyperparameters"].items() if value is not None
+        ]
         recipe = polyfed.Recipe.load("tiny.toml", settings, method=row["name"])
         assert recipe.chosen_method.scored == row["scored"]
 
@@ -379,7 +383,7 @@ def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, erro
 def test_the_same_in_python(polyfed_: Terminal) -> None:
     recipe = polyfed.Recipe.load("tiny.toml", ["training.rounds=1"])
     run = polyfed.run(recipe, method="fedavg", seed=1, out="one")
-    assert run.result["knobs"]["aggregation"] == "same-shape"
+    assert run.result["hyperparameters"]["aggregation"] == "same-shape"
     assert len(run.history) == 1
     assert run.models[0](recipe_inputs()).shape == (2, 10)
     done = polyfed.compare(recipe, ["fedavg"], seeds=[1], out="all")

@@ -1,4 +1,6 @@
-"""Every registered method passes the conformance kit; what each reduces to, what it sends, which knobs need which."""
+"""Every registered method passes the conformance kit; what each reduces to, what it sends, which hyperparameters need
+which.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,7 @@ def numbers(server: Any, client_id: int) -> int:
 
 def shared_numbers(server: Any) -> int:
     """Floats of the network beside the clients' own."""
-    return sum(t.numel() for t in server.initial(server.companion).values() if t.is_floating_point())
+    return sum(t.numel() for t in server.initial(server.auxiliary_model).values() if t.is_floating_point())
 
 
 def companion_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -386,7 +388,7 @@ test_fedavg = testing.conformance(
     expected_bytes=averaging_bytes,
     counted="updates",
     bites={"aggregation": Bite("same-shape")},
-    reductions=[Reduction(FedAvg(aggregation="same-shape"), FedAvg(), "received", one_architecture=True)],
+    reductions=[Reduction(FedAvg(aggregation="same-shape"), FedAvg(), "received", same_architecture=True)],
 )
 
 test_fedavg_same_shape = also(testing.conformance(FedAvg(aggregation="same-shape"), counted="updates"))
@@ -400,7 +402,7 @@ test_fedprox = testing.conformance(
     reductions=[
         Reduction({"mu": 0.0}, FedAvg(), "received"),
         Reduction({"weighting": "uniform"}, FedIN(train_in=False, mu=0.35), "received"),
-        Reduction({"aggregation": "same-shape"}, FedProx(mu=0.35), "received", one_architecture=True),
+        Reduction({"aggregation": "same-shape"}, FedProx(mu=0.35), "received", same_architecture=True),
     ],
 )
 
@@ -409,7 +411,7 @@ test_fedet = testing.conformance(
     oracle=cross_entropy,
     expected_bytes=averaging_bytes,
     bites={"network": "smallest"},
-    reductions=[Reduction({"server_steps": 0}, FedAvg(weighting="uniform"), "received", one_architecture=True)],
+    reductions=[Reduction({"server_steps": 0}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
 
 test_fedl2g = testing.conformance(
@@ -435,13 +437,13 @@ test_scaffold = testing.conformance(
     oracle=cross_entropy,
     expected_bytes=scaffold_bytes,
     skip={"silence_is_not_zero": MOVES_BY_N},
-    reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", one_architecture=True)],
+    reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", same_architecture=True)],
 )
 
 test_scaffold_option_one = also(
     testing.conformance(
         SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
-        skip={"silence_is_not_zero": MOVES_BY_N, "knobs_bite": "asked of the plain form"},
+        skip={"silence_is_not_zero": MOVES_BY_N, "hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -450,14 +452,14 @@ test_fednova = testing.conformance(
     oracle=cross_entropy,
     expected_bytes=fednova_bytes,
     counted="updates",
-    reductions=[Reduction({"aggregation": "same-shape"}, FedNova(), "received", one_architecture=True)],
+    reductions=[Reduction({"aggregation": "same-shape"}, FedNova(), "received", same_architecture=True)],
 )
 
 test_fednova_proximal = also(
     testing.conformance(
         FedNova(mu=0.35, server_momentum=0.5, aggregation="same-shape"),
         oracle=proximal,
-        skip={"knobs_bite": "asked of the plain form"},
+        skip={"hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -468,7 +470,7 @@ test_moon = testing.conformance(
     counted="updates",
     reductions=[
         Reduction({"mu": 0.0}, FedAvg(), "received"),
-        Reduction({"aggregation": "same-shape"}, MOON(mu=1.5, temperature=0.4), "received", one_architecture=True),
+        Reduction({"aggregation": "same-shape"}, MOON(mu=1.5, temperature=0.4), "received", same_architecture=True),
     ],
 )
 
@@ -479,7 +481,7 @@ test_incoavg = testing.conformance(
     reductions=[
         Reduction({"theta_rule": "none"}, FedAvg(weighting="uniform"), "received"),
         Reduction({"theta_rule": "none", "weighting": "samples"}, FedAvg(), "received"),
-        Reduction({}, FedAvg(weighting="uniform"), "received", one_architecture=True),  # one block: nothing to correct
+        Reduction({}, FedAvg(weighting="uniform"), "received", same_architecture=True),  # one block: nothing to correct
     ],
 )
 
@@ -489,7 +491,7 @@ test_inclusivefl = testing.conformance(
     expected_bytes=averaging_bytes,
     reductions=[
         Reduction({"beta": 0.0, "local_last_block": False}, FedAvg(), "received"),
-        Reduction({"beta": 0.5}, FedAvg(), "received", one_architecture=True),
+        Reduction({"beta": 0.5}, FedAvg(), "received", same_architecture=True),
     ],
 )
 
@@ -512,7 +514,8 @@ test_fedgh = testing.conformance(
 
 test_fedgh_whole_round = also(
     testing.conformance(
-        FedGH(header_batch="round", header_epochs=20, header_lr=0.1), skip={"knobs_bite": "asked of the plain form"}
+        FedGH(header_batch="round", header_epochs=20, header_lr=0.1),
+        skip={"hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -553,7 +556,7 @@ test_fedhenn_homogeneous = testing.conformance(
     FedHeNN(setting="homogeneous", alignment_data={"size": 16, "batch": 8}, eta0=0.5),
     oracle=alignment,
     counted="updates",
-    reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", one_architecture=True)],
+    reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", same_architecture=True)],
     bites={"alignment_data.refresh": 0},
     inert={
         **dict.fromkeys(
@@ -580,7 +583,7 @@ test_fedhenn_kernel_uploads = also(
             uploads="kernels",
             eta_schedule="constant",
         ),
-        skip={"knobs_bite": "asked of the plain form"},
+        skip={"hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -592,7 +595,7 @@ test_fedhenn_own_kernel = also(
             eta_schedule="constant",
             kernel={"control": "own", "norm": "fro"},
         ),
-        skip={"knobs_bite": "asked of the plain form"},
+        skip={"hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -605,7 +608,7 @@ test_fedhenn_permuted_kernel = also(
             kernel={"control": "permuted"},
             uploads="kernels",
         ),
-        skip={"knobs_bite": "asked of the plain form"},
+        skip={"hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -617,7 +620,7 @@ test_fedhenn_procrustes = also(
             alignment_data={"size": 16, "batch": 8, "refresh": 2},
             eta0=0.5,
         ),
-        skip={"knobs_bite": "asked of the plain form"},
+        skip={"hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -644,7 +647,7 @@ test_fedin = testing.conformance(
         "projection_features": Bite(4, {"projection": "fixed"}),
     },
     reductions=[
-        Reduction(FedIN(train_in=False, mu=0.0), FedAvg(), "received", one_architecture=True, equal_sizes=True),
+        Reduction(FedIN(train_in=False, mu=0.0), FedAvg(), "received", same_architecture=True, equal_sizes=True),
         Reduction(FedIN(train_in=False, mu=0.0, weighting="samples"), FedAvg(), "received"),
     ],
 )
@@ -652,7 +655,7 @@ test_fedin = testing.conformance(
 test_fedin_noise = also(
     testing.conformance(
         FedIN(noise=0.8, aggregation="same-shape", combine="project"),
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+        skip={"order_of_uploads": ORDER, "numbering": ORDER, "hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -660,14 +663,14 @@ test_fedin_with_fixed_projections = also(
     testing.conformance(
         FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
         expected_bytes=fedin_projected_bytes,
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+        skip={"order_of_uploads": ORDER, "numbering": ORDER, "hyperparameters_matter": "asked of the plain form"},
     )
 )
 
 test_fedin_with_trained_projections = also(
     testing.conformance(
         FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "knobs_bite": "asked of the plain form"},
+        skip={"order_of_uploads": ORDER, "numbering": ORDER, "hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -726,7 +729,7 @@ test_fml = testing.conformance(
     bites={"shared": "largest", "clip": 0.05},
     reductions=[
         Reduction({"alpha": 1.0}, Local(), part="own."),
-        Reduction({"beta": 1.0}, FedAvg(), "received", one_architecture=True, part="companion."),
+        Reduction({"beta": 1.0}, FedAvg(), "received", same_architecture=True, part="companion."),
     ],
 )
 
@@ -758,8 +761,8 @@ test_heterofl = testing.conformance(
     bites={"rates": "dynamic_a1-b1", "clip": 0.05},
     inert=NO_BN,
     reductions=[
-        Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", one_architecture=True),
-        Reduction(HeteroFL(**PLAIN, weighting="samples"), FedAvg(), "received", one_architecture=True),
+        Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction(HeteroFL(**PLAIN, weighting="samples"), FedAvg(), "received", same_architecture=True),
     ],
 )
 
@@ -772,8 +775,8 @@ test_fedrolex = testing.conformance(
     bites={"rates": "dynamic_a1-b1", "clip": 0.05},
     inert=NO_BN,
     reductions=[
-        Reduction({"step": 0}, HeteroFL(rates="fix_a1-b1"), "received", one_architecture=True),
-        Reduction(FedRolex(**PLAIN, step=0), FedAvg(weighting="uniform"), "received", one_architecture=True),
+        Reduction({"step": 0}, HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
+        Reduction(FedRolex(**PLAIN, step=0), FedAvg(weighting="uniform"), "received", same_architecture=True),
     ],
 )
 
@@ -785,7 +788,7 @@ test_fjord = testing.conformance(
     skip={"numbering": BY_NUMBER},
     bites={"widths": 2},
     inert={"statistics": "there is no BatchNorm"},
-    reductions=[Reduction({"widths": 1}, FedAvg(), "received", one_architecture=True)],
+    reductions=[Reduction({"widths": 1}, FedAvg(), "received", same_architecture=True)],
 )
 
 test_fedproto = testing.conformance(
@@ -836,7 +839,7 @@ test_scalefl = testing.conformance(
     skip={"numbering": BY_NUMBER},
     bites={"levels": "0.5@0.3 1@1", "distil_from": 1.0},
     inert={"statistics": "there is no BatchNorm"},
-    reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", one_architecture=True)],
+    reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
 
 
@@ -875,7 +878,7 @@ def test_fedin_with_more_pairs() -> None:
     ids=lambda method: method.name,
 )
 def test_personal_methods_in_another_form(method: Any) -> None:
-    """What their other knobs may break: the closing round, empty messages, candidates of one kind, noise."""
+    """What their other hyperparameters may break: the closing round, empty messages, candidates of one kind, noise."""
     asked = ["any_subset", "bytes_metered", "nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
     assert not testing.violations(method, asked)
 
@@ -901,9 +904,9 @@ def test_slices_with_batchnorm() -> None:
     assert not testing.violations(FedRolex(rates="dynamic_a1-b1-c1"), asked, models=[lambda: tiny(1, 8, 12, norm=True)])
 
 
-def test_a_knob_said_to_be_inert_must_be() -> None:
-    found = testing.violations(FedAvg(), ["knobs_bite"], inert={"weighting": "no reason"})
-    assert "said to be inert" in found["knobs_bite"]
+def test_a_hyperparameter_said_to_be_inert_must_be() -> None:
+    found = testing.violations(FedAvg(), ["hyperparameters_matter"], inert={"weighting": "no reason"})
+    assert "said to be inert" in found["hyperparameters_matter"]
 
 
 def test_a_wrong_formula_is_seen() -> None:

@@ -19,7 +19,7 @@ from polyfed.core.client import Client
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import controls_of, epochs_of_local, longer, pooled
 from polyfed.experiments.data_cache import DataCache
@@ -77,7 +77,7 @@ def test_the_recipes_own_method_is_alone_and_called_so() -> None:
     alone = recipe(method={"name": "fedgh", "alone": True})
     assert (alone.name, alone.folder) == ("fedgh-alone", "runs/recipe-fedgh-alone-seed0")
     assert recipe("fedproto").choose_alone("fedproto").name == "fedproto-alone"
-    with pytest.raises(RequestError, match="alone"):
+    with pytest.raises(ConfigError, match="alone"):
         recipe(method={"name": "fedgh", "alone": 3})
 
 
@@ -187,12 +187,12 @@ def test_pooled_does_as_well_in_processes_and_resumed(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], said: str) -> None:
     asked = recipe(**sections)
-    with pytest.raises(RequestError, match=f"run.control 'pooled': expected plain training .* got {said}"):
+    with pytest.raises(ConfigError, match=f"run.control 'pooled': expected plain training .* got {said}"):
         build_federation(asked.with_run(control="pooled"))
 
 
 def test_hostile_clients_have_no_place_in_the_ceiling() -> None:
-    with pytest.raises(RequestError, match=r"expected no \[hostile\]"):
+    with pytest.raises(ConfigError, match=r"expected no \[hostile\]"):
         pooled(recipe(adversaries={"label_flip_fraction": 0.4}), "pooled")
 
 

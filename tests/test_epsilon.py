@@ -11,7 +11,7 @@ import pytest
 
 from polyfed.cli.app import status
 from polyfed.core.settings import Privacy, Training
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.privacy_report import spent
 from polyfed.functional.gaussian_mechanism import gaussian_epsilon
 from polyfed.methods import FedAvg, FedIN
@@ -65,7 +65,7 @@ def test_the_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_told(runs: Path, capsys: pytest.CaptureFixture[str], words: str, said: str) -> None:
     assert status(["epsilon", *shlex.split(words.format(runs))]) == 2
     assert said in capsys.readouterr().err
-    with pytest.raises(RequestError):
+    with pytest.raises(ConfigError):
         spent([runs / "plain"])
 
 

@@ -17,7 +17,7 @@ import tomli_w
 import polyfed as pf
 from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.report.comparison import comparison
 from polyfed.report.results_page import results_page
@@ -93,7 +93,7 @@ def test_nothing_in_markdown_is_more_than_text(text: str, shown: str) -> None:
 
 
 def test_an_error_is_harmless_wherever_it_is_printed() -> None:
-    assert str(RequestError(f"got '{ESC}'")) == "got '\\x1b[31m\\x1b]0;owned\\x07'"
+    assert str(ConfigError(f"got '{ESC}'")) == "got '\\x1b[31m\\x1b]0;owned\\x07'"
 
 
 def test_what_is_told_while_a_run_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

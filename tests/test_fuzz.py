@@ -28,7 +28,7 @@ from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.prediction import load_model, predict
 from polyfed.experiments.privacy_report import spent
 from polyfed.methods import FedGH
@@ -120,17 +120,17 @@ def test_every_kind_of_fault_is_seen(use: Callable[[Path], object], says: str, m
 
 
 def test_an_error_is_one_line_however_long_what_it_quotes() -> None:
-    assert str(RequestError("a\nb\u2028c  d")) == "a b c d"
+    assert str(ConfigError("a\nb\u2028c  d")) == "a b c d"
     assert len(str(RunError("x" * 5000))) == 1000
     head = b'{"' + b"9" * 5000 + b'":"x"}'
-    with pytest.raises(RequestError) as error:
+    with pytest.raises(ConfigError) as error:
         from_bytes(len(head).to_bytes(8, "little") + head)
     assert len(str(error.value)) <= 1000
 
 
 def test_a_tensor_of_a_shape_that_is_none() -> None:
     head = b'{"x":{"dtype":"F32","shape":[0,18446744073709551615],"data_offsets":[0,0]}}'
-    with pytest.raises(RequestError, match="expected a message as safetensors"):
+    with pytest.raises(ConfigError, match="expected a message as safetensors"):
         from_bytes(len(head).to_bytes(8, "little") + head)
 
 
@@ -159,9 +159,9 @@ def test_headers_of_arrays_that_are_none(shape: str, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "0.npz").write_bytes(FUZZ.archive(members))
     (tmp_path / "new.npy").write_bytes(npy(shape))
-    with pytest.raises(RequestError, match="expected arrays x and y"):
+    with pytest.raises(ConfigError, match="expected arrays x and y"):
         load(f"npz:{tmp_path}")
-    with pytest.raises(RequestError, match="expected an array of numbers"):
+    with pytest.raises(ConfigError, match="expected an array of numbers"):
         read(tmp_path / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
 
@@ -169,13 +169,13 @@ def test_inputs_without_numbers_and_of_any_number_of_channels(tmp_path: Path) ->
     members = {"x.npy": npy("(5, 1099511627776, 4, 0)"), "y.npy": npy("(5,)", "<i8")}
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "0.npz").write_bytes(FUZZ.archive(members))
-    with pytest.raises(RequestError, match=r"expected inputs of one number or more in .*, got the shape"):
+    with pytest.raises(ConfigError, match=r"expected inputs of one number or more in .*, got the shape"):
         load(f"npz:{tmp_path}")
 
 
 def test_new_inputs_that_begin_like_an_archive(tmp_path: Path) -> None:
     (tmp_path / "new.npy").write_bytes(b"PK\x03\x04" + b"\0" * 60)
-    with pytest.raises(RequestError, match="expected an array of numbers"):
+    with pytest.raises(ConfigError, match="expected an array of numbers"):
         read(tmp_path / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
 
@@ -188,13 +188,13 @@ def test_a_model_larger_than_its_weights(kind: str, odd: dict[str, int], tmp_pat
         entry.update(odd)
     path.write_text(json.dumps(index))
     path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(RequestError, match=r"expected weights of 16777216 .* got a file of \d+ bytes"):
+    with pytest.raises(ConfigError, match=r"expected weights of 16777216 .* got a file of \d+ bytes"):
         load_model(place, 0)
 
 
 def test_a_recipe_without_end(tmp_path: Path) -> None:
     (tmp_path / "deep.toml").write_bytes(b"[data]\nname = " + b"[" * 100000)
-    with pytest.raises(RequestError, match=r"expected TOML in .*: nested too deep"):
+    with pytest.raises(ConfigError, match=r"expected TOML in .*: nested too deep"):
         Recipe.load(tmp_path / "deep.toml")
 
 
@@ -202,27 +202,27 @@ def test_a_list_without_end_beside_arrays(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
     (tmp_path / "config.json").write_bytes(b"[" * 100000)
-    with pytest.raises(RequestError, match=r"expected a JSON object in .*config\.json"):
+    with pytest.raises(ConfigError, match=r"expected a JSON object in .*config\.json"):
         load(f"npz:{tmp_path}")
 
 
 def test_a_network_for_which_there_is_no_memory() -> None:
-    with pytest.raises(RequestError, match="expected a feature_dim for which there is memory, got 1099511627776"):
+    with pytest.raises(ConfigError, match="expected a feature_dim for which there is memory, got 1099511627776"):
         build("digits-cnn1", (1, 8, 8), 10, 2**40)
 
 
 def test_images_for_which_there_is_no_memory() -> None:
     for shape in ((2**60, 1, 2**10, 2**10), (2**55, 1, 8, 8)):
-        with pytest.raises(RequestError, match="expected images for which there is memory, got"):
+        with pytest.raises(ConfigError, match="expected images for which there is memory, got"):
             parquet_images._room(shape, Path("x.parquet"))
 
 
 def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 2**60]))
-    with pytest.raises(RequestError, match=r"expected labels below 1000000 in .*, got 1152921504606846976"):
+    with pytest.raises(ConfigError, match=r"expected labels below 1000000 in .*, got 1152921504606846976"):
         load(f"npz:{tmp_path}")
-    with pytest.raises(RequestError, match="expected labels below 1000000 in 'mine'"):
+    with pytest.raises(ConfigError, match="expected labels below 1000000 in 'mine'"):
         from_tensors((torch.zeros(2, 3), torch.tensor([0, 2**60])), name="mine")
 
 
@@ -242,7 +242,7 @@ def test_more_rows_of_images_than_a_file_says(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(parquet_images, "open_parquet", short)
-    with pytest.raises(RequestError, match="expected 5 rows, as the files say, got more from"):
+    with pytest.raises(ConfigError, match="expected 5 rows, as the files say, got more from"):
         load("set", tmp_path)
 
 
@@ -286,7 +286,7 @@ def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_p
         line.update(told)
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
     for reader in (lambda: spent([place]), lambda: RunFolder(place).records()):
-        with pytest.raises(RequestError, match=says):
+        with pytest.raises(ConfigError, match=says):
             reader()
 
 
@@ -298,7 +298,7 @@ def test_a_release_about_no_rows(tmp_path: Path) -> None:
         for release in line["releases"]:
             release.update(drawn=0, held=5, poisson=False)
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    with pytest.raises(RequestError, match="expected releases about one row or more, got one about 0 of 5"):
+    with pytest.raises(ConfigError, match="expected releases about one row or more, got one about 0 of 5"):
         spent([place])
 
 
@@ -307,7 +307,7 @@ def test_a_delta_that_is_none(tmp_path: Path) -> None:
     result = json.loads((place / "result.json").read_bytes())
     for delta in (0, 2.0, "x", None):
         (place / "result.json").write_text(json.dumps({**result, "delta": delta}))
-        with pytest.raises(RequestError, match="'delta': expected"):
+        with pytest.raises(ConfigError, match="'delta': expected"):
             spent([place])
 
 
@@ -332,7 +332,7 @@ def test_a_model_whose_inputs_are_none(odd: dict[str, Any], tmp_path: Path) -> N
         entry.update(odd)
     path.write_text(json.dumps(index))
     path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(RequestError, match="as this version writes it, got another"):
+    with pytest.raises(ConfigError, match="as this version writes it, got another"):
         predict(place, 0, np.zeros((1, 1, 8, 8), np.uint8))
 
 
@@ -357,7 +357,7 @@ def test_a_table_of_a_sweep_that_is_none(change: Callable[[Any], object], swept:
     assert table["rows"][-1]["words"]
     change(table)
     (tmp_path / "sweep.json").write_text(json.dumps(table))
-    with pytest.raises(RequestError, match=r"expected .*sweep\.json as `polyfed sweep` writes it, got another"):
+    with pytest.raises(ConfigError, match=r"expected .*sweep\.json as `polyfed sweep` writes it, got another"):
         read_sweep(tmp_path)
 
 
@@ -385,7 +385,7 @@ def test_a_count_of_answers_without_end(tmp_path: Path) -> None:
         {"class_names": 5},
         {"class_names": ["a"] * 10},
         {"method": "os:system"},
-        {"knobs": {"header_lr": "x:y"}},
+        {"hyperparameters": {"header_lr": "x:y"}},
         {"companion": "antigravity:net"},
         {"round": None},
     ],
@@ -416,7 +416,7 @@ def test_a_run_does_not_go_on_from_a_record_that_lacks_something(key: str, tmp_p
         del line["seal"], line[key]
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
     told = f"expected the key '{key}', got none"
-    with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
+    with pytest.warns(UserWarning, match=told), pytest.raises(ConfigError, match="damaged"):
         FUZZ.federation(place).run(resume=True)
 
 
@@ -429,7 +429,7 @@ def test_a_run_does_not_go_on_from_records_of_another_client(tmp_path: Path) -> 
         line["bytes_by_client"]["7"] = {"up": 1, "down": 1}
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
     told = "the records tell of a client '7', who is not in the run"
-    with pytest.warns(UserWarning, match=told), pytest.raises(RequestError, match="damaged"):
+    with pytest.warns(UserWarning, match=told), pytest.raises(ConfigError, match="damaged"):
         FUZZ.federation(place).run(resume=True)
 
 
@@ -442,7 +442,7 @@ def test_a_run_does_not_go_on_from_records_of_which_no_result_can_be_made(tmp_pa
         del line["seal"]
     del lines[0]["releases"]
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    with pytest.warns(UserWarning, match="'releases'"), pytest.raises(RequestError, match="damaged"):
+    with pytest.warns(UserWarning, match="'releases'"), pytest.raises(ConfigError, match="damaged"):
         FUZZ.federation(place, "noise").run(resume=True)
 
 
@@ -486,6 +486,6 @@ def test_a_count_of_bytes_that_fails_is_one_line(tmp_path: Path, monkeypatch: py
     def counted(*_: object) -> int:
         raise KeyError("bias")
 
-    monkeypatch.setattr(FedGH, "paper_nbytes", counted)
-    with pytest.raises(RunError, match="server, round 1, paper_nbytes: KeyError: 'bias'"):
+    monkeypatch.setattr(FedGH, "nbytes_in_paper", counted)
+    with pytest.raises(RunError, match="server, round 1, nbytes_in_paper: KeyError: 'bias'"):
         FUZZ.federation(tmp_path / "run").run()

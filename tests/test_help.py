@@ -250,9 +250,9 @@ def test_the_page_of_a_method_says_all_that_is_said_of_it(
     page = json.loads(said("methods", name, "--json", capsys=capsys))
     text = " ".join(out.split())
     assert text.startswith(f"{name}: {page['summary']} paper {page['paper']} may differ {page['differs']} down ")
-    for knob in page["knobs"]:
-        assert re.search(rf"^{re.escape(knob)} +\S", out, re.MULTILINE)
-        assert page["kinds"][knob]
+    for hyperparameter in page["hyperparameters"]:
+        assert re.search(rf"^{re.escape(hyperparameter)} +\S", out, re.MULTILINE)
+        assert page["kinds"][hyperparameter]
     numbered = re.findall(r"\((\d+)\) ", page["deviations"])
     assert len(numbered) >= (name != "local")
     for number in numbered:
@@ -262,7 +262,7 @@ def test_the_page_of_a_method_says_all_that_is_said_of_it(
     assert "".join(module.split()) in "".join(out.split()), "every word of how it works, in order"
 
 
-def test_types_of_knobs_in_words() -> None:
+def test_types_of_hyperparameters_in_words() -> None:
     kinds = method_table.page("fedgh")["kinds"]
     assert kinds["header_lr"] == "number >= 0"
     assert kinds["header_batch"] == '"lar" or "client" or "round" or whole number >= 1'

@@ -1,9 +1,9 @@
-"""Every method has a page, docs/methods/<name>.md, made after one template; its knob table is the method's.
+"""Every method has a page, docs/methods/<name>.md, made after one template; its hyperparameter table is the method's.
 
 Its commands are valid, and the papers' numbers on it are those of published.csv, ours those of docs/results.
 
-In the section "Knobs" the first table's first two columns are name and default: the name as a recipe has it, without
-a trailing underscore; the default as TOML, bare or in backticks, or a dash where nothing is set.
+In the section "Hyperparameters" the first table's first two columns are name and default: the name as a recipe has it,
+without a trailing underscore; the default as TOML, bare or in backticks, or a dash where nothing is set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS = (
     ("Equations", r"^## How it works$[^#]*^```text\n\S"),
     ("What is sent", r"^## What is sent$[^#]*(?:^\|(?: \|)? direction \||othing)"),
     ("Privacy", r"^## Privacy$[^#]*\[privacy\]\(\.\./privacy\.md\)\.$"),
-    ("Knobs", r"^## Knobs$"),
+    ("Hyperparameters", r"^## Hyperparameters$"),
     ("Deviations", r"^## Deviations"),
     ("Result", r"^## Measured here$[^#]*\b\d+\.\d+\b"),
     ("Beside the paper's", r"^## Beside the papers$"),
@@ -49,15 +49,15 @@ def page(name: str) -> str:
     return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
-def knob_table(text: str) -> dict[str, str]:
+def hyperparameter_table(text: str) -> dict[str, str]:
     """Name -> default, as the page has them."""
-    section = re.search(r"^## Knobs\b.*?\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
-    assert section, "expected a section '## Knobs'"
+    section = re.search(r"^## Hyperparameters\b.*?\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    assert section, "expected a section '## Hyperparameters'"
     table = re.search(r"(?:^\|.*\n)+", section[1] + "\n", flags=re.MULTILINE)
-    assert table, "expected a table below '## Knobs'"
+    assert table, "expected a table below '## Hyperparameters'"
     rows = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in table[0].splitlines()[2:]]
     found = [(row[0].strip().strip("`"), row[1].strip().strip("`")) for row in rows]
-    assert len({name for name, _ in found}) == len(found), "a knob is listed twice"
+    assert len({name for name, _ in found}) == len(found), "a hyperparameter is listed twice"
     return dict(found)
 
 
@@ -123,11 +123,11 @@ def beside() -> dict[str, Any]:
 def test_what_can_be_hidden_is_said_as_it_is(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
     method = METHODS[name]()
-    variants = ("outputs", "setting", "mu")  # knobs with which more can be hidden
-    bounded = sends(method) and (not method.rigid or any(v in told for v in variants[:2]))
+    variants = ("outputs", "setting", "mu")  # hyperparameters with which more can be hidden
+    bounded = sends(method) and (not method.fixed_entries or any(v in told for v in variants[:2]))
     assert ("`upload_clip_norm` bounds" in told) == bounded
     phases = method.phases(Training())
-    by_row = method.by_row and all(phase.data == "train" and phase.rows is None for phase in phases)
+    by_row = method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)
     assert ("`max_grad_norm` is refused" in told) == (not by_row and "`mu = 0`" not in told)
     assert sends(method) == ("nothing hides" in told)
 
@@ -152,13 +152,13 @@ def test_ours_are_found_on_all_three_pages(beside: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_knob_table_is_the_methods(name: str) -> None:
-    shown = knob_table(page(name))
+def test_the_hyperparameter_table_is_the_methods(name: str) -> None:
+    shown = hyperparameter_table(page(name))
     fields = {one.name: one.default for one in hyperparameters(METHODS[name])}
     assert list(shown) == list(fields)
-    for knob, default in shown.items():
-        value, expected = read(default), fields[knob]
-        assert value == expected, f"the default of '{knob}' is {expected!r}, the page says {default}"
+    for hyperparameter, default in shown.items():
+        value, expected = read(default), fields[hyperparameter]
+        assert value == expected, f"the default of '{hyperparameter}' is {expected!r}, the page says {default}"
         assert isinstance(value, bool) == isinstance(expected, bool)
 
 
@@ -177,16 +177,16 @@ def test_a_part_that_is_missing_or_elsewhere_is_seen() -> None:
     text = page("fedgh")
     assert missing(text.replace("## Deviations from the paper", "## More")) == ["Deviations"]
     assert missing(text.replace("## Measured here", "## Measured")) == ["Result"]
-    knobs = text[text.index("## Knobs") : text.index("## Deviations")]
-    assert missing(text.replace(knobs, "") + knobs) != []
+    hyperparameters = text[text.index("## Hyperparameters") : text.index("## Deviations")]
+    assert missing(text.replace(hyperparameters, "") + hyperparameters) != []
     first = text.index("```text")
     assert missing(text[:first] + text[text.index("## How") :]) == ["Picture"]
 
 
 def test_a_table_is_read() -> None:
-    text = """# A\n\n## Knobs\n\n| name | default | does | off |\n| --- | --- | --- | --- |
+    text = """# A\n\n## Hyperparameters\n\n| name | default | does | off |\n| --- | --- | --- | --- |
 | `lambda` | `1.0` | a \\| b | 0 |\n| pool | "mix" | c | |\n| rank | – | d | |\n\n## More\n\n| x | y |\n"""
-    assert {name: read(default) for name, default in knob_table(text).items()} == {
+    assert {name: read(default) for name, default in hyperparameter_table(text).items()} == {
         "lambda": 1.0,
         "pool": "mix",
         "rank": None,

@@ -70,7 +70,7 @@ CAUGHT_BY = {
     broken.ReceivedIsKept: "nothing_written_in_place",
     broken.PreviousIsLive: "nothing_aliased",
     broken.UnsquaredNorm: "oracle",
-    broken.DeadKnob: "knobs_bite",
+    broken.DeadKnob: "hyperparameters_matter",
     broken.HeadsBeginApart: "begins_alike",
     broken.UncountedPrototypes: "counted",
     broken.AbsentClassesAreZero: "silence_is_not_zero",
@@ -93,7 +93,7 @@ CAUGHT_BY = {
     broken.FloatInAMessage: "speaks_in_tensors",
     broken.FloatComesDown: "speaks_in_tensors",
     broken.FloatInAState: "speaks_in_tensors",
-    broken.NoDecorator: "has_knobs",
+    broken.NoDecorator: "has_hyperparameters",
     broken.HiddenState: "state_is_explicit",
     broken.StateInTheMethod: "state_is_explicit",
     broken.BroadcastCounts: "broadcast_without_side_effects",
@@ -137,7 +137,11 @@ def test_there_are_enough() -> None:
         (broken.FloatInAMessage, "upload puts something else than tensors into a message: expected tensors in "),
         (broken.FloatComesDown, "got float as 'rate/of the server'; write torch.tensor(0.5)"),
         (broken.FloatInAState, "aggregate puts something else than tensors into the server's state: "),
-        (broken.NoDecorator, "the field 'strength' is no knob: write @knobs (of polyfed.core.method) above the class"),
+        (
+            broken.NoDecorator,
+            "the field 'strength' is no hyperparameter: write @hyperparameters (of polyfed.core.method) above "
+            "the class",
+        ),
     ],
 )
 def test_what_all_else_rests_on_is_one_line_alone(kind: type[Method], says: str) -> None:
@@ -149,7 +153,7 @@ def test_what_all_else_rests_on_is_one_line_alone(kind: type[Method], says: str)
 
 def test_a_class_in_place_of_a_method_is_one_line() -> None:
     assert testing.violations(FedAvg) == {  # type: ignore[arg-type]
-        "has_knobs": "FedAvg: expected a method, FedAvg(), got its class"
+        "has_hyperparameters": "FedAvg: expected a method, FedAvg(), got its class"
     }
 
 

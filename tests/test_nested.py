@@ -12,7 +12,7 @@ from polyfed.analysis.layer_outputs import clients_of
 from polyfed.data import cache
 from polyfed.data.column_schema import stored_features
 from polyfed.deploy.node_registry import Diary
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.heatmaps import _read
 from polyfed.report.results_page import read_command
 from polyfed.report.sensitivity import read_sweep
@@ -33,7 +33,7 @@ NESTED = b"[" * 100_000
 def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], Any], tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(NESTED)
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         reader(tmp_path)
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)

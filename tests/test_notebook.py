@@ -13,7 +13,7 @@ import torch
 import polyfed as pf
 from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
-from polyfed.core.client import Public
+from polyfed.core.client import PublicData
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.datasets import from_tensors
 from polyfed.data.federated_dataset import build_federated_dataset
@@ -170,7 +170,7 @@ def test_a_method_is_told_by_what_is_not_its_default(name: str) -> None:
     assert repr(getattr(pf.methods, name)()) == f"{name}()"
 
 
-def test_knobs_that_were_set_are_told() -> None:
+def test_hyperparameters_that_were_set_are_told() -> None:
     assert repr(pf.methods.FedGH(header_epochs=100)) == "FedGH(header_epochs=100)"
     assert repr(pf.methods.FedIN(aggregation="same-shape")) == "FedIN(aggregation='same-shape')"
 
@@ -202,7 +202,7 @@ def test_data_are_told_by_their_size() -> None:
     )
     dealt = build_federated_dataset(source, options, lambda purpose: numpy_generator(0, purpose))
     assert repr(dealt) == "FederatedDataset(mine, 2 clients with 6 to 9 training samples, 3 classes)"
-    assert repr(Public(source.train)) == "Public(Samples(30 of 1 x 8 x 8, uint8), holdout)"
+    assert repr(PublicData(source.train)) == "PublicData(Samples(30 of 1 x 8 x 8, uint8), holdout)"
     assert repr(pf.Client("cnn", (x, y))) == "Client(cnn, 30 training samples)"
     told = Predictions(("a", "b"), torch.eye(2), torch.tensor([0, 0]), ("x", "y"))
     assert repr(told) == "Predictions(2 inputs, 2 classes, accuracy 0.5000)"

@@ -20,7 +20,7 @@ from helpers.small_recipe import small_recipe
 from polyfed import registry
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.own_methods import method_class
 from polyfed.registry import folders_of, import_object
@@ -34,11 +34,11 @@ from pydantic import Field
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.method import knobs
+from polyfed.core.method import hyperparameters
 from polyfed.methods import FedAvg, FedGH
 
 
-@knobs
+@hyperparameters
 class Gentle(FedGH):
     """FedGH whose header goes only a part of the way."""
 
@@ -52,7 +52,7 @@ class Gentle(FedGH):
 
 
 class Bare(pf.Method):
-    """Without knobs."""
+    """Without hyperparameters."""
 
 
 class Forgotten(FedAvg):
@@ -121,7 +121,7 @@ def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, caps
     assert kept["run"]["modules"] == [str(project)]
     result = json.loads((folder / "result.json").read_text())
     assert (result["method"], result["label"]) == ("own_all:Gentle", "own_all.Gentle")
-    assert result["knobs"]["share"] == 0.5
+    assert result["hyperparameters"]["share"] == 0.5
 
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
     for after in (
@@ -210,8 +210,14 @@ def test_compare_check_and_sweep_take_such_a_name(project: Path, capsys: pytest.
         ("own_all:net", "expected a class that extends polyfed.Method, got an object of function"),
         ("own_all:METHOD", "expected a class that extends polyfed.Method, got an object of Gentle"),
         ("own_all:nn", "expected a class that extends polyfed.Method, got an object of module"),
-        ("own_all:Bare", "expected @knobs (of polyfed.core.method) above the class Bare, got a class without it"),
-        ("own_all:Forgotten", "above the class Forgotten, got a class without it, so that 'strength' is no knob"),
+        (
+            "own_all:Bare",
+            "expected @hyperparameters (of polyfed.core.method) above the class Bare, got a class without it",
+        ),
+        (
+            "own_all:Forgotten",
+            "above the class Forgotten, got a class without it, so that 'strength' is no hyperparameter",
+        ),
     ],
 )
 def test_what_is_no_method_is_one_line(project: Path, name: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,9 +236,9 @@ def test_what_is_no_method_is_one_line(project: Path, name: str, says: str, caps
         ("share = 'much'", "methods.half-way.share: expected a number, got 'much'"),
     ],
 )
-def test_knobs_are_checked_like_built_in_ones(project: Path, table: str, says: str) -> None:
+def test_hyperparameters_are_checked_like_built_in_ones(project: Path, table: str, says: str) -> None:
     (project / "mine.toml").write_text(RECIPE + VARIANT.replace("share = 0.5", table))
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         Recipe.load(project / "mine.toml")
     assert str(refused.value) == says
 
@@ -242,9 +248,9 @@ def test_a_module_that_has_gone_is_one_line_that_says_where_it_was(project: Path
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
     shutil.move(project / "own_all.py", "own_all.py.gone")
     forget()
-    with pytest.raises(RequestError, match=f"No module named 'own_all'; looked in {project} and on Python's path: put"):
+    with pytest.raises(ConfigError, match=f"No module named 'own_all'; looked in {project} and on Python's path: put"):
         load_model("run", 0, trust=True)
-    with pytest.raises(RequestError, match="No module named 'own_all'"):
+    with pytest.raises(ConfigError, match="No module named 'own_all'"):
         Recipe.of_run("run", trust=True)
     shutil.move("own_all.py.gone", project / "own_all.py")
     load_model("run", 0, trust=True)
@@ -258,7 +264,7 @@ def test_a_run_folder_is_no_place_for_modules(project: Path) -> None:
     Path("own_all.py").write_text("raise SystemExit('run from the present folder')")
     forget()
     for read in (lambda: load_model("run", 0, trust=True), lambda: Recipe.of_run("run", trust=True)):
-        with pytest.raises(RequestError, match="cannot import method"):
+        with pytest.raises(ConfigError, match="cannot import method"):
             read()
 
 
@@ -270,7 +276,7 @@ def test_folders_in_an_index_of_models_are_texts(project: Path) -> None:
         index["client-000.safetensors"]["modules"] = folders
         path.write_text(json.dumps(index))
         Path("run/models/index.json.sha256").unlink(missing_ok=True)
-        with pytest.raises(RequestError, match=r"'modules': expected a list|'modules\[0\]': expected a text"):
+        with pytest.raises(ConfigError, match=r"'modules': expected a list|'modules\[0\]': expected a text"):
             load_model("run", 0, trust=True)
 
 
@@ -297,7 +303,7 @@ def test_two_modules_of_one_name_are_not_taken_for_each_other(tmp_path: Path) ->
         (tmp_path / name / "own_twin.py").write_text(f"def which():\n    return '{name}'\n")
     a, b = str(tmp_path / "a"), str(tmp_path / "b")
     assert import_object("data set", "own_twin:which", [a])() == "a"
-    with pytest.raises(RequestError, match=r"expected the module 'own_twin' of \S+/b/own_twin.py, got that of \S+/a/"):
+    with pytest.raises(ConfigError, match=r"expected the module 'own_twin' of \S+/b/own_twin.py, got that of \S+/a/"):
         import_object("data set", "own_twin:which", [b])
     del sys.modules["own_twin"]
     assert import_object("data set", "own_twin:which", [b])() == "b", (
@@ -309,7 +315,7 @@ def test_a_folder_beside_hides_nothing_that_is_installed(tmp_path: Path) -> None
     (tmp_path / "json.py").write_text("raise SystemExit('taken for the standard library')")
     (tmp_path / "own_reader.py").write_text("import json\n\n\ndef read():\n    return json.loads('1')\n")
     assert import_object("data set", "own_reader:read", [str(tmp_path)])() == 1
-    with pytest.raises(RequestError, match="expected the module 'json' of"):
+    with pytest.raises(ConfigError, match="expected the module 'json' of"):
         import_object("data set", "json:loads", [str(tmp_path)])
 
 

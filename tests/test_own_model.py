@@ -15,7 +15,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.cli import app as cli
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models import build
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-model.md").read_text(encoding="utf-8")
@@ -119,6 +119,6 @@ def test_the_lines_in_a_run_folder_do_without_polyfed(place: Path, monkeypatch: 
 
 def test_what_does_not_fit_is_said_before_anything_is_written(place: Path) -> None:
     for name, says in (("tiny@9", "no submodule '9' to be its extractor"), ("tinny", "cannot import model")):
-        with pytest.raises(RequestError, match=says):
+        with pytest.raises(ConfigError, match=says):
             pf.run("mine.toml", overrides=[f'models.architectures=["mynets:{name}"]'], out="run")
         assert not (place / "run").exists()

@@ -45,7 +45,7 @@ def test_every_block_of_the_page_runs(page: str, tmp_path: Path, monkeypatch: py
 
 def test_the_method_of_the_tutorial_has_under_40_lines() -> None:
     (block,) = [block for block in code("own-method.md") if "class Echo" in block]
-    assert len(block[block.index("@knobs") :].strip().splitlines()) < 40
+    assert len(block[block.index("@hyperparameters") :].strip().splitlines()) < 40
 
 
 def test_every_method_can_be_chosen_by_each_of_the_three_questions() -> None:
@@ -61,16 +61,16 @@ def test_every_method_can_be_chosen_by_each_of_the_three_questions() -> None:
 def test_needs_and_late_answers_are_those_of_the_methods() -> None:
     text = read("docs", "choosing.md")
     for name, needs in ((cells[0], cells[1]) for cells in rows(text) if cells[0] in METHODS):
-        asked = METHODS[name]().needs
+        asked = METHODS[name]().requirements
         assert bool(asked.split_model) == ("split" in needs), name
         assert bool(asked.public) == ("for all" in needs or "all may see" in needs), name
         assert asked.validation == ("validation" in needs), name
-        assert asked.one_architecture == ("one network" in needs), name
+        assert asked.same_architecture == ("one network" in needs), name
         assert asked.twice_differentiable == ("second derivatives" in needs), name
     (line,) = (line for line in text.splitlines() if "take late answers" in line)
-    assert {name for name in METHODS if METHODS[name]().accepts_late} == set(re.findall(r"[a-z0-9]+", line)) & set(
-        METHODS
-    )
+    assert {name for name in METHODS if METHODS[name]().accepts_stale_uploads} == set(
+        re.findall(r"[a-z0-9]+", line)
+    ) & set(METHODS)
 
 
 def test_figures_are_those_of_the_results() -> None:

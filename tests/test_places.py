@@ -21,7 +21,7 @@ from polyfed.data.text import load_word_vectors
 from polyfed.deploy.node_registry import release
 from polyfed.deploy.tls import certify, make_key
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import Local
 from polyfed.report.run_records import find_runs
@@ -59,20 +59,20 @@ USES: dict[str, Callable[[str], object]] = {
     "name", ["n" * 300, "n/" * 3000, "a\0b", "\ud83d"], ids=["300 letters", "6000", "zero", "half"]
 )
 def test_a_name_that_no_file_has(use: str, name: str) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         USES[use](name)
     assert "\n" not in str(refused.value)
 
 
 def test_a_run_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(RECIPE)
-    with pytest.raises(RequestError, match=r"expected the name of a file or folder, got .* File name too long"):
+    with pytest.raises(ConfigError, match=r"expected the name of a file or folder, got .* File name too long"):
         pf.run(tmp_path / "mine.toml", out=tmp_path / ("n" * 300))
 
 
 @pytest.mark.parametrize("kind", ["csv", "npz", "images", "clients"])
 def test_a_user_that_is_not_there(kind: str) -> None:
-    with pytest.raises(RequestError, match="expected a folder of a user that there is, got '~nobody-of-this-name"):
+    with pytest.raises(ConfigError, match="expected a folder of a user that there is, got '~nobody-of-this-name"):
         load(f"{kind}:~nobody-of-this-name/rows")
 
 
@@ -100,7 +100,7 @@ SETTINGS: dict[str, Any] = {
     ],
 )
 def test_half_a_character_in_a_recipe_is_one_line(section: str, entry: dict[str, Any], place: str) -> None:
-    with pytest.raises(RequestError, match=rf"^{place}: expected text, got half a character: '.*\\ud800'$"):
+    with pytest.raises(ConfigError, match=rf"^{place}: expected text, got half a character: '.*\\ud800'$"):
         Recipe.from_dict({**SETTINGS, section: {**SETTINGS.get(section, {}), **entry}})
 
 
@@ -109,7 +109,7 @@ def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
     """It would leave a result that nobody can read."""
     rows = (torch.rand(4, 3), torch.arange(4) % 2)
     given = {"class_names": ["a", HALF], "feature_names": [HALF, "b", "c"], "settings": {"x": HALF}}.get(name, HALF)
-    with pytest.raises(RequestError, match="expected text, got half a character"):
+    with pytest.raises(ConfigError, match="expected text, got half a character"):
         Federation(
             [Client(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), rows, rows)], Local(), **grouped(**{name: given})
         )
@@ -118,5 +118,5 @@ def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
 def test_half_a_character_in_a_place_for_keys_is_one_line() -> None:
     pytest.importorskip("cryptography")
     for make in (lambda: certify(HALF, ["localhost"]), lambda: make_key(HALF)):
-        with pytest.raises(RequestError, match="expected the name of a file or folder"):
+        with pytest.raises(ConfigError, match="expected the name of a file or folder"):
             make()

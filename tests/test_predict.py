@@ -23,13 +23,13 @@ import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, Trained
+from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.data.datasets import digits
 from polyfed.data.inference_inputs import InputSpec, from_tensor, read
 from polyfed.data.transforms import Prepare
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Output
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.experiments.build import build_federation
 from polyfed.functional.losses import cross_entropy
@@ -131,7 +131,7 @@ def test_an_architecture_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     x = SOURCE.train.x[:20]
     assert torch.equal(prediction.predict(tmp_path / "run", 0, x, trust=True).scores, own_scores(found, 0, x))
     monkeypatch.delitem(sys.modules, "own_networks")
-    with pytest.raises(RequestError, match="No module named 'own_networks'"):
+    with pytest.raises(ConfigError, match="No module named 'own_networks'"):
         prediction.load_model(tmp_path / "run", 0, trust=True)
 
 
@@ -152,7 +152,7 @@ class Nearest(Method):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         x, y = client.prepare(client.data.train.x), client.data.train.y
         with torch.no_grad():
             z = client.model.represent(x)  # type: ignore[operator]
@@ -197,7 +197,7 @@ def test_a_method_that_scores_by_its_state_finds_it_again(nearest: Federation, t
 def test_a_network_that_came_as_a_module_is_refused(tmp_path: Path) -> None:
     x, y = torch.randn(20, 4), torch.arange(20) % 2
     pf.Federation([Client(nn.Linear(4, 2), (x, y))], pf.methods.Local(), out=tmp_path / "run").run()
-    with pytest.raises(RequestError, match=r"came as a module.*client-000\.safetensors.*load_model"):
+    with pytest.raises(ConfigError, match=r"came as a module.*client-000\.safetensors.*load_model"):
         prediction.load_model(tmp_path / "run", 0)
 
 
@@ -342,7 +342,7 @@ def test_named_columns_and_several_files(done: Run, tmp_path: Path) -> None:
     assert found.labels is not None
     assert torch.equal(found.labels, Y.flip(0).repeat(2))
     assert found.names[11:13] == ("a.parquet:11", "b.parquet:0")
-    with pytest.raises(RequestError, match=r"label column 'lable'.*did you mean 'label'"):
+    with pytest.raises(ConfigError, match=r"label column 'lable'.*did you mean 'label'"):
         prediction.predict(folder(done), 1, tmp_path / "d", label_column="lable")
 
 
@@ -352,7 +352,7 @@ def test_gray_becomes_rgb_and_images_are_resized_as_in_training() -> None:
     sized = InputSpec((1, 4, 4), torch.uint8, 4, ("a",))
     assert from_tensor(X, sized, "x").x.shape == (12, 1, 4, 4)
     color = torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8)
-    with pytest.raises(RequestError, match="expected gray images, as the run's are, got RGB images"):
+    with pytest.raises(ConfigError, match="expected gray images, as the run's are, got RGB images"):
         from_tensor(color, InputSpec((1, 8, 8), torch.uint8, None, ("a",)), "x")
 
 
@@ -375,9 +375,9 @@ def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: 
 def test_other_kinds_of_arguments(done: Run) -> None:
     expected = own_scores(done, 1, X)
     assert torch.equal(pf.predict(folder(done), np.int64(1), X.numpy()).scores, expected)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="client: expected the number of a client, got '1'"):
+    with pytest.raises(ConfigError, match="client: expected the number of a client, got '1'"):
         pf.predict(folder(done), "1", X)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="data: expected the path of files, or inputs as a tensor, got a list"):
+    with pytest.raises(ConfigError, match="data: expected the path of files, or inputs as a tensor, got a list"):
         pf.predict(folder(done), 1, X.tolist())  # type: ignore[arg-type]
 
 
@@ -389,7 +389,7 @@ def test_only_images_are_resized(tmp_path: Path) -> None:
     }
     made = pf.Recipe.from_dict({**settings, "method": {"name": "local"}, "training": {"rounds": 1}})
     pf.run(made, out=tmp_path / "run")
-    with pytest.raises(RequestError, match="resize is of images, got it where the run's inputs are 2 of type float32"):
+    with pytest.raises(ConfigError, match="resize is of images, got it where the run's inputs are 2 of type float32"):
         prediction.predict(tmp_path / "run", 0, tmp_path / "a.csv", resize=True)
 
 
@@ -446,9 +446,9 @@ def test_stored_floats(tmp_path: Path) -> None:
         (np.zeros((0, 4)), "at least one input"),
     ):
         np.save(tmp_path / "x.npy", odd)
-        with pytest.raises(RequestError, match=says):
+        with pytest.raises(ConfigError, match=says):
             read(tmp_path / "x.npy", form)
-    with pytest.raises(RequestError, match=r"expected a \.npy file with inputs 4 of type float32"):
+    with pytest.raises(ConfigError, match=r"expected a \.npy file with inputs 4 of type float32"):
         read(table(tmp_path / "a.parquet"), form)
 
 
@@ -546,16 +546,16 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
     whole, listed = weights.read_bytes(), json.loads(index.read_text())
     text = index.read_text()
     index.write_text(text.replace("digits", "digitz", 1))
-    with pytest.raises(RequestError, match=r"index\.json is damaged"):
+    with pytest.raises(ConfigError, match=r"index\.json is damaged"):
         prediction.load_model(run, 1)
     index.write_text(text)
     prediction.load_model(run, 1)
     (run / "models" / "index.json.sha256").unlink()  # as of folders that older versions wrote
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(RequestError, match=r"client-001\.safetensors is damaged"):
+    with pytest.raises(ConfigError, match=r"client-001\.safetensors is damaged"):
         prediction.load_model(run, 1)
     weights.unlink()
-    with pytest.raises(RequestError, match=r"cannot read .*client-001"):
+    with pytest.raises(ConfigError, match=r"cannot read .*client-001"):
         prediction.load_model(run, 1)
     weights.write_bytes(whole)
     for key, value, says in (
@@ -563,13 +563,13 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         ("architecture", "digits-cnn3", "does not fit the network as it is built now"),
         ("classes", 7, "'head.bias' is \\(10,\\), not \\(7,\\)|'head.weight' is"),
         ("method", "fedhg", "unknown method 'fedhg'; did you mean 'fedgh'"),
-        ("knobs", {"header_lrr": 1}, "as this version writes it"),
+        ("hyperparameters", {"header_lrr": 1}, "as this version writes it"),
         ("prepare", None, "went through a function of your own"),
         ("prepare", 3, "as this version writes it"),
     ):
         entries = {name: {**entry, key: value} for name, entry in listed.items()}
         index.write_text(json.dumps(entries))
-        with pytest.raises(RequestError, match=says) as caught:
+        with pytest.raises(ConfigError, match=says) as caught:
             prediction.load_model(run, 1)
         assert "\n" not in str(caught.value)
     old = {name: {k: entry[k] for k in ("architecture", "classes", "samples")} for name, entry in listed.items()}
@@ -579,13 +579,13 @@ def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
         ("[1, 2]", "noth"),
     ):
         index.write_text(content)
-        with pytest.raises(RequestError, match=says):
+        with pytest.raises(ConfigError, match=says):
             prediction.load_model(run, 1)
     index.write_text(json.dumps({name: entry for name, entry in listed.items() if "001" not in name}))
-    with pytest.raises(RequestError, match=r"whose model is in .*models \(0, 2\), got 1"):  # it never joined, say
+    with pytest.raises(ConfigError, match=r"whose model is in .*models \(0, 2\), got 1"):  # it never joined, say
         prediction.load_model(run, 1)
     (run / "result.json").unlink()
-    with pytest.raises(RequestError, match=r"finished run, got .* holds no result\.json"):
+    with pytest.raises(ConfigError, match=r"finished run, got .* holds no result\.json"):
         prediction.load_model(run, 1)
-    with pytest.raises(RequestError, match="which is no folder"):
+    with pytest.raises(ConfigError, match="which is no folder"):
         prediction.load_model(tmp_path / "absent", 1)

@@ -18,7 +18,7 @@ from polyfed.cli import app as cli
 from polyfed.data import text
 from polyfed.data.inference_inputs import read
 from polyfed.engine.federation import Run
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 
 GOOD, BAD = ("so good a day", "what a good film", "good, good!"), ("a bad day", "so bad", "what a bad film ...")
@@ -145,14 +145,14 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
     }
     for name, (content, options, said) in cases.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        with pytest.raises(RequestError) as caught:
+        with pytest.raises(ConfigError) as caught:
             read(tmp_path / name, model.form, **options)
         assert said in str(caught.value), name
         assert "\n" not in str(caught.value)
     pq.write_table(pa.table({"said": ["good", None]}), tmp_path / "a.parquet")
-    with pytest.raises(RequestError, match="expected a text, got none in row 1 of"):
+    with pytest.raises(ConfigError, match="expected a text, got none in row 1 of"):
         read(tmp_path / "a.parquet", model.form)
-    with pytest.raises(RequestError, match="which is not there"):
+    with pytest.raises(ConfigError, match="which is not there"):
         read(tmp_path / "none.csv", model.form)
 
 
@@ -161,16 +161,16 @@ def test_words_that_were_changed_or_never_kept(done: Run, tmp_path: Path) -> Non
     shutil.copytree(folder(done), run)
     words = run / "models" / "words.txt"
     words.write_text("other\n" + words.read_text())
-    with pytest.raises(RequestError, match=r"words\.txt is damaged"):
+    with pytest.raises(ConfigError, match=r"words\.txt is damaged"):
         prediction.load_model(run, 0)
     kept = {name: {k: v for k, v in entry.items() if k != "texts"} for name, entry in index(run).items()}
     (run / "models" / "index.json").write_text(json.dumps(kept))
     (run / "models" / "index.json.sha256").unlink()  # as of a run before there was one
     (tmp_path / "a.txt").write_text("good")
     form = prediction.load_model(run, 0).form
-    with pytest.raises(RequestError, match=r"a \.npy file"):
+    with pytest.raises(ConfigError, match=r"a \.npy file"):
         read(tmp_path / "a.txt", form)
-    with pytest.raises(RequestError, match="text_column is of texts, got 'said'"):
+    with pytest.raises(ConfigError, match="text_column is of texts, got 'said'"):
         read(tmp_path / "a.txt", form, text_column="said")
 
 

@@ -57,9 +57,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Counting(FedAvg):
     """Notes whom the server told and heard."""
 
-    def plan(self, server: Server, selected: Any) -> None:
+    def start_round(self, server: Server, selected: Any) -> None:
         NOTED.append(("plan", len(selected)))
-        super().plan(server, selected)
+        super().start_round(server, selected)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         NOTED.append(("aggregate", len(uploads)))

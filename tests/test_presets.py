@@ -10,7 +10,7 @@ import pytest
 import polyfed
 from polyfed.cli.app import status
 from polyfed.config.recipe import Recipe
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import sweep
 
 TEXT = """
@@ -74,7 +74,7 @@ def test_tables_say_it_and_keep_presets_apart(recipe: str, capsys: pytest.Captur
 
 
 def test_a_recipe_that_is_made_already_takes_no_preset(recipe: str) -> None:
-    with pytest.raises(RequestError, match="expected a preset together with a recipe's file"):
+    with pytest.raises(ConfigError, match="expected a preset together with a recipe's file"):
         polyfed.run(Recipe.load(recipe), preset="small")
 
 

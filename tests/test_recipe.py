@@ -1,4 +1,4 @@
-"""Recipes: what is read, what is refused, how knobs find their method."""
+"""Recipes: what is read, what is refused, how hyperparameters find their method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from polyfed.config.recipe import Recipe
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import parse
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.report.paper_results import entries
@@ -122,23 +122,23 @@ def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: 
 def test_false_is_false() -> None:  # `-x False` meant True elsewhere
     quickstart = ROOT / "recipes" / "quickstart.toml"
     assert Recipe.load(quickstart, ["method.train_in=false"], method="fedin").chosen_method.train_in is False
-    with pytest.raises(RequestError, match="expected true or false, got 'False'"):
+    with pytest.raises(ConfigError, match="expected true or false, got 'False'"):
         Recipe.load(quickstart, ["method.train_in=False"], method="fedin")
 
 
 def test_a_value_cannot_bring_further_keys_along(path: Path) -> None:
-    with pytest.raises(RequestError, match=r"data\.num_clients: expected a whole number"):
+    with pytest.raises(ConfigError, match=r"data\.num_clients: expected a whole number"):
         Recipe.load(path, ["data.num_clients=3\nname='cifar10'"])
 
 
 @pytest.mark.parametrize("text", ["data.num_clients", "clients=3", "=3", ".clients=3", "data.=3", ""])
 def test_an_override_needs_section_key_and_value(path: Path, text: str) -> None:
-    with pytest.raises(RequestError, match=r"expected --set SECTION\.KEY=VALUE"):
+    with pytest.raises(ConfigError, match=r"expected --set SECTION\.KEY=VALUE"):
         Recipe.load(path, [text])
 
 
 def test_an_override_below_a_value_is_refused(path: Path) -> None:
-    with pytest.raises(RequestError, match=r"'data\.num_clients' is no table"):
+    with pytest.raises(ConfigError, match=r"'data\.num_clients' is no table"):
         Recipe.load(path, ["data.num_clients.number=3"])
 
 
@@ -153,7 +153,7 @@ def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
         assert again.chosen_method == recipe.chosen_method
 
 
-def test_what_is_written_holds_every_knob_and_nothing_without_effect(path: Path) -> None:
+def test_what_is_written_holds_every_hyperparameter_and_nothing_without_effect(path: Path) -> None:
     written = Recipe.load(path).to_dict()
     assert written["method"]["header_lr"] == 0.01
     assert not {"dirichlet_alpha", "min_samples", "classes_per_client", "class_assignment"} & set(written["data"])
@@ -169,11 +169,11 @@ def test_caps_of_training_rows_by_client_are_kept(path: Path) -> None:
     assert swept == {"data.max_train_per_client": [[1000, 200], [600, 600], 500]}
 
 
-def test_a_knob_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
+def test_a_hyperparameter_may_be_a_word_that_python_keeps_for_itself(path: Path) -> None:
     recipe = Recipe.load(path, ["method.lambda=0.25"], method="fedin")
     assert recipe.chosen_method.lambda_ == 0.25
     assert recipe.to_dict()["method"]["lambda"] == 0.25
-    with pytest.raises(RequestError, match=r"^method\.lambda: expected a number, got 'x'$"):
+    with pytest.raises(ConfigError, match=r"^method\.lambda: expected a number, got 'x'$"):
         Recipe.load(path, ["method.lambda=x"], method="fedin")
 
 
@@ -219,7 +219,7 @@ def test_errors_are_one_line_with_place_expectation_and_hint(
     for section, values in settings.items():
         own = base.get(section)
         base[section] = {**own, **values} if isinstance(own, dict) and isinstance(values, dict) else values
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         Recipe.from_dict(base)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -229,7 +229,7 @@ def test_errors_are_one_line_with_place_expectation_and_hint(
 def test_a_missing_section_is_named(path: Path, section: str) -> None:
     base = tomllib.loads(path.read_text())
     del base[section]
-    with pytest.raises(RequestError, match=f"expected the section '{section}', which is missing"):
+    with pytest.raises(ConfigError, match=f"expected the section '{section}', which is missing"):
         Recipe.from_dict(base)
 
 
@@ -334,7 +334,7 @@ def test_a_run_keeps_what_set_has_changed(with_presets: Path) -> None:
     written = with_presets.parent / "kept.toml"
     written.write_text(recipe.dumps())
     assert Recipe.load(written, ["data.num_clients=2"]).run.overrides == [*recipe.run.overrides, "data.num_clients=2"]
-    with pytest.raises(RequestError, match=r"run.overrides: expected nothing, as --set itself"):
+    with pytest.raises(ConfigError, match=r"run.overrides: expected nothing, as --set itself"):
         Recipe.load(with_presets, ["run.overrides=[]"])
 
 
@@ -346,7 +346,7 @@ def test_several_presets_are_laid_in_order(with_presets: Path) -> None:
     assert Recipe.load(with_presets, preset="many").run.preset_note is None
 
 
-def test_a_preset_may_name_another_method_whose_knobs_are_its_own(with_presets: Path) -> None:
+def test_a_preset_may_name_another_method_whose_hyperparameters_are_its_own(with_presets: Path) -> None:
     assert Recipe.load(with_presets, preset="other").chosen_method == FedAvg(aggregation="same-shape")
     asked = Recipe.load(with_presets, ["method.clip=3.0"], method="fedgh", preset="other")
     assert asked.chosen_method == FedGH(header_epochs=100, clip=3.0)
@@ -384,24 +384,24 @@ def test_a_run_keeps_its_preset_and_its_folder_has_the_name(with_presets: Path) 
 )
 def test_errors_in_presets_are_one_line(path: Path, text: str, preset: str | None, message: str) -> None:
     path.write_text(TEXT + text)
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         Recipe.load(path, preset=preset)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
 def test_what_a_run_keeps_of_its_preset_is_not_for_set(with_presets: Path) -> None:
-    with pytest.raises(RequestError, match=r"^run\.preset: expected --preset NAME, which writes it, got --set$"):
+    with pytest.raises(ConfigError, match=r"^run\.preset: expected --preset NAME, which writes it, got --set$"):
         Recipe.load(with_presets, ["run.preset=small"])
     with_presets.write_text(TEXT.replace("clients =", "clinets =") + PRESETS)
-    with pytest.raises(RequestError, match=r"^unknown key 'data\.num_clinets'; did you mean 'num_clients'\?"):
+    with pytest.raises(ConfigError, match=r"^unknown key 'data\.num_clinets'; did you mean 'num_clients'\?"):
         Recipe.load(with_presets)  # the recipe's own fault is not a preset's
 
 
 def test_paper_tables_names_a_table_that_there_is(path: Path) -> None:
     assert Recipe.load(path, ["run.paper_tables=['fedgh/table3']"]).run.paper_tables == ["fedgh/table3"]
     assert "paper_tables" not in Recipe.load(path).to_dict().get("run", {})
-    with pytest.raises(RequestError, match=r"unknown table 'fedgh/tabel3'; did you mean 'fedgh/table3'\?"):
+    with pytest.raises(ConfigError, match=r"unknown table 'fedgh/tabel3'; did you mean 'fedgh/table3'\?"):
         Recipe.load(path, ["run.paper_tables=['fedgh/tabel3']"])
 
 

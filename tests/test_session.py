@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyfed as pf
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 
 QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
@@ -25,7 +25,7 @@ def test_without_a_folder_nothing_is_written_and_it_runs_again(tmp_path: Path, m
     assert first.path is None
     assert not list(tmp_path.iterdir())
     assert first.result["accuracy_per_client"] == again.result["accuracy_per_client"]
-    with pytest.raises(RequestError, match="expected a run folder to resume from"):
+    with pytest.raises(ConfigError, match="expected a run folder to resume from"):
         pf.run(QUICKSTART, method="local", overrides=BRIEF, resume=True)
 
 
@@ -36,7 +36,7 @@ def test_a_folder_named_here_or_in_the_recipe_keeps_the_run(tmp_path: Path) -> N
     assert there.path == tmp_path / "there"
     for path in (here.path, there.path):
         assert {entry.name for entry in path.iterdir()} >= {"recipe.toml", "rounds.jsonl", "result.json", "models"}
-    with pytest.raises(RequestError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         pf.run(QUICKSTART, method="local", overrides=BRIEF, out=tmp_path / "here")
 
 
@@ -59,12 +59,12 @@ def test_a_deal_in_python_is_that_of_a_recipe() -> None:
     assert torch.equal(asked.holdout.x, dealt.holdout.x)
     elsewhere = pf.federate(pf.load("digits"), 4, "dirichlet", **made)
     assert not torch.equal(elsewhere.holdout.x, dealt.holdout.x), "the seed counts"
-    with pytest.raises(RequestError, match="expected seed to be a whole number >= 0, got 'x'"):
+    with pytest.raises(ConfigError, match="expected seed to be a whole number >= 0, got 'x'"):
         pf.federate(pf.load("digits"), seed="x")  # type: ignore[arg-type]
 
 
 def test_only_a_source_is_dealt() -> None:
-    with pytest.raises(RequestError, match=r"polyfed.from_tensors\(\(x, y\)\) gives, got a tuple"):
+    with pytest.raises(ConfigError, match=r"polyfed.from_tensors\(\(x, y\)\) gives, got a tuple"):
         pf.federate((torch.zeros(4, 3), torch.arange(4) % 2), 2)  # type: ignore[arg-type]
 
 
@@ -80,15 +80,15 @@ def test_only_a_source_is_dealt() -> None:
     ],
 )
 def test_wrong_kinds_of_arguments_are_one_line(given: dict[str, Any], line: str) -> None:
-    with pytest.raises(RequestError, match=line):
+    with pytest.raises(ConfigError, match=line):
         pf.run(**{"recipe": QUICKSTART, **given})
     if "method" not in given:
-        with pytest.raises(RequestError, match=line):
+        with pytest.raises(ConfigError, match=line):
             pf.compare(**{"recipe": QUICKSTART, **given})
 
 
 def test_a_comparison_takes_lists() -> None:
-    with pytest.raises(RequestError, match=r"methods: expected a list, got 'fedgh'; put it into \[ \]"):
+    with pytest.raises(ConfigError, match=r"methods: expected a list, got 'fedgh'; put it into \[ \]"):
         pf.compare(QUICKSTART, methods="fedgh")
-    with pytest.raises(RequestError, match=r"seeds: expected a list, got 3; put it into \[ \]"):
+    with pytest.raises(ConfigError, match=r"seeds: expected a list, got 3; put it into \[ \]"):
         pf.compare(QUICKSTART, seeds=3)  # type: ignore[arg-type]

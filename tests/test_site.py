@@ -85,11 +85,12 @@ def named(heading: str) -> str:
 
 def test_a_link_out_of_docs_is_turned_and_its_file_brought_in() -> None:
     page = ROOT / "docs" / "methods" / "own.md"
-    text = "[a](../../recipes/quickstart.toml) [b](../../CONTRIBUTING.md#a-new-method) [c](fedgh.md#knobs) [d](no.md)\n"
+    text = "[a](../../recipes/quickstart.toml) [b](../../CONTRIBUTING.md#a-new-method) "
+    text += "[c](fedgh.md#hyperparameters) [d](no.md)\n"
     turned = SITE.turned(text, page)
     assert turned == (
         "[a](../repository/recipes/quickstart.toml.md) [b](../repository/CONTRIBUTING.md#a-new-method) "
-        "[c](fedgh.md#knobs) [d](no.md)\n"
+        "[c](fedgh.md#hyperparameters) [d](no.md)\n"
     )
     assert SITE.linked(text, page) == [
         ROOT / "recipes" / "quickstart.toml",

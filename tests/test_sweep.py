@@ -17,7 +17,7 @@ import pytest
 
 import polyfed
 from polyfed.cli import app as cli
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figure import _apart, draw
@@ -99,13 +99,13 @@ def test_the_last_of_two_settings_of_one_key_holds() -> None:
 
 @pytest.mark.parametrize("text", ["a.b=1,,2", "a.b=,1", "a.b=1,"])
 def test_nothing_between_commas_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=f"expected values with commas between .*, got '{text}'"):
+    with pytest.raises(ConfigError, match=f"expected values with commas between .*, got '{text}'"):
         parse([text])
 
 
 @pytest.mark.parametrize("text", ["header_lr=1,2", "method.header_lr", "=1,2", "a..b=1,2"])
 def test_what_is_no_setting_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=r"expected --set SECTION\.KEY=VALUE"):
+    with pytest.raises(ConfigError, match=r"expected --set SECTION\.KEY=VALUE"):
         parse([text])
 
 
@@ -124,7 +124,7 @@ def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the
         assert stored["training"]["lr"] == (0.1 if "lr=0.1" in name.partition("_header")[0] else 0.2)
         if not name.startswith("local"):
             assert stored["method"]["header_lr"] == (0.5 if "header_lr=0.5" in name else 0.0)
-            assert stored["method"]["header_epochs"] == 5  # the recipe's own knob
+            assert stored["method"]["header_epochs"] == 5  # the recipe's own hyperparameter
     table = done.table
     assert table is not None
     assert [row.method for row in table.rows] == ["local"] * 2 + ["fedgh"] * 4
@@ -364,7 +364,7 @@ def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int)
 def test_one_clear_line_before_anything_is_written(
     tiny: Path, settings: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         sweep(tiny, settings, **options)
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -373,9 +373,9 @@ def test_one_clear_line_before_anything_is_written(
 
 def test_a_folder_with_other_settings_runs_is_refused(tiny: Path) -> None:
     sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 2}, out="grid")
-    with pytest.raises(RequestError, match=r"training.rounds was 2, now 1"):
+    with pytest.raises(ConfigError, match=r"training.rounds was 2, now 1"):
         sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 1}, out="grid")
-    with pytest.raises(RequestError, match=r"expected a folder for many runs, got grid.*, which holds a single one"):
+    with pytest.raises(ConfigError, match=r"expected a folder for many runs, got grid.*, which holds a single one"):
         sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid/local/seed-0")
 
 
@@ -414,7 +414,7 @@ def test_it_goes_on_after_a_stop_and_ends_with_the_same_numbers(tiny: Path, monk
         aggregate(*arguments)
 
     monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", stop)
-    with pytest.raises(Interrupted, match=r"header_lr=1, seed 0: interrupted in round 2.*the same command goes on"):
+    with pytest.raises(RunInterrupted, match=r"header_lr=1, seed 0: interrupted in round 2.*the same command goes on"):
         sweep(tiny, settings, out="stopped")
     assert made("stopped") == ["header_lr=0.1/seed-0", "local/seed-0"]
     monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", aggregate)

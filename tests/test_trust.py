@@ -32,7 +32,7 @@ from polyfed.cli import app as cli
 from polyfed.config.loading import code_named
 from polyfed.config.recipe import Recipe
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments import prediction, privacy_report
 from polyfed.registry import file_of, is_own
 from polyfed.report import comparison, html_report, results_page, sensitivity
@@ -115,12 +115,18 @@ EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index
     "data": {"recipe": {"data": {"dataset": "evil:rows"}}, "index": {"method": "evil:Method"}},
     "plugin": {"recipe": {"plugins": [{"name": "evil:Method"}]}, "index": {"method": "evil:Method"}},
     "public data": {"recipe": {"data": {"public_dataset": "evil:rows"}}, "index": {"companion": "evil:net"}},
-    "variant": {"recipe": {"methods": {"odd": {"name": "evil:Method"}}}, "index": {"knobs": {"shared": "evil:net"}}},
+    "variant": {
+        "recipe": {"methods": {"odd": {"name": "evil:Method"}}},
+        "index": {"hyperparameters": {"shared": "evil:net"}},
+    },
     "profile": {
         "recipe": {"presets": {"odd": {"method": {"name": "evil:Method"}}}},
-        "index": {"knobs": {"deep": [{"in": "evil:net"}]}},
+        "index": {"hyperparameters": {"deep": [{"in": "evil:net"}]}},
     },
-    "knob": {"recipe": {"method": {"name": "fml", "shared": "evil:net"}}, "index": {"companion": "evil:net@none"}},
+    "hyperparameter": {
+        "recipe": {"method": {"name": "fml", "shared": "evil:net"}},
+        "index": {"companion": "evil:net@none"},
+    },
 }
 
 
@@ -205,7 +211,7 @@ def test_without_names_figures_the_refused_ones_are_left_out(
 @pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
 def test_each_name_alone_is_refused(hostile: Path) -> None:
     for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load_model(hostile, 0)):
-        with pytest.raises(RequestError) as refused:
+        with pytest.raises(ConfigError) as refused:
             read()
         assert SWITCH in str(refused.value)
         assert "\n" not in str(refused.value)
@@ -351,7 +357,7 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         lambda trust: prediction.predict(run.path, 0, X, trust=trust),
         lambda trust: Recipe.of_run(run.path, trust),
     ):
-        with pytest.raises(RequestError, match="names code that is not polyfed's, 'evil:net'"):
+        with pytest.raises(ConfigError, match="names code that is not polyfed's, 'evil:net'"):
             read(False)
         read(True)
 
@@ -374,7 +380,7 @@ def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, mon
         ({"feature_dim": 0}, "expected sizes from 1 to"),
         ({"vocabulary": -3}, "expected sizes from 1 to"),
         ({"image_size": ["8"]}, "'image_size': expected a whole number"),
-        ({"knobs": ["rm"]}, "'knobs': expected an object"),
+        ({"hyperparameters": ["rm"]}, "'hyperparameters': expected an object"),
         ({"architecture": ["digits-cnn1"]}, "'architecture': expected a text"),
         ({"sha256": {"client-000.safetensors": 3}}, "expected a text"),
         ({"sha256": {"../../secret": "0" * 64}}, "one of '../../secret'"),
@@ -388,7 +394,7 @@ def test_sizes_and_names_are_checked_before_anything_is_built(
     shutil.copytree(clean / "run", tmp_path / "run")
     change_index(tmp_path / "run", lambda entry: entry.update(changes))
     monkeypatch.setattr(prediction, "build", lambda *_, **__: pytest.fail("something was built"))
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         prediction.load_model(tmp_path / "run", 0)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -402,7 +408,7 @@ def test_a_program_is_no_network(clean: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     for trust, says in ((False, SWITCH), (True, "expected a whole number")):
-        with pytest.raises(RequestError) as refused:
+        with pytest.raises(ConfigError) as refused:
             prediction.load_model("run", 0, trust=trust)
         assert says in str(refused.value)
     assert not Path("PWNED").exists()
@@ -415,7 +421,7 @@ def test_names_that_are_no_modules_are_not_imported(name: str, tmp_path: Path, m
         (tmp_path / file).write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)
     assert not is_own(name)
-    with pytest.raises(RequestError, match=r"expected 'package\.module:name'"):
+    with pytest.raises(ConfigError, match=r"expected 'package\.module:name'"):
         registry.import_object("model", name)
     assert not (tmp_path / "PWNED").exists()
 
@@ -431,7 +437,7 @@ def test_a_repository_of_the_hub_brings_no_code(monkeypatch: pytest.MonkeyPatch,
     code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
     (repository / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
-    with pytest.raises(RequestError, match="unknown model 'hf:"):
+    with pytest.raises(ConfigError, match="unknown model 'hf:"):
         build(f"hf:{repository}", (3, 32, 32), 10)
     assert not (repository / "PWNED").exists()
 
@@ -486,7 +492,7 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
         lambda: results_page.read_command(run),
         lambda: sensitivity.read_sweep(run),
     ):
-        with pytest.raises(RequestError, match=r"got a link: \S+, which is not followed; put a copy") as refused:
+        with pytest.raises(ConfigError, match=r"got a link: \S+, which is not followed; put a copy") as refused:
             read()
         assert f"{run / part}," in str(refused.value)
         assert "\n" not in str(refused.value)
@@ -520,7 +526,7 @@ def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Pat
     (Path("outside") / "rounds.jsonl").unlink()
     (run / "result.json").unlink()
     for options in ({"resume": True}, {"force": True}):
-        with pytest.raises(RequestError, match="got a link"):
+        with pytest.raises(ConfigError, match="got a link"):
             pf.run("mine.toml", out=run, **options)
     assert not [*Path("outside").iterdir()]
 
@@ -531,7 +537,7 @@ def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> 
     (run / "recipe.toml").unlink()
     os.mkfifo(run / "recipe.toml")
     for read in (lambda: find_runs(run), lambda: Recipe.of_run(run)):
-        with pytest.raises(RequestError, match="got something else: "):
+        with pytest.raises(ConfigError, match="got something else: "):
             read()
 
 

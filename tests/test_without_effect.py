@@ -12,7 +12,7 @@ import torch
 import polyfed as pf
 from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedHeNN, FedIN, LGFedAvg
 from polyfed.registry import METHODS
 
@@ -93,7 +93,7 @@ def recipe(**sections: dict[str, Any]) -> Recipe:
 
 
 def line(made: Callable[[], Any]) -> str:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         made()
     assert "\n" not in str(refused.value)
     return str(refused.value)
@@ -121,11 +121,11 @@ def test_a_deal_in_python_says_the_same() -> None:
     assert len(pf.federate(source, 2, "by_class", classes_per_client=4).clients) == 2
 
 
-@pytest.mark.parametrize(("kind", "knobs", "said"), KNOBS)
-def test_a_knob_that_does_nothing(kind: Any, knobs: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("kind", "hyperparameters", "said"), KNOBS)
+def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str, Any], said: str) -> None:
     table = ".kernel" if said.startswith("width") else ""  # said of the table alone
-    assert line(lambda: kind(**knobs)).startswith(f"{kind.name}{table}: {said}")
-    spelled = {name.rstrip("_"): value for name, value in knobs.items()}
+    assert line(lambda: kind(**hyperparameters)).startswith(f"{kind.name}{table}: {said}")
+    spelled = {name.rstrip("_"): value for name, value in hyperparameters.items()}
     assert line(lambda: recipe(method={"name": kind.name, **spelled})).startswith(f"method{table}: {said}")
 
 

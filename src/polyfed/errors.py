@@ -21,7 +21,7 @@ class PolyfedError(Exception):
         return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
-class RequestError(PolyfedError):
+class ConfigError(PolyfedError):
     """What was asked for is wrong: says what was expected, what came, and the nearest valid name.
 
     Raised before anything is written and before the first round.
@@ -45,7 +45,7 @@ class NothingLearnt(PolyfedError):
     exit_status = 3
 
 
-class Interrupted(PolyfedError):
+class RunInterrupted(PolyfedError):
     """The user stopped the run; a checkpoint of the last whole round has been written.
 
     The command line ends with 128 and the number of the signal: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.

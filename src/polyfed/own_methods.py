@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from polyfed.core.method import Method, not_a_knob
-from polyfed.errors import RequestError
+from polyfed.core.method import Method, not_a_hyperparameter
+from polyfed.errors import ConfigError
 from polyfed.registry import METHODS, import_object, is_own, nearest
 
-__all__ = ["label_of", "method_class", "with_knobs"]
+__all__ = ["label_of", "method_class", "with_hyperparameters"]
 
 
 def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = ()) -> type[Method]:
@@ -22,15 +22,15 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
         others: further names that would have been understood, for the message.
 
     Raises:
-        RequestError: no such method; or the user's is none, or has no knobs.
+        ConfigError: no such method; or the user's is none, or has no hyperparameters.
     """
     if not is_own(name):
         if name not in METHODS:
             hint = "" if not {":", "."} & set(name) else "; a method of your own is 'package.module:Class'"
-            raise RequestError(f"unknown method '{name}'{hint or nearest(name, {*METHODS, *others})}")
+            raise ConfigError(f"unknown method '{name}'{hint or nearest(name, {*METHODS, *others})}")
         registered: type[Method] = METHODS[name]
         return registered
-    return with_knobs(name, import_object("method", name, beside))
+    return with_hyperparameters(name, import_object("method", name, beside))
 
 
 def label_of(name: str) -> str:
@@ -42,20 +42,20 @@ def label_of(name: str) -> str:
     return name.replace(":", ".")
 
 
-def with_knobs(name: str, kind: Any) -> type[Method]:
-    """The class, if it is one of a method, with knobs.
+def with_hyperparameters(name: str, kind: Any) -> type[Method]:
+    """The class, if it is one of a method, with hyperparameters.
 
     Raises:
-        RequestError: it is not.
+        ConfigError: it is not.
     """
     if not isinstance(kind, type) or not issubclass(kind, Method):
         given = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of {type(kind).__name__}"
-        raise RequestError(f"method '{name}': expected a class that extends polyfed.Method, got {given}")
-    field = not_a_knob(kind)
+        raise ConfigError(f"method '{name}': expected a class that extends polyfed.Method, got {given}")
+    field = not_a_hyperparameter(kind)
     if field is not None or not dataclasses.is_dataclass(kind):
-        what = "" if field is None else f", so that '{field}' is no knob"
-        raise RequestError(
-            f"method '{name}': expected @knobs (of polyfed.core.method) above the class {kind.__name__}, got a class "
-            f"without it{what}"
+        what = "" if field is None else f", so that '{field}' is no hyperparameter"
+        raise ConfigError(
+            f"method '{name}': expected @hyperparameters (of polyfed.core.method) above the class {kind.__name__}, got a "
+            f"class without it{what}"
         )
     return kind

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 _MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)  # which the reader tells
 
@@ -16,28 +16,28 @@ def check_name(path: str | os.PathLike[str]) -> None:
     """Whether there could be something at a path; whether there is does not matter.
 
     Raises:
-        RequestError: its name is too long, or holds what no name can.
+        ConfigError: its name is too long, or holds what no name can.
     """
     try:
         os.lstat(path)
     except _MISSING:
         return
     except OSError as error:
-        raise RequestError(f"expected the name of a file or folder, got '{str(path)[:60]}': {error.strerror}") from None
+        raise ConfigError(f"expected the name of a file or folder, got '{str(path)[:60]}': {error.strerror}") from None
     except ValueError:  # a zero byte, or half a character
-        raise RequestError(f"expected the name of a file or folder, got {str(path)[:60]!r}, which is none") from None
+        raise ConfigError(f"expected the name of a file or folder, got {str(path)[:60]!r}, which is none") from None
 
 
 def place_of(name: str | os.PathLike[str]) -> Path:
     """The path of this name; ``~`` is the user's own folder.
 
     Raises:
-        RequestError: see `check_name`; or there is no such user.
+        ConfigError: see `check_name`; or there is no such user.
     """
     try:
         path = Path(name).expanduser()
     except RuntimeError:
-        raise RequestError(f"expected a folder of a user that there is, got '{str(name)[:60]}'") from None
+        raise ConfigError(f"expected a folder of a user that there is, got '{str(name)[:60]}'") from None
     check_name(path)
     return path
 
@@ -46,7 +46,7 @@ def check_characters(value: Any, place: str = "") -> None:
     """Whether all names and texts in settings can be written to a file; those that Python code gives may not be.
 
     Raises:
-        RequestError: one holds half a character.
+        ConfigError: one holds half a character.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -59,4 +59,4 @@ def check_characters(value: Any, place: str = "") -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise RequestError(f"{place or 'sections'}: expected text, got half a character: '{value[:60]}'") from None
+            raise ConfigError(f"{place or 'sections'}: expected text, got half a character: '{value[:60]}'") from None

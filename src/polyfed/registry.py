@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.errors import nearest as nearest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -33,24 +33,24 @@ def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
         beside: folders in which the module is looked for where Python does not find it by itself.
 
     Raises:
-        RequestError: no such name; it cannot be imported, for whatever reason, or is hidden by another module of its
+        ConfigError: no such name; it cannot be imported, for whatever reason, or is hidden by another module of its
             name.
     """
     if not is_own(name):
-        raise RequestError(f"cannot import {what} '{name}'; expected 'package.module:name'")
+        raise ConfigError(f"cannot import {what} '{name}'; expected 'package.module:name'")
     module, _, attribute = name.partition(":")
     _look_in(beside)
     try:
         found = importlib.import_module(module)
         _check_same(module.partition(".")[0], beside)
         return getattr(found, attribute)
-    except RequestError:
+    except ConfigError:
         raise
     except Exception as error:  # importing runs the user's code
         said = str(error).strip().splitlines()
         reason = ": ".join([type(error).__name__, *said[:1]])
         hint = _hint(error, module, attribute, beside)
-        raise RequestError(f"cannot import {what} '{name}': {reason}{hint}") from error
+        raise ConfigError(f"cannot import {what} '{name}': {reason}{hint}") from error
 
 
 def _hint(error: Exception, module: str, attribute: str, beside: Sequence[str]) -> str:
@@ -85,14 +85,14 @@ def _check_same(package: str, beside: Sequence[str]) -> None:
     """Whether a module is the one of these folders, where it is in one of them.
 
     Raises:
-        RequestError: it is hidden by another one of the same name.
+        ConfigError: it is hidden by another one of the same name.
     """
     wanted = importlib.machinery.PathFinder.find_spec(package, list(beside))
     loaded = getattr(sys.modules[package], "__spec__", None)
     if wanted is None or wanted.origin is None or loaded is None or loaded.origin is None:
         return
     if Path(wanted.origin).resolve() != Path(loaded.origin).resolve():
-        raise RequestError(
+        raise ConfigError(
             f"expected the module '{package}' of {wanted.origin}, got that of {loaded.origin}, which Python has "
             "already or finds first; rename one of them"
         )
@@ -105,11 +105,11 @@ def check_trusted(folder: str | Path, settings: Any, trust: bool) -> None:
         folder: the run's. settings: all of what it says from which something is built. trust: the user's word.
 
     Raises:
-        RequestError: it names some, and is not trusted.
+        ConfigError: it names some, and is not trusted.
     """
     names = [] if trust else own_names(settings)
     if names:
-        raise RequestError(
+        raise ConfigError(
             f"{folder} names code that is not polyfed's, '{names[0]}'; that of a run folder is imported with "
             "--trust-code (trust=True in Python) alone: give it if the folder is yours, or if you have read its code"
         )
@@ -183,7 +183,7 @@ class Registry(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._entries:
-            raise RequestError(f"unknown {self.kind} '{name}'{nearest(str(name), self._entries)}")
+            raise ConfigError(f"unknown {self.kind} '{name}'{nearest(str(name), self._entries)}")
         entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
@@ -204,10 +204,10 @@ class Registry(Mapping[str, Any]):
         """Register an object of your own, or a ``"module:attribute"`` string. A name is taken once.
 
         Raises:
-            RequestError: the name is taken by something else.
+            ConfigError: the name is taken by something else.
         """
         if name in self._entries and self._entries[name] is not entry:
-            raise RequestError(f"the {self.kind} name '{name}' is taken; choose another")
+            raise ConfigError(f"the {self.kind} name '{name}' is taken; choose another")
         self._entries[name] = entry
 
 

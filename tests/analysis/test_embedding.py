@@ -7,7 +7,7 @@ import torch
 from polyfed.analysis.layer_outputs import ClientRef
 from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.analysis.tsne import Embedding, draw_panels, embed, embeddings, silhouette
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord
 
@@ -31,7 +31,7 @@ def test_embedding_keeps_far_groups_apart_and_repeats_itself() -> None:
     assert apart is not None
     assert apart > 0.6
     assert np.array_equal(points, embed(a_PD))
-    with pytest.raises(RequestError, match="at least four points"):
+    with pytest.raises(ConfigError, match="at least four points"):
         embed(a_PD[:3])
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from polyfed.analysis import FIGURES, Choices, analyze
 from polyfed.cli import app as cli
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.plot_style import Drawing
 
 RECORDS = ["curves", "clients", "architectures", "sizes", "variants"]
@@ -125,7 +125,7 @@ def test_a_run_without_models_has_the_other_figures(
     assert [file.name for file in done.files] == STEMS[:-3]
     assert [note.partition(": ")[2].partition(":")[0] for note in done.notes] == ["cka", "tsne"]
     assert done.notes[0].endswith("holds no clients' models (models/index.json), which this figure is made of")
-    with pytest.raises(RequestError, match="holds no clients' models"):
+    with pytest.raises(ConfigError, match="holds no clients' models"):
         analyze(copy, ["cka"])
 
 
@@ -173,9 +173,9 @@ def test_the_page_shows_every_figure() -> None:
 
 def test_every_figure_has_a_name() -> None:
     assert list(FIGURES) == [*RECORDS, "sensitivity", "labels", "cka", "tsne"]
-    with pytest.raises(RequestError, match="at least one run folder"):
+    with pytest.raises(ConfigError, match="at least one run folder"):
         analyze([])
-    with pytest.raises(RequestError, match="at least one figure"):
+    with pytest.raises(ConfigError, match="at least one figure"):
         analyze(".", [])
-    with pytest.raises(RequestError, match="at least one place"):
+    with pytest.raises(ConfigError, match="at least one place"):
         Choices(places=())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfed.analysis.probe_inputs import balanced_order, common_inputs, load_run_data
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
 from polyfed.results.stored_files import StoredRecipe
 
@@ -58,14 +58,14 @@ def test_the_common_test_set(runs: list[RunRecord], tmp_path: Path) -> None:
 
 
 def test_requests_that_cannot_be_met(runs: list[RunRecord], tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="unknown rows 'tests'; did you mean 'test'"):
+    with pytest.raises(ConfigError, match="unknown rows 'tests'; did you mean 'test'"):
         common_inputs(runs[0], 10, "tests")
     recipe = (runs[0].path / "recipe.toml").read_text()
     (tmp_path / "recipe.toml").write_text(recipe.replace("max_train_per_client = 20", "max_train_per_client = 19"))
-    with pytest.raises(RequestError, match="deals other data now than the run had: client 0"):
+    with pytest.raises(ConfigError, match="deals other data now than the run had: client 0"):
         load_run_data(replace(runs[0], path=tmp_path))
     (tmp_path / "recipe.toml").write_text(recipe.replace("holdout = 20", "holdout = 0"))
-    with pytest.raises(RequestError, match=r"data\.holdout"):
+    with pytest.raises(ConfigError, match=r"data\.holdout"):
         common_inputs(elsewhere(runs[0], tmp_path), 10, "holdout")
-    with pytest.raises(RequestError, match="got none: the run was given its data"):
+    with pytest.raises(ConfigError, match="got none: the run was given its data"):
         load_run_data(replace(runs[0], recipe=StoredRecipe()))

@@ -9,7 +9,7 @@ import torch
 from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, pairwise_cka, similarity, unit_kernel
 from polyfed.analysis.layer_outputs import ClientRef
 from polyfed.analysis.probe_inputs import ProbeInputs
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.kernels import cka_matrix
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
@@ -59,7 +59,7 @@ def test_means_within_and_between_architectures(runs: list[RunRecord], represent
     assert found.within == pytest.approx(pairs[0], abs=1e-5)
     assert found.between == pytest.approx((pairs[1] + pairs[2]) / 2, abs=1e-5)
     assert found.all == pytest.approx(sum(pairs) / 3, abs=1e-5)
-    with pytest.raises(RequestError, match="at least two clients"):
+    with pytest.raises(ConfigError, match="at least two clients"):
         similarity(runs[0], WHO[:1], 5, [{}], INPUTS)
 
 
@@ -87,7 +87,7 @@ def test_maps_show_the_matrices(runs: list[RunRecord], representations: list[tor
     assert (own["matrix"][1], own["labels"]) == (list(matrix[1]), ["0 a", "2 a", "1 b"])
     one = draw_maps(grouped(runs), found[:1], places)
     assert [axes.get_title() for axes in one.figure.axes if axes.images][1].startswith("block\n")
-    with pytest.raises(RequestError, match="no place 'logit' in all networks of 'local'; did you mean 'logits'"):
+    with pytest.raises(ConfigError, match="no place 'logit' in all networks of 'local'; did you mean 'logits'"):
         draw_maps(grouped(runs), found, ["logit"])
 
 

@@ -15,7 +15,7 @@ from polyfed.analysis.layer_outputs import (
     subsample_clients,
 )
 from polyfed.analysis.probe_inputs import common_inputs
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.models.zoo import build
 from polyfed.report.run_records import RunRecord
@@ -70,17 +70,17 @@ def test_each_client_s_own_network_is_asked(runs: list[RunRecord]) -> None:
 
 
 def test_no_models_and_damaged_ones(runs: list[RunRecord], tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="holds no clients' models"):
+    with pytest.raises(ConfigError, match="holds no clients' models"):
         clients_of(tmp_path)
     copy = tmp_path / "run"
     shutil.copytree(runs[0].path, copy)
     (copy / "models" / "index.json").write_text("[1]")
-    with pytest.raises(RequestError, match="got nothing readable"):
+    with pytest.raises(ConfigError, match="got nothing readable"):
         clients_of(copy)
 
 
 def test_outputs_that_are_not_finite(runs: list[RunRecord]) -> None:
     inputs = common_inputs(runs[0], 4)
     broken = torch.full(inputs.x.shape, float("nan"))
-    with pytest.raises(RequestError, match="client 0's network gives at 'extractor' is not finite"):
+    with pytest.raises(ConfigError, match="client 0's network gives at 'extractor' is not finite"):
         layer_outputs(runs[0].path, clients_of(runs[0].path), broken, lambda place, a_LD: None)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from helpers.quick import others_slow
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first, take
 from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
 from polyfed.models import build
@@ -210,7 +210,7 @@ CONV = {"conv": nn.Conv2d(1, 4, 3), "fc": nn.Linear(4, 2)}
     ],
 )
 def test_what_cannot_be_cut_is_said_in_one_line(module, why):
-    with pytest.raises(RequestError, match=f"cannot be cut to narrower networks: .*{why}") as caught:
+    with pytest.raises(ConfigError, match=f"cannot be cut to narrower networks: .*{why}") as caught:
         plan_of(module)
     assert "\n" not in str(caught.value)
 
@@ -227,7 +227,7 @@ def test_shared_parameters_are_refused():
     layer = nn.Linear(4, 4)
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[0].weight = tied[1].weight = layer.weight
-    with pytest.raises(RequestError, match="two of its layers share a parameter"):
+    with pytest.raises(ConfigError, match="two of its layers share a parameter"):
         plan_of(tied)
 
 

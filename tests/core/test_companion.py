@@ -11,12 +11,12 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.core.client import Client
-from polyfed.core.method import Method, Needs
-from polyfed.core.model_factory import Companion
+from polyfed.core.method import Method, Requirements
+from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import Composite, exported
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import Local
@@ -46,10 +46,10 @@ class Large(Method):
     """A server with a network of its own; clients know nothing of it."""
 
     def __init__(self, network: str = "largest", features: int | None = None) -> None:
-        self.wanted = Companion(network, features)
+        self.wanted = AuxiliaryModel(network, features)
 
     @property
-    def companion(self) -> Companion:
+    def auxiliary_model(self) -> AuxiliaryModel:
         return self.wanted
 
 
@@ -63,7 +63,7 @@ def federation(method: Method, models: Any = tuple(NETS), seed: int = 0, **build
 
 def part(fed: Federation, number: int, prefix: str) -> dict[str, torch.Tensor]:
     """A client's initial weights under a prefix."""
-    return {n.removeprefix(prefix): t for n, t in fed.server.weights(number).items() if n.startswith(prefix)}
+    return {n.removeprefix(prefix): t for n, t in fed.server.client_weights(number).items() if n.startswith(prefix)}
 
 
 def same(a: Any, b: Any) -> bool:
@@ -72,18 +72,18 @@ def same(a: Any, b: Any) -> bool:
 
 @pytest.mark.parametrize(("shared", "name"), [("smallest", "small"), ("largest", "large"), ("middle", "middle")])
 def test_which_network_it_is(shared: str, name: str) -> None:
-    assert federation(Both(shared=shared)).server.companion == name
-    assert federation(Large(shared)).server.companion == name
+    assert federation(Both(shared=shared)).server.auxiliary_model == name
+    assert federation(Large(shared)).server.auxiliary_model == name
 
 
 def test_of_two_of_one_size_it_is_the_first() -> None:
     twins = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(1, 4, 6)}
-    assert federation(Both(), ["b", "a", "b"], **twins).server.companion == "b"
+    assert federation(Both(), ["b", "a", "b"], **twins).server.auxiliary_model == "b"
 
 
 def test_it_may_be_nobodys() -> None:
     fed = federation(Large("huge"), huge=lambda: tiny(3, 8, 9))
-    assert fed.server.companion == "huge" not in fed.server.architectures
+    assert fed.server.auxiliary_model == "huge" not in fed.server.architectures
     model: Any = fed.server.model("huge", fed.server.initial("huge"))
     assert (model.feature_dim, model.training) == (9, False)
 
@@ -92,10 +92,10 @@ def test_it_may_be_nobodys() -> None:
 def test_everybody_starts_with_the_same_one_and_with_its_own_as_it_is_alone(shared: str) -> None:
     names = ["middle", "large", "small", "large"]
     fed, alone, other = (federation(m, names, s) for m, s in ((Both(shared=shared), 0), (Local(), 0), (Both(), 1)))
-    initial = fed.server.initial(fed.server.companion)
+    initial = fed.server.initial(fed.server.auxiliary_model)
     for number in range(len(names)):
         assert same(part(fed, number, "companion."), initial)
-        assert same(part(fed, number, "own."), alone.server.weights(number))
+        assert same(part(fed, number, "own."), alone.server.client_weights(number))
     assert not same(part(fed, 1, "own."), part(fed, 3, "own."))
     assert not same(part(other, 0, "own."), part(fed, 0, "own."))
     assert not same(part(federation(Both(shared=shared), names, 1), 0, "companion."), initial)
@@ -121,7 +121,7 @@ def test_who_leaves_beside_alone_trains_what_it_trains_without() -> None:
 def test_networks_handed_over_in_python() -> None:
     given = [tiny(1, 4, 6), tiny(0, 3, 5), tiny(2, 5, 7), tiny(0, 3, 5)]
     fed = federation(Both(), given)
-    assert fed.server.companion == fed.clients[1].architecture
+    assert fed.server.auxiliary_model == fed.clients[1].architecture
     for number, module in enumerate(given):
         assert same(part(fed, number, "own."), module.state_dict())
         assert same(part(fed, number, "companion."), given[1].state_dict())
@@ -132,10 +132,10 @@ def test_networks_handed_over_in_python() -> None:
 
 def test_its_representation_can_be_projected() -> None:
     fed = federation(Large("large", 4))
-    model: Any = fed.server.model(fed.server.companion, fed.server.initial(fed.server.companion))
+    model: Any = fed.server.model(fed.server.auxiliary_model, fed.server.initial(fed.server.auxiliary_model))
     assert model.feature_dim == model.head.in_features == 4
     assert fed.architectures.template("large").feature_dim == 7  # type: ignore[comparison-overlap]
-    assert fed.architectures.chosen == Companion("large", 4)
+    assert fed.architectures.chosen == AuxiliaryModel("large", 4)
 
 
 @pytest.mark.parametrize(
@@ -149,19 +149,19 @@ def test_its_representation_can_be_projected() -> None:
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(shared: str, made: Any, said: str) -> None:
-    with pytest.raises(RequestError, match=said) as refused:
+    with pytest.raises(ConfigError, match=said) as refused:
         federation(Both(shared=shared), **({} if made is None else {"other": made}))
     assert "\n" not in str(refused.value)
 
 
 def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
     class Parts(Both):
-        needs = Needs(split_model=True)
+        needs = Requirements(split_model=True)
 
-    with pytest.raises(RequestError, match=r"needs split models; 'other', beside .*, is a plain Sequential; split it"):
+    with pytest.raises(ConfigError, match=r"needs split models; 'other', beside .*, is a plain Sequential; split it"):
         federation(Parts(shared="other"), other=lambda: plain(36, 3))
     with pytest.raises(
-        RequestError, match=r"'other, 4 features', beside .*, cannot be built: TypeError: expected a Spl"
+        ConfigError, match=r"'other, 4 features', beside .*, cannot be built: TypeError: expected a Spl"
     ):
         federation(Large("other", 4), other=lambda: plain(36, 3))
 
@@ -206,7 +206,7 @@ def test_a_recipe_names_any_registered_network(shared: str, name: str | None) ->
         a: sum(p.numel() for p in fed.architectures.template(a, alone=True).parameters())
         for a in fed.server.architectures
     }
-    assert fed.server.companion == (name or max(sizes, key=lambda a: sizes[a]))
+    assert fed.server.auxiliary_model == (name or max(sizes, key=lambda a: sizes[a]))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_recipe_names_any_registered_network(shared: str, name: str | None) ->
 def test_a_recipe_with_a_wrong_name_is_refused_before_anything_is_written(
     tmp_path: Any, shared: str, said: str
 ) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         pf.run(recipe(shared=shared), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -1,4 +1,4 @@
-"""Settings and knobs that cannot be: Python gives the recipe's one line."""
+"""Settings and hyperparameters that cannot be: Python gives the recipe's one line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from polyfed.core.method import Method, knobs
+from polyfed.core.method import Method, hyperparameters
 from polyfed.core.settings import Settings
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.toml"
 SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
@@ -39,18 +39,18 @@ SECTIONS: list[tuple[type[Settings], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "given", "line"), SECTIONS)
 def test_python_says_of_settings_what_a_recipe_says(kind: type[Settings], given: dict[str, Any], line: str) -> None:
-    with pytest.raises(RequestError) as made:
+    with pytest.raises(ConfigError) as made:
         kind(**given)
     assert line in str(made.value)
     assert "\n" not in str(made.value)
     settings = pf.Recipe.load(RECIPE).to_dict()
     settings[kind.__name__.lower()] = given
-    with pytest.raises(RequestError) as read:
+    with pytest.raises(ConfigError) as read:
         pf.Recipe.from_dict(settings)
     assert str(read.value) == str(made.value)
 
 
-def test_python_says_of_knobs_what_a_recipe_says() -> None:
+def test_python_says_of_hyperparameters_what_a_recipe_says() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("FedGH", {"header_lrr": 1.0}, "unknown key 'fedgh.header_lrr'; did you mean 'header_lr'?"),
         ("FedGH", {"header_lr": "x"}, "fedgh.header_lr: expected a number, got 'x'"),
@@ -58,46 +58,46 @@ def test_python_says_of_knobs_what_a_recipe_says() -> None:
         ("FedHeNN", {"eta": 0.3}, "unknown key 'fedhenn.eta'; did you mean 'eta0'?"),
     ]
     for name, given, line in cases:
-        with pytest.raises(RequestError) as made:
+        with pytest.raises(ConfigError) as made:
             getattr(pf.methods, name)(**given)
         assert line in str(made.value)
         overrides = [f"method.{key}={value}" for key, value in given.items()]
-        with pytest.raises(RequestError) as read:
+        with pytest.raises(ConfigError) as read:
             pf.Recipe.load(RECIPE, overrides, method=name.lower())
         assert str(read.value).replace("method.", f"{name.lower()}.") == str(made.value)
 
 
-def test_a_knob_that_python_keeps_the_word_of_is_spelled_as_each_takes_it() -> None:
-    with pytest.raises(RequestError, match=r"unknown key 'fedin.lambd'; did you mean 'lambda_'\?"):
+def test_a_hyperparameter_that_python_keeps_the_word_of_is_spelled_as_each_takes_it() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'fedin.lambd'; did you mean 'lambda_'\?"):
         pf.methods.FedIN(lambd=0.5)  # type: ignore[call-arg]
-    with pytest.raises(RequestError, match=r"fedin.lambda_: expected a number, got 'a'"):
+    with pytest.raises(ConfigError, match=r"fedin.lambda_: expected a number, got 'a'"):
         pf.methods.FedIN(lambda_="a")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"unknown key 'method.lambd'; did you mean 'lambda'\?"):
+    with pytest.raises(ConfigError, match=r"unknown key 'method.lambd'; did you mean 'lambda'\?"):
         pf.Recipe.load(RECIPE, ["method.lambd=0.5"], method="fedin")
-    with pytest.raises(RequestError, match=r"method.lambda: expected a number, got 'a'"):
+    with pytest.raises(ConfigError, match=r"method.lambda: expected a number, got 'a'"):
         pf.Recipe.load(RECIPE, ["method.lambda=a"], method="fedin")
 
 
 def test_a_method_of_ones_own_has_it_too() -> None:
-    @knobs
+    @hyperparameters
     class Own(Method):
         rate: float = 0.1
 
-    @knobs
+    @hyperparameters
     class Narrow(Own):
         width: int = 3
 
-    with pytest.raises(RequestError, match=r"unknown key 'Own.rat'; did you mean 'rate'\?"):
+    with pytest.raises(ConfigError, match=r"unknown key 'Own.rat'; did you mean 'rate'\?"):
         Own(rat=0.2)  # type: ignore[call-arg]
-    with pytest.raises(RequestError, match=r"Narrow.rate: expected a number, got 'x'"):
+    with pytest.raises(ConfigError, match=r"Narrow.rate: expected a number, got 'x'"):
         Narrow(rate="x", width=2)  # type: ignore[arg-type]
     assert dataclasses.replace(Narrow(rate=0.2), width=4) == Narrow(rate=0.2, width=4)
 
 
 def test_what_stands_without_a_name_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^Training: expected each setting by its name, got 3 .* Training\(rounds="):
+    with pytest.raises(ConfigError, match=r"^Training: expected each setting by its name, got 3 .* Training\(rounds="):
         pf.Training(3)  # type: ignore[call-arg]
-    with pytest.raises(RequestError, match=r"^FedGH: expected each setting by its name, got 0.1 .* FedGH\(header_lr="):
+    with pytest.raises(ConfigError, match=r"^FedGH: expected each setting by its name, got 0.1 .* FedGH\(header_lr="):
         pf.methods.FedGH(0.1)  # type: ignore[call-arg]
 
 
@@ -109,7 +109,7 @@ def test_it_is_shown_without_what_pydantic_says() -> None:
 
 
 def test_a_recipe_that_is_made_by_hand() -> None:
-    with pytest.raises(RequestError, match=r"^expected the section 'models', which is missing \(and 1 more\)$"):
+    with pytest.raises(ConfigError, match=r"^expected the section 'models', which is missing \(and 1 more\)$"):
         pf.Recipe(data={"dataset": "digits"})  # type: ignore[call-arg, arg-type]
 
 

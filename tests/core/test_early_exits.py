@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import OUTPUT, first
 from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
 from polyfed.methods.building_blocks.early_exits import attach
@@ -206,13 +206,13 @@ AB = {"a": nn.Linear(4, 6), "b": nn.Linear(6, 3)}
     ],
 )
 def test_a_network_without_a_place_is_refused_in_one_line(network, why):
-    with pytest.raises(RequestError, match=why) as caught:
+    with pytest.raises(ConfigError, match=why) as caught:
         attach(copy.deepcopy(network), (0.4, 0.6, 1.0))
     assert "\n" not in str(caught.value)
 
 
 def test_too_deep_for_an_exit_of_its_own():
-    with pytest.raises(RequestError, match=r"no place for an early exit at depth 0\.9: it has 2 blocks"):
+    with pytest.raises(ConfigError, match=r"no place for an early exit at depth 0\.9: it has 2 blocks"):
         attach(mlp(4, 6, 5, 3), (0.9, 1.0))
     assert attach(mlp(4, 6, 5, 3), (1.0,)).blocks == (2,)
     assert attach(nn.Sequential(nn.Linear(4, 3)), (1.0,))(torch.zeros(2, 4))[0].shape == (2, 3)

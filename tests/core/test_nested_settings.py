@@ -11,13 +11,13 @@ from pydantic import Field
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.method_table import hyperparameters
 from polyfed.experiments.method_table import page as described
 from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
 from polyfed.validation.effect import ActsWith
-from polyfed.validation.hyperparameters import flat_settings, knobs, table
+from polyfed.validation.hyperparameters import flat_settings, table
 
 TEXT = """
 [data]
@@ -96,7 +96,7 @@ def test_the_resolved_recipe_is_read_again(path: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_in_a_table_is_one_line(path: Path, settings: list[str], said: str) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         Recipe.load(path, settings)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -110,14 +110,14 @@ def test_what_is_laid_over_takes_along_what_lies_in_tables(path: Path) -> None:
     assert homogeneous.alignment_data.size == 30
 
 
-@knobs
+@hyperparameters
 class Pull:
     kind: str = "none"
     strength: Annotated[float, Field(ge=0), ActsWith("kind", ("far",))] = 1.0
     reach: Annotated[int, ActsWith("steps")] = 2  # of the method's own
 
 
-@knobs
+@hyperparameters
 class Mine(Method):
     """A method with a table."""
 
@@ -128,9 +128,9 @@ class Mine(Method):
 
 def test_a_table_of_ones_own() -> None:
     assert Mine(steps=1, pull=Pull(reach=3)).pull.reach == 3
-    with pytest.raises(RequestError, match=r"mine: pull\.reach = 3 does nothing beside steps = 0; set steps above 0"):
+    with pytest.raises(ConfigError, match=r"mine: pull\.reach = 3 does nothing beside steps = 0; set steps above 0"):
         Mine(pull=Pull(reach=3))
-    with pytest.raises(RequestError, match=r"Pull: strength = 2\.0 does nothing beside kind = 'none'"):
+    with pytest.raises(ConfigError, match=r"Pull: strength = 2\.0 does nothing beside kind = 'none'"):
         Pull(strength=2.0)
 
 

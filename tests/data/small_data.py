@@ -15,7 +15,7 @@ import pytest
 from polyfed.data.datasets import Source, load
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
 from polyfed.data.options import PartitionOptions
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 def purposes(seed: int) -> Callable[[str], np.random.Generator]:
@@ -35,7 +35,7 @@ def reading(kind: str) -> tuple[Callable[..., Source], Callable[..., str]]:
         return load(f"{kind}:{place}", **options)
 
     def refusal(place: Path, **options: Any) -> str:
-        with pytest.raises(RequestError) as caught:
+        with pytest.raises(ConfigError) as caught:
             read(place, **options)
         assert "\n" not in str(caught.value)
         return str(caught.value)

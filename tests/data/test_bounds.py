@@ -20,7 +20,7 @@ from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.data.parquet_files import open_parquet
 from polyfed.data.text import TextConfig, load_word_vectors
 from polyfed.data.text_files import read_lines
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 ZEROS = b"\0" * 2**20
 
@@ -45,7 +45,7 @@ def packed(path: Path, megabytes: int) -> Path:
 def test_a_small_archive_of_many_zeros(tmp_path: Path) -> None:
     path = packed(tmp_path / "train" / "0.npz", 300)
     assert path.stat().st_size < 2**20
-    with pytest.raises(RequestError, match=r"expected at most 268435456 bytes of arrays in .*0\.npz, .* got 3145"):
+    with pytest.raises(ConfigError, match=r"expected at most 268435456 bytes of arrays in .*0\.npz, .* got 3145"):
         load(f"npz:{tmp_path}")
 
 
@@ -69,7 +69,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 def test_a_pipe_is_not_waited_for(reader: str, tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(RequestError, match=r"expected a file, got a pipe or a device: .*pipe"):
+    with pytest.raises(ConfigError, match=r"expected a file, got a pipe or a device: .*pipe"):
         READERS[reader](path)
 
 
@@ -77,7 +77,7 @@ def test_a_pipe_is_not_waited_for(reader: str, tmp_path: Path) -> None:
 def test_a_device_without_end_is_not_read(reader: str, tmp_path: Path) -> None:
     path = tmp_path / "zero"
     path.symlink_to("/dev/zero")
-    with pytest.raises(RequestError, match=r"expected a file, got a pipe or a device: .*zero"):
+    with pytest.raises(ConfigError, match=r"expected a file, got a pipe or a device: .*zero"):
         READERS[reader](path)
 
 
@@ -85,7 +85,7 @@ def test_a_pipe_beside_arrays_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(RequestError, match="expected a file, got a pipe or a device"):
+    with pytest.raises(ConfigError, match="expected a file, got a pipe or a device"):
         load(f"npz:{tmp_path}")
 
 
@@ -101,7 +101,7 @@ def pixels(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("image_size", [None, 8])
 def test_an_image_of_too_many_pixels(pixels: Path, image_size: int | None) -> None:
     """Without so much as Pillow's warning, which would be another line."""
-    with pytest.raises(RequestError, match=r"expected an image, got .*\(90000000 pixels\) exceeds limit"):
+    with pytest.raises(ConfigError, match=r"expected an image, got .*\(90000000 pixels\) exceeds limit"):
         load(f"images:{pixels}", image_size=image_size)
 
 
@@ -115,7 +115,7 @@ def test_an_image_of_too_many_pixels_says_one_line(
 
 
 def test_more_images_than_the_machine_has_memory_for() -> None:
-    with pytest.raises(RequestError, match=r"expected images for which there is memory, got \d+ bytes of them in x"):
+    with pytest.raises(ConfigError, match=r"expected images for which there is memory, got \d+ bytes of them in x"):
         bounds.check_room(2**60, "images", Path("x"))
-    with pytest.raises(RequestError, match="expected images for which there is memory"):
+    with pytest.raises(ConfigError, match="expected images for which there is memory"):
         parquet_images._room((2**14, 3, 2**14, 2**14), Path("x.parquet"))

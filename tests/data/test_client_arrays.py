@@ -12,7 +12,7 @@ import torch
 from small_data import put, reading
 
 import polyfed as pf
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 
 read, refusal = reading("npz")
@@ -148,7 +148,7 @@ def test_refusals(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     save(place / "test" / "2.npz", *draw(2, 4))
     (place / "train" / "9.npz").unlink()
     assert f"got {place / 'test' / '9.npz'} without" in refusal(place)
-    with pytest.raises(RequestError, match="would leave out whole clients"):
+    with pytest.raises(ConfigError, match="would leave out whole clients"):
         pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "limit_train": 3}, **REST})
-    with pytest.raises(RequestError, match="expected vocabulary with texts"):
+    with pytest.raises(ConfigError, match="expected vocabulary with texts"):
         pf.run(pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "vocab_size": 3}, **REST}))

@@ -11,7 +11,7 @@ from small_data import encode, put, reading, some_images, write_parquet
 
 import polyfed as pf
 from polyfed.data.text import TextConfig
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}
@@ -143,5 +143,5 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     assert read(clinics, feature_columns=["a"]).feature_names == ("a",)
     write_parquet(clinics / "12" / "train.parquet", some_images(1), {"label": [0]})
     assert "expected csv of every client" in refusal(clinics)
-    with pytest.raises(RequestError, match="would leave out whole clients"):
+    with pytest.raises(ConfigError, match="would leave out whole clients"):
         pf.Recipe.from_dict({"data": {"dataset": f"clients:{clinics}", "limit_train": 3}, **REST})

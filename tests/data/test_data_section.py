@@ -15,7 +15,7 @@ from small_data import some_images, write_parquet
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.config.schema import Data
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import DATASETS, PARTITIONS
@@ -66,7 +66,7 @@ def test_by_group_without_clients_is_one_per_value(folder: Path) -> None:
     by_writer = {**where, "partition": "by_group", "group_by": "writer", "split": "8:1:1"}
     assert len(data.federated(recipe(**by_writer)).clients) == 8
     assert len(data.federated(recipe(**by_writer, num_clients=4)).clients) == 4
-    with pytest.raises(RequestError, match=r"values to deal by \(8\), got 10"):
+    with pytest.raises(ConfigError, match=r"values to deal by \(8\), got 10"):
         data.federated(recipe(**by_writer, num_clients=10))
     assert len(data.federated(recipe(**by_writer)).clients) == 8  # what was kept is not mistaken for it
     federation = build_federation(recipe(**by_writer))
@@ -115,7 +115,7 @@ def test_a_partitioner_of_flower_from_a_recipe() -> None:
     ],
 )
 def test_wrong_keys_are_one_line(data: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         recipe(**data)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 import polyfed as pf
 from polyfed.data.samples import from_dataset
 from polyfed.engine.federation import Federation
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods.local import Local
 
 
@@ -67,7 +67,7 @@ def test_a_data_set_of_hugging_face() -> None:
     read = from_dataset(given)
     assert torch.equal(read.x[:, 0], torch.from_numpy(pixels))
     assert read.y.tolist() == [1, 0]
-    with pytest.raises(RequestError, match="got img, label, user; keep two columns"):
+    with pytest.raises(ConfigError, match="got img, label, user; keep two columns"):
         from_dataset(given.add_column("user", [1, 2]))
 
 
@@ -112,6 +112,6 @@ class Stream(IterableDataset[Any]):
     ],
 )
 def test_refusals(data: Any, words: str) -> None:
-    with pytest.raises(RequestError, match=words) as caught:
+    with pytest.raises(ConfigError, match=words) as caught:
         pf.Client(nn.Linear(2, 2), train=data)
     assert "\n" not in str(caught.value)

@@ -16,7 +16,7 @@ from polyfed.data.datasets import Source, from_tensors, load
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import Partition
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS
 
 
@@ -232,10 +232,10 @@ def test_clients_take_the_caps_of_a_list_in_turn() -> None:
 
 def test_no_more_caps_than_clients() -> None:
     with pytest.raises(
-        RequestError, match=r"^max_train_per_client: expected one cap, or a list of at most 5, .*; got 6 caps$"
+        ConfigError, match=r"^max_train_per_client: expected one cap, or a list of at most 5, .*; got 6 caps$"
     ):
         deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[10] * 6)
-    with pytest.raises(RequestError, match=r"; got 0 caps$"):
+    with pytest.raises(ConfigError, match=r"; got 0 caps$"):
         deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[])
 
 
@@ -269,11 +269,11 @@ def test_a_ready_partition() -> None:
     check(federated, source)
     assert [counts(c.train, 2).tolist() for c in federated.clients] == [[10, 0], [0, 10]]
     assert [counts(c.test, 2).tolist() for c in federated.clients] == [[2, 0], [0, 2]]
-    with pytest.raises(RequestError, match="holdout=0"):
+    with pytest.raises(ConfigError, match="holdout=0"):
         deal(source, num_clients=2, partition=Partition(rows, 0), split="official", holdout=1)
-    with pytest.raises(RequestError, match="num_clients=2"):
+    with pytest.raises(ConfigError, match="num_clients=2"):
         deal(source, num_clients=3, partition=Partition(rows, 0), split="official")
-    with pytest.raises(RequestError, match="client 1 has 99"):
+    with pytest.raises(ConfigError, match="client 1 has 99"):
         deal(source, num_clients=2, partition=Partition((np.array([0]), np.array([99]))), split="official")
 
 
@@ -307,7 +307,7 @@ def test_a_function_as_partition() -> None:
     ],
 )
 def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         deal(numbered(20, 4, 2), num_clients=2, partition=lambda y, clients, rng: found, split="official")
 
 
@@ -341,23 +341,23 @@ def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
     ],
 )
 def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=said) as caught:
+    with pytest.raises(ConfigError, match=said) as caught:
         deal(numbered(), **wrong)
     assert "\n" not in str(caught.value)
 
 
 def test_official_needs_a_test_side() -> None:
     for test in ("local", "global"):
-        with pytest.raises(RequestError, match="has none; use '8:1:1'"):
+        with pytest.raises(ConfigError, match="has none; use '8:1:1'"):
             deal(numbered(50, None), split="official", test=test)
-    with pytest.raises(RequestError, match="test part above 0"):
+    with pytest.raises(ConfigError, match="test part above 0"):
         deal(numbered(50, None), split="9:1:0", test="global")
 
 
 def test_a_client_without_training_rows_is_named() -> None:
     source = numbered(10, 5, 2)
     empty = Partition((np.arange(20), np.empty(0, dtype=np.int64)))
-    with pytest.raises(RequestError, match="training row for every client, client 1"):
+    with pytest.raises(ConfigError, match="training row for every client, client 1"):
         deal(source, num_clients=2, partition=empty, split="official")
 
 

@@ -15,7 +15,7 @@ from small_data import some_images, write_parquet
 from polyfed.data import hub
 from polyfed.data.datasets import load
 from polyfed.data.text import TextConfig
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 NAMES = {"label": ["ape", "bee", "cat"]}
 
@@ -40,7 +40,7 @@ def write(folder: Path, train: int = 7, test: int = 4, shape: tuple[int, ...] = 
 
 
 def refusal(name: str, **options: Any) -> str:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(name, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)

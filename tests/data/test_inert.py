@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from polyfed.data import safe_pickle
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 def pickled(value: Any, protocol: int = 4) -> bytes:
@@ -78,7 +78,7 @@ class Runs:
 def test_a_file_that_runs_code_runs_nothing(protocol: int, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     hostile = pickled({"x": Runs(Path.touch, mark), "y": Runs(exec, f"open({str(mark)!r}, 'w')")}, protocol)
-    with pytest.raises(RequestError, match=r"read without running what it says, got .*numpy.savez\(file, x=x, y=y\)"):
+    with pytest.raises(ConfigError, match=r"read without running what it says, got .*numpy.savez\(file, x=x, y=y\)"):
         safe_pickle.read_arrays(hostile, "a file")
     assert not mark.exists()
     pickle.loads(hostile)  # the same bytes, where they are trusted
@@ -126,7 +126,7 @@ EMPTY_ARRAY = (*ARRAY, ("EMPTY_TUPLE", b""), ("REDUCE", b""))
     ],
 )
 def test_anything_else_is_one_line(stream: bytes, said: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         safe_pickle.read_arrays(stream, "a file")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -139,7 +139,7 @@ def test_a_shape_that_is_not_the_contents(shape: tuple[Any, ...], said: str) -> 
     state = (1, shape, np.dtype("i8"), False, bytes(16))
     inner = pickle.dumps(state, protocol=4)[2:-1]  # without its first and last opcode
     frame = inner[9:] if inner[:1] == b"\x95" else inner
-    with pytest.raises(RequestError, match="got") as caught:
+    with pytest.raises(ConfigError, match="got") as caught:
         safe_pickle.read_arrays(of(*EMPTY_ARRAY) + frame + b"b.", "a file")
     assert said in str(caught.value)
 
@@ -149,6 +149,6 @@ def test_every_altered_byte_is_read_or_refused() -> None:
     for place in range(len(stream)):
         for value in (0, 98):
             altered = bytes([*stream[:place], value, *stream[place + 1 :]])
-            with contextlib.suppress(RequestError):  # and no other error
+            with contextlib.suppress(ConfigError):  # and no other error
                 found = safe_pickle.read_arrays(altered, "a file")
                 assert all(array is None or isinstance(array, np.ndarray) for array in found.values())

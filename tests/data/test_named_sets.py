@@ -11,7 +11,7 @@ import torch
 from small_data import some_images, write_parquet
 
 from polyfed.data.datasets import Source, from_tensors, load
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
 
 FINE, COARSE = [f"fine {c}" for c in range(100)], [f"coarse {c}" for c in range(20)]
@@ -32,7 +32,7 @@ def hub_file(path: Path, count: int, image: str, labels: dict[str, list[str]], s
 
 
 def refusal(*args: Any, **options: Any) -> str:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -142,7 +142,7 @@ def test_a_column_that_the_test_side_lacks_is_left_out_there(writers: Path) -> N
 @pytest.mark.parametrize("values", [[0.5, 1.5], ["a", None], [None, None], [2**70, 1]])
 def test_column_values_that_nobody_can_deal_by(tmp_path: Path, values: list[Any]) -> None:
     if 2**70 in values:
-        with pytest.raises(RequestError, match="whole numbers or strings"):
+        with pytest.raises(ConfigError, match="whole numbers or strings"):
             from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": values})
         return
     write_parquet(tmp_path / "train.parquet", some_images(2), {"label": [0, 1], "user": values})
@@ -159,7 +159,7 @@ def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch)
     assert listed.train_columns["user"].tolist() == [5, 6]
     assert "did you mean 'user'" in refusal("mine", columns=["usr"])
     assert "no further columns" in refusal("digits", columns=["user"])
-    with pytest.raises(RequestError, match="expected 2 training values in column 'user'"):
+    with pytest.raises(ConfigError, match="expected 2 training values in column 'user'"):
         from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": [1]})
-    with pytest.raises(RequestError, match="expected 0 test values"):
+    with pytest.raises(ConfigError, match="expected 0 test values"):
         from_tensors((np.zeros((2, 3)), [0, 1]), test_columns={"user": [1]})

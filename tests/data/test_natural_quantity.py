@@ -15,7 +15,7 @@ from polyfed.data.datasets import Source, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import by_group, groups_like, quantity
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 def generator(seed: int = 0) -> np.random.Generator:
@@ -134,7 +134,7 @@ def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
     ],
 )
 def test_by_group_refuses(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         deal(users([1, 1, 2, 2, 3, 3] * 4, None), **options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -143,10 +143,10 @@ def test_by_group_refuses(options: dict[str, Any], said: str) -> None:
 def test_a_test_side_without_the_column_is_refused_where_it_is_dealt() -> None:
     source = users([1, 2] * 20, [1, 2] * 20, test_column=False)
     for split in ("official", "8:1:1"):
-        with pytest.raises(RequestError, match="the test side of 'tensors' has no column 'user'"):
+        with pytest.raises(ConfigError, match="the test side of 'tensors' has no column 'user'"):
             deal(source, split=split)
     for split in ("official", "8:1:1"):
-        with pytest.raises(RequestError, match="one type"):
+        with pytest.raises(ConfigError, match="one type"):
             deal(users([1, 2] * 20, ["1", "2"] * 20), split=split)
 
 
@@ -213,5 +213,5 @@ def test_quantity_in_a_federation() -> None:
     ],
 )
 def test_quantity_refuses(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         quantity(np.zeros(100, dtype=int), 2, generator(), **options)

@@ -15,7 +15,7 @@ from polyfed.data.classes import remarks
 from polyfed.data.datasets import from_tensors, load
 from polyfed.data.samples import Samples
 from polyfed.data.text import TextConfig
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import check
 from polyfed.methods import Local
 
@@ -23,7 +23,7 @@ NONE = "; -1 often means that there is none; drop such rows, or name the column 
 
 
 def refusal(name: str, root: Path | None, **options: Any) -> str:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(name, root, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -115,7 +115,7 @@ def test_of_arrays(tmp_path: Path) -> None:
         (lambda: pf.Client("mlp-64-32", good, pair), f"test: expected labels from 0 on, {where}"),
         (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, got -1{said}"),
     ):
-        with pytest.raises(RequestError) as caught:
+        with pytest.raises(ConfigError) as caught:
             make()
         assert str(caught.value).endswith(message)
 

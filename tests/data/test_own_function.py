@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import polyfed as pf
 from polyfed.data.datasets import from_tensors, load
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 X, Y = torch.rand(40, 5), torch.arange(40) % 4
 MODELS = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "local"}}
@@ -71,9 +71,9 @@ def test_a_recipe_runs_on_it_and_deals_by_its_columns() -> None:
     by_user = {"dataset": "own_data:source", "partition": "by_group", "group_by": "user"}
     recipe = pf.Recipe.from_dict({"data": by_user, **MODELS, "training": {"rounds": 1}})
     assert len(pf.run(recipe).result["accuracy_per_client"]) == 5
-    with pytest.raises(RequestError, match="has no column 'users'; did you mean 'user'"):
+    with pytest.raises(ConfigError, match="has no column 'users'; did you mean 'user'"):
         load("own_data:source", columns=("users",))
-    with pytest.raises(RequestError, match="has no column 'user'; it has no further columns"):
+    with pytest.raises(ConfigError, match="has no column 'user'; it has no further columns"):
         load("own_data:pair", columns=("user",))
 
 
@@ -114,7 +114,7 @@ number = 7
 )
 def test_refusals(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(name)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -122,5 +122,5 @@ def test_refusals(name: str, said: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("option", [{"label_column": "y"}, {"image_column": "x"}, {"train_splits": ["train", "more"]}])
 def test_options_of_files_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=r"no use for|no splits"):
+    with pytest.raises(ConfigError, match=r"no use for|no splits"):
         load("own_data:pair", **option)

@@ -20,7 +20,7 @@ from polyfed.data.partition import (
     partition_like,
     proportional_counts,
 )
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -133,18 +133,18 @@ def test_dirichlet_matches_a_literal_transcription_of_its_proportions() -> None:
 
 @pytest.mark.parametrize("alpha", [0, -1, float("nan"), float("inf"), "a lot", None])
 def test_dirichlet_refuses_alpha(alpha: object) -> None:
-    with pytest.raises(RequestError, match="finite alpha > 0"):
+    with pytest.raises(ConfigError, match="finite alpha > 0"):
         dirichlet(labels(), 5, generator(), alpha)  # type: ignore[arg-type]
 
 
 def test_dirichlet_says_when_it_cannot() -> None:
-    with pytest.raises(RequestError, match="at least 1010 rows for 101 clients"):
+    with pytest.raises(ConfigError, match="at least 1010 rows for 101 clients"):
         dirichlet(labels(), 101, generator(), 0.5)
-    with pytest.raises(RequestError, match=r"one of 20 draws.*larger alpha"):
+    with pytest.raises(ConfigError, match=r"one of 20 draws.*larger alpha"):
         dirichlet(labels(), 90, generator(), 0.05, max_tries=20)
-    with pytest.raises(RequestError, match="min_samples"):
+    with pytest.raises(ConfigError, match="min_samples"):
         dirichlet(labels(), 5, generator(), 0.5, min_samples=0)
-    with pytest.raises(RequestError, match="max_tries"):
+    with pytest.raises(ConfigError, match="max_tries"):
         dirichlet(labels(), 5, generator(), 0.5, max_tries=0)
 
 
@@ -170,7 +170,7 @@ def test_every_client_holds_exactly_k_classes(clients: int, each: int, deal: str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if deal == "shards" and clients * each % 10:
-            with pytest.raises(RequestError, match="divisible by the 10 classes"):
+            with pytest.raises(ConfigError, match="divisible by the 10 classes"):
                 by_class(y, clients, generator(seed), each, deal)
             return
         partition = by_class(y, clients, generator(seed), each, deal)
@@ -231,7 +231,7 @@ def test_shards_pairs_are_mixed_and_shards_contiguous() -> None:
 
 
 def test_shards_says_which_number_of_clients_would_do() -> None:
-    with pytest.raises(RequestError, match="use 10 or 15 clients"):
+    with pytest.raises(ConfigError, match="use 10 or 15 clients"):
         by_class(labels(), 12, generator(), 2, "shards")
 
 
@@ -269,7 +269,7 @@ def test_shamsian_warns_of_whole_shares_that_stay_unused() -> None:
     ],
 )
 def test_by_class_refuses(kwargs: dict[str, object], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         by_class(labels(), 10, generator(), **kwargs)  # type: ignore[arg-type]
 
 
@@ -277,19 +277,19 @@ def test_by_class_refuses(kwargs: dict[str, object], said: str) -> None:
 def test_all_refuse_impossible_clients_and_labels(function: Callable[..., Partition]) -> None:
     y = np.array([0, 1, 2])
     for clients, said in ((4, "as many clients as rows"), (0, "clients"), (-1, "clients"), (1.5, "whole number")):
-        with pytest.raises(RequestError, match=said):
+        with pytest.raises(ConfigError, match=said):
             function(y, clients, generator())
-    with pytest.raises(RequestError, match="whole-number labels"):
+    with pytest.raises(ConfigError, match="whole-number labels"):
         function(np.array([0.0, 1.0]), 1, generator())
-    with pytest.raises(RequestError, match=r"labels in 0\.\.1"):
+    with pytest.raises(ConfigError, match=r"labels in 0\.\.1"):
         function(y, 1, generator(), class_count=2)
-    with pytest.raises(RequestError, match="rows"):
+    with pytest.raises(ConfigError, match="rows"):
         function(np.array([], dtype=np.int64), 1, generator())
 
 
 def test_a_client_left_without_rows_is_named() -> None:
     y = np.array([0] * 30 + [1])
-    with pytest.raises(RequestError, match="client 3 came out with none"):
+    with pytest.raises(ConfigError, match="client 3 came out with none"):
         by_class(y, 4, generator(), 1, "round_robin")
 
 
@@ -323,9 +323,9 @@ def test_alike_balances_sizes_where_shares_are_equal() -> None:
 
 
 def test_alike_refuses() -> None:
-    with pytest.raises(RequestError, match="without"):
+    with pytest.raises(ConfigError, match="without"):
         partition_like(Partition((np.arange(3),)), labels())
-    with pytest.raises(RequestError, match=r"labels in 0\.\.9"):
+    with pytest.raises(ConfigError, match=r"labels in 0\.\.9"):
         partition_like(iid(labels(), 2, generator()), np.array([10]))
 
 
@@ -334,12 +334,12 @@ def test_alike_refuses() -> None:
 
 def test_a_partition_refuses_shared_and_odd_rows() -> None:
     for rows in ((np.array([0, 1]), np.array([1, 2])), (np.array([0, 0]),)):
-        with pytest.raises(RequestError, match="more than once"):
+        with pytest.raises(ConfigError, match="more than once"):
             Partition(rows)
     for odd in (np.array([0.0]), np.array([-1]), np.array([[0]]), np.array([0], dtype=np.int32)):
-        with pytest.raises(RequestError, match="int64 row numbers"):
+        with pytest.raises(ConfigError, match="int64 row numbers"):
             Partition((odd,))
-    with pytest.raises(RequestError, match="unused"):
+    with pytest.raises(ConfigError, match="unused"):
         Partition((np.array([0]),), -1)
 
 

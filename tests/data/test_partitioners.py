@@ -15,7 +15,7 @@ from polyfed.data import flwr_partitioners
 from polyfed.data.datasets import Source, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 USERS = [f"u{row % 4}" for row in range(600)]
 
@@ -51,7 +51,7 @@ def rows(federated: FederatedDataset) -> list[list[int]]:
 
 
 def refusal(*args: Any, **options: Any) -> str:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         deal(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -158,7 +158,7 @@ def test_holdout_and_pooled_sides_with_a_partitioner(flwr: Any) -> None:
     ],
 )
 def test_wrong_names_and_arguments(flwr: Any, name: str, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         federate_with(f"flwr:{name}", 0, arguments)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

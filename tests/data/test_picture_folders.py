@@ -14,7 +14,7 @@ from polyfed.data import image_folders
 from polyfed.data.datasets import load
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import resize
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 
 GRAY = np.arange(36, dtype=np.uint8).reshape(6, 6)
@@ -123,7 +123,7 @@ def test_refusals(animals: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     assert "no use for image_column" in refusal(animals, image_column="kind")
     assert "no use for columns, got 'user'" in refusal(animals, columns=["user"])
     assert "no use for feature_columns" in refusal(animals, feature_columns=["a"])
-    with pytest.raises(RequestError, match="got none"):
+    with pytest.raises(ConfigError, match="got none"):
         load("images:")
 
 

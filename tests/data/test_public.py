@@ -15,7 +15,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import Source, from_tensors
 from polyfed.data.public import public_inputs
 from polyfed.data.transforms import convert_channels
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 
@@ -36,7 +36,7 @@ def test_colors_are_pillows() -> None:
     assert torch.equal(convert_channels(convert_channels(x, 1), 3)[:, 2], convert_channels(x, 1)[:, 0])
     assert torch.equal(convert_channels(convert_channels(x, 1), 1), convert_channels(x, 1))
     assert convert_channels(x, 3) is x
-    with pytest.raises(RequestError, match="2 channels"):
+    with pytest.raises(ConfigError, match="2 channels"):
         convert_channels(x[:, :2], 3)
 
 
@@ -73,7 +73,7 @@ def test_rows_are_drawn_in_file_order_and_seeded() -> None:
     ],
 )
 def test_public_refuses(other: Source, rows: int | None, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         draw(other, pictures(4, 1, 6, 6), rows)
 
 
@@ -134,9 +134,9 @@ def test_the_draw_follows_the_seed_and_is_kept(root: Path) -> None:
 
 
 def test_the_task_itself_is_no_other_set(root: Path) -> None:
-    with pytest.raises(RequestError, match=r"rows of the same one that no client gets are data\.holdout"):
+    with pytest.raises(ConfigError, match=r"rows of the same one that no client gets are data\.holdout"):
         recipe(root, public_dataset="digits")
-    with pytest.raises(RequestError, match="another data set than dataset"):
+    with pytest.raises(ConfigError, match="another data set than dataset"):
         recipe(root, dataset="cifar100", public_dataset="cifar100-coarse")
-    with pytest.raises(RequestError, match="did you mean 'plants'"):
+    with pytest.raises(ConfigError, match="did you mean 'plants'"):
         build_federation(recipe(root, public_dataset="plant"))

@@ -15,7 +15,7 @@ from polyfed.data.datasets import Source, from_tensors
 from polyfed.data.feature_shift import FeatureShift, add_noise, rotate, tint
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 def pictures(count: int = 12, channels: int = 3, height: int = 8, width: int = 8, seed: int = 0) -> torch.Tensor:
@@ -159,11 +159,11 @@ def test_strength_zero_is_off_and_seeds_count(kind: str) -> None:
     ],
 )
 def test_skew_refuses(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         deal(source(), **options)
 
 
 def test_only_images_can_be_skewed() -> None:
     floats = from_tensors((np.zeros((40, 3)), np.arange(40) % 2))
-    with pytest.raises(RequestError, match="images stored as uint8"):
+    with pytest.raises(ConfigError, match="images stored as uint8"):
         deal(floats, split="8:1:1", feature_shift="rotation")

@@ -16,7 +16,7 @@ from polyfed.data import cache, parquet_images
 from polyfed.data.dataset import with_declared
 from polyfed.data.datasets import Source, channel_statistics, from_tensors, load
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
 
 NAMES = {"label": ["ape", "bee", "cat"]}
@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refusal(*args: object, **kwargs: object) -> str:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(*args, **kwargs)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -431,14 +431,14 @@ def test_from_tensors_takes_arrays_and_tensors() -> None:
     ],
 )
 def test_from_tensors_refuses(train: object, classes: int | None, said: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         from_tensors(train, classes=classes)  # type: ignore[arg-type]
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_from_tensors_refuses_a_test_side_of_another_shape() -> None:
-    with pytest.raises(RequestError, match="like the training inputs"):
+    with pytest.raises(ConfigError, match="like the training inputs"):
         from_tensors((np.zeros((2, 3)), [0, 1]), (np.zeros((2, 4)), [0, 1]))
 
 
@@ -462,7 +462,7 @@ def test_what_is_told_of_a_source_stands_in_place_of_its_own() -> None:
     assert other.test.y.tolist() == [0]
     assert (other.classes, other.mean, other.std) == (4, (0.5,), (0.25,))
     assert with_declared(source) is source
-    with pytest.raises(RequestError, match=r"data.class_names: expected 'c' of 'tensors' among them, which is missing"):
+    with pytest.raises(ConfigError, match=r"data.class_names: expected 'c' of 'tensors' among them, which is missing"):
         with_declared(source, ["a", "b"])
-    with pytest.raises(RequestError, match=r"data.mean: expected 1 numbers for the inputs of 'tensors', got 2"):
+    with pytest.raises(ConfigError, match=r"data.mean: expected 1 numbers for the inputs of 'tensors', got 2"):
         with_declared(source, None, [0.5, 0.5], [1.0, 1.0])

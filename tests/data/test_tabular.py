@@ -12,7 +12,7 @@ from small_data import put, reading
 import polyfed as pf
 from polyfed.data.datasets import load
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
 
@@ -69,7 +69,7 @@ def test_inputs_are_standardized_by_the_training_side(tmp_path: Path) -> None:
     assert source.test is not None
     assert source.test.x.tolist() == [[-4, 9]]
     assert source.prepare(source.test.x)[0].tolist() == pytest.approx([-8 / a.std(), 2], rel=1e-6)
-    with pytest.raises(RequestError, match="rows of 2 features"):
+    with pytest.raises(ConfigError, match="rows of 2 features"):
         source.prepare(torch.zeros(1, 3))
 
 
@@ -143,7 +143,7 @@ def test_refusals_of_files(tmp_path: Path) -> None:
 def test_feature_columns_belong_to_tables() -> None:
     rest = {"models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
     with pytest.raises(
-        RequestError, match="feature_columns expects a dataset 'csv:PATH' or 'clients:PATH', got 'digits'"
+        ConfigError, match="feature_columns expects a dataset 'csv:PATH' or 'clients:PATH', got 'digits'"
     ):
         pf.Recipe.from_dict({"data": {"dataset": "digits", "feature_columns": ["a"]}, **rest})
 
@@ -185,9 +185,9 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
         ("long,short,kind\n1,2,s\n", "got 's'"),
         ("long,short\n1,\n", "finite number in row 0 of column 'short'"),
     ):
-        with pytest.raises(RequestError, match=words):
+        with pytest.raises(ConfigError, match=words):
             prediction.predict(tmp_path / "run", 1, table(tmp_path / "wrong.csv", text))
-    with pytest.raises(RequestError, match="image_column is of Parquet files"):
+    with pytest.raises(ConfigError, match="image_column is of Parquet files"):
         prediction.predict(tmp_path / "run", 1, bare, image_column="a")
 
 

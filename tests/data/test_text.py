@@ -18,7 +18,7 @@ from polyfed.data.partition import hash_groups
 from polyfed.data.samples import Samples
 from polyfed.data.text import TextConfig, encode_tokens, load_word_vectors, tokenize, vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 TRAIN = ["Good, good day", "bad day!", "so good", ""]
 TEST = ["good zebra", "awful day"]
@@ -174,13 +174,13 @@ def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) 
 def test_wrong_vectors_are_one_clear_line(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "vectors.txt"
     file.write_bytes(content)
-    with pytest.raises(RequestError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         load_word_vectors(file, {"day", "good"})
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"cannot read data\.word_vectors"):
+    with pytest.raises(ConfigError, match=r"cannot read data\.word_vectors"):
         load_word_vectors(tmp_path / "none.txt", {"day"})
 
 
@@ -215,14 +215,14 @@ def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], object], message: str) -> None:
-    with pytest.raises(RequestError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         ask(root)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_text_is_named(tmp_path: Path) -> None:
     write(tmp_path / "sentiment140", "train", ["a", None], [0, 4])
-    with pytest.raises(RequestError, match=r"expected 'text' in every row, got an empty one in row 1 of"):
+    with pytest.raises(ConfigError, match=r"expected 'text' in every row, got an empty one in row 1 of"):
         load("sentiment140", tmp_path)
 
 
@@ -232,7 +232,7 @@ def test_a_missing_text_is_named(tmp_path: Path) -> None:
 def test_groups_are_of_the_values_alone() -> None:
     assert hash_groups(["ann", "bob", "ann"], 7).tolist() == [zlib.crc32(n) % 7 for n in (b"ann", b"bob", b"ann")]
     assert hash_groups(np.array([5]), 7).tolist() == [zlib.crc32(b"5") % 7]
-    with pytest.raises(RequestError, match="num_groups"):
+    with pytest.raises(ConfigError, match="num_groups"):
         hash_groups(["a"], 0)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation, resize
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 def pictures(count: int = 64, channels: int = 3, height: int = 12, width: int = 10) -> torch.Tensor:
@@ -44,13 +44,13 @@ def test_prepare_is_a_value() -> None:
 
 
 def test_prepare_refuses() -> None:
-    with pytest.raises(RequestError, match="one positive std per mean"):
+    with pytest.raises(ConfigError, match="one positive std per mean"):
         Prepare((0.5,), (0.0,))
-    with pytest.raises(RequestError, match="one positive std per mean"):
+    with pytest.raises(ConfigError, match="one positive std per mean"):
         Prepare((0.5, 0.5), (0.5,))
-    with pytest.raises(RequestError, match=r"\(N, 1, H, W\)"):
+    with pytest.raises(ConfigError, match=r"\(N, 1, H, W\)"):
         Prepare((0.5,), (0.5,))(pictures())
-    with pytest.raises(RequestError, match="uint8"):
+    with pytest.raises(ConfigError, match="uint8"):
         Prepare((0.5,), (0.5,))(torch.zeros(1, 1, 2, 2, dtype=torch.int64))
 
 
@@ -105,9 +105,9 @@ def test_augmentations_by_name() -> None:
     assert augmentation("none") is None
     assert augmentation("crop-flip") is augment
     assert set(AUGMENTATIONS) == {"none", "crop-flip"}
-    with pytest.raises(RequestError, match="did you mean 'crop-flip'"):
+    with pytest.raises(ConfigError, match="did you mean 'crop-flip'"):
         augmentation("crop_flip")
-    with pytest.raises(RequestError, match=r"shape \(N, C, H, W\)"):
+    with pytest.raises(ConfigError, match=r"shape \(N, C, H, W\)"):
         augment(torch.zeros(3, 4), seeded())
 
 
@@ -127,5 +127,5 @@ def test_resizing_keeps_type_range_and_labels() -> None:
 
 
 def test_only_images_are_resized() -> None:
-    with pytest.raises(RequestError, match=r"data.image_size: expected images .* got inputs \(4, 3\)"):
+    with pytest.raises(ConfigError, match=r"data.image_size: expected images .* got inputs \(4, 3\)"):
         resize(Samples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), 8)

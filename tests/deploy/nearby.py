@@ -35,10 +35,10 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-def recipe_of(method: str = "local", *, knobs: Mapping[str, Any] | None = None, **sections: Any) -> Recipe:
+def recipe_of(method: str = "local", *, hyperparameters: Mapping[str, Any] | None = None, **sections: Any) -> Recipe:
     """A small recipe: three clients with digits; sections are laid over it key by key."""
     settings = {name: {**value, **sections.pop(name, {})} for name, value in SETTINGS.items()} | sections
-    settings["method"] = {"name": method, **(knobs or {})}
+    settings["method"] = {"name": method, **(hyperparameters or {})}
     return Recipe.from_dict(settings)
 
 

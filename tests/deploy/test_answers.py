@@ -17,7 +17,7 @@ from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, Trouble, pack, unpack
 from polyfed.deploy.server import serve
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 
 _RUNS: dict[str, tuple[Path, list[tuple[int, Letter]]]] = {}  # arguments of `asked` -> what the nodes kept, the letters
 NOISY = {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}}
@@ -133,7 +133,9 @@ def test_rounds_are_those_of_the_nodes_recipe(tmp_path: Path) -> None:
 
 def test_a_closing_round_comes_once(tmp_path: Path) -> None:
     """Whatever round a server says it is: each would be one more answer about the same rows."""
-    recipe = recipe_of("fedrep", models={"architectures": ["digits-cnn1"]}, knobs={"final_head_epochs": 1}, **NOISY)
+    recipe = recipe_of(
+        "fedrep", models={"architectures": ["digits-cnn1"]}, hyperparameters={"final_head_epochs": 1}, **NOISY
+    )
     wire = Nearby(recipe, tmp_path / "nodes", configs={0: {"secret_noise": True}})
     serve(recipe, wire, out=tmp_path / "run")
     letters = [letter for node, letter in wire.sent if node == FIRST_NODE and letter.facts["closing"]]
@@ -172,7 +174,7 @@ def test_a_damaged_ledger_answers_nothing(tmp_path: Path) -> None:
 
 
 def test_how_many_is_a_number(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="expected 1 or more as 'answers', got 0"):
+    with pytest.raises(ConfigError, match="expected 1 or more as 'answers', got 0"):
         NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path), "answers": 0})
     assert dataclasses.asdict(NodeConfig.read({"client-id": 0, "state-dir": "x", "answers": 3}))["answers"] == 3
 

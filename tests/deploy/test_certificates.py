@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
 
@@ -92,7 +92,7 @@ def test_private_files_are_the_owners_alone(tmp_path: Path) -> None:
 def test_a_renewed_certificate_keeps_the_authority(tmp_path: Path) -> None:
     certify(tmp_path, ["localhost"])
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(RequestError, match=r"server\.pem is there already; replace .* certificate with --overwrite"):
+    with pytest.raises(ConfigError, match=r"server\.pem is there already; replace .* certificate with --overwrite"):
         certify(tmp_path, ["localhost"])
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert [file.name for file in certify(tmp_path, ["fl.example.org"], force=True)] == ["server.pem", "server.key"]
@@ -103,30 +103,30 @@ def test_a_renewed_certificate_keeps_the_authority(tmp_path: Path) -> None:
 def test_half_an_authority_or_a_wrong_one_is_refused(tmp_path: Path) -> None:
     certify(tmp_path, ["localhost"])
     (tmp_path / "ca.key").rename(tmp_path / "kept")
-    with pytest.raises(RequestError, match=r"expected ca.key beside .*ca.crt, got none"):
+    with pytest.raises(ConfigError, match=r"expected ca.key beside .*ca.crt, got none"):
         certify(tmp_path, ["localhost"], force=True)
     (tmp_path / "ca.key").write_bytes((tmp_path / "server.key").read_bytes())
-    with pytest.raises(RequestError, match=r"expected ca.key to be the key of ca.crt .*, got another one"):
+    with pytest.raises(ConfigError, match=r"expected ca.key to be the key of ca.crt .*, got another one"):
         certify(tmp_path, ["localhost"], force=True)
     (tmp_path / "ca.key").write_text("no key")
-    with pytest.raises(RequestError, match=r"expected an authority in .*, got files that cannot be read"):
+    with pytest.raises(ConfigError, match=r"expected an authority in .*, got files that cannot be read"):
         certify(tmp_path, ["localhost"], force=True)
     (tmp_path / "kept").replace(tmp_path / "ca.key")
-    with pytest.raises(RequestError, match="good for 9999 days or more"):
+    with pytest.raises(ConfigError, match="good for 9999 days or more"):
         certify(tmp_path, ["localhost"], days=9999, force=True)
 
 
 @pytest.mark.parametrize("host", ["", "two words", "-a.org", "a..b", "fl.example.org:8000", "https://x", "ä.org"])
 def test_a_host_that_is_none_is_refused(host: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="expected a host name"):
+    with pytest.raises(ConfigError, match="expected a host name"):
         certify(tmp_path / "keys", [host])
     assert not (tmp_path / "keys").exists()
 
 
 def test_no_host_or_no_time_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="expected a host name or address that nodes call the server by, got none"):
+    with pytest.raises(ConfigError, match="expected a host name or address that nodes call the server by, got none"):
         certify(tmp_path / "keys", [])
-    with pytest.raises(RequestError, match="good for 1 to 36500 days, got 0 days"):
+    with pytest.raises(ConfigError, match="good for 1 to 36500 days, got 0 days"):
         certify(tmp_path / "keys", ["localhost"], days=0)
     assert not (tmp_path / "keys").exists()
 
@@ -138,7 +138,7 @@ def test_a_nodes_key_pair_belongs_together(tmp_path: Path) -> None:
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert key.curve.name == "secp384r1"
     assert serialization.load_ssh_public_key(public.read_bytes()) == key.public_key()
-    with pytest.raises(RequestError, match="is there already; replace the node's keys with --overwrite"):
+    with pytest.raises(ConfigError, match="is there already; replace the node's keys with --overwrite"):
         make_key(private)
     before = private.read_bytes()
     make_key(private, force=True)
@@ -147,7 +147,7 @@ def test_a_nodes_key_pair_belongs_together(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RequestError, match="expected a place for"):
+    with pytest.raises(ConfigError, match="expected a place for"):
         make_key(tmp_path / "file" / "node")
 
 
@@ -164,6 +164,6 @@ def test_an_authority_of_another_kind_of_key_is_one_line(tmp_path: Path) -> None
         assert old in content
         altered = base64.encodebytes(content.replace(old, new)).rstrip()
         (tmp_path / name).write_bytes(b"\n".join([first, altered, last, b""]))
-        with pytest.raises(RequestError, match=r"expected an authority in .*, got files that cannot be read"):
+        with pytest.raises(ConfigError, match=r"expected an authority in .*, got files that cannot be read"):
             certify(tmp_path, ["localhost"], force=True)
         (tmp_path / name).write_bytes(whole)

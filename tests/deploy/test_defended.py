@@ -14,7 +14,7 @@ from polyfed.deploy import node_registry
 from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.deploy.server import serve
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 
 LIAR = FIRST_NODE + 1
@@ -68,6 +68,6 @@ def test_a_node_that_sends_classes_of_its_own_making_is_refused(tmp_path: Path) 
 
 def test_hostile_clients_are_for_simulations(tmp_path: Path) -> None:
     recipe = recipe_of("fedavg", **ONE, adversaries={"label_flip_fraction": 0.3})
-    with pytest.raises(RequestError, match=r"^adversaries: expected none in a deployment"):
+    with pytest.raises(ConfigError, match=r"^adversaries: expected none in a deployment"):
         serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

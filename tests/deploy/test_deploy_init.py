@@ -22,7 +22,7 @@ from polyfed.deploy.app_template import app_settings, init
 from polyfed.deploy.flower_transport import RUN_CONFIG
 from polyfed.deploy.requirements import expect
 from polyfed.deploy.tls import certify
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.toml"
@@ -85,7 +85,7 @@ def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:
     assert app_settings() == {key: default for key, (default, _) in RUN_CONFIG.items()}
     assert app_settings(seed=0)["seed"] == 0
     assert app_settings(min_nodes=2, out="/x")["min-nodes"] == 2
-    with pytest.raises(RequestError, match="expected --set without ';'"):
+    with pytest.raises(ConfigError, match="expected --set without ';'"):
         app_settings(overrides=['data.dataset="a;b"'])
 
 
@@ -251,7 +251,7 @@ def test_the_flwr_command_finds_the_server(app: Path) -> None:
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     (tmp_path / "other").write_text("mine")
-    with pytest.raises(RequestError, match=r"README\.md is there already; replace it with --overwrite"):
+    with pytest.raises(ConfigError, match=r"README\.md is there already; replace it with --overwrite"):
         init(tmp_path, QUICKSTART)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "other"]
     init(tmp_path, QUICKSTART, force=True)
@@ -278,7 +278,7 @@ def test_a_recipe_that_lies_in_the_folder_stays_where_it_is(tmp_path: Path) -> N
 )
 def test_a_wrong_request_writes_nothing(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     options = {"recipe": QUICKSTART, **changes}
-    with pytest.raises(RequestError, match=message):
+    with pytest.raises(ConfigError, match=message):
         init(tmp_path / "app", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "app").exists()
 
@@ -286,7 +286,7 @@ def test_a_wrong_request_writes_nothing(changes: dict[str, object], message: str
 def test_a_file_in_the_folders_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "app"):
-        with pytest.raises(RequestError, match=r"expected a (folder for the app|place for)"):
+        with pytest.raises(ConfigError, match=r"expected a (folder for the app|place for)"):
             init(place, QUICKSTART)
 
 
@@ -301,7 +301,7 @@ def test_names_are_such_as_flower_takes(folder: str, name: str, tmp_path: Path) 
 
 def test_a_missing_package_names_the_extra() -> None:
     with pytest.raises(
-        RequestError, match=r"deploy local needs the package 'no_such'; .* pip install 'polyfed\[flower\]'"
+        ConfigError, match=r"deploy local needs the package 'no_such'; .* pip install 'polyfed\[flower\]'"
     ):
         expect("no_such", "deploy local")
 

@@ -22,7 +22,7 @@ from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.deploy import local_cluster as room
 from polyfed.deploy.local_cluster import local
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 
 RECIPE = small_recipe(data={"split": "6:1:3"}, training={"rounds": 2})
 
@@ -55,7 +55,7 @@ else:
     if fault == "run":
         sys.exit("connection lost")
     if fault == "refused":
-        print("Traceback (most recent call last):\\npolyfed.errors.RequestError: expected this, got that\\n\\nbye")
+        print("Traceback (most recent call last):\\npolyfed.errors.ConfigError: expected this, got that\\n\\nbye")
         sys.exit(0)
     for number in (1, 2):
         record = {"round": number, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "accuracy": {}}
@@ -216,7 +216,7 @@ def slow(*values: object) -> object:
             RunError,
             r"superlink has ended, with status 1: no such certificate \(all of it in .*superlink.log",
         ),
-        ("refused", RequestError, r"^expected this, got that$"),
+        ("refused", ConfigError, r"^expected this, got that$"),
         slow("register", RunError, r"register-\d ended with status 1: not known"),
         slow("run", RunError, r"run ended with status 1: connection lost"),
         slow("hang", RunError, r"the run was not over in time: waiting \(all of it in "),
@@ -281,20 +281,18 @@ def test_what_cannot_be_is_said_before_anything_starts(place: Path, monkeypatch:
         "fedhenn|FedHeNN": lambda: local("recipe.toml", method="fedhenn", out="run"),
     }
     for message, call in wrong.items():
-        with pytest.raises(RequestError, match=message):
+        with pytest.raises(ConfigError, match=message):
             call()
     assert not (place / "seen.jsonl").exists()
     assert not (place / "run").exists()
     (place / "run-nodes" / "mine").mkdir(parents=True)
-    with pytest.raises(RequestError, match="with other files in it"):
+    with pytest.raises(ConfigError, match="with other files in it"):
         local("recipe.toml", out="run")
     (place / "run-nodes" / "mine").rmdir()
     (place / "run-nodes").rmdir()
     monkeypatch.undo()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        RequestError, match=r"deploy local needs the package 'flwr'; .* pip install 'polyfed\[flower\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"deploy local needs the package 'flwr'; .* pip install 'polyfed\[flower\]'"):
         local(place / "recipe.toml", out=place / "run")
 
 
@@ -304,12 +302,12 @@ def test_a_finished_run_is_read_and_another_is_not_touched(place: Path) -> None:
     begun = len(seen(place))
     assert local("recipe.toml", out="run", resume=True).result["accuracy"] == 0.5
     assert len(seen(place)) == begun
-    with pytest.raises(RequestError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         local("recipe.toml", out="run")
-    with pytest.raises(RequestError, match="holds another recipe's run"):
+    with pytest.raises(ConfigError, match="holds another recipe's run"):
         local("recipe.toml", out="run", resume=True, seed=1)
     (place / "run" / "result.json").unlink()
-    with pytest.raises(RequestError, match=r"expected what the nodes of .* have kept in .*run-nodes, got none"):
+    with pytest.raises(ConfigError, match=r"expected what the nodes of .* have kept in .*run-nodes, got none"):
         local("recipe.toml", out="run", resume=True)
 
 

@@ -14,7 +14,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import node_config
 from polyfed.deploy.flower_transport import RUN_CONFIG
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def test_ray_is_asked_for_as_the_command_line_takes_it(monkeypatch: pytest.Monke
 
     def run(recipe: Recipe, **options: object) -> None:
         asked.append(recipe)
-        raise RequestError("enough")
+        raise ConfigError("enough")
 
     monkeypatch.setattr("polyfed.experiments.run.run", run)
     monkeypatch.chdir(ROOT)

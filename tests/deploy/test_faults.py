@@ -20,7 +20,7 @@ from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import Letter, Task, Trouble, agreed, pack, unpack
 from polyfed.deploy.server import DIARY, serve
 from polyfed.engine.federation import Run
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 
 BAD = FIRST_NODE + 1
@@ -381,7 +381,7 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
     wire.fault = die
     with pytest.raises(_Killed):
         served(recipe, wire, tmp_path / "killed")
-    with pytest.raises(RequestError, match="already holds a run; continue it with --resume"):
+    with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
         served(recipe, wire, tmp_path / "killed")
     again = Nearby(recipe, tmp_path / "killed", ())
     for client in range(3):

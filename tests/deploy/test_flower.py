@@ -19,7 +19,7 @@ from polyfed.deploy.protocol import Letter
 from polyfed.engine.federation import Run
 from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 WITH_FLOWER = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 
@@ -27,7 +27,7 @@ WITH_FLOWER = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reaso
 @pytest.mark.parametrize("make", [make_server_app, make_client_app])
 def test_without_flower_one_line_names_the_extra(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RequestError, match=r"polyfed\[flower\]"):
+    with pytest.raises(ConfigError, match=r"polyfed\[flower\]"):
         make("recipe.toml")
 
 
@@ -90,7 +90,7 @@ def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **confi
 
 @WITH_FLOWER
 def test_both_apps_give_the_run_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = recipe_of("fedhenn", data={"holdout": 20}, knobs={"alignment_data": {"size": 10}})
+    recipe = recipe_of("fedhenn", data={"holdout": 20}, hyperparameters={"alignment_data": {"size": 10}})
     flown(recipe, tmp_path, monkeypatch)
     folder = RunFolder(tmp_path / "out")
     result = folder.read_result()
@@ -105,7 +105,7 @@ def test_run_config_changes_both_halves(tmp_path: Path, monkeypatch: pytest.Monk
     result = RunFolder(tmp_path / "out").read_result()
     assert result is not None
     assert (result["method"], result["seed"]) == ("fedgh", 9)
-    with pytest.raises(RequestError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9)
     flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9, resume=True)
     flown(recipe_of("local"), tmp_path, monkeypatch, force=True)
@@ -144,7 +144,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         flower_transport._run_config(given)
     assert str(caught.value) == line
 
@@ -158,7 +158,7 @@ def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
     changed = flower_transport._recipe(file, config)
     assert (changed.training.rounds, changed.training.lr, changed.training.local_epochs) == (7, 0.5, 2)
     assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
-    with pytest.raises(RequestError, match="expected 'set' and 'preset' with a recipe's file"):
+    with pytest.raises(ConfigError, match="expected 'set' and 'preset' with a recipe's file"):
         flower_transport._recipe(recipe_of("local"), config)
 
 

@@ -23,7 +23,7 @@ from polyfed.deploy.node_executor import Nodes
 from polyfed.deploy.node_registry import DIARY, Answer, Diary, Office, Roster, release
 from polyfed.deploy.protocol import Letter, pack, unpack
 from polyfed.deploy.server import serve
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedGH
 from polyfed.registry import METHODS
 
@@ -148,9 +148,9 @@ FAST = {"fedavg", "fedgh", "fedproto", "fedin", "fedkd"}
 @pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])
 def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Every change to one client's answer, in every passage; what the server is stays as it was."""
-    rounds = 1 + METHODS[method]().needs.warmup
+    rounds = 1 + METHODS[method]().requirements.warmup
     data = {"limit_train": 400, "holdout": 40}
-    recipe = recipe_of(method, **ONE, data=data, knobs=SMALL.get(method), training={"rounds": rounds})
+    recipe = recipe_of(method, **ONE, data=data, hyperparameters=SMALL.get(method), training={"rounds": rounds})
     wire = Nearby(recipe, tmp_path)
     seen: list[str] = []
     honest = Nodes.run
@@ -371,9 +371,9 @@ def test_who_does_not_fit_at_the_start_is_turned_away_and_the_others_begin(
 
 def test_a_recipe_that_fits_nobody_is_the_recipes_fault(tmp_path: Path) -> None:
     recipe = recipe_of(
-        "fedavg", knobs={"aggregation": "layer-wise"}, models={"architectures": ["digits-cnn1", "mlp-64-32"]}
+        "fedavg", hyperparameters={"aggregation": "layer-wise"}, models={"architectures": ["digits-cnn1", "mlp-64-32"]}
     )
-    with pytest.raises(RequestError):
+    with pytest.raises(ConfigError):
         serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
     assert not (tmp_path / "out").exists()
 
@@ -427,7 +427,7 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: 
         f"client 1 belonged to the node that came as {BAD}, and is free now; go on with resume=true\n"
     )
     assert again({"state_dir": str(tmp_path / "heir")}, FIRST_NODE + 52)[0] == {0, 1, 2}
-    with pytest.raises(RequestError, match=r"expected a client whose number belongs to a node \(0, 2\), got 1"):
+    with pytest.raises(ConfigError, match=r"expected a client whose number belongs to a node \(0, 2\), got 1"):
         release(out, 1)
 
 
@@ -457,7 +457,7 @@ def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
 )
 def test_a_diary_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
     (tmp_path / DIARY).write_text(line + "\n")
-    with pytest.raises(RequestError, match="expected the diary of nodes in") as caught:
+    with pytest.raises(ConfigError, match="expected the diary of nodes in") as caught:
         release(tmp_path, 0)
     assert "\n" not in str(caught.value)
 

@@ -174,6 +174,6 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 
 def test_logs_of_another_time_go(tmp_path: Path) -> None:
-    (tmp_path / "run.log").write_text("RequestError: long ago")
+    (tmp_path / "run.log").write_text("ConfigError: long ago")
     with Processes(tmp_path, {}) as started:
         assert not started.log("run").exists()

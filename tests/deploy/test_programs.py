@@ -9,7 +9,7 @@ from nearby import recipe_of
 
 from polyfed.deploy import supernode
 from polyfed.deploy.superlink import serve_nodes
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
@@ -20,12 +20,12 @@ def touched(path: Path) -> Path:
 
 
 def test_a_server_without_its_keys_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"expected ca\.crt in .*, as 'polyfed deploy certify' writes it, got none"):
+    with pytest.raises(ConfigError, match=r"expected ca\.crt in .*, as 'polyfed deploy certify' writes it, got none"):
         serve_nodes(tmp_path, database=tmp_path / "db")
 
 
 def test_a_node_without_its_key_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, got none"):
+    with pytest.raises(ConfigError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, got none"):
         supernode.join(recipe_of(), "", server="x:1", authority=touched(tmp_path / "ca"), key=tmp_path / "node")
 
 
@@ -45,7 +45,7 @@ def test_a_wrong_configuration_is_told_at_the_node(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supernode, "_started", None)
     files = {"authority": touched(tmp_path / "ca"), "key": touched(tmp_path / "node")}
-    with pytest.raises(RequestError, match=line):
+    with pytest.raises(ConfigError, match=line):
         supernode.join(recipe_of(), config, server="x:1", **files)
 
 

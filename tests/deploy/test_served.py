@@ -22,7 +22,7 @@ from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, unpack
 from polyfed.deploy.server import DIARY, serve
 from polyfed.engine.federation import Run
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.registry import METHODS
 
@@ -32,8 +32,8 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
     "fedgen": {"generator_steps": 2},
     "fedet": {"server_steps": 2, "server_batch": 20},
 }
-RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "knobs": {"alignment_data": {"size": 10}}}
-KERNELS = {**RAD, "knobs": {"alignment_data": {"size": 10, "refresh": 0}, "uploads": "kernels"}}
+RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "hyperparameters": {"alignment_data": {"size": 10}}}
+KERNELS = {**RAD, "hyperparameters": {"alignment_data": {"size": 10, "refresh": 0}, "uploads": "kernels"}}
 
 
 @pytest.fixture(autouse=True)
@@ -78,14 +78,17 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         ("fedavg", ONE),
         ("fedgh", {}),
         ("fedhenn", RAD),
-        ("fedhenn", {**RAD, "knobs": {"alignment_data": {"size": 10}, "kernel": {"control": "own"}}}),
+        ("fedhenn", {**RAD, "hyperparameters": {"alignment_data": {"size": 10}, "kernel": {"control": "own"}}}),
         pytest.param(
             "fedhenn",
-            {**RAD, "knobs": {"alignment_data": {"size": 10}, "kernel": {"control": "permuted"}}},
+            {**RAD, "hyperparameters": {"alignment_data": {"size": 10}, "kernel": {"control": "permuted"}}},
             marks=pytest.mark.slow,
         ),
-        pytest.param("fedin", {"knobs": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
-        ("fedrep", {"knobs": {"aggregation": "same-shape", "head_epochs": 1}}),  # first heads, which nobody sends
+        pytest.param("fedin", {"hyperparameters": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
+        (
+            "fedrep",
+            {"hyperparameters": {"aggregation": "same-shape", "head_epochs": 1}},
+        ),  # first heads, which nobody sends
         pytest.param("scaffold", ONE, marks=pytest.mark.slow),
         pytest.param("fml", {}, marks=pytest.mark.slow),
     ],
@@ -100,14 +103,14 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
 
 
 @pytest.mark.parametrize(
-    ("method", "knobs"),
+    ("method", "hyperparameters"),
     [
         ("fedrep", {"head_epochs": 1, "final_head_epochs": 1}),
         ("fedhenn", {"alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}),
     ],
 )
-def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, knobs: Mapping[str, Any]) -> None:
-    recipe = recipe_of(method, **ONE, data={"holdout": 20}, knobs=knobs)
+def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, hyperparameters: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **ONE, data={"holdout": 20}, hyperparameters=hyperparameters)
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
     assert run.history[-1]["closing"]
     assert run.history[-1]["dropped"] == []
@@ -124,7 +127,7 @@ def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> None:
-    recipe = recipe_of(method, **ONE, data={"limit_train": 400, "holdout": 40}, knobs=SMALL.get(method))
+    recipe = recipe_of(method, **ONE, data={"limit_train": 400, "holdout": 40}, hyperparameters=SMALL.get(method))
     run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
     same(recipe, run, tmp_path)
 
@@ -170,7 +173,7 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
     assert [path.name for path in (out / "models").glob("*.safetensors")] == ["client-001.safetensors"]
     assert all(torch.equal(tensor, models(tmp_path)[1][name]) for name, tensor in shared.items())
     assert json.loads((out / "models" / "index.json").read_text())["client-001.safetensors"]["samples"] > 0
-    with pytest.raises(RequestError, match="client 0's model is with its node"):
+    with pytest.raises(ConfigError, match="client 0's model is with its node"):
         run.models[0]
     lines = [json.loads(line) for line in (out / DIARY).read_text().splitlines()]
     assert [line["event"] for line in lines] == ["experiment", "hello", "hello", "hello"]
@@ -232,7 +235,7 @@ def test_the_server_never_sees_a_network_of_a_nodes_own(
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("fedavg", {"knobs": {"aggregation": "same-shape"}}),
+        ("fedavg", {"hyperparameters": {"aggregation": "same-shape"}}),
         pytest.param("fml", {}, marks=pytest.mark.slow),
     ],
 )
@@ -372,7 +375,9 @@ def experiment(out: Path) -> str:
 
 
 def test_a_node_with_another_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = turned_away(recipe_of("fedgh", knobs={"header_lr": 0.5}), recipe_of("fedgh"), tmp_path, monkeypatch)
+    said = turned_away(
+        recipe_of("fedgh", hyperparameters={"header_lr": 0.5}), recipe_of("fedgh"), tmp_path, monkeypatch
+    )
     assert "method.header_lr is 0.01 at the server and 0.5 here" in said
 
 
@@ -427,7 +432,7 @@ def test_wrong_node_configuration_is_one_line(
 )
 def test_wrong_settings_of_a_run_are_one_line(tmp_path: Path, options: Mapping[str, Any], line: str) -> None:
     recipe = recipe_of("local")
-    with pytest.raises(RequestError, match=line):
+    with pytest.raises(ConfigError, match=line):
         serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 

@@ -12,7 +12,7 @@ from scipy import optimize, special
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.engine.accounting import epsilon_of, least_noise, require
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedIN
 from polyfed.testing import Kit
 
@@ -36,10 +36,10 @@ def test_without_the_package_drawn_rows_are_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     said = r"expected the package 'dp-accounting'.*pip install 'polyfed\[privacy\]'"
     require([Release("features", "sample", 1.0, 8, 8)])  # all rows: exact without it
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         require([Release("features", "sample", 1.0, 4, 8)])
     method = FedIN(pairs=2, feature_clip=1.0, noise=1.0)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         Kit(method=method).world().federation(method)
 
 
@@ -51,7 +51,7 @@ def test_noise_for_a_target_is_the_least() -> None:
 
     noise = least_noise(released, settings)
     assert epsilon_of(released(noise)[1], DELTA) <= 2.0 < epsilon_of(released(noise * 0.998)[1], DELTA)
-    with pytest.raises(RequestError, match=r"privacy.target_epsilon: expected one that noise can reach, got 0.1"):
+    with pytest.raises(ConfigError, match=r"privacy.target_epsilon: expected one that noise can reach, got 0.1"):
         least_noise(released, settings.model_copy(update={"target_epsilon": 0.1}))
 
 

@@ -17,7 +17,7 @@ from polyfed.core.settings import Evaluation
 from polyfed.engine import alone as module
 from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedTGP, Local
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Availability, Compression, RobustAggregation
@@ -43,7 +43,7 @@ def test_it_is_the_method_with_another_half_of_the_server() -> None:
     assert (method.alone, FedGH().alone) == (True, False)
     assert isinstance(method, FedGH)
     assert method.header_lr == 0.3
-    assert (method.name, method.form, method.scored) == ("fedgh", FedGH.form, FedGH().scored)
+    assert (method.name, method.form, method.evaluation_stage) == ("fedgh", FedGH.form, FedGH().scored)
     assert repr(method) == "alone(FedGH(header_lr=0.3))"
     assert type(method).upload is FedGH.upload
     with pytest.raises(ValueError, match="alone already"):
@@ -62,9 +62,9 @@ def test_a_server_that_passes_nothing_on_is_worth_nothing() -> None:
     """FedGH whose header stays as it was drawn: every client is sent the same, whoever else is there."""
     method = FedGH(header_lr=0.0)
     kit = Kit(method=method)
-    one_architecture = kit.world(one=True)
-    together = one_architecture.run(method, THREE)
-    separate = one_architecture.run(alone(method), THREE)
+    same_architecture = kit.world(one=True)
+    together = same_architecture.run(method, THREE)
+    separate = same_architecture.run(alone(method), THREE)
     assert worlds.difference(worlds.weights(together), worlds.weights(separate)) is None
     assert worlds.difference(worlds.predictions(together), worlds.predictions(separate)) is None
 
@@ -111,7 +111,7 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
             if record["round"] == 2:
                 raise KeyboardInterrupt
 
-    with pytest.raises((Interrupted, KeyboardInterrupt)):
+    with pytest.raises((RunInterrupted, KeyboardInterrupt)):
         kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1, trackers=[Stop()]).run()
     resumed = kit.usual.federation(alone(method), four, out=tmp_path, checkpoint_every=1)
     resumed.run(resume=True)
@@ -151,7 +151,7 @@ def test_no_time_is_spent_on_the_wire() -> None:
 )
 def test_what_needs_others_is_refused(settings: dict[str, Any], said: str) -> None:
     kit = Kit(method=FedAvg(aggregation="same-shape"))
-    with pytest.raises(RequestError, match=f"fedavg, alone: .*{said}"):
+    with pytest.raises(ConfigError, match=f"fedavg, alone: .*{said}"):
         kit.usual.federation(alone(kit.method), **settings)
 
 

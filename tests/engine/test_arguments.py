@@ -15,7 +15,7 @@ from helpers.flat_options import grouped
 from polyfed.core.client import as_floats
 from polyfed.data.datasets import digits
 from polyfed.data.text import TextConfig
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
 
@@ -75,7 +75,7 @@ A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
         ({"clients": client()}, rf"clients: expected a list of {A_CLIENT}, got a Client"),
         ({"clients": 3}, rf"clients: expected a list of {A_CLIENT}, got 3"),
         ({"clients": []}, r"expected at least one client, got none"),
-        ({"public": (X, Y)}, r"public: expected polyfed.Public\(\(x, y\)\), got a tuple"),
+        ({"public": (X, Y)}, r"public: expected polyfed.PublicData\(\(x, y\)\), got a tuple"),
         ({"test": (X, Y.float())}, r"test: expected whole numbers as labels"),
         ({"trackers": print}, r"trackers: expected a list, got the function print; put it into \[ \]"),
         ({"metrics": print}, r"metrics: expected a dictionary of functions by name, got the function print"),
@@ -84,7 +84,7 @@ A_CLIENT = r"polyfed.Client\(model, train=\(x, y\), test=\(x, y\)\)"
     ],
 )
 def test_a_wrong_kind_of_argument_is_one_line(changed: dict[str, Any], line: str) -> None:
-    with pytest.raises(RequestError, match=line) as said:
+    with pytest.raises(ConfigError, match=line) as said:
         federation(**changed)
     assert "\n" not in str(said.value)
 
@@ -94,7 +94,7 @@ def test_a_method_of_ones_own_by_its_name(monkeypatch: pytest.MonkeyPatch) -> No
         name = "mine"
 
     monkeypatch.setitem(METHODS._entries, "mine", Mine)
-    with pytest.raises(RequestError, match=r"got 'mine'; write Mine\(\)$"):
+    with pytest.raises(ConfigError, match=r"got 'mine'; write Mine\(\)$"):
         federation(method="mine")
 
 
@@ -105,7 +105,7 @@ def test_what_is_meant_alike_is_taken_alike() -> None:
     assert len(other.clients) == 2
     assert other.run().result["accuracy"] is not None
     assert plain.result["evaluation"]["test"] == "global"
-    assert len(pf.Public((X, Y))) == 12
+    assert len(pf.PublicData((X, Y))) == 12
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_is_meant_alike_is_taken_alike() -> None:
     ],
 )
 def test_a_client_of_something_else_is_one_line(changed: dict[str, Any], line: str) -> None:
-    with pytest.raises(RequestError, match=line) as said:
+    with pytest.raises(ConfigError, match=line) as said:
         client(**changed)
     assert "\n" not in str(said.value)
 
@@ -165,7 +165,7 @@ def test_tables_of_pandas() -> None:
 
 def test_a_run_takes_switches_only() -> None:
     made = federation()
-    with pytest.raises(RequestError, match="run: expected resume to be True or False, got 'runs/mine'"):
+    with pytest.raises(ConfigError, match="run: expected resume to be True or False, got 'runs/mine'"):
         made.run("runs/mine")  # type: ignore[arg-type]
     assert made.run(progress=False)
 
@@ -227,22 +227,22 @@ def test_inputs_prepared_by_a_function_of_ones_own_are_told(tmp_path: Any) -> No
     pf.Federation(
         clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(classes=10), out=tmp_path / "run"
     ).run()
-    with pytest.raises(RequestError, match="client 0's inputs went through a function of your own"):
+    with pytest.raises(ConfigError, match="client 0's inputs went through a function of your own"):
         prediction.predict(tmp_path / "run", 0, digits().train.x[:3])
 
 
 def test_names_that_cannot_be() -> None:
-    with pytest.raises(RequestError, match=r"^client 1: .* got 'digits-cnn9'; did you mean 'digits-cnn"):
+    with pytest.raises(ConfigError, match=r"^client 1: .* got 'digits-cnn9'; did you mean 'digits-cnn"):
         pf.Federation(of_digits(None, "digits-cnn1", "digits-cnn9"), pf.methods.Local())
-    with pytest.raises(RequestError, match=r"^client 0: .* got 'smal'; did you mean 'small'"):
+    with pytest.raises(ConfigError, match=r"^client 0: .* got 'smal'; did you mean 'small'"):
         federation(clients=[client(model="smal")], builders={"small": Net})
     assert federation(clients=[client(model="small")], builders={"small": Net}).run()
-    with pytest.raises(RequestError, match=r"needs images \(channels, height, width\); the shape \(4,\) came"):
+    with pytest.raises(ConfigError, match=r"needs images \(channels, height, width\); the shape \(4,\) came"):
         federation(clients=[client(model="digits-cnn1")])
 
 
 def test_inputs_that_trained_weights_want_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "polyfed.engine.arguments.pretrained_normalization"
     monkeypatch.setattr(asked, lambda name: ((0.5,), (0.25,)) if "?" in name else None)
-    with pytest.raises(RequestError, match=r"'timm:resnet10t\?pretrained' wants images normalized with mean \(0.5,\)"):
+    with pytest.raises(ConfigError, match=r"'timm:resnet10t\?pretrained' wants images normalized with mean \(0.5,\)"):
         pf.Federation(of_digits(None, "timm:resnet10t?pretrained"), pf.methods.Local())

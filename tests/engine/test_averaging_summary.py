@@ -10,7 +10,7 @@ import torch
 import polyfed as pf
 from helpers.flat_options import grouped
 from polyfed.core.method import Method
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
 from polyfed.models.split import Staged
@@ -40,7 +40,7 @@ def federation(method: Method, *kinds: Any, **how: Any) -> pf.Federation:
 
 @pytest.mark.parametrize("method", [FedAvg(), FedProx()])
 def test_a_head_alone_is_refused(method: Method) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         federation(method, Low, High, Low)
     said = str(refused.value)
     assert "would average nothing but the head (head.weight, head.bias (24 weights)) of client 0" in said

@@ -19,7 +19,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.modules import exported
 from polyfed.deploy.server import serve
 from polyfed.engine.history import best_round
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 
 SETTINGS: Mapping[str, Any] = {
@@ -55,7 +55,7 @@ def until(rounds: int, folder: Path) -> dict[str, bytes]:
     from polyfed.experiments.build import build_federation
 
     made = build_federation(federation, trackers=[Stop()])
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         made.run()
     made._write_models(_folder(folder))
     return models(folder)
@@ -116,7 +116,7 @@ def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     for number in stops:
-        with pytest.raises(Interrupted):
+        with pytest.raises(RunInterrupted):
             pf.run(recipe(), out=tmp_path / "run", resume=True, trackers=[Stop(number)])
     run = pf.run(recipe(), out=tmp_path / "run", resume=True)
     assert run.result["models_of_round"] == straight.result["models_of_round"]
@@ -181,26 +181,26 @@ def test_a_damaged_checkpoint_of_the_best_round_is_no_silent_loss(tmp_path: Path
             if record["round"] == best + 1:
                 raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         pf.run(recipe(), out=tmp_path / "run", trackers=[Stop()])
     (tmp_path / "run/checkpoint" / f"round-{best:06d}" / "weights.safetensors").write_bytes(b"")
     says = rf"round-{best + 1:06d} is damaged \(that of the best round before it, {best}, is damaged\)"
-    with pytest.warns(UserWarning, match=says), pytest.raises(RequestError, match=r"are damaged; start again"):
+    with pytest.warns(UserWarning, match=says), pytest.raises(ConfigError, match=r"are damaged; start again"):
         pf.run(recipe(), out=tmp_path / "run", resume=True)
 
 
 def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         pf.run(recipe(data={"split": "4:0:1"}), out=tmp_path / "run")
     assert str(refused.value).startswith("run.keep = 'best': expected validation data, by which the best round is told")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(RequestError, match=r"run.keep: expected 'last' or 'best', got 'first'"):
+    with pytest.raises(ConfigError, match=r"run.keep: expected 'last' or 'best', got 'first'"):
         recipe("first")
     client = pf.Client(torch.nn.Linear(4, 2), train=(torch.randn(9, 4), torch.arange(9) % 2))
-    with pytest.raises(RequestError, match="keep: expected 'last' or 'best', got 'bset'"):
+    with pytest.raises(ConfigError, match="keep: expected 'last' or 'best', got 'bset'"):
         pf.Federation([client], pf.methods.Local(), out=pf.Output(keep="bset"))  # type: ignore[arg-type]
     pf.run(recipe("last"), out=tmp_path / "run")
-    with pytest.raises(RequestError, match=r"another recipe's run: run.keep was None, now 'best'"):
+    with pytest.raises(ConfigError, match=r"another recipe's run: run.keep was None, now 'best'"):
         pf.run(recipe("best"), out=tmp_path / "run", resume=True)
 
 
@@ -208,7 +208,7 @@ def test_nodes_do_not_keep_it(tmp_path: Path) -> None:
     from deploy.nearby import Nearby, recipe_of
 
     asked = recipe_of(run={"keep": "best"})
-    with pytest.raises(RequestError, match=r"run.keep: expected 'last', as nodes keep their last two states"):
+    with pytest.raises(ConfigError, match=r"run.keep: expected 'last', as nodes keep their last two states"):
         serve(asked, Nearby(asked, tmp_path), out=tmp_path / "out", deadline=5)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from helpers.quick import others_slow
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.model_factory import Architectures
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
@@ -19,7 +19,7 @@ from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, draw, tiny
 
-BLANK = sorted(name for name, method in METHODS.items() if method.starts_blank)
+BLANK = sorted(name for name, method in METHODS.items() if method.ignores_initial_weights)
 QUICK = {
     "generator_steps": 2,
     "generator_batch": 8,
@@ -41,12 +41,14 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
         made.append(owner)
         return initial(self, architecture, variant, owner, *rest, **how)
 
-    knobs = {f.name for f in dataclasses.fields(METHODS[name])}
+    hyperparameters = {f.name for f in dataclasses.fields(METHODS[name])}
     with monkeypatch.context() as patch:
         patch.setattr(Architectures, "initial", counted)
-        patch.setattr(METHODS[name], "starts_blank", not drawn)
-        method = METHODS[name](**{knob: value for knob, value in QUICK.items() if knob in knobs})
-        alike = method.needs.one_architecture
+        patch.setattr(METHODS[name], "ignores_initial_weights", not drawn)
+        method = METHODS[name](
+            **{hyperparameter: value for hyperparameter, value in QUICK.items() if hyperparameter in hyperparameters}
+        )
+        alike = method.requirements.same_architecture
         kinds = ["net0", "net0" if alike else "net1"] * 2
         data = [[draw(n, (0, 1, 2), seed + i) for n, seed in ((12, 0), (9, 50), (6, 90))] for i in range(4)]
         members = [Client(kind, *parts) for kind, parts in zip(kinds, data, strict=True)]
@@ -56,7 +58,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
             method,
             Training(rounds=3, client_fraction=0.5, batch_size=6),
             Evaluation(extra_stages=["received", "personal"]),
-            task=Task(public=Public(draw(16, range(CLASSES), 99)), classes=CLASSES),
+            task=Task(public=PublicData(draw(16, range(CLASSES), 99)), classes=CLASSES),
             builders=builders,
         )
         federation.run()
@@ -80,7 +82,11 @@ def test_a_receive_of_ones_own_says_so_anew() -> None:
         def upload(self, client: Client, trained: Any) -> Any:
             return {}
 
-    assert (Keeps().starts_blank, Other().starts_blank, METHODS["fedavg"]().starts_blank) == (False, True, True)
+    assert (
+        Keeps().ignores_initial_weights,
+        Other().ignores_initial_weights,
+        METHODS["fedavg"]().ignores_initial_weights,
+    ) == (False, True, True)
     assert {"fedavg", "fedprox", "scaffold", "fednova", "moon", "fedfomo", "feddpa"} <= set(BLANK)
     assert "fedrep" not in BLANK
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from helpers.quick import others_slow
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Context, Exchange, Method, Phase, Trained
+from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import best_by_validation
-from polyfed.errors import Interrupted
+from polyfed.errors import RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, Local
 from polyfed.plugins.settings import Availability
@@ -40,11 +40,11 @@ THREE = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.5)
 class Finish(FedAvg):
     """FedAvg whose clients take the last model and train its head alone, and then say that they are done."""
 
-    def closing(self) -> Sequence[Exchange]:
+    def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange("tune", phases=(HEADS,)), Exchange("report", who="all", trains=False))
 
     @property
-    def scored(self) -> Any:
+    def evaluation_stage(self) -> Any:
         return "personal"
 
     def receive(self, client: Client, message: Message) -> Context:
@@ -53,7 +53,7 @@ class Finish(FedAvg):
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {} if server.exchange == "report" else super().broadcast(server, client_id)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         if client.exchange == "train":
             return super().upload(client, trained)
         return {"done": torch.tensor(client.round)} if client.exchange == "report" else {}
@@ -194,7 +194,7 @@ STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_roun
 def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran(Finish(), availability=STORM)
     first = federation(Finish(), availability=STORM, out=tmp_path / "run", trackers=[CtrlC(**where)])
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         first.run()
     second = federation(Finish(), availability=STORM, out=tmp_path / "run")
     result = second.run(resume=True).result
@@ -222,10 +222,10 @@ def test_what_is_under_way_after_the_last_round_is_lost() -> None:
 
     class Late(Finish):
         @property
-        def accepts_late(self) -> bool:
+        def accepts_stale_uploads(self) -> bool:
             return True
 
-        def closing(self) -> Sequence[Exchange]:
+        def final_exchanges(self) -> Sequence[Exchange]:
             return (Exchange("train", phases=(HEADS,)),)
 
     heard: list[set[int]] = []
@@ -250,7 +250,7 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
     assert result["accuracy_before_closing"] is not None
     for where in ({"after": 2}, {"within": 4}, {"after": 4}):
         out = tmp_path / "-".join(f"{key}{value}" for key, value in where.items())
-        with pytest.raises(Interrupted):
+        with pytest.raises(RunInterrupted):
             federation(Finish(), settings, evaluation=evaluation, out=out, trackers=[CtrlC(**where)]).run()
         second = federation(Finish(), settings, evaluation=evaluation, out=out)
         second.run(resume=True)
@@ -294,9 +294,9 @@ def test_reports_cope(tmp_path: Path) -> None:
 
 
 def test_nothing_of_it_by_default() -> None:
-    assert Method().closing() == ()
+    assert Method().final_exchanges() == ()
     assert Exchange().phases is None
-    assert not Method().accepts_late
+    assert not Method().accepts_stale_uploads
 
 
 def test_the_terminal_says_so() -> None:
@@ -317,7 +317,7 @@ def test_the_terminal_says_so() -> None:
 def test_the_server_knows_what_inputs_look_like() -> None:
     halve = {number: (lambda x: x / 2) for number in ALL}
     made = Kit(method=Local()).world(prepare=halve).federation(Local())
-    assert tuple(made.server.example.shape) == (0, 1, 6, 6)
-    assert made.server.example.dtype == torch.float32
+    assert tuple(made.server.input_example.shape) == (0, 1, 6, 6)
+    assert made.server.input_example.dtype == torch.float32
     assert made.server.prepare is made.clients[0].prepare
     assert torch.equal(made.server.prepare(torch.ones(2)), torch.full((2,), 0.5))

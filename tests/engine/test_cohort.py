@@ -21,7 +21,7 @@ from helpers.quick import others_slow
 from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Unstackable
+from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult
 from polyfed.core.modules import frozen
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import Samples
@@ -30,7 +30,7 @@ from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
 from polyfed.engine.executors.vectorized import SIZE, Cohort, stack_size
 from polyfed.engine.federation import Federation
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import (
     FD,
@@ -296,7 +296,7 @@ class TwoHeads(nn.Module):
 class Sometimes(Local):
     """The other head learns in a step or not, by the client's own draw."""
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"other": bool(torch.rand((), generator=generator) < 0.5)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -310,7 +310,7 @@ def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: st
     assert 1 < max(stacks) < 5
 
     class Never(Sometimes):
-        def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
             return {"other": client.id == 3}
 
     run = of_toys(Never(), TwoHeads, training=training)
@@ -375,7 +375,7 @@ class Asks(Local):
 
 
 class LooksAtWeights(Local):
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"pull": next(client.model.parameters()).detach().sum()}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -393,13 +393,13 @@ class Remembers(Local):
 
 
 class SecondGradient(Local):
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         found = super().gradients(model, batch, context)
         return found._replace(grads={n: g + 0 * next(model.parameters()).sum() for n, g in found.grads.items()})
 
 
 class OtherContext(Local):
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         return super().gradients(model, batch, {**context})
 
 
@@ -460,7 +460,7 @@ def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
         def receive(self, client: Client, message: Message) -> Context:
             return {"more": torch.tensor(2.0)}
 
-        def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
             return {"step": step}
 
         def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -549,7 +549,7 @@ def test_a_context_knows_what_was_read() -> None:
     assert partial.get("c") is None
     with pytest.raises(KeyError):
         partial["c"]
-    with pytest.raises(Unstackable, match="reads 'b'"):
+    with pytest.raises(NotVectorizable, match="reads 'b'"):
         partial["b"]
 
 
@@ -581,9 +581,9 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     assert isinstance(choose("serial", "cuda"), Serial)
     assert isinstance(choose("auto", "cpu"), Serial)
     assert isinstance(choose("vectorized", "cpu"), Cohort)
-    with pytest.raises(RequestError, match="'vectorized' or 'ray', got 'cohorts'"):
+    with pytest.raises(ConfigError, match="'vectorized' or 'ray', got 'cohorts'"):
         choose("cohorts", "cpu")
-    with pytest.raises(RequestError, match=r"expected 2 or more workers, as the executor 'vectorized' .*, got 1"):
+    with pytest.raises(ConfigError, match=r"expected 2 or more workers, as the executor 'vectorized' .*, got 1"):
         choose("vectorized", "cpu", workers=1)
 
 
@@ -594,7 +594,7 @@ def test_a_recipe_can_ask_for_it() -> None:
         "method": {"name": "local"},
     }
     assert pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized"}}).run.executor == "vectorized"
-    with pytest.raises(RequestError, match=r"expected workers = 2 or more, .*, got 1"):
+    with pytest.raises(ConfigError, match=r"expected workers = 2 or more, .*, got 1"):
         pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized", "workers": 1}})
 
 
@@ -612,13 +612,13 @@ def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stopped"):
         halved.run()
     for other in ({}, {"executor": "serial"}, {"executor": "vectorized", "workers": 2}):
-        with pytest.raises(RequestError, match=r"another recipe's run: clients trained in stacks of 32, now "):
+        with pytest.raises(ConfigError, match=r"another recipe's run: clients trained in stacks of 32, now "):
             begun(tmp_path / "half", **other).run(resume=True)
     again = begun(tmp_path / "half", executor="vectorized")
     again.run(resume=True)
     assert difference(everything(whole), everything(again)) is None
     begun(tmp_path / "serial", executor="serial").run()
-    with pytest.raises(RequestError, match=r"clients trained one by one, now in stacks of 32 \(run.executor\)"):
+    with pytest.raises(ConfigError, match=r"clients trained one by one, now in stacks of 32 \(run.executor\)"):
         begun(tmp_path / "serial", executor="vectorized").run(resume=True)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mutants import sound
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, group, tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
@@ -53,7 +53,7 @@ def one_kind(method: Method, training: Training = SHORT, norm: bool = False, **o
 # two exchanges in a round: a pass over everybody's data for BatchNorm statistics (HeteroFL) --------------------------
 
 
-@knobs
+@hyperparameters
 class Statistics(FedAvg):
     """FedAvg; then all clients, also those not drawn, report the mean of their inputs, without training."""
 
@@ -75,10 +75,10 @@ class Statistics(FedAvg):
     def receive(self, client: Client, message: Message) -> Context:
         return super().receive(client, message) if client.exchange == "train" else {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         if client.exchange == "train":
             return super().upload(client, trained)
-        assert trained == Trained()
+        assert trained == TrainingResult()
         return {"mean": client.data.train.x.mean(dim=0), "n": torch.tensor(client.n)}
 
 
@@ -108,7 +108,7 @@ def test_the_streams_of_two_exchanges_differ() -> None:
 # phases: the head alone, then the extractor alone (FedRep) ----------------------------------------------------------
 
 
-@knobs
+@hyperparameters
 class FedRep(FedAvg):
     """The head stays at home; it is trained first, then the rest."""
 
@@ -117,14 +117,14 @@ class FedRep(FedAvg):
     extractor_epochs: int = 1
 
     @property
-    def scored(self) -> Any:
+    def evaluation_stage(self) -> Any:
         return "personal"
 
     def phases(self, training: Training) -> Sequence[Phase]:
         head = Phase(self.head_epochs, lambda name: name.startswith("head."), lr=0.05, name="head")
         return head, Phase(self.extractor_epochs, lambda name: not name.startswith("head."), name="extractor")
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         seen.append((client.id, client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
         return {}
 
@@ -132,7 +132,7 @@ class FedRep(FedAvg):
         load(client.model, {n: t for n, t in group(message, "model").items() if not n.startswith("head.")})
         return {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         body = {n: t for n, t in floats(client.model).items() if not n.startswith("head.")}
         return {"model": body, "n": torch.tensor(client.n)}
 
@@ -172,23 +172,23 @@ def test_a_phase_with_its_own_rate_and_data() -> None:
 
     federation = one_kind(OnValidation())
     assert federation.history[0]["samples"] == 6 * 3 * 4
-    assert all(torch.equal(t, federation.server.weights(0)[n]) for n, t in federation.clients[0].weights.items())
+    assert all(torch.equal(t, federation.server.client_weights(0)[n]) for n, t in federation.clients[0].weights.items())
 
 
 # public rows with everybody's targets (FedMD), and a part of one's own rows (FedL2G) ------------------------------
 
 
-@knobs
+@hyperparameters
 class Consensus(Local):
     """Match the mean of all clients' logits on eight public rows, then learn from the first half of one's own."""
 
     name: ClassVar[str] = "consensus"
 
     @property
-    def needs(self) -> Needs:
-        return Needs(public=8)
+    def requirements(self) -> Requirements:
+        return Requirements(public=8)
 
-    def plan(self, server: Server, selected: Sequence[int]) -> None:
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
         assert server.public is not None
         drawn = torch.randperm(len(server.public), generator=server.generator("subset"))[:8]
         server.state["subset"] = drawn.sort().values
@@ -211,7 +211,7 @@ class Consensus(Local):
     def phases(self, training: Training) -> Sequence[Phase]:
         return Phase(2, data="public", rows="subset", name="match"), Phase(1, rows="study", name="study")
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"matches": client.phase == "match"}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -221,7 +221,7 @@ class Consensus(Local):
         assert set(batch.rows.tolist()) <= set(context["study"].tolist())
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         if client.exchange != "logits":
             return {}
         assert client.public is not None
@@ -263,7 +263,7 @@ def test_a_check_trains_with_what_was_received() -> None:
 
 def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:
     class Careless(Consensus):
-        needs = Needs()  # type: ignore[assignment]
+        needs = Requirements()  # type: ignore[assignment]
         plan = Local.plan
         exchanges = Local.exchanges
         broadcast = Local.broadcast
@@ -278,7 +278,7 @@ def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:
 # masks (FedSelect, FedDPA) ------------------------------------------------------------------------------------------
 
 
-@knobs
+@hyperparameters
 class Masked(Local):
     """Every other entry of every tensor stays as it is."""
 
@@ -295,7 +295,7 @@ class Masked(Local):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
 def test_masked_entries_stay_bit_for_bit(settings: dict[str, Any]) -> None:
     federation = one_kind(Masked(), Training(rounds=2, batch_size=8, lr=0.1, **settings))
-    start, end = federation.server.weights(0), federation.clients[0].weights
+    start, end = federation.server.client_weights(0), federation.clients[0].weights
     assert end is not None
     for name, before in start.items():
         old, new = before.flatten(), end[name].flatten()
@@ -333,8 +333,8 @@ def test_build_may_cut_what_it_is_given() -> None:
             model.intermediate = model.intermediate[1:]  # without its first block
             return model
 
-        def start(self, server: Server) -> None:
-            server.keep(0, server.weights(0))
+        def init_server(self, server: Server) -> None:
+            server.store_weights(0, server.client_weights(0))
 
     mine = tiny(1, 4, 6)
     Federation([Client(mine, draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))], Cuts(), SHORT).run()
@@ -355,7 +355,7 @@ class Sliced(nn.Module):
         return self.out(torch.relu(self.hidden(x.flatten(1))))
 
 
-@knobs
+@hyperparameters
 class Rolling(Method):
     """Every client trains a window of the hidden units; width by (client, round), place by round."""
 
@@ -363,14 +363,14 @@ class Rolling(Method):
     paper: ClassVar[str] = "Alam et al., NeurIPS 2022"
 
     @property
-    def needs(self) -> Needs:
-        return Needs(one_architecture=True)
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True)
 
     @property
-    def scored(self) -> Any:
+    def evaluation_stage(self) -> Any:
         return "received"
 
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         server.state["model"] = server.initial(server.architectures[0])
 
     def width(self, server: Server, client_id: int) -> int:
@@ -407,7 +407,7 @@ class Rolling(Method):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return {"model": floats(client.model), "rows": tensor(client.state, "rows")}
 
 
@@ -491,7 +491,7 @@ def test_with_zero_controls_the_first_round_is_fedavg() -> None:
 # downloads made for one client (FedFomo) ----------------------------------------------------------------------------
 
 
-@knobs
+@hyperparameters
 class Neighbors(Method):
     """Client k is sent the last weights of client k - 1 and starts from the better of the two by validation."""
 
@@ -499,16 +499,16 @@ class Neighbors(Method):
     paper: ClassVar[str] = "Zhang et al., ICLR 2021, in miniature"
 
     @property
-    def needs(self) -> Needs:
-        return Needs(one_architecture=True)
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         other = (client_id - 1) % len(server.clients)
-        return {"candidate": server.weights(other)} if server.has_kept(other) else {}
+        return {"candidate": server.client_weights(other)} if server.has_weights(other) else {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         for client_id, message in uploads.items():
-            server.keep(client_id, group(message, "model"))
+            server.store_weights(client_id, group(message, "model"))
 
     def receive(self, client: Client, message: Message) -> Context:
         if "candidate" in message:
@@ -529,7 +529,7 @@ class Neighbors(Method):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return {"model": floats(client.model)}
 
 

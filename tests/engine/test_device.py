@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from polyfed.engine import device as room
-from polyfed.engine.device import named_device
-from polyfed.errors import RequestError
+from polyfed.engine.device import parse_device
+from polyfed.errors import ConfigError
 
 Machine = Callable[..., None]
 
@@ -38,8 +38,8 @@ def refusal(name: str, monkeypatch: pytest.MonkeyPatch, error: str | None = None
             raise RuntimeError(error)
 
         monkeypatch.setattr(room.torch, "zeros", refuse)
-    with pytest.raises(RequestError) as refused:
-        named_device(name)
+    with pytest.raises(ConfigError) as refused:
+        parse_device(name)
     said = str(refused.value)
     assert "\n" not in said
     assert len(said) < 400
@@ -47,7 +47,7 @@ def refusal(name: str, monkeypatch: pytest.MonkeyPatch, error: str | None = None
 
 
 def test_the_cpu_is_here() -> None:
-    assert named_device("cpu") == torch.device("cpu")
+    assert parse_device("cpu") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["gpu", "GPU", "CUDA:0", "nvidia"])

@@ -23,7 +23,7 @@ from polyfed.core.settings import Training
 from polyfed.engine import checkpoint
 from polyfed.engine.federation import Federation
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH
 from polyfed.plugins.settings import Availability
@@ -88,7 +88,7 @@ def found(folder: Path) -> tuple[int | None, list[str]]:
         warnings.simplefilter("always")
         try:
             used = checkpoint.latest(run.checkpoints, 6, None, run.records)
-        except RequestError:
+        except ConfigError:
             used = None
     return None if used is None else used.round, [str(one.message) for one in said]
 
@@ -133,7 +133,7 @@ def test_with_all_checkpoints_damaged_nothing_is_touched(unfinished: Path, tmp_p
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with (
         pytest.warns(UserWarning, match="damaged"),
-        pytest.raises(RequestError, match=r"all 2 are damaged; start again with --overwrite"),
+        pytest.raises(ConfigError, match=r"all 2 are damaged; start again with --overwrite"),
     ):
         made(out).run(resume=True)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
@@ -152,7 +152,7 @@ def test_a_damaged_record_is_seen_and_an_earlier_checkpoint_may_do(
         assert used == (3 if line == 4 else None)
     again = made(out)
     if line == 2:
-        with pytest.warns(UserWarning, match="damaged"), pytest.raises(RequestError, match="damaged"):
+        with pytest.warns(UserWarning, match="damaged"), pytest.raises(ConfigError, match="damaged"):
             again.run(resume=True)
         return
     with pytest.warns(UserWarning, match="line 4, is damaged"):
@@ -162,7 +162,7 @@ def test_a_damaged_record_is_seen_and_an_earlier_checkpoint_may_do(
 
 
 def test_a_result_of_rounds_without_end_is_one_line(unfinished: Path) -> None:
-    with pytest.raises(RequestError, match="they are not all there"):
+    with pytest.raises(ConfigError, match="they are not all there"):
         RunFolder(unfinished).records(2**62)
 
 
@@ -176,7 +176,7 @@ def test_a_report_reads_no_damaged_record(unfinished: Path, tmp_path: Path) -> N
         (out / "rounds.jsonl").write_bytes(bytes(broken))
         try:
             kept = find_runs(out)[0].rounds
-        except RequestError:
+        except ConfigError:
             continue
         for record, line in zip(kept, whole.splitlines(), strict=True):  # the word "seal" itself was hit
             assert validated(RoundRecord, unseal(line)) == record
@@ -188,7 +188,7 @@ def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> N
     path = out / "models" / "index.json"
     for broken in flips(path.read_bytes(), random.Random(0), 40):
         path.write_bytes(broken)
-        with pytest.raises(RequestError, match=r"index\.json is damaged"):
+        with pytest.raises(ConfigError, match=r"index\.json is damaged"):
             load_model(out, 0)
 
 
@@ -198,7 +198,7 @@ def test_a_result_of_another_shape_is_not_resumed(unfinished: Path, tmp_path: Pa
     made(out).run(resume=True)
     result = json.loads((out / "result.json").read_text())
     (out / "result.json").write_text(json.dumps({**result, key: value}))
-    with pytest.raises(RequestError, match=rf"expected a run's result in .*result\.json, got something else: .*{key}"):
+    with pytest.raises(ConfigError, match=rf"expected a run's result in .*result\.json, got something else: .*{key}"):
         made(out).run(resume=True)
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, Trained
+from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import evaluation as scoring
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
-from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.plugins.settings import Availability
@@ -157,13 +157,13 @@ def test_all_refused_changes_nothing() -> None:
 
 def usual_start(method: Method) -> Federation:
     federation = usual(method)
-    federation.method.start(federation.server)
+    federation.method.init_server(federation.server)
     return federation
 
 
 def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
     class Overflows(FedAvg):
-        def upload(self, client: Client, trained: Trained) -> Message:
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
             message = dict(super().upload(client, trained))
             if client.id == 1:
                 message["n"] = torch.tensor(float("nan"))
@@ -178,7 +178,7 @@ def test_an_upload_that_is_not_finite_is_refused_and_its_bytes_count() -> None:
 
 def test_a_method_that_cannot_upload_nan_does_not_end_the_run() -> None:
     class Factorizes(FedAvg):
-        def upload(self, client: Client, trained: Trained) -> Message:
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
             weight = client.model.head.weight.detach()
             torch.linalg.eigh(weight @ weight.T)  # raises on NaN
             return super().upload(client, trained)
@@ -262,7 +262,7 @@ def test_only_who_changed_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(scored) == tests * (6 + sum(len(clients) for clients in drawn[1:]))
     for number, value in enumerate(federation.history[-1]["accuracy_per_client"]):
         own = federation.clients[number].weights
-        held = federation.server.weights(number) if own is None else own
+        held = federation.server.client_weights(number) if own is None else own
         assert value == pytest.approx(direct(federation, number, held))
 
 
@@ -419,7 +419,7 @@ def start_and_stop(method: Method, out: Path, number: int) -> None:
             raise KeyboardInterrupt
 
     federation = usual(method, FIVE, out=out, trackers=[Watcher(act)])
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         federation.run()
 
 
@@ -465,7 +465,7 @@ def test_a_finished_run_without_its_checkpoints_loses_nothing(tmp_path: Path) ->
     assert again.result == done.result
     assert again.history == done.history
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    with pytest.raises(RequestError, match="weights are in its models/ folder"):
+    with pytest.raises(ConfigError, match="weights are in its models/ folder"):
         again.models[0]
 
 
@@ -521,11 +521,11 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "run"
     usual(Local(), out=out).run()
     kept = (out / "result.json").read_bytes()
-    with pytest.raises(RequestError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         usual(Local(), out=out).run()
-    with pytest.raises(RequestError, match="seed"):
+    with pytest.raises(ConfigError, match="seed"):
         usual(Local(), out=out, seed=1).run(resume=True)
-    with pytest.raises(RequestError, match="method"):
+    with pytest.raises(ConfigError, match="method"):
         usual(FedAvg(), out=out).run(resume=True)
     assert (out / "result.json").read_bytes() == kept
     usual(FedAvg(), out=out).run(force=True)
@@ -542,7 +542,7 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "attack.json").write_text("mine")
     (out / "attack").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RequestError, match="got a link"):
+    with pytest.raises(ConfigError, match="got a link"):
         usual(Local(), out=out).run(force=True)
     for kept in (out / "notes.txt", out / "analysis" / "thesis.tex", tmp_path / "elsewhere" / "attack.json"):
         assert kept.read_text() == "mine"
@@ -550,7 +550,7 @@ def test_force_removes_nothing_that_is_not_ours(tmp_path: Path) -> None:
     other.mkdir()
     (other / "thesis.tex").write_text("mine")
     for force in (False, True):
-        with pytest.raises(RequestError, match="other files"):
+        with pytest.raises(ConfigError, match="other files"):
             usual(Local(), out=other).run(force=force)
     assert sorted(path.name for path in other.iterdir()) == ["thesis.tex"]
 
@@ -574,7 +574,7 @@ def test_two_processes_never_share_a_run_folder(tmp_path: Path) -> None:
     class Second(Watcher):
         def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
             for options in ({"resume": True}, {"force": True}):
-                with pytest.raises(RequestError, match="another process is at work"):
+                with pytest.raises(ConfigError, match="another process is at work"):
                     usual(Local(), out=out).run(**options)
 
     alone = usual(Local(), out=tmp_path / "alone").run()
@@ -607,7 +607,7 @@ def test_ctrl_c_between_rounds_leaves_a_checkpoint(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     federation = usual(FedAvg(), FIVE, out=tmp_path / "run", trackers=[Watcher(act)])
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         federation.run()
     assert [path.name for path in (tmp_path / "run" / "checkpoint").iterdir()] == ["round-000003"]
 
@@ -618,7 +618,7 @@ def test_the_same_federation_run_twice_starts_anew_or_says_so() -> None:
     first = everything(federation)
     try:
         federation.run()
-    except RequestError:
+    except ConfigError:
         return
     assert difference(first, everything(federation)) is None
     assert len(federation.history) == SHORT.rounds
@@ -648,9 +648,9 @@ def test_a_user_s_client_may_join_two_federations() -> None:
 
 
 def test_no_clients_and_no_such_device_are_refused() -> None:
-    with pytest.raises(RequestError, match="at least one client"):
+    with pytest.raises(ConfigError, match="at least one client"):
         Federation([], Local())
-    with pytest.raises(RequestError, match="device"):
+    with pytest.raises(ConfigError, match="device"):
         usual(Local()).__class__(
             [Client(nn.Flatten(), draw(3, (0,), 0))], Local(), executor=Execution(device="no-such-device")
         )

@@ -20,7 +20,7 @@ from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
 from polyfed.plugins.settings import Adversaries, Availability, RobustAggregation
@@ -244,7 +244,7 @@ class Patient(FedAvg):
     """FedAvg that also takes what comes late."""
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True
 
 
@@ -284,7 +284,7 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
     world = among(FedAvg(), one=options is COLLUDE)
     straight = world.run(FedAvg(), THREE, **options)
     pool = world.run(FedAvg(), THREE, **options, executor="processes", workers=2)
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         world.run(FedAvg(), THREE, **options, out=tmp_path / "run", trackers=[Stops()])
     resumed = world.federation(FedAvg(), THREE, **options, out=tmp_path / "run")
     resumed.run(resume=True)
@@ -292,7 +292,7 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
         assert difference(everything(straight), everything(other)) is None
         assert records(straight) == records(other)
     unlike = world.federation(FedAvg(), THREE, robust_aggregation=options["robust_aggregation"], out=tmp_path / "run")
-    with pytest.raises(RequestError, match="holds another recipe's run"):
+    with pytest.raises(ConfigError, match="holds another recipe's run"):
         unlike.run(resume=True)
 
 
@@ -312,9 +312,9 @@ def test_every_method_is_held_or_says_why_not(name: str, rule: Any) -> None:
         made = kit.world().federation(
             kit.method, THREE, adversaries=ALL["adversaries"], robust_aggregation=RobustAggregation(aggregator=rule)
         )
-    except RequestError:
+    except ConfigError:
         assert rule != "none"
-        assert kit.method.rigid or (kit.method.unaligned and rule in ("median", "trimmed_mean"))
+        assert kit.method.fixed_entries or (kit.method.unaligned_entries and rule in ("median", "trimmed_mean"))
         return
     made.run()
     assert not any(record["refused"] for record in made.history)
@@ -377,7 +377,7 @@ def test_a_recipe_asks_for_it() -> None:
     ],
 )
 def test_wrong_settings_are_one_line(override: str, line: str) -> None:
-    with pytest.raises(RequestError, match=f"^{line}"):
+    with pytest.raises(ConfigError, match=f"^{line}"):
         Recipe.load(QUICKSTART, [override])
 
 
@@ -404,7 +404,7 @@ def test_wrong_settings_are_one_line(override: str, line: str) -> None:
 def test_what_makes_no_sense_is_refused_before_anything_is_written(
     method: Method, options: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(RequestError, match=line):
+    with pytest.raises(ConfigError, match=line):
         among(method).federation(method, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 

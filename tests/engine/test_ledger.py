@@ -18,7 +18,7 @@ from polyfed.engine.accounting import counted, epsilon_of
 from polyfed.engine.federation import Federation
 from polyfed.engine.privacy_ledger import Ledger, read, told
 from polyfed.engine.round import draw_cohort
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
 from polyfed.plugins.settings import Availability
 from polyfed.testing import Kit
@@ -136,7 +136,7 @@ def test_a_resumed_run_stops_alike(tmp_path: Path) -> None:
 
     broken = federation(out=tmp_path / "run", **settings)
     broken.trackers.append(Stops())
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         broken.run()
     resumed = federation(out=tmp_path / "run", **settings)
     resumed.run(resume=True)
@@ -177,7 +177,7 @@ def test_an_unforeseen_round_is_taken_back() -> None:
 def test_an_impossible_budget_is_refused_before_anything_is_written(
     tmp_path: Path, settings: dict[str, Any], told_so: str
 ) -> None:
-    with pytest.raises(RequestError, match=told_so):
+    with pytest.raises(ConfigError, match=told_so):
         federation(**settings, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -18,7 +18,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint
 from polyfed.engine.longer import obstacle
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
@@ -120,7 +120,7 @@ def test_in_worker_processes_too(tmp_path: Path) -> None:
 
 def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path) -> None:
     folder = tmp_path / "longer"
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         pf.run(recipe(3, **CLOSING), out=folder, trackers=[Stop(2)])
     for rounds in (4, 5):
         pf.run(recipe(rounds, **CLOSING), out=folder, resume=True)
@@ -145,14 +145,14 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     folder = tmp_path / "longer"
     pf.run(recipe(3, **CLOSING), out=folder)
     before = {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]}
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         pf.run(recipe(5, **CLOSING), out=folder, resume=True, trackers=[Stop(number)])
     assert {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]} == before
     load_model(folder, 0)
     (found,) = find_runs(folder)
     assert not found.finished
     assert found.notes == (f"{folder}: unfinished, {number} of 5 rounds done, result.json is of 3",)
-    with pytest.raises(RequestError, match=r"training\.rounds was 5, now 3"):
+    with pytest.raises(ConfigError, match=r"training\.rounds was 5, now 3"):
         pf.run(recipe(3, **CLOSING), out=folder, resume=True)
     pf.run(recipe(5, **CLOSING), out=folder, resume=True)
     pf.run(recipe(5, **CLOSING), out=tmp_path / "straight")
@@ -243,12 +243,12 @@ def test_what_depends_on_the_number_of_rounds_is_refused(case: str, tmp_path: Pa
     folder = tmp_path / "run"
     pf.run(recipe(3, **sections), out=folder)
     before = content(folder)
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(ConfigError) as refused:
         pf.run(recipe(5, **sections), out=folder, resume=True)
     assert str(refused.value).startswith(f"{folder} cannot go on from 3 to 5 rounds: ")
     assert says in str(refused.value)
     assert content(folder) == before
-    with pytest.raises(RequestError, match="cannot go on"):
+    with pytest.raises(ConfigError, match="cannot go on"):
         pf.compare(recipe(5, **sections), [recipe(5, **sections).method.name], out=_as_member(folder, tmp_path))
 
 
@@ -270,7 +270,7 @@ def test_a_closing_round_that_gave_something_away_is_not_taken_back(tmp_path: Pa
     pytest.importorskip("opacus")
     pf.run(recipe(2, **noisy), out=tmp_path / "run")
     before = content(tmp_path / "run")
-    with pytest.raises(RequestError, match="its closing round has given away what counts in epsilon"):
+    with pytest.raises(ConfigError, match="its closing round has given away what counts in epsilon"):
         pf.run(recipe(3, **noisy), out=tmp_path / "run", resume=True)
     assert content(tmp_path / "run") == before
 
@@ -283,7 +283,7 @@ def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path) -> 
     for written in (folder / "checkpoint").iterdir():
         if gone == "all" or written.name == "round-000003":
             shutil.rmtree(written)
-    with pytest.raises(RequestError, match="expected "):
+    with pytest.raises(ConfigError, match="expected "):
         pf.run(recipe(5, **CLOSING), out=folder, resume=True)
     assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == before
     assert pf.run(recipe(3, **CLOSING), out=folder, resume=True).result["rounds"] == 3
@@ -304,7 +304,7 @@ def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path) -
         (recipe(2), "training.rounds was 3, now 2"),
         (recipe(5, training={"lr": 0.1}), "training.lr was 0.05, now 0.1"),
     ):
-        with pytest.raises(RequestError, match=says):
+        with pytest.raises(ConfigError, match=says):
             pf.run(other, out=tmp_path / "run", resume=True)
 
 

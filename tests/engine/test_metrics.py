@@ -20,7 +20,7 @@ from polyfed.engine import evaluation as scoring
 from polyfed.engine.evaluation import Score
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Task
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional import metrics
 from polyfed.methods import FedAvg, Local
 from polyfed.testing.fixtures import SHORT, draw, tiny
@@ -264,5 +264,5 @@ def test_a_model_with_more_outputs_than_classes_is_scored() -> None:
 
 
 def test_class_names_must_fit() -> None:
-    with pytest.raises(RequestError, match="expected 3 class names, got 2"):
+    with pytest.raises(ConfigError, match="expected 3 class names, got 2"):
         pf.Federation([Client("a", draw(8, (0, 1, 2), 0))], Local(), task=pf.Task(class_names=["x", "y"]))

@@ -24,7 +24,7 @@ from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.engine.late_uploads import LateUpload, UploadQueue
 from polyfed.engine.round_state import Round
-from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
@@ -43,7 +43,7 @@ class Patient(FedAvg):
     """FedAvg that also takes what comes late."""
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True
 
 
@@ -329,7 +329,7 @@ STORMY = Availability(
 def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran(Patient(), STORMY, 5, 0.8)
     first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run", trackers=[Stopper(**where)])
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         first.run()
     snapshot = checkpoint.latest(tmp_path / "run" / "checkpoint", 6)
     assert snapshot is not None
@@ -345,7 +345,7 @@ def test_a_killed_run_goes_on_from_an_earlier_checkpoint(tmp_path: Path) -> None
     """As after SIGKILL: records of rounds that no checkpoint has are played again."""
     whole = ran(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
     first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed", trackers=[Stopper(after=3)])
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         first.run()
     shutil.copy(tmp_path / "run" / "rounds.jsonl", tmp_path / "killed" / "rounds.jsonl")
     second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed")
@@ -461,7 +461,7 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
     gone = next(i for i in ALL if i not in here)
     with pytest.raises(KeyError):
         run.models[gone]
-    with pytest.raises(RequestError, match=f"expected a client that is present .*, got {gone}"):
+    with pytest.raises(ConfigError, match=f"expected a client that is present .*, got {gone}"):
         made.export(gone)
     assert sorted(make().run(resume=True).models) == here
 
@@ -477,7 +477,7 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(RequestError, match=line):
+    with pytest.raises(ConfigError, match=line):
         federation(Local(), Availability(**settings), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -497,7 +497,7 @@ def test_what_cannot_be_is_said_before_round_1(tmp_path: Path, settings: dict[st
     ],
 )
 def test_mistakes_in_a_recipe_are_one_line(override: str, line: str) -> None:
-    with pytest.raises(RequestError) as error:
+    with pytest.raises(ConfigError) as error:
         Recipe.load(QUICKSTART, [override])
     assert "\n" not in str(error.value)
     assert error.match(line)
@@ -522,7 +522,7 @@ def test_a_recipe_hands_the_section_on_and_keeps_what_has_an_effect() -> None:
         == Availability(dropout_rate=0.25, dropout_stage="after", delay_rounds=4)
     )
     assert made.facts["availability"] == {"dropout_rate": 0.25, "dropout_stage": "after"}
-    with pytest.raises(RequestError, match="late_joiners: expected fewer"):
+    with pytest.raises(ConfigError, match="late_joiners: expected fewer"):
         build_federation(Recipe.load(QUICKSTART, [*small, "availability.late_joiners=500"]))
 
 

@@ -21,7 +21,7 @@ from helpers.flat_options import grouped
 from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Trained
+from polyfed.core.method import Batch, Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import process_pool, worker
@@ -29,7 +29,7 @@ from polyfed.engine.executors.base import Job, Serial
 from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
-from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
@@ -163,10 +163,10 @@ class Passages(FedAvg):
         heads = Phase(1, trains=lambda name: name.startswith("head"), name="heads")
         return Exchange(), Exchange("heads", who="all", phases=[heads]), Exchange("asked", trains=False)
 
-    def closing(self) -> Sequence[Exchange]:
+    def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange("last", phases=[Phase(2, trains=lambda name: "bias" in name)]),)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return {**super().upload(client, trained), "steps": torch.tensor(float(trained.steps))}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -231,7 +231,7 @@ def failing(where: str, error: Exception, numbers: Sequence[int] = (1, 4)) -> Me
             self._fail(context["client"], "training")
             return super().gradients(model, batch, context)
 
-        def upload(self, client: Client, trained: Trained) -> Message:
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
             self._fail(client, "uploading")
             return super().upload(client, trained)
 
@@ -248,7 +248,7 @@ def failing(where: str, error: Exception, numbers: Sequence[int] = (1, 4)) -> Me
     [
         ("receiving", KeyError("w")),
         ("training", ValueError("five\nlines")),
-        ("uploading", RequestError("no")),
+        ("uploading", ConfigError("no")),
         ("scoring", Odd("odd")),
     ],
 )
@@ -369,7 +369,7 @@ def test_who_cannot_be_scored_has_no_score() -> None:
     fives = deadly(lambda model: float(next(iter(model.parameters())).sum()) == 5.0, scoring=True)
 
     class Marked(type(fives)):  # type: ignore[misc]
-        def upload(self, client: Client, trained: Trained) -> Message:
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
             message = super().upload(client, trained)
             if client.id == 1:  # what it keeps is marked
                 first = next(iter(client.model.parameters()))
@@ -428,7 +428,7 @@ def begun(folder: Path) -> tuple[int, list[int]]:
             fed.trackers.append(Told(note))
             fed.run()
             os._exit(0)
-        except Interrupted:
+        except RunInterrupted:
             os._exit(130)
         finally:
             os._exit(1)
@@ -500,15 +500,15 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match="'processes', 'vectorized' or 'ray', got 'gang'"):
+    with pytest.raises(ConfigError, match="'processes', 'vectorized' or 'ray', got 'gang'"):
         choose(executor="gang")
-    with pytest.raises(RequestError, match="expected workers to be a whole number >= 1, got 0"):
+    with pytest.raises(ConfigError, match="expected workers to be a whole number >= 1, got 0"):
         choose(workers=0)
-    with pytest.raises(RequestError, match="expected 1 worker, as the executor 'serial' has one, got 2"):
+    with pytest.raises(ConfigError, match="expected 1 worker, as the executor 'serial' has one, got 2"):
         choose(executor="serial", workers=2)
     monkeypatch.setattr(process_pool, "sys", SimpleNamespace(platform="darwin", maxsize=sys.maxsize))
     for given in ({"executor": "processes"}, {"workers": 2}):
-        with pytest.raises(RequestError, match="'serial' with 1 worker, as worker processes need Linux"):
+        with pytest.raises(ConfigError, match="'serial' with 1 worker, as worker processes need Linux"):
             choose(**given)
     assert isinstance(choose(training=Training(rounds=10_000)), Serial)
     monkeypatch.undo()
@@ -523,7 +523,7 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     if sys.platform == "linux":
         with pytest.raises(
-            RequestError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes need"
+            ConfigError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes need"
         ):
             process_pool.chosen("processes", None, gpu, Training(), print)
 
@@ -579,7 +579,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.CaptureFixture[str]) -> None:
     class Tells(Local):
-        def upload(self, client: Client, trained: Trained) -> Message:
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
             print("from a worker")
             return {"threads": torch.tensor(torch.get_num_threads()), "process": torch.tensor(os.getpid())}
 

@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Run
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.kernel_similarity import distance
 from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.models import build
@@ -103,14 +103,14 @@ def test_an_unknown_precision_is_refused() -> None:
         "method": {"name": "local"},
     }
     assert Recipe.from_dict({**settings, "run": {"precision": "bf16"}}).run.precision == "bf16"
-    with pytest.raises(RequestError, match=r"run\.precision.*'float32' or 'bf16'.*'half'"):
+    with pytest.raises(ConfigError, match=r"run\.precision.*'float32' or 'bf16'.*'half'"):
         Recipe.from_dict({**settings, "run": {"precision": "half"}})
-    with pytest.raises(RequestError, match="expected the precision 'float32' or 'bf16', got 'half'"):
+    with pytest.raises(ConfigError, match="expected the precision 'float32' or 'bf16', got 'half'"):
         run("half")
 
 
 def test_a_run_is_not_resumed_in_another_precision(tmp_path: Path) -> None:
     made("float32", out=tmp_path / "run").run()
-    with pytest.raises(RequestError, match=r"run\.precision was 'float32', now 'bf16'"):
+    with pytest.raises(ConfigError, match=r"run\.precision was 'float32', now 'bf16'"):
         made("bf16", out=tmp_path / "run").run(resume=True)
     assert made("float32", out=tmp_path / "run").run(resume=True).result["precision"] == "float32"

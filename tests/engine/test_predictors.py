@@ -14,7 +14,7 @@ from torch import Tensor
 from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
-from polyfed.core.method import Context, Method, knobs
+from polyfed.core.method import Context, Method, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
@@ -26,7 +26,7 @@ from polyfed.testing.fixtures import SHORT, draw, tiny
 CALLS: list[str] = []
 
 
-@knobs
+@hyperparameters
 class Shifted(Method):
     """Local, which can add what the server sent last to its scores of class 2: nothing, and 100 after round 2."""
 
@@ -35,12 +35,12 @@ class Shifted(Method):
     by: str = "plain"  # "least": the lowest score counts; "shifted": with what is kept
 
     @property
-    def also_scored(self) -> Mapping[str, Method]:
+    def alternative_predictors(self) -> Mapping[str, Method]:
         return {
             other: dataclasses.replace(self, by=other) for other in ("plain", "least", "shifted") if other != self.by
         }
 
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         server.state["shift"] = torch.tensor([0.0])
 
     def broadcast(self, server: Server, client_id: int) -> Message:

@@ -20,7 +20,7 @@ from polyfed.engine.accounting import epsilon_of
 from polyfed.engine.dp_sgd import releases
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import by_chance, train
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
 from polyfed.models import build
 from polyfed.testing import Kit
@@ -120,7 +120,10 @@ def test_batches_made_by_chance() -> None:
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (FedProx(), "expected a method and knobs whose loss is a mean over rows and of nothing else, got fedprox"),
+        (
+            FedProx(),
+            "expected a method and hyperparameters whose loss is a mean over rows and of nothing else, got fedprox",
+        ),
         (FedProto(), "got fedproto"),
         (FedIN(), "got fedin"),
         (FedIN(mu=0.0, noise=0.8), "got fedin"),
@@ -128,14 +131,14 @@ def test_batches_made_by_chance() -> None:
     ],
 )
 def test_other_losses_are_refused_before_anything_is_written(tmp_path: Path, method: Any, said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(ConfigError, match=said):
         federation(method, **NOISY, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_without_opacus_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
-    with pytest.raises(RequestError, match=r"expected the package 'opacus'.*pip install 'polyfed\[privacy\]'"):
+    with pytest.raises(ConfigError, match=r"expected the package 'opacus'.*pip install 'polyfed\[privacy\]'"):
         federation(max_grad_norm=1.0)
 
 
@@ -227,7 +230,7 @@ class TestTraining:
 
         whole, broken = ran(**NOISY), federation(**NOISY, out=tmp_path / "run")
         broken.trackers.append(Stops())
-        with pytest.raises(Interrupted):
+        with pytest.raises(RunInterrupted):
             broken.run()
         resumed = federation(**NOISY, out=tmp_path / "run")
         resumed.run(resume=True)
@@ -261,7 +264,7 @@ class TestTraining:
     def test_batchnorm_is_refused(self) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
         data = torch.randn(8, 2, 2), torch.arange(8) % 3
-        with pytest.raises(RequestError, match=r"client 0 \('Sequential'\).*BatchNorm mixes them; take a network with"):
+        with pytest.raises(ConfigError, match=r"client 0 \('Sequential'\).*BatchNorm mixes them; take a network with"):
             Federation([Client(net, data, data)], FedAvg(), TWO, plugins=[Privacy(**NOISY)])
 
     def test_rows_that_look_at_others_are_refused(self) -> None:
@@ -275,5 +278,5 @@ class TestTraining:
                 return self.head(x - x.mean(0))
 
         data = torch.randn(8, 2, 2), torch.arange(8) % 3
-        with pytest.raises(RequestError, match=r"the gradient of 'head.weight' for a row depends on the others"):
+        with pytest.raises(ConfigError, match=r"the gradient of 'head.weight' for a row depends on the others"):
             Federation([Client(Centerd(), data, data)], FedAvg(), TWO, plugins=[Privacy(**NOISY)])

@@ -26,7 +26,7 @@ from polyfed.engine.executors.base import Crew
 from polyfed.engine.executors.shared_buffer import Parcel
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Execution
-from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments import build
 from polyfed.experiments import run as experiment
 from polyfed.experiments.build import build_federation
@@ -113,12 +113,14 @@ def test_the_result_is_that_of_one_process(method: str, options: Mapping[str, An
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_one_result(method: str) -> None:
-    knobs = SMALL.get(method, {})
-    federation_of = functools.partial(recipe_of, method, knobs=knobs, data={"holdout": 20}, evaluation=STAGES)
+    hyperparameters = SMALL.get(method, {})
+    federation_of = functools.partial(
+        recipe_of, method, hyperparameters=hyperparameters, data={"holdout": 20}, evaluation=STAGES
+    )
     try:
         recipe = federation_of()
         expected = run(recipe)
-    except RequestError:  # it wants one network for all
+    except ConfigError:  # it wants one network for all
         recipe = federation_of(**ONE)
         expected = run(recipe)
     same(run(on_ray(recipe)), expected)
@@ -152,7 +154,7 @@ def test_a_run_goes_on_with_another_executor(tmp_path: Path, ray: RayStub) -> No
             raise KeyboardInterrupt
 
     ray.fault = stop
-    with pytest.raises(Interrupted, match="interrupted in round 2; 1 whole rounds are kept"):
+    with pytest.raises(RunInterrupted, match="interrupted in round 2; 1 whole rounds are kept"):
         experiment.run(on_ray(recipe), out=tmp_path / "run")
     assert not ray.is_on
     same(experiment.run(recipe, out=tmp_path / "run", resume=True), whole)
@@ -261,18 +263,18 @@ def rebuild() -> Federation:
 def test_a_federation_made_in_python_says_how_it_is_made() -> None:
     found, expected = toy(executor="ray", workers=2, rebuild=rebuild).run(), toy(executor="serial").run()
     assert told(found.history) == told(expected.history)
-    with pytest.raises(RequestError, match="whose processes make the federation anew, got a federation made in"):
+    with pytest.raises(ConfigError, match="whose processes make the federation anew, got a federation made in"):
         toy(executor="ray")
-    with pytest.raises(RequestError, match="expected no rebuild with the executor 'processes'"):
+    with pytest.raises(ConfigError, match="expected no rebuild with the executor 'processes'"):
         toy(executor="processes", rebuild=rebuild)
 
 
 def test_what_the_actors_cannot_make_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_data(recipe: str) -> Federation:
-        raise RequestError("no data in /data")
+        raise ConfigError("no data in /data")
 
     monkeypatch.setattr(build, "rebuild_federation", without_data)
-    with pytest.raises(RequestError, match="no data in /data"):
+    with pytest.raises(ConfigError, match="no data in /data"):
         run(on_ray(recipe_of("local")))
     monkeypatch.undo()
 
@@ -285,17 +287,17 @@ def test_machines_with_another_version_are_refused(monkeypatch: pytest.MonkeyPat
 def test_on_a_cluster_workers_say_how_many_cores(monkeypatch: pytest.MonkeyPatch, ray: RayStub) -> None:
     recipe = on_ray(recipe_of("local"))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    with pytest.raises(RequestError, match=r"expected workers with RAY_ADDRESS=10.0.0.1:6379: how many of the cluster"):
+    with pytest.raises(ConfigError, match=r"expected workers with RAY_ADDRESS=10.0.0.1:6379: how many of the cluster"):
         build_federation(recipe_of("local").with_run(executor="ray"), data=DATA)
     monkeypatch.setattr(ray_session, "_check_reachable", lambda address: None)
     assert run(recipe).result["workers"] == 2
     assert ray.starts[0]["address"] == "10.0.0.1:6379"
     assert "num_cpus" not in ray.starts[0]
     ray.cpus = 1
-    with pytest.raises(RequestError, match="expected at most 1 workers, as Ray has so many cores here, got 2"):
+    with pytest.raises(ConfigError, match="expected at most 1 workers, as Ray has so many cores here, got 2"):
         run(recipe)
     monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
-    with pytest.raises(RequestError, match="expected RAY_ADDRESS as host:port of a cluster that this machine is of"):
+    with pytest.raises(ConfigError, match="expected RAY_ADDRESS as host:port of a cluster that this machine is of"):
         build_federation(recipe, data=DATA)
 
 
@@ -311,7 +313,7 @@ def test_ray_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch, ray: RayStu
     recipe = on_ray(recipe_of("local"))
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setattr(ray_session, "_token", functools.cache(lambda: "secret"))
-    with pytest.raises(RequestError, match="expected Ray to be imported first by the executor 'ray'"):
+    with pytest.raises(ConfigError, match="expected Ray to be imported first by the executor 'ray'"):
         run(recipe)
     assert ray_session._token() == "secret"  # as if the executor had imported Ray
     seen = {}
@@ -338,17 +340,15 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with pytest.raises(RunError, match=r"^Ray did not start: nobody answers$"):
         run(recipe)
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    with pytest.raises(RequestError, match=r"^RAY_ADDRESS: no cluster at auto: nobody answers$"):
+    with pytest.raises(ConfigError, match=r"^RAY_ADDRESS: no cluster at auto: nobody answers$"):
         run(recipe)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
-    with pytest.raises(
-        RequestError, match=rf"^RAY_ADDRESS: no cluster at 127\.0\.0\.1:{port}: .*[Cc]onnection refused"
-    ):
+    with pytest.raises(ConfigError, match=rf"^RAY_ADDRESS: no cluster at 127\.0\.0\.1:{port}: .*[Cc]onnection refused"):
         run(recipe)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         experiment.run(recipe, out=tmp_path / "run")
     assert (
         str(caught.value) == "the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'"
@@ -360,5 +360,5 @@ def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = build_federation(recipe_of("local"), data=DATA)
     monkeypatch.setattr(federation.architectures, "device", torch.device("meta"))
     crew = Crew(federation.method, federation.architectures, federation.clients, federation.store, False)
-    with pytest.raises(RequestError, match=r"another executor than 'ray', as .* need device 'cpu', and this"):
+    with pytest.raises(ConfigError, match=r"another executor than 'ray', as .* need device 'cpu', and this"):
         ray_executor.RayExecutor(crew, None, federation.training, print, rebuild)

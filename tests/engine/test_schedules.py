@@ -17,11 +17,11 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Gradients, Method, Phase
+from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import stopped_after
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import Local
 from polyfed.report.comparison import comparison
 from polyfed.report.figures import curves, series
@@ -103,14 +103,14 @@ def test_a_phase_of_its_own_rate_and_what_comes_after_the_last_round() -> None:
     ],
 )
 def test_keys_that_do_not_fit(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(RequestError, match=line):
+    with pytest.raises(ConfigError, match=line):
         Training(**settings)
 
 
 def test_in_a_recipe() -> None:
-    with pytest.raises(RequestError, match=r"^training: lr_gamma is for lr_schedule"):
+    with pytest.raises(ConfigError, match=r"^training: lr_gamma is for lr_schedule"):
         Recipe.load(QUICKSTART, ["training.lr_gamma=0.5"])
-    with pytest.raises(RequestError, match=r"training.lr_schedule: expected .*, got 'cosin'; did you mean 'cosine'"):
+    with pytest.raises(ConfigError, match=r"training.lr_schedule: expected .*, got 'cosin'; did you mean 'cosine'"):
         Recipe.load(QUICKSTART, ["training.lr_schedule=cosin"])
     plain_keys = Recipe.load(QUICKSTART).to_dict()
     assert not [key for key in plain_keys["training"] if key.startswith(("lr_", "warmup"))]
@@ -132,9 +132,9 @@ def test_in_a_recipe() -> None:
 class Downhill(Local):
     """The gradient of every weight is 1, so that a step of SGD takes the learning rate off every weight."""
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         grads: dict[str, Tensor | None] = {name: torch.ones_like(p) for name, p in model.named_parameters()}
-        return Gradients(grads, torch.zeros(()), {})
+        return StepResult(grads, torch.zeros(()), {})
 
 
 class TwoRates(Downhill):
@@ -276,7 +276,7 @@ def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
     expected = whole.run().result
     first = scripted(tmp_path / "run", patience=2)
     first.trackers.append(CtrlC(after))
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         first.run()
     second = scripted(tmp_path / "run", patience=2)
     result = second.run(resume=True).result
@@ -320,13 +320,13 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     _, bare = run(True)
     assert len(bare.history) == 4
-    with pytest.raises(RequestError, match="checkpoint is gone"):
+    with pytest.raises(ConfigError, match="checkpoint is gone"):
         bare.models[0]
 
 
 def test_validation_data_are_needed(tmp_path: Path) -> None:
     clients = [Client(plain(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
-    with pytest.raises(RequestError, match=r"evaluation.patience: expected validation data, .*, got none"):
+    with pytest.raises(ConfigError, match=r"evaluation.patience: expected validation data, .*, got none"):
         Federation(clients, Local(), out=tmp_path / "run", evaluation=Evaluation(patience=1))
     assert not (tmp_path / "run").exists()
 

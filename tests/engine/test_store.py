@@ -25,7 +25,7 @@ from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Output, Task
 from polyfed.engine.weight_store import Layout, Row, Store
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedAvg
 from polyfed.testing import Kit
 from polyfed.testing.fixtures import difference, everything, records
@@ -322,7 +322,7 @@ def test_a_checkpoint_of_other_networks_is_refused(
     checkpoint.write(tmp_path, snapshot(made()))
     other = Architectures({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
     with pytest.raises(
-        RequestError, match=f"round-000001 does not fit this federation: .*{said}.*--overwrite"
+        ConfigError, match=f"round-000001 does not fit this federation: .*{said}.*--overwrite"
     ) as caught:
         checkpoint.latest(tmp_path, len(owners), Store(other, owners))
     assert "\n" not in str(caught.value)

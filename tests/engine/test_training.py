@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.method import Batch, Context, Gradients, Method
+from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
@@ -35,7 +35,7 @@ def batches(training: Training, size: int = 21, norm: bool = False) -> dict[tupl
         assert step == len(found.get(place["key"], []))
         return call(client, step, generator)
 
-    def gradients(call: Any, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(call: Any, model: Any, batch: Batch, context: Context) -> StepResult:
         found.setdefault(place["key"], []).append(batch)
         return call(model, batch, context)
 
@@ -108,7 +108,7 @@ def test_local_training_is_the_loop_that_anybody_would_write(settings: dict[str,
         recorded.append((client.round, None))  # type: ignore[arg-type]
         return {}
 
-    def gradients(call: Any, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(call: Any, model: Any, batch: Batch, context: Context) -> StepResult:
         recorded[-1] = (recorded[-1][0], batch)
         return call(model, batch, context)
 
@@ -180,7 +180,7 @@ def test_a_part_that_gets_its_first_gradient_late(momentum: float) -> None:
     """The head joins from the second step on, as by hand; PyTorch's fused SGD would fall over it."""
 
     class Late(Method):
-        def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+        def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Tensor]:
             return {} if step == 0 else {"joined": torch.ones(())}
 
         def loss(self, model: nn.Module, batch: Batch, context: Mapping[str, Any]) -> Tensor:

@@ -20,7 +20,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Privacy, Training
 from polyfed.engine.executors.base import Outcome, Serial
 from polyfed.engine.federation import Federation
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import (
@@ -224,14 +224,14 @@ class Stops:
 
 def test_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
     straight = ran(FedAvg(), THREE, **ALL)
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", trackers=[Stops(2)])
     resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
     resumed.run(resume=True)
     assert difference(everything(straight), everything(resumed)) is None
     assert records(straight) == records(resumed)
     other = among(FedAvg()).federation(FedAvg(), THREE, compression=HALVES, out=tmp_path / "run")
-    with pytest.raises(RequestError, match="holds another recipe's run"):
+    with pytest.raises(ConfigError, match="holds another recipe's run"):
         other.run(resume=True)
 
 
@@ -239,7 +239,7 @@ class Patient(FedAvg):
     """FedAvg that also takes what comes late."""
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True
 
 
@@ -297,15 +297,15 @@ KERNELS = {"uploads": "kernels", "alignment_data": {"refresh": 0, "size": 8}}
 def test_what_makes_no_sense_is_refused_before_anything_is_written(
     method: Method, settings: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(RequestError, match=line):
-        among(method, one=method.needs.one_architecture).federation(method, out=tmp_path / "run", **settings)
+    with pytest.raises(ConfigError, match=line):
+        among(method, one=method.requirements.same_architecture).federation(method, out=tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedIN(), HeteroFL()], ids=lambda method: method.name)
 def test_statistics_are_not_bounded(method: Method) -> None:
-    world = among(method, norm=True, one=method.needs.one_architecture)
-    with pytest.raises(RequestError, match=r"networks without BatchNorm.* sends '.*running_mean'"):
+    world = among(method, norm=True, one=method.requirements.same_architecture)
+    with pytest.raises(ConfigError, match=r"networks without BatchNorm.* sends '.*running_mean'"):
         world.federation(method, THREE, **BOUND)
     world.federation(method, THREE, **SHARE)
 
@@ -337,7 +337,7 @@ class Undeclared(FedAvg):
 
 
 def test_weights_of_ones_own_method_must_be_declared(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"^client 0, round 1, uploading: privacy: .* .see Method.changes.$"):
+    with pytest.raises(ConfigError, match=r"^client 0, round 1, uploading: privacy: .* .see Method.changes.$"):
         ran(Undeclared(), **BOUND)
 
 
@@ -360,7 +360,7 @@ def test_every_method_is_bounded_and_thinned_or_says_why_not(name: str) -> None:
     for settings in (BOUND, SHARE, {"privacy": Privacy(upload_clip_norm=10.0, upload_noise_multiplier=1e-4)}):
         try:
             made = among(METHODS[name]()).federation(METHODS[name](), THREE, **settings)
-        except RequestError:
+        except ConfigError:
             continue
         made.run()
         assert not any(record["refused"] for record in made.history)
@@ -404,7 +404,7 @@ def test_a_recipe_asks_for_it() -> None:
     ],
 )
 def test_wrong_settings_are_one_line(override: str, line: str) -> None:
-    with pytest.raises(RequestError, match=f"^{line}"):
+    with pytest.raises(ConfigError, match=f"^{line}"):
         Recipe.load(QUICKSTART, [override])
 
 
@@ -459,6 +459,8 @@ def test_the_page_names_every_method_as_it_is() -> None:
         method = kind()
         share, bound = told.pop(name)
         silent = kind is Local
-        thins = bool(method.changes) and not method.rigid.keys() & set(method.changes)
-        assert (share, bound) == tuple("yes" if can else "no" for can in (thins or silent, not method.rigid)), name
+        thins = bool(method.delta_entries) and not method.rigid.keys() & set(method.delta_entries)
+        assert (share, bound) == tuple("yes" if can else "no" for can in (thins or silent, not method.fixed_entries)), (
+            name
+        )
     assert not told

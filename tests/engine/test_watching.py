@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.randomness import scoped_global
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.history import History
-from polyfed.errors import Interrupted, RequestError, RunError
+from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.methods.local import Local
 from polyfed.report.comparison import comparison, to_text
 from polyfed.report.comparison_formats import to_csv
@@ -34,7 +34,7 @@ def federation(
     """Three clients, two of one network, on three classes; the last one is not scored."""
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(60, 4, generator=g), torch.arange(60) % 3
-    with scoped_global(0):
+    with seeded_global_rng(0):
         nets = [nn.Linear(4, 3), nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))]
     parts = [(x[k::3], y[k::3].roll(k)) for k in range(3)]
     clients = [Client(net, (a[:14], b[:14]), (a[14:], b[14:])) for net, (a, b) in zip(nets, parts, strict=True)]
@@ -113,7 +113,7 @@ def test_a_methods_first_remark_is_told_and_no_other_not_even_after_resuming(tmp
             if self.done == 7:
                 raise KeyboardInterrupt  # in round 3
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         federation(4, method=Remarks(), trackers=[hears, Stops()], out=tmp_path / "run").run()
     federation(4, method=Remarks(), trackers=[hears], out=tmp_path / "run").run(resume=True)
     assert len(hears.messages) == 2
@@ -137,7 +137,7 @@ def test_a_remark_that_fails_names_round_and_stage() -> None:
     ],
 )
 def test_what_is_no_tracker_is_refused(given: object, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+    with pytest.raises(ConfigError, match=says):
         federation(trackers=[given])
 
 
@@ -161,7 +161,7 @@ def test_the_history_is_a_list_and_a_table() -> None:
 
 def test_without_pandas_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(RequestError, match="pip install pandas"):
+    with pytest.raises(ConfigError, match="pip install pandas"):
         History([{"round": 1}]).to_frame()
 
 
@@ -218,7 +218,7 @@ def test_it_is_in_tables_and_a_run_folder_knows_it(tmp_path: Path) -> None:
     assert f"{mean:.4g}" in to_text(table, metrics=True)
     (row,) = csv.DictReader(io.StringIO(to_csv(table)))
     assert float(row["metric_kappa"]) == mean
-    with pytest.raises(RequestError, match="another recipe's run"):
+    with pytest.raises(ConfigError, match="another recipe's run"):
         federation(out=out).run(resume=True)
     assert federation(metrics={"kappa": kappa}, out=out).run(resume=True).result == run.result
 
@@ -233,7 +233,7 @@ def test_it_is_in_tables_and_a_run_folder_knows_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_figure_is_refused(metrics: Any, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+    with pytest.raises(ConfigError, match=says):
         federation(metrics=metrics)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from polyfed.core.client import Client
-from polyfed.core.method import Context, Method, Phase, Trained
+from polyfed.core.method import Context, Method, Phase, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors import base
 from polyfed.engine.local_training import train
@@ -66,7 +66,7 @@ def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
         most: int | None = None,
         phases: Sequence[Phase] | None = None,
         step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> Trained:
+    ) -> TrainingResult:
         before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
         own = method.phases(client.training) if phases is None else phases
         told = training_operations(client, method, context, own, step)

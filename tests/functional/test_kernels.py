@@ -331,8 +331,8 @@ def up_to_scale(factor, k_bar):
 def test_exact_and_full_rank_factors_are_the_mean_kernel(norm, rank, dtype, tolerance):
     many = clients(dtype=dtype)
     k_bar = numpy_mean_kernel(many, WEIGHTS, norm)
-    knobs = {} if rank is None else {"rank": rank, "exact_rank": 0}
-    factor = kernel_factor(many, WEIGHTS, norm=norm, **knobs)
+    hyperparameters = {} if rank is None else {"rank": rank, "exact_rank": 0}
+    factor = kernel_factor(many, WEIGHTS, norm=norm, **hyperparameters)
     assert up_to_scale(factor.matrix, k_bar) < tolerance
     assert factor.tail <= tolerance
     assert factor.rank == factor.matrix.shape[1]

@@ -122,7 +122,7 @@ def test_step_against_numpy_and_autograd(m, clip):
     torch.testing.assert_close(new_bias, bias - 0.3 * params[1].grad, rtol=1e-5, atol=1e-7)
 
 
-def test_the_knobs_bite():
+def test_the_hyperparameters_bite():
     weight, bias, z, y, w = header()
     step = header_step(weight, bias, z, y, w, 0.3, 0)
     assert torch.equal(header_step(weight, bias, z, y, w, 0.0, 0)[0], weight)

@@ -25,5 +25,5 @@ def second_round(method: Method, classes: int, present: int, count: int) -> Roun
 
 def kib(method: Method, round: Round, number: int) -> str:
     """Both ways of one client, as the paper counts, in KiB with two decimals."""
-    both = sum(method.paper_nbytes(message[number]) for message in (round.down, round.up))
+    both = sum(method.nbytes_in_paper(message[number]) for message in (round.down, round.up))
     return f"{both / 1024:.2f}"

@@ -124,6 +124,6 @@ def test_bytes_as_in_table_3_of_fedgh():
     method = FD()
     round = second_round(method, 10, 2, 6)  # client 5 has the classes of client 0
     assert kib(method, round, 0) == "0.16"
-    assert sum(method.paper_nbytes(m[0]) for m in (round.down, round.up)) == 160
+    assert sum(method.nbytes_in_paper(m[0]) for m in (round.down, round.up)) == 160
     assert (nbytes(round.down[0]), nbytes(round.up[0])) == (4 * 2 * 11, 4 * 2 * 12)
-    assert method.paper_nbytes(round.down[1]) == 0  # nobody else has its classes
+    assert method.nbytes_in_paper(round.down[1]) == 0  # nobody else has its classes

@@ -26,7 +26,7 @@ from toys import (
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.model_factory import Architectures
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, Local
 
 
@@ -200,7 +200,7 @@ def test_architectures_may_be_called_like_paths(aggregation, tmp_path):
 
 
 def test_layer_wise_refuses_what_is_not_nested():
-    with pytest.raises(RequestError, match=r"client 1 \('wide'\).*same-shape"):
+    with pytest.raises(ConfigError, match=r"client 1 \('wide'\).*same-shape"):
         federation(FedAvg(), clients(["shallow", "wide"]))
 
 

@@ -118,11 +118,11 @@ def test_with_everything_personal_and_no_pull_it_is_local() -> None:
 class Seen(FedDPA):
     """Keeps the network before every step, and the masks."""
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
         if client.id == 0:
             now = {n: t.clone() for n, t in client.model.state_dict().items()}
             STEPS.append((client.round, client.phase, now, client.context["personal"]))
-        return dict(super().inputs(client, step, generator))
+        return dict(super().step_inputs(client, step, generator))
 
 
 STEPS: list[tuple[int, str, dict[str, Tensor], dict[str, Tensor]]] = []
@@ -245,7 +245,7 @@ def test_the_losses_of_both_stretches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("hyperparameters", "message"),
     [
         ({"noise": 0.5}, "expected clip = true"),
         ({"clip": "False"}, "expected true or false"),
@@ -253,6 +253,6 @@ def test_the_losses_of_both_stretches() -> None:
         ({"threshold": 1.5}, "expected at most 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(hyperparameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FedDPA(**knobs)
+        FedDPA(**hyperparameters)

@@ -10,9 +10,9 @@ import torch
 from toys import CLASSES, NETS, clients, federation, model_with, moved, numpy_mean, public, rounds, same, samples
 
 from polyfed import testing
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.message import nbytes
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedET
 
 HELD = public(20)
@@ -101,14 +101,14 @@ def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looke
     """Nothing of five steps of 4 among 20 inputs is left out: another input anywhere leads elsewhere."""
     method = FedET(server_batch=4, server_steps=5, server_lr=0.5)
     (plain,) = played(method, rounds=1)
-    turned = Public(dataclasses.replace(HELD.samples, y=(HELD.samples.y + 1) % CLASSES))
+    turned = PublicData(dataclasses.replace(HELD.samples, y=(HELD.samples.y + 1) % CLASSES))
     other = dataclasses.replace(turned, origin="other")
     for held in (turned, other):
         assert same(plain.after["server"], played(method, held=held, rounds=1)[0].after["server"])
     for row in (0, 7, 19):
         x = HELD.samples.x.clone()
         x[row] += 3.0
-        held = Public(dataclasses.replace(HELD.samples, x=x))
+        held = PublicData(dataclasses.replace(HELD.samples, x=x))
         assert not same(plain.after["server"], played(method, held=held, rounds=1)[0].after["server"])
 
 
@@ -160,15 +160,15 @@ def test_batchnorm_and_dropout_of_the_large_network():
 
 def test_what_cannot_work_is_refused_before_round_1():
     two_heads = r"^fedet needs heads with the same tensors; client 1 \('broad'\).*models.feature_dim.*or use fedmd"
-    with pytest.raises(RequestError, match=two_heads):
+    with pytest.raises(ConfigError, match=two_heads):
         federation(FedET(**WHOLE), clients(["shallow", "broad"]), held=HELD)
-    with pytest.raises(RequestError, match=r"^fedet needs heads with the same tensors; 'broad', beside the clients'"):
+    with pytest.raises(ConfigError, match=r"^fedet needs heads with the same tensors; 'broad', beside the clients'"):
         federation(FedET(**WHOLE, network="broad"), clients(["shallow"]), held=HELD)
-    with pytest.raises(RequestError, match=r"^fedet needs 64 rows that everybody may see, got 20"):
+    with pytest.raises(ConfigError, match=r"^fedet needs 64 rows that everybody may see, got 20"):
         federation(FedET(), clients(["shallow"]), held=HELD)
-    with pytest.raises(RequestError, match=r"use method\.aggregation = 'same-shape'"):
+    with pytest.raises(ConfigError, match=r"use method\.aggregation = 'same-shape'"):
         federation(FedET(**WHOLE, aggregation="layer-wise"), clients(["shallow", "wide"]), held=HELD)
-    with pytest.raises(RequestError, match="got 'widest'"):
+    with pytest.raises(ConfigError, match="got 'widest'"):
         federation(FedET(**WHOLE, network="widest"), clients(["shallow"]), held=HELD)
 
 

@@ -14,7 +14,7 @@ from toys import NETS, Round, batch, clients, federation, model_with, moved, rou
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.modules import floats
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo
 
@@ -225,10 +225,10 @@ def test_the_loss_is_the_cross_entropy() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(RequestError, match="needs validation rows at every client, client 0 has none"):
+    with pytest.raises(ConfigError, match="needs validation rows at every client, client 0 has none"):
         federation(FedFomo(), clients(["shallow"] * 2))
-    with pytest.raises(RequestError, match="same-shape"):
+    with pytest.raises(ConfigError, match="same-shape"):
         federation(FedFomo(), members(["shallow", "wide"]))
-    for knobs in ({"models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
+    for hyperparameters in ({"models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
         with pytest.raises(ValueError, match=r"expected at (least|most)"):
-            FedFomo(**knobs)
+            FedFomo(**hyperparameters)

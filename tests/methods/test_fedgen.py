@@ -13,7 +13,7 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same,
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedGen, fedgen
 from polyfed.methods.fedgen import (
     GeneratorTraining,
@@ -256,11 +256,11 @@ def test_inputs_are_drawn_as_often_as_the_classes_are_there():
     client = worker(fed, 0, 3)
     context = fed.method.receive(client, fed.method.broadcast(fed.server, 0))
     client.context = {**context, "counts": torch.tensor([30, 0, 10], dtype=torch.int32)}
-    made = fed.method.inputs(client, 0, draws())
+    made = fed.method.step_inputs(client, 0, draws())
     assert torch.bincount(made["y"], minlength=3).div(4000).tolist() == pytest.approx([0.75, 0, 0.25], abs=0.03)
     assert made["z_y"].shape == (4000, 4)
     assert made["z"].shape == (4000, 4)
-    again = fed.method.inputs(client, 0, draws())
+    again = fed.method.step_inputs(client, 0, draws())
     assert all(torch.equal(made[name], again[name]) for name in made)
 
 
@@ -272,7 +272,7 @@ def test_the_teacher_gets_no_gradient():
     client = worker(fed, 1, 3)
     context = dict(method.receive(client, method.broadcast(fed.server, 1)))
     client.context = context
-    context |= method.inputs(client, 0, draws())
+    context |= method.step_inputs(client, 0, draws())
     data, model = batch(samples(4, 5)), client.model
     found = method.gradients(model, data, context).grads
     teacher = model.head(generate(context["generator"], context["z"], data.y)).detach()
@@ -297,9 +297,9 @@ def test_same_shape_trains_one_generator_for_all():
     history = played(FedGen(**SMALL, aggregation="same-shape"), nets, rounds=2)
     assert all(same(m["generator"], history[0].after["generator"]) for m in history[1].down.values())
     assert moved(history[1].after["generator"], history[0].after["generator"]) > 1e-4
-    with pytest.raises(RequestError, match="same-shape"):
+    with pytest.raises(ConfigError, match="same-shape"):
         federation(FedGen(), clients(nets))
-    with pytest.raises(RequestError, match="one feature width"):
+    with pytest.raises(ConfigError, match="one feature width"):
         federation(FedGen(aggregation="same-shape"), clients(["broad", "shallow"]))
 
 

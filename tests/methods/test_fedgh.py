@@ -14,12 +14,12 @@ import polyfed
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.method import Trained
+from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedGH, Local
 from polyfed.models import zoo
 from polyfed.models.split import Staged
@@ -52,7 +52,7 @@ def test_bytes_on_ten_classes_and_the_totals_of_table_3():
     round = cnn_round(10, 10, 2, [f"fedgh-cnn{i}" for i in range(1, 6)])
     for i in range(10):
         assert (nbytes(round.down[i]), nbytes(round.up[i])) == (20_040, 4_008)
-        assert FedGH().paper_nbytes(round.down[i]) + FedGH().paper_nbytes(round.up[i]) == 24_008
+        assert FedGH().nbytes_in_paper(round.down[i]) + FedGH().nbytes_in_paper(round.up[i]) == 24_008
     record = round.record
     assert record["bytes_down"] + record["bytes_up"] == 10 * 24_048
     paper = record["bytes_down_paper"] + record["bytes_up_paper"]
@@ -136,7 +136,7 @@ def test_the_header_against_numpy(mode, epochs, lr):
 def aggregated(method, uploads, theta=None):
     """The header after one aggregation of hand-made uploads, from `theta` or the drawn one; and the one before."""
     fed, _ = federation(method, clients(MIXED))
-    method.start(fed.server)
+    method.init_server(fed.server)
     if theta is not None:
         fed.server.state["header"] = theta
     before = dict(header(fed.server.state))
@@ -178,7 +178,7 @@ def test_orthogonal_lars_are_separated():
     """Clients with disjoint classes; after enough steps the header tells all LARs apart (8.11)."""
     method = FedGH(header_lr=0.5)
     fed, _ = federation(method, clients(MIXED))
-    method.start(fed.server)
+    method.init_server(fed.server)
     fed.server.round = 1
     vectors = 3 * torch.eye(5)[:3]
     uploads = {i: lars([i], vectors[i : i + 1]) for i in range(3)}
@@ -243,12 +243,12 @@ def test_the_pass_over_the_data_leaves_no_trace(architecture):
     at.model.intermediate.eval()
     before = {name: t.clone() for name, t in at.model.state_dict().items()}
     flags, state = [m.training for m in at.model.modules()], torch.get_rng_state()
-    first = FedGH().upload(at, Trained())
+    first = FedGH().upload(at, TrainingResult())
     assert same(before, at.model.state_dict())
     assert [m.training for m in at.model.modules()] == flags
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in at.model.parameters())
-    assert same(first, FedGH().upload(at, Trained()))
+    assert same(first, FedGH().upload(at, TrainingResult()))
 
 
 def test_identical_clients_send_identical_lars():
@@ -395,9 +395,7 @@ def test_a_late_upload_trains_the_header_of_a_later_round():
 
 
 def test_unequal_feature_widths_are_refused_before_round_1():
-    with pytest.raises(
-        RequestError, match=r"client 2 \('broad'\) gives 8, client 0 \('shallow'\) gives 5.*feature_dim"
-    ):
+    with pytest.raises(ConfigError, match=r"client 2 \('broad'\) gives 8, client 0 \('shallow'\) gives 5.*feature_dim"):
         federation(FedGH(), clients(["shallow", "deep", "broad"]))
 
 

@@ -30,11 +30,11 @@ from toys import (
 )
 
 from helpers.nested import nested
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.message import nbytes
 from polyfed.core.model_factory import Architectures
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.quantization import unpack
 from polyfed.methods import FedAvg, FedHeNN, Local
 from polyfed.methods.building_blocks import kernel_alignment
@@ -45,12 +45,12 @@ MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations:
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}
 
 
-def hetero(**knobs):
-    return FedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **knobs}))
+def hetero(**hyperparameters):
+    return FedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **hyperparameters}))
 
 
-def homo(**knobs):
-    return hetero(setting="homogeneous", **knobs)
+def homo(**hyperparameters):
+    return hetero(setting="homogeneous", **hyperparameters)
 
 
 def kernel(model, x):
@@ -143,16 +143,16 @@ def test_homogeneous_averages_with_n():
 def at_step(method, members, *, round=2, number=0, step=0, double=False):
     """A client that has received its message in `round`; with it the context of one step."""
     fed, _ = federation(method, members, held=public())
-    method.start(fed.server)
+    method.init_server(fed.server)
     fed.server.round = round
-    method.plan(fed.server, [client.id for client in fed.clients])
+    method.start_round(fed.server, [client.id for client in fed.clients])
     message = method.broadcast(fed.server, number)
     at = worker(fed, number, round)
     if double:
         at.bound = copy.deepcopy(at.model).double()
         at.prepare = lambda x: x.double()
     at.context = method.receive(at, message)
-    inputs = method.inputs(at, step, torch.Generator().manual_seed(step))
+    inputs = method.step_inputs(at, step, torch.Generator().manual_seed(step))
     return fed, at, message, {**at.context, **inputs}
 
 
@@ -233,7 +233,7 @@ def test_gradient_of_a_step(every, rows, norm):
     members = clients(MIXED)
     for step in range(4):
         fed, at, message, context = at_step(method, members, round=5, number=2, step=step)
-        models = [model_with(NETS[c.architecture], fed.server.weights(c.id)) for c in fed.clients]
+        models = [model_with(NETS[c.architecture], fed.server.client_weights(c.id)) for c in fed.clients]
         kernels = [kernel(m, message["rad"]) for m in models]
         k_bar = np.mean([k / np.linalg.norm(k) if norm == "fro" else k for k in kernels], axis=0)
         on = step % every == 0
@@ -355,11 +355,11 @@ def test_the_server_knows_the_weights_from_which_a_client_starts(own):
     if own:
         members = [Client(NETS[c.architecture](), c.data.train) for c in members]
     fed, watch = federation(hetero(), members, held=public(), rounds=2, lr=0.0)
-    fed.method.start(fed.server)
-    initial = {i: dict(fed.server.weights(i)) for i in range(4)}
+    fed.method.init_server(fed.server)
+    initial = {i: dict(fed.server.client_weights(i)) for i in range(4)}
     for i in range(4):
         assert same(initial[i], worker(fed, i).model.state_dict())
-        assert not fed.server.has_kept(i)
+        assert not fed.server.has_weights(i)
         if own:
             assert same(initial[i], members[i].given.state_dict())
     assert moved(initial[0], {n: t for n, t in initial[1].items() if n in initial[0]}) > 1e-3
@@ -392,13 +392,13 @@ def test_rad_rows_are_drawn_from_the_hold_out_without_replacement_and_anew():
 
 def test_too_few_hold_out_rows_are_refused_before_round_1():
     for held, came in ((public(19), "got 19"), (None, "got 0")):
-        with pytest.raises(RequestError, match=rf"20 rows.*{came}.*data.holdout"):
+        with pytest.raises(ConfigError, match=rf"20 rows.*{came}.*data.holdout"):
             federation(hetero(), clients(MIXED), held=held)
     federation(hetero(), clients(MIXED), held=public(20))
 
 
 def test_homogeneous_refuses_several_architectures():
-    with pytest.raises(RequestError, match=r"one architecture.*client 1 \('deep'\).*heterogeneous"):
+    with pytest.raises(ConfigError, match=r"one architecture.*client 1 \('deep'\).*heterogeneous"):
         federation(homo(), clients(["shallow", "deep"]), held=public())
 
 
@@ -439,39 +439,49 @@ def test_bytes_of_the_papers_sizes(monkeypatch):
     """L = 5000 CIFAR images as bytes: 15 360 000 B; a factor of rank 64: 1 280 000 B; 307 842 weights. And the page."""
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5000, 3, 32, 32), dtype=torch.uint8, generator=g)
-    held = Public(Samples(images, torch.zeros(5000, dtype=torch.int64)))
+    held = PublicData(Samples(images, torch.zeros(5000, dtype=torch.int64)))
     builders = {
         "tiny": lambda: Staged(Pooled(), nn.Sequential(nn.Linear(192, 80), nn.Tanh()), nn.Linear(80, 10)),
         "fedhenn-cifar10": lambda: zoo.build("fedhenn-cifar10", (3, 32, 32), 10),
     }
     data = (images[:4], torch.tensor([0, 1, 2, 3]))
-    knobs = {"eta0": 0.01, "size": 5000, "batch": 16, "eta_schedule": "constant"}
+    hyperparameters = {"eta0": 0.01, "size": 5000, "batch": 16, "eta_schedule": "constant"}
     monkeypatch.setattr(kernel_alignment, "_EXACT_RANK", 0)
     (round,) = rounds(
-        FedHeNN(**nested(rank=64, **knobs)), [Client("tiny", data)], builders, held=held, classes=10, rounds=1
+        FedHeNN(**nested(rank=64, **hyperparameters)), [Client("tiny", data)], builders, held=held, classes=10, rounds=1
     )
     assert (nbytes({"rad": round.down[0]["rad"]}), nbytes({"f": round.down[0]["factor"]["values"]})) == (
         15_360_000,
         1_280_000,
     )
-    knobs |= {"size": 20, "setting": "homogeneous"}
+    hyperparameters |= {"size": 20, "setting": "homogeneous"}
     (round,) = rounds(
-        FedHeNN(**nested(**knobs)), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1
+        FedHeNN(**nested(**hyperparameters)),
+        [Client("fedhenn-cifar10", data)],
+        builders,
+        held=held,
+        classes=10,
+        rounds=1,
     )
     assert nbytes(round.down[0]) == 1_231_368 + 20 * 3072
     assert nbytes(round.up[0]) == 1_231_368 + 8
-    knobs |= {"setting": "heterogeneous"}
+    hyperparameters |= {"setting": "heterogeneous"}
     (round,) = rounds(
-        FedHeNN(**nested(**knobs)), [Client("fedhenn-cifar10", data)], builders, held=held, classes=10, rounds=1
+        FedHeNN(**nested(**hyperparameters)),
+        [Client("fedhenn-cifar10", data)],
+        builders,
+        held=held,
+        classes=10,
+        rounds=1,
     )
     assert nbytes(round.up[0]) == 1_231_368
 
     pair = [Client("d64", data), Client("d64", data)]  # widths that add up to r = 128
     builders = {"d64": lambda: Staged(Pooled(), nn.Sequential(nn.Linear(192, 64), nn.Tanh()), nn.Linear(64, 10))}
-    knobs |= {"size": 5000}
-    (weights,) = rounds(FedHeNN(**nested(**knobs)), pair, builders, held=held, classes=10, rounds=1)
+    hyperparameters |= {"size": 5000}
+    (weights,) = rounds(FedHeNN(**nested(**hyperparameters)), pair, builders, held=held, classes=10, rounds=1)
     assert nbytes(weights.down[0]) == 15_360_000 + 2_560_000
-    kernels = FedHeNN(**nested(uploads="kernels", refresh=0, **knobs))
+    kernels = FedHeNN(**nested(uploads="kernels", refresh=0, **hyperparameters))
     first, second = rounds(kernels, pair, builders, held=held, classes=10, rounds=2)
     assert (nbytes(first.down[0]), nbytes(first.up[0])) == (15_360_004, 1_280_004)
     assert (nbytes(second.down[0]), nbytes(second.up[0])) == (2_560_004, 1_280_004)

@@ -17,8 +17,8 @@ from polyfed.methods import FedHeNN, Local
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 
 
-def hetero(**knobs):
-    return FedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **knobs}))
+def hetero(**hyperparameters):
+    return FedHeNN(**nested(**{"eta0": 0.5, "size": 20, "batch": 20, **hyperparameters}))
 
 
 def kernel(members, number, weights, x):
@@ -74,12 +74,12 @@ def test_own_starts_without_a_pull_and_keeps_what_the_client_was():
     """At the weights that the client received the term and its gradient are zero; away from them it is not."""
     method = hetero(control="own")
     fed, _ = federation(method, clients(MIXED), held=public())
-    method.start(fed.server)
+    method.init_server(fed.server)
     fed.server.round = 2
-    method.plan(fed.server, [0, 1, 2, 3])
+    method.start_round(fed.server, [0, 1, 2, 3])
     at = worker(fed, 3, 2)
     at.context = method.receive(at, method.broadcast(fed.server, 3))
-    context = {**at.context, **method.inputs(at, 0, torch.Generator().manual_seed(0))}
+    context = {**at.context, **method.step_inputs(at, 0, torch.Generator().manual_seed(0))}
     data = batch(at.data.train)
     nothing = data._replace(w=torch.zeros_like(data.w))
     found = method.gradients(at.model, nothing, context)
@@ -137,7 +137,7 @@ def test_without_weight_a_control_is_local(control):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("hyperparameters", "said"),
     [
         (
             {"control": "own", "setting": "homogeneous"},
@@ -146,6 +146,6 @@ def test_without_weight_a_control_is_local(control):
         ({"control": "permuted", "setting": "homogeneous"}, "control: expected setting 'heterogeneous'"),
     ],
 )
-def test_controls_that_cannot_be_are_refused(knobs, said):
+def test_controls_that_cannot_be_are_refused(hyperparameters, said):
     with pytest.raises(ValueError, match=said):
-        hetero(**knobs)
+        hetero(**hyperparameters)

@@ -25,12 +25,12 @@ from toys import (
 )
 
 from helpers.nested import nested
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.settings import Evaluation
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation, Training
 from polyfed.engine.task import Task
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.functional.quantization import unpack
 from polyfed.methods import FedHeNN, fedhenn
 from polyfed.methods.building_blocks import kernel_alignment
@@ -42,25 +42,25 @@ FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, ne
 ROW = INPUTS * 4  # bytes of one input
 
 
-def hetero(**knobs):
+def hetero(**hyperparameters):
     usual = {"eta0": 0.5, "size": 20, "batch": 20, "eta_schedule": "constant"}
-    return FedHeNN(**nested(**{**usual, **knobs}))
+    return FedHeNN(**nested(**{**usual, **hyperparameters}))
 
 
-def homo(**knobs):
-    return hetero(setting="homogeneous", **knobs)
+def homo(**hyperparameters):
+    return hetero(setting="homogeneous", **hyperparameters)
 
 
 def received(method, members, *, round=2, number=0, step=0, held=None):
     """A client that has received its message in `round`, the message, and the context of one step."""
     fed, _ = federation(method, members, held=public() if held is None else held)
-    method.start(fed.server)
+    method.init_server(fed.server)
     fed.server.round = round
-    method.plan(fed.server, [client.id for client in fed.clients])
+    method.start_round(fed.server, [client.id for client in fed.clients])
     message = method.broadcast(fed.server, number)
     at = worker(fed, number, round)
     at.context = method.receive(at, message)
-    return fed, at, message, {**at.context, **method.inputs(at, step, torch.Generator().manual_seed(step))}
+    return fed, at, message, {**at.context, **method.step_inputs(at, step, torch.Generator().manual_seed(step))}
 
 
 def shaken(model):
@@ -94,7 +94,7 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
     """All 20 rows are landmarks, so that the factor is exact: K_bar is the mean of four RBF kernels."""
     method = hetero(similarity="rbf", width=width)
     fed, at, message, context = received(method, clients(MIXED), number=2)
-    models = [model_with(NETS[c.architecture], fed.server.weights(c.id)) for c in fed.clients]
+    models = [model_with(NETS[c.architecture], fed.server.client_weights(c.id)) for c in fed.clients]
     k_bar = np.mean([rbf(represented(m, message["rad"]), width) for m in models], axis=0)
     f = unpack(message["factor"]).double().numpy()
     assert np.abs(f @ f.T / np.linalg.norm(f @ f.T) - k_bar / np.linalg.norm(k_bar)).max() < 1e-5
@@ -139,7 +139,7 @@ def test_homogeneous_distances(similarity):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "text"),
+    ("hyperparameters", "text"),
     [
         ({"similarity": "procrustes"}, "procrustes: expected the representation of one model"),
         ({"uploads": "kernels"}, r"expected alignment_data\.refresh 0"),
@@ -148,9 +148,9 @@ def test_homogeneous_distances(similarity):
         ({"final_average": True}, "expected setting 'homogeneous'"),
     ],
 )
-def test_combinations_that_cannot_be(knobs, text):
+def test_combinations_that_cannot_be(hyperparameters, text):
     with pytest.raises(ValueError, match=text):
-        FedHeNN(**nested(**knobs))
+        FedHeNN(**nested(**hyperparameters))
 
 
 # ---- where the RAD comes from, and how it travels ----
@@ -160,10 +160,10 @@ def test_combinations_that_cannot_be(knobs, text):
 @pytest.mark.parametrize("refresh", [1, 2, 0])
 def test_transports_are_alike_but_for_bytes(setting, refresh):
     members = clients(["deep"] * 3)
-    knobs = {"setting": setting, "refresh": refresh}
-    reference = rounds(hetero(**knobs), members, held=public(), rounds=3)
+    hyperparameters = {"setting": setting, "refresh": refresh}
+    reference = rounds(hetero(**hyperparameters), members, held=public(), rounds=3)
     for transport in ("indices", "seed"):
-        other = rounds(hetero(**knobs, transport=transport), members, held=public(), rounds=3)
+        other = rounds(hetero(**hyperparameters, transport=transport), members, held=public(), rounds=3)
         for number, (a, b) in enumerate(zip(reference, other, strict=True)):
             assert all(same(a.weights[i], b.weights[i]) for i in range(3))
             sent = number == 0 or (refresh and number % refresh == 0)
@@ -172,7 +172,7 @@ def test_transports_are_alike_but_for_bytes(setting, refresh):
 
 
 def test_the_rad_may_be_another_data_set():
-    elsewhere = Public(samples(40, 77), origin="other")
+    elsewhere = PublicData(samples(40, 77), origin="other")
     (round,) = rounds(hetero(), clients(MIXED), held=elsewhere, rounds=1)
     rows = {tuple(row) for row in elsewhere.samples.x.tolist()}
     assert all(tuple(row) in rows for row in round.down[0]["rad"].tolist())
@@ -266,8 +266,8 @@ def test_inputs_that_cannot_be_a_rad_are_refused_before_round_1(change, text):
         long = Samples(torch.zeros(12, 5), members[2].data.train.y)
         members[2] = Client("deep", long, prepare=lambda x: x[:, :INPUTS])
     if change == "public":
-        held = Public(Samples(held.samples.x.double(), held.samples.y))
-    with pytest.raises(RequestError, match=text):
+        held = PublicData(Samples(held.samples.x.double(), held.samples.y))
+    with pytest.raises(ConfigError, match=text):
         federation(hetero(), members, held=held)
     federation(hetero(eta0=0.0), members, held=held)
 
@@ -283,9 +283,9 @@ def word_clients(architectures):
 
 
 def test_words_can_be_a_rad():
-    members, held = word_clients(MIXED), Public(words(public().samples))
-    for knobs in ({}, {"transport": "indices"}, {"uploads": "kernels", "refresh": 0}):
-        history = rounds(hetero(**knobs), members, held=held)
+    members, held = word_clients(MIXED), PublicData(words(public().samples))
+    for hyperparameters in ({}, {"transport": "indices"}, {"uploads": "kernels", "refresh": 0}):
+        history = rounds(hetero(**hyperparameters), members, held=held)
         assert history[1].before["rad"].dtype == torch.int64
         assert history[1].record["sums"]["d_cka"] > 0
 
@@ -331,9 +331,11 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
 def test_kernel_uploads_are_weight_uploads_that_nobody_sees():
     """On one RAD, from everybody who has answered: the same K_bar, so the same training, bit for bit."""
     members = clients(MIXED)
-    knobs = {"refresh": 0, "pool": "seen"}
-    by_weights = rounds(hetero(**knobs), members, held=public(), rounds=4, client_fraction=0.75)
-    by_kernels = rounds(hetero(**knobs, uploads="kernels"), members, held=public(), rounds=4, client_fraction=0.75)
+    hyperparameters = {"refresh": 0, "pool": "seen"}
+    by_weights = rounds(hetero(**hyperparameters), members, held=public(), rounds=4, client_fraction=0.75)
+    by_kernels = rounds(
+        hetero(**hyperparameters, uploads="kernels"), members, held=public(), rounds=4, client_fraction=0.75
+    )
     for number, (a, b) in enumerate(zip(by_weights, by_kernels, strict=True)):
         assert all(a.weights[i] is b.weights[i] is None or same(a.weights[i], b.weights[i]) for i in range(4))
         assert all(set(message) == {"kernel", "rad_draw"} for message in b.up.values())
@@ -401,13 +403,13 @@ def test_an_infinite_kernel_of_finite_weights_is_left_out(similarity):
     members = [linear_client(1e25), *clients(MIXED)]
     fed, _ = federation(hetero(similarity=similarity), members, held=public())
     fed.server.round = 2
-    fed.method.plan(fed.server, [1])
+    fed.method.start_round(fed.server, [1])
     assert fed.server.log["kernels_left_out"] == 1
     without, _ = federation(hetero(similarity=similarity, pool="seen"), members, held=public())
     without.server.round = 2
     for i in range(1, 5):
-        without.server.keep(i, without.server.weights(i))
-    without.method.plan(without.server, [1])
+        without.server.store_weights(i, without.server.client_weights(i))
+    without.method.start_round(without.server, [1])
     assert "kernels_left_out" not in without.server.log
     found, expected = (f.method.broadcast(f.server, 1)["factor"] for f in (fed, without))
     assert same(found, expected)
@@ -475,12 +477,12 @@ def test_a_frozen_extractor(chunk, monkeypatch):
     monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", chunk)
     method = homo()
     fed, _ = federation(method, clients(["still"] * 2), {"still": build}, held=public())
-    method.start(fed.server)
+    method.init_server(fed.server)
     fed.server.round = 2
-    method.plan(fed.server, [0, 1])
+    method.start_round(fed.server, [0, 1])
     at = worker(fed, 0, 2)
     at.context = method.receive(at, method.broadcast(fed.server, 0))
-    context = {**at.context, **method.inputs(at, 0, torch.Generator())}
+    context = {**at.context, **method.step_inputs(at, 0, torch.Generator())}
     data = batch(at.data.train)
     found, plain = method.gradients(at.model, data, context), method.gradients(at.model, data, {})
     assert "rad_x" in context
@@ -561,19 +563,19 @@ def test_only_who_answers_with_the_present_draw_holds_it():
     """Client 0's upload is late: it was made with the draw before."""
     fed, _ = federation(hetero(refresh=2), clients(MIXED), held=public())
     fed.server.round = 3
-    fed.method.plan(fed.server, [0, 1, 2])
+    fed.method.start_round(fed.server, [0, 1, 2])
     fed.method.aggregate(
         fed.server, {0: {"rad_draw": torch.tensor(1)}, 1: {"rad_draw": torch.tensor(3, dtype=torch.int32)}, 2: {}}
     )
     fed.server.round = 4
-    fed.method.plan(fed.server, [0, 1, 2])
+    fed.method.start_round(fed.server, [0, 1, 2])
     assert ["rad" in fed.method.broadcast(fed.server, i) for i in range(3)] == [True, False, True]
 
 
 @pytest.mark.parametrize("uploads", ["weights", "kernels"])
-@pytest.mark.parametrize("knobs", [{}, {"pool": "selected"}, {"pool": "seen"}])
-def test_drops_and_joiners(uploads, knobs):
-    method = hetero(uploads=uploads, refresh=0, **knobs)
+@pytest.mark.parametrize("hyperparameters", [{}, {"pool": "selected"}, {"pool": "seen"}])
+def test_drops_and_joiners(uploads, hyperparameters):
+    method = hetero(uploads=uploads, refresh=0, **hyperparameters)
     fed = Federation(
         clients(MIXED * 2),
         method,

@@ -31,10 +31,10 @@ from toys import (
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.method import Trained
+from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.run import run
 from polyfed.functional.modes import evaluating
 from polyfed.methods import FedAvg, FedIN
@@ -50,8 +50,8 @@ def shared(state):
     return model
 
 
-def off(**knobs):
-    return FedIN(**{"train_in": False, "mu": 0.0, **knobs})
+def off(**hyperparameters):
+    return FedIN(**{"train_in": False, "mu": 0.0, **hyperparameters})
 
 
 # ---- bytes (8.8, section 2.2)  ----
@@ -253,7 +253,7 @@ def pairs(rows=4, seed=0):
 def at_step(method, architecture="deep", context=None):
     """A client at work away from its received weights, and the context of a step with pairs."""
     fed, _ = federation(method, clients([architecture] * 2))
-    method.start(fed.server)
+    method.init_server(fed.server)
     at = worker(fed, 0, round=2)
     received = method.receive(at, method.broadcast(fed.server, 0))
     with torch.no_grad():
@@ -336,7 +336,7 @@ def test_extractor_and_classifier_get_exactly_the_local_gradient(mode, architect
 def test_in_loss_is_0_for_pairs_made_by_the_same_weights(architecture):
     method = FedIN(combine="none", mu=0.0)
     at, _ = at_step(method, architecture)
-    features = method.upload(at, Trained())["features"]
+    features = method.upload(at, TrainingResult())["features"]
     data = batch(at.data.train)
     found = method.gradients(at.model, data, features)
     local = method.gradients(at.model, data, {})
@@ -362,7 +362,7 @@ def test_batchnorm_normalizes_the_pairs_by_themselves_and_keeps_its_statistics(a
         in_eval = ((alone.transform(context["s_in"]) - context["s_out"]) ** 2).mean()
     assert abs(float(expected - in_eval.detach())) > 1e-3
     before = {n: t.clone() for n, t in at.model.state_dict().items()}
-    method.upload(at, Trained())
+    method.upload(at, TrainingResult())
     assert same(before, at.model.state_dict())
     assert all(m.training for m in at.model.modules())
 
@@ -510,7 +510,7 @@ def test_no_noise_is_level_0_including_the_generators(where):
     at.context = method.receive(at, {"model": {n: p.detach() for n, p in at.model.named_parameters()}})
     draws = torch.Generator().manual_seed(0)
     before = draws.get_state()
-    assert method.inputs(at, 0, draws) == {}
+    assert method.step_inputs(at, 0, draws) == {}
     assert torch.equal(draws.get_state(), before)
 
 
@@ -560,7 +560,7 @@ def test_noise_in_the_forward_pass():
     data = batch(at.data.train, slice(0, 3))  # a ragged batch: 3 of 4 rows
     losses = []
     for step in range(2):
-        given = method.inputs(at, step, draws)
+        given = method.step_inputs(at, step, draws)
         assert (given["z_in"].shape, given["z_out"].shape) == ((4, 6), (4, 5))
         z = at.model.extract(data.x)
         z = at.model.transform(z + 0.8 * z.detach().std(correction=0) * given["z_in"][:3])
@@ -674,11 +674,11 @@ def test_statistics_are_averaged_like_weights(aggregation):
 
 def test_unequal_cuts_are_refused_before_round_1():
     with pytest.raises(
-        RequestError,
+        ConfigError,
         match=r"client 1 \('wide'\) gives \(9,\) and \(5,\), client 0 \('shallow'\) gives \(6,\) and \(5,\)",
     ):
         federation(FedIN(aggregation="same-shape"), clients(["shallow", "wide"]))
-    with pytest.raises(RequestError, match=r"client 1 \('broad'\) gives \(6,\) and \(8,\)"):
+    with pytest.raises(ConfigError, match=r"client 1 \('broad'\) gives \(6,\) and \(8,\)"):
         federation(FedIN(aggregation="same-shape"), clients(["shallow", "broad"]))
     federation(FedIN(aggregation="same-shape", train_in=False), clients(["shallow", "wide"]))
 

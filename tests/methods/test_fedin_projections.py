@@ -16,10 +16,10 @@ from toys import CLASSES, NETS, batch, bits, clients, federation, model_with, mo
 from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.method import Trained
+from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.engine.federation import Federation
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.functional.feature_pooling import orthogonal
 from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
@@ -30,8 +30,8 @@ UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
 SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}
 
 
-def projected(kind: str = "fixed", **knobs: object) -> FedIN:
-    return FedIN(**{"aggregation": "same-shape", "projection": kind, **SMALL, **knobs})
+def projected(kind: str = "fixed", **hyperparameters: object) -> FedIN:
+    return FedIN(**{"aggregation": "same-shape", "projection": kind, **SMALL, **hyperparameters})
 
 
 # families -----------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_resumed_it_ends_the_same(kind: str, tmp_path: Path) -> None:
     whole.run()
     half, watch = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")
     watch.client_done = lambda done, total: stop(half.server.round == 3)
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         half.run()
     rest, _ = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")
     rest.run(resume=True)
@@ -134,7 +134,7 @@ def test_learns(kind: str) -> None:
 
 def test_without_projections_their_sizes_are_refused() -> None:
     for size, value in SMALL.items():
-        with pytest.raises(RequestError, match=f"{size} = {value} does nothing beside projection = 'none'"):
+        with pytest.raises(ConfigError, match=f"{size} = {value} does nothing beside projection = 'none'"):
             FedIN(**{size: value})
 
 
@@ -142,7 +142,9 @@ def test_square_matrices_change_nothing_but_rounding() -> None:
     """s_in and s_out of 6 and 5 numbers in a common shape of 6 and 5: rotated on the way, and back."""
     members = clients(["shallow", "deep", "shallow", "deep"])
     sizes = {"projection_channels": 6, "projection_grid": 1, "projection_features": 5}
-    plain, turned = (rounds(FedIN(**knobs), members) for knobs in ({}, {"projection": "fixed", **sizes}))
+    plain, turned = (
+        rounds(FedIN(**hyperparameters), members) for hyperparameters in ({}, {"projection": "fixed", **sizes})
+    )
     for a, b in zip(plain, turned, strict=True):
         for i in range(4):
             assert moved(a.trained[i], b.trained[i]) < 1e-5
@@ -229,7 +231,7 @@ def test_the_step_of_trained_matrices_by_hand(monkeypatch: pytest.MonkeyPatch) -
     g = torch.Generator().manual_seed(7)
     sums = {n: torch.randn(before[n].shape, generator=g) for n in ("p_in", "p_out")}
     pairs = {"s_in": torch.randn(4, 9, generator=g), "s_out": torch.randn(4, 5, generator=g)}
-    sent = method.common.upload(at, pairs, Trained(2, 8, 0.0, {"in_steps": torch.tensor(2.0)}, sums))
+    sent = method.common.upload(at, pairs, TrainingResult(2, 8, 0.0, {"in_steps": torch.tensor(2.0)}, sums))
     for name, s in (("p_in", pairs["s_in"]), ("p_out", pairs["s_out"])):
         p, x = before[name].detach().double().numpy(), s.double().numpy()
         lost = x @ p.T @ p - x  # of mean lost^2, a quadratic form in P'P
@@ -252,7 +254,7 @@ def test_trained_matrices_follow_the_misfit_and_stay_orthogonal(monkeypatch: pyt
         at.context = method.receive(at, {"model": {}, "features": {"s_in": s_in, "s_out": s_out}})
         found = method.gradients(at.model, batch(at.data.train), {**at.context, "s_in": s_in, "s_out": s_out})
         losses.append(float(found.sums["loss_in"]))
-        method.upload(at, Trained(1, 12, 0.0, found.sums, found.raw))
+        method.upload(at, TrainingResult(1, 12, 0.0, found.sums, found.raw))
     assert all(late < early for early, late in itertools.pairwise(losses))
     for matrix in at.state["projections"].values():
         torch.testing.assert_close(matrix @ matrix.T, torch.eye(len(matrix)), atol=1e-5, rtol=0)
@@ -272,7 +274,7 @@ def test_matrices_belong_to_those_who_trained() -> None:
 
 def test_features_that_are_no_grid_are_refused_before_round_1() -> None:
     odd = {"odd": lambda: Staged(Rows(), nn.Flatten(), nn.Linear(12, CLASSES))}
-    with pytest.raises(RequestError, match=r"client 0 \('odd'\): expected a vector .* got \(3, 4\)"):
+    with pytest.raises(ConfigError, match=r"client 0 \('odd'\): expected a vector .* got \(3, 4\)"):
         federation(projected(), clients(["odd"]), odd)
     federation(projected(train_in=False), clients(["odd"]), odd)
     federation(FedIN(), clients(["odd"]), odd)
@@ -290,9 +292,9 @@ class Rows(nn.Module):
 
 
 def test_unequal_cuts_are_told_of_projections_and_unequal_tensors_of_same_shape() -> None:
-    with pytest.raises(RequestError, match=r"use method.aggregation = 'same-shape', with method.projection = 'fixed'"):
+    with pytest.raises(ConfigError, match=r"use method.aggregation = 'same-shape', with method.projection = 'fixed'"):
         federation(FedIN(aggregation="same-shape"), clients(UNEQUAL))
-    with pytest.raises(RequestError, match=r"tensors of one name to have one shape; .*'same-shape'"):
+    with pytest.raises(ConfigError, match=r"tensors of one name to have one shape; .*'same-shape'"):
         federation(projected(aggregation="layer-wise"), clients(UNEQUAL))
     federation(projected(), clients(UNEQUAL))
 
@@ -306,6 +308,6 @@ def test_unequal_cuts_are_told_of_projections_and_unequal_tensors_of_same_shape(
         {"projection_features": 1.5},
     ],
 )
-def test_wrong_knobs(wrong: dict[str, object]) -> None:
+def test_wrong_hyperparameters(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         FedIN(**wrong)

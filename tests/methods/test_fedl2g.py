@@ -14,7 +14,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, Local, fedl2g
 
@@ -58,7 +58,7 @@ def test_two_rounds_by_hand(clip, monkeypatch):
     monkeypatch.setattr(fedl2g, "_CLIP", clip)
     method = FedL2G(warmup=1, server_lr=5.0)
     fed, watch = federation(method, members, LINEAR, lr=0.5)
-    w = [{n: t.double().numpy() for n, t in fed.server.weights(i).items()} for i in range(3)]
+    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
     fed.run()
     parts = []
     for client in fed.clients:
@@ -136,7 +136,7 @@ def test_nobody_trains_in_the_warm_up_and_the_guides_learn():
 
 def test_a_warm_up_longer_than_the_run_is_an_error_before_anything_is_written(tmp_path):
     for warmup, length in ((50, 20), (2, 2)):
-        with pytest.raises(RequestError, match=rf"^fedl2g warms up for {warmup} rounds.*= {length}; raise it") as error:
+        with pytest.raises(ConfigError, match=rf"^fedl2g warms up for {warmup} rounds.*= {length}; raise it") as error:
             federation(FedL2G(warmup=warmup), clients(MIXED), rounds=length, out=tmp_path / "run")
         assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
@@ -168,7 +168,7 @@ class Fused(nn.Linear):
 def test_networks_without_second_derivative_are_refused(tmp_path):
     kinds = {**LINEAR, "fused": lambda: Fused(INPUTS, CLASSES)}
     line = r"^fedl2g needs networks with second derivatives; client 1 \('fused'\) has none: .*; use fd, which"
-    with pytest.raises(RequestError, match=line) as error:
+    with pytest.raises(ConfigError, match=line) as error:
         federation(FedL2G(), clients(["linear", "fused"]), kinds, out=tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
@@ -177,9 +177,9 @@ def test_networks_without_second_derivative_are_refused(tmp_path):
 
 def test_unequal_widths_are_for_the_logits():
     assert rounds(FedL2G(), clients(MIXED))
-    with pytest.raises(RequestError, match=r"needs one feature width.*method.guide = 'logits'"):
+    with pytest.raises(ConfigError, match=r"needs one feature width.*method.guide = 'logits'"):
         federation(FedL2G(guide="representation"), clients(MIXED))
-    with pytest.raises(RequestError, match="needs split models"):
+    with pytest.raises(ConfigError, match="needs split models"):
         federation(FedL2G(guide="representation"), clients(["linear"]), LINEAR)
 
 

@@ -11,10 +11,10 @@ from torch import nn
 from toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples
 
 from polyfed import testing
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Training
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.losses import absolute_error
 from polyfed.methods import FedMD, Local
@@ -74,7 +74,7 @@ def test_two_rounds_by_hand(weighting):
     method = FedMD(public_epochs=1, private_epochs=2, weighting=weighting)
     members = linear_clients(sizes)
     fed, watch = federation(method, members, LINEAR, held=held, batch_size=64)
-    w = [{n: t.double().numpy() for n, t in fed.server.weights(i).items()} for i in range(3)]
+    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
     fed.run()
     x, _ = arrays(held.samples)
     w = [
@@ -126,21 +126,21 @@ def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
         chosen = torch.zeros(20, dtype=torch.bool)
         chosen[drawn[0]] = True
         x[chosen if inside else ~chosen] += 5.0
-        (other,) = played(method, held=Public(dataclasses.replace(held.samples, x=x)), rounds=1)
+        (other,) = played(method, held=PublicData(dataclasses.replace(held.samples, x=x)), rounds=1)
         assert same(first.weights[0], other.weights[0]) != inside
 
 
 def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_task():
     held, once = HELD, FedMD(public_epochs=1, private_epochs=0)
-    turned = Public(dataclasses.replace(held.samples, y=(held.samples.y + 1) % CLASSES))
+    turned = PublicData(dataclasses.replace(held.samples, y=(held.samples.y + 1) % CLASSES))
     other = dataclasses.replace(held, origin="other")
     for method, alike in ((FedMD(public_epochs=0, private_epochs=1), True), (once, False)):
         a, b = played(method, held=held)[-1], played(method, held=turned)[-1]
         assert same(a.weights[0], b.weights[0]) == alike
     assert played(FedMD(public_epochs=0), held=other)
-    with pytest.raises(RequestError, match=r"^fedmd needs 1 rows that everybody may see, got 0 \(and 20 of the kind"):
+    with pytest.raises(ConfigError, match=r"^fedmd needs 1 rows that everybody may see, got 0 \(and 20 of the kind"):
         federation(once, clients(MIXED), held=other)
-    with pytest.raises(RequestError, match=r"^fedmd needs 21 rows that everybody may see, got 20"):
+    with pytest.raises(ConfigError, match=r"^fedmd needs 21 rows that everybody may see, got 20"):
         federation(FedMD(rows=21), clients(MIXED), held=held)
     assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
 
@@ -153,7 +153,7 @@ def test_one_client_agrees_with_itself():
     fed, watch = federation(FedMD(**NO_TRANSFER), clients(["shallow"]), held=HELD, rounds=1)
     fed.run()
     with torch.no_grad():
-        mine = fed.server.model("shallow", fed.server.weights(0))(HELD.samples.x)
+        mine = fed.server.model("shallow", fed.server.client_weights(0))(HELD.samples.x)
     assert torch.equal(watch.rounds[0].down[0]["consensus"], mine)
     scores = torch.randn(4, 3, requires_grad=True)
     (grad,) = torch.autograd.grad(absolute_error(scores, scores.detach(), torch.ones(4)), scores)
@@ -180,7 +180,7 @@ def test_the_consensus_is_of_those_who_answered():
     each = []
     for i in (1, 2):
         with torch.no_grad():
-            each.append(fed.server.model(fed.clients[i].architecture, fed.server.weights(i))(HELD.samples.x))
+            each.append(fed.server.model(fed.clients[i].architecture, fed.server.client_weights(i))(HELD.samples.x))
     assert torch.allclose(round.down[0]["consensus"], torch.stack(each).mean(0), atol=1e-6)
 
 
@@ -194,7 +194,7 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
     training = Training(rounds=4, batch_size=8, lr=0.1)
     late = Availability(late_joiners=1, join_round=2)
     fed = Kit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
-    (joiner,) = set(fed.server.everybody) - set(fed.present(1))
+    (joiner,) = set(fed.server.all_client_ids) - set(fed.present(1))
     up = [record["bytes_by_client"].get(str(joiner), {}).get("up") for record in fed.history]
     assert up == [None, 0, 4 * 24 * 3, 4 * 24 * 3]
     digests, transfer = 24 + 12, 2 * 24 + 3 * 12

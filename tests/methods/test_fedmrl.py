@@ -15,7 +15,7 @@ from toys import CLASSES, batch, clients, federation, moved, numpy_mean, rounds,
 import polyfed as pf
 from polyfed.core.modules import exported
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
@@ -77,7 +77,7 @@ def test_every_part_learns_and_the_common_head_sees_the_first_entries_only() -> 
 
 def test_the_projection_is_kept_trained_on_and_scored_with() -> None:
     fed, watch = federation(FedMRL(), clients(["wide", "shallow"], test=9), rounds=3)
-    initial = {i: fed.server.weights(i)["projection.weight"].clone() for i in (0, 1)}
+    initial = {i: fed.server.client_weights(i)["projection.weight"].clone() for i in (0, 1)}
     assert moved({"": initial[0]}, {"": initial[1]}) > 1e-2, "drawn by each client for itself"
     done = fed.run()
     for number in (0, 1):
@@ -122,12 +122,10 @@ def test_features_of_the_common_network() -> None:
         assert model.companion.feature_dim == 2
         assert model.companion.head.weight.shape == (CLASSES, 2)
         assert model.projection.weight.shape == (width, 2 + width)
-    with pytest.raises(
-        RequestError, match=r"'net' has 5, the common network 8; set method.features to at most 5"
-    ) as no:
+    with pytest.raises(ConfigError, match=r"'net' has 5, the common network 8; set method.features to at most 5") as no:
         federation(FedMRL(shared="broad"), clients(["broad", "wide"]))
     assert "\n" not in str(no.value)
-    with pytest.raises(RequestError, match="needs split models"):
+    with pytest.raises(ConfigError, match="needs split models"):
         federation(FedMRL(), clients(["plain"]), {"plain": lambda: nn.Linear(4, CLASSES)})
 
 

@@ -21,8 +21,8 @@ from toys import (
 )
 
 from polyfed.core.message import nbytes
-from polyfed.core.method import knobs
-from polyfed.errors import RequestError
+from polyfed.core.method import hyperparameters
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedNova
 
 
@@ -114,7 +114,7 @@ def test_adam_is_not_normalized_by_mu():
     assert float(round.up[0]["a"]) == 3.0
 
 
-@knobs
+@hyperparameters
 class Linear(FedNova):
     """A loss without curvature."""
 
@@ -188,12 +188,12 @@ def test_bytes():
 
 
 def test_a_pull_that_overshoots_is_refused():
-    with pytest.raises(RequestError, match=r"expected mu times training\.lr below 1, got 20 times 0.1"):
+    with pytest.raises(ConfigError, match=r"expected mu times training\.lr below 1, got 20 times 0.1"):
         rounds(FedNova(mu=20.0), clients(["deep"]))
     assert rounds(FedNova(mu=20.0), clients(["deep"]), lr=0.01)
 
 
 def test_what_does_not_nest_is_refused():
-    with pytest.raises(RequestError, match=r"fednova needs .*client 1 \('wide'\).*same-shape"):
+    with pytest.raises(ConfigError, match=r"fednova needs .*client 1 \('wide'\).*same-shape"):
         federation(FedNova(), clients(["shallow", "wide"]))
     assert rounds(FedNova(aggregation="same-shape"), clients(["shallow", "wide"]))

@@ -17,7 +17,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Evaluation
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, Local
 
@@ -211,7 +211,7 @@ def test_bytes_as_in_table_3_of_fedgh(classes: int, present: int, shown: str) ->
 
 
 def test_unequal_widths_are_refused_before_round_1() -> None:
-    with pytest.raises(RequestError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
+    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
         federation(FedProto(), clients(["deep", "broad"]))
 
 

@@ -20,7 +20,7 @@ from toys import (
 )
 
 from polyfed.core.message import nbytes
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedIN, FedProx
 
 
@@ -75,7 +75,7 @@ def test_the_terms_gradient(architecture):
     """It is mu (w - w^t) for every parameter, and buffers have none."""
     members = clients([architecture])
     fed, _ = federation(method := FedProx(mu=0.3), members)
-    method.start(fed.server)
+    method.init_server(fed.server)
     at = worker(fed, 0)
     context = method.receive(at, method.broadcast(fed.server, 0))
     received = {name: p.detach().clone() for name, p in at.model.named_parameters()}
@@ -134,7 +134,7 @@ def test_bytes(architecture):
 
 
 def test_what_does_not_nest_is_refused():
-    with pytest.raises(RequestError, match=r"fedprox needs .*client 1 \('wide'\).*same-shape"):
+    with pytest.raises(ConfigError, match=r"fedprox needs .*client 1 \('wide'\).*same-shape"):
         federation(FedProx(), clients(["shallow", "wide"]))
     assert rounds(FedProx(aggregation="same-shape"), clients(["shallow", "wide"]))
 

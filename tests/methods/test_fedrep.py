@@ -16,7 +16,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
 from polyfed.core.modules import floats
 from polyfed.core.settings import Evaluation
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.adapt import split
@@ -146,7 +146,7 @@ def test_networks_that_are_handed_over_begin_with_the_first_ones_head_as_with_it
 class Watched(FedRep):
     """Keeps the whole network before every step."""
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
         SEEN.append((client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
         return {}
 
@@ -281,5 +281,5 @@ def test_a_network_of_ones_own_has_its_head_where_it_was_said_to_be() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(make: Callable[[], object], message: str) -> None:
-    with pytest.raises((RequestError, ValueError), match=message):
+    with pytest.raises((ConfigError, ValueError), match=message):
         make()

@@ -48,8 +48,8 @@ def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.nda
 )
 def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> None:
     members, total, lr = two_clients(), 6, 0.4
-    knobs = {"aggregation": aggregation, "weighting": weighting}
-    method = FedSelect(growth=0.34, limit=0.7, every=every, **knobs)
+    hyperparameters = {"aggregation": aggregation, "weighting": weighting}
+    method = FedSelect(growth=0.34, limit=0.7, every=every, **hyperparameters)
     counts = [client.n if weighting == "samples" else 1 for client in members]
     history = rounds(method, members, {"flat": Flat}, rounds=total, local_epochs=2, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()
@@ -148,7 +148,7 @@ def test_what_is_personal_everywhere_never_changes_on_the_server() -> None:
 class Seen(FedSelect):
     """Keeps the network before every step."""
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> dict[str, Any]:
         if client.id == 0:
             STEPS.append((client.round, client.phase, {n: t.clone() for n, t in client.model.state_dict().items()}))
         return {}
@@ -233,13 +233,13 @@ def test_the_anchor_is_the_model_at_the_last_growth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "message"),
+    ("hyperparameters", "message"),
     [
         ({"growth": 1.5}, "expected at most 1"),
         ({"limit": -0.1}, "expected at least 0"),
         ({"every": 0}, "expected at least 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(knobs: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(hyperparameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        FedSelect(**knobs)
+        FedSelect(**hyperparameters)

@@ -11,7 +11,7 @@ from toys import CLASSES, NETS, clients, federation, model_with, moved, rounds, 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional import prototype_network
 from polyfed.methods import FedTGP, Local
 
@@ -119,5 +119,5 @@ def test_bytes(classes, present):
 
 
 def test_unequal_widths_are_refused_before_round_1():
-    with pytest.raises(RequestError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
+    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
         federation(FedTGP(), clients(["deep", "broad"]))

@@ -94,7 +94,7 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
     for number, client in enumerate(fed.clients):
         at = at_work(client, str(number + 1), fed.architectures)
         draws = at.generator("inputs")
-        counts = np.bincount([fed.method.inputs(at, step, draws)["width"] for step in range(400)], minlength=5)
+        counts = np.bincount([fed.method.step_inputs(at, step, draws)["width"] for step in range(400)], minlength=5)
         assert not counts[number + 1 :].any()
         expected = 400 / (number + 1)
         assert np.abs(counts[: number + 1] - expected).max() < 4 * math.sqrt(expected)
@@ -103,7 +103,7 @@ def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
 def test_capacities_are_dealt_in_blocks():
     fed, _ = federation(FjORD(), clients(["shallow"] * 10, 4))
     assert [fed.method.variant(fed.server, i) for i in range(10)] == list("1122334455")
-    fed.server.admit([3, 9])
+    fed.server.set_available([3, 9])
     assert [fed.method.variant(fed.server, i) for i in (3, 9)] == ["2", "5"]
 
 

@@ -14,7 +14,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.engine.executors.base import at_work
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import collect
 from polyfed.methods.building_blocks.width_slicing import level, rate
@@ -123,7 +123,7 @@ def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
     ["dynamic", "a1-b1", "dynamic_a1-f1", "fix_a1,b1", "fix_a0-b1", "fix_a1-a2", "moving_a1", "fix_a-b", "fix_A1"],
 )
 def test_rates_that_mean_nothing_are_refused_in_one_line(text):
-    with pytest.raises(RequestError, match=r"rates.*expected 'dynamic_' or 'fix_'.*; got '" + text) as caught:
+    with pytest.raises(ConfigError, match=r"rates.*expected 'dynamic_' or 'fix_'.*; got '" + text) as caught:
         Recipe.load("recipes/quickstart.toml", [f"method.rates={text}"], method="heterofl")
     assert "\n" not in str(caught.value)
 
@@ -134,7 +134,7 @@ def test_fixed_rates_are_dealt_in_blocks_once():
         fed.server.round = round
         assert "".join(level(fed.server, "fix_a1-b1-c1-d1-e1", i) for i in range(10)) == "aabbccddee"
         assert "".join(level(fed.server, "fix_c1-a2", i) for i in range(10)) == "cccaaaaaaa"
-    fed.server.admit([1, 9])  # who is absent keeps its place
+    fed.server.set_available([1, 9])  # who is absent keeps its place
     assert [level(fed.server, "fix_a1-b1", i) for i in (1, 9)] == ["a", "b"]
 
 
@@ -287,13 +287,13 @@ def test_what_cannot_be_cut_is_refused_before_round_1(tmp_path):
     def grouped():
         return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
 
-    with pytest.raises(RequestError, match=r"Sequential cannot be cut.*'1' is a LayerNorm"):
+    with pytest.raises(ConfigError, match=r"Sequential cannot be cut.*'1' is a LayerNorm"):
         federation(HeteroFL(), clients(["odd"] * 2), {"odd": grouped}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_two_architectures_are_refused():
-    with pytest.raises(RequestError, match="one architecture"):
+    with pytest.raises(ConfigError, match="one architecture"):
         federation(HeteroFL(), clients(["shallow", "deep"]))
 
 

@@ -9,7 +9,7 @@ from toys import federation, numpy_mean, rounds, same
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, InclusiveFL
 from polyfed.testing.fixtures import draw, tiny
 
@@ -133,7 +133,7 @@ def test_classifiers_are_shared():
 @pytest.mark.parametrize("architectures", [ALL, ["blocks1"] * 5])
 def test_with_nothing_excluded_it_is_the_layer_wise_mean(architectures):
     method = InclusiveFL(beta=0.0, local_last_block=False)
-    if len(set(architectures)) == 1:  # one architecture: FedAvg, whatever the knobs
+    if len(set(architectures)) == 1:  # one architecture: FedAvg, whatever the hyperparameters
         method = InclusiveFL(beta=0.7)
     mine, plain = (played(m, architectures, client_fraction=0.6) for m in (method, FedAvg()))
     for a, b in zip(mine, plain, strict=True):
@@ -168,5 +168,5 @@ def test_bytes_are_those_of_fedavg():
 
 def test_networks_that_do_not_nest_are_refused():
     nets = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(1, 5, 6)}
-    with pytest.raises(RequestError, match=r"client 1 \('b'\).*same-shape"):
+    with pytest.raises(ConfigError, match=r"client 1 \('b'\).*same-shape"):
         federation(InclusiveFL(), members(["a", "b"], [8, 8]), nets)

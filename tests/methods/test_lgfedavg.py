@@ -12,7 +12,7 @@ from toys import CLASSES, INPUTS, NETS, clients, federation, moved, net, numpy_m
 
 from polyfed.core.message import nbytes
 from polyfed.core.modules import floats
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, LGFedAvg
 from polyfed.models import adapt
 from polyfed.models.split import Staged
@@ -83,9 +83,9 @@ def test_upper_layers_may_stand_on_any_extractor():
     builders = {**NETS, "other": other}
     people = clients(["shallow", "other"])
     assert len(rounds(LGFedAvg(shares="upper"), people, builders)) == 2
-    with pytest.raises(RequestError, match="one name to have one shape"):
+    with pytest.raises(ConfigError, match="one name to have one shape"):
         federation(LGFedAvg(shares="all"), people, builders)
-    with pytest.raises(RequestError, match="one name to have one shape"):
+    with pytest.raises(ConfigError, match="one name to have one shape"):
         federation(LGFedAvg(shares="upper"), clients(["shallow", "wide"]))
 
 
@@ -134,7 +134,7 @@ def test_bytes_as_in_table_3_of_fedgh(classes, present, shown):
 
 def test_heads_of_other_shapes_are_refused_before_round_1():
     wanted = r"heads with the same tensors.*weight \(3, 8\).*weight \(3, 5\).*models\.feature_dim.*fedproto.*fedhenn"
-    with pytest.raises(RequestError, match=wanted):
+    with pytest.raises(ConfigError, match=wanted):
         federation(LGFedAvg(), clients(["deep", "broad"]))
     assert len(rounds(LGFedAvg(shares="none"), clients(["deep", "broad"]))) == 2
 

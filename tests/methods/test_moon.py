@@ -22,7 +22,7 @@ from toys import (
 )
 
 from polyfed.core.message import nbytes
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import MOON, FedAvg
 
 
@@ -130,12 +130,13 @@ def test_no_gradient_reaches_them_and_batchnorm_counts_its_own_steps_alone():
     assert all(same(bits[name], of(net)) for name, net in context.items())
 
 
-@pytest.mark.parametrize(("knob", "values"), [("mu", (1.0, 0.2)), ("temperature", (0.5, 5.0))])
-def test_the_knobs_weigh_the_term(knob, values):
+@pytest.mark.parametrize(("hyperparameter", "values"), [("mu", (1.0, 0.2)), ("temperature", (0.5, 5.0))])
+def test_the_hyperparameters_weigh_the_term(hyperparameter, values):
     """A smaller mu or a larger T is nearer to FedAvg."""
     plain = shared(rounds(FedAvg(), clients(["deep"] * 2), rounds=3)[-1].after)
     strong, weak = (
-        moved(plain, shared(rounds(MOON(**{knob: v}), clients(["deep"] * 2), rounds=3)[-1].after)) for v in values
+        moved(plain, shared(rounds(MOON(**{hyperparameter: v}), clients(["deep"] * 2), rounds=3)[-1].after))
+        for v in values
     )
     assert strong > 1.5 * weak > 0
 
@@ -186,9 +187,9 @@ def test_bytes(architecture):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(RequestError, match=r"moon needs .*client 1 \('wide'\).*same-shape"):
+    with pytest.raises(ConfigError, match=r"moon needs .*client 1 \('wide'\).*same-shape"):
         federation(MOON(), clients(["shallow", "wide"]))
-    with pytest.raises(RequestError, match="moon needs split models"):
+    with pytest.raises(ConfigError, match="moon needs split models"):
         federation(MOON(), clients(["plain"]), {"plain": lambda: torch.nn.Linear(4, 3)})
     assert rounds(MOON(aggregation="same-shape"), clients(["shallow", "wide", "broad"]))
     with pytest.raises(ValueError, match="temperature"):

@@ -28,12 +28,12 @@ from toys import (
 
 from polyfed.core import inference
 from polyfed.core.message import nbytes
-from polyfed.core.method import knobs
+from polyfed.core.method import hyperparameters
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Task
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import evaluating, untracked_statistics
 from polyfed.methods import SCAFFOLD, FedAvg
@@ -131,7 +131,7 @@ def test_the_correction_is_what_the_server_sent():
     """Another variate of the server gives another step, by just the difference; nothing of it in the loss."""
     members = clients(["deep"])
     fed, _ = federation(method := SCAFFOLD(), members)
-    method.start(fed.server)
+    method.init_server(fed.server)
     message, one, found = method.broadcast(fed.server, 0), batch(members[0].data.train), {}
     for value in (0.0, 100.0, -3.0):
         at = worker(fed, 0)
@@ -307,7 +307,7 @@ def test_the_pass_puts_the_weights_back_after_an_error():
 # ---- what it is for  ----
 
 
-@knobs
+@hyperparameters
 class Bowls(SCAFFOLD):
     """Client k's loss is (a_k / 2) ||w - b_k||^2: a_k its input, b_k by its class."""
 
@@ -318,7 +318,7 @@ class Bowls(SCAFFOLD):
         return batch.x.mean() / 2 * (model.w - b).square().sum()
 
 
-@knobs
+@hyperparameters
 class Averaged(FedAvg):
     """The same losses without variates."""
 
@@ -371,13 +371,13 @@ def test_bytes(architecture):
 
 
 def test_option_two_needs_a_rate():
-    with pytest.raises(RequestError, match=r"'II' divides by training\.lr, got 0"):
+    with pytest.raises(ConfigError, match=r"'II' divides by training\.lr, got 0"):
         rounds(SCAFFOLD(control="II"), clients(["deep"]), lr=0.0)
     history = rounds(SCAFFOLD(), clients(["deep"]), lr=0.0)
     assert same(shared(history[0].before), shared(history[1].after))
 
 
 def test_what_does_not_nest_is_refused():
-    with pytest.raises(RequestError, match=r"scaffold needs .*client 1 \('wide'\).*same-shape"):
+    with pytest.raises(ConfigError, match=r"scaffold needs .*client 1 \('wide'\).*same-shape"):
         federation(SCAFFOLD(), clients(["shallow", "wide"]))
     assert rounds(SCAFFOLD(aggregation="same-shape"), clients(["shallow", "wide"]))

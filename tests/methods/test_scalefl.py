@@ -17,7 +17,7 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
 from polyfed.engine.executors.base import at_work
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.functional.channel_slices import first, take
 from polyfed.functional.losses import exits_loss
 from polyfed.methods import FedAvg, HeteroFL, ScaleFL
@@ -146,7 +146,7 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
 def test_what_no_sub_model_holds_stays_bit_for_bit():
     """Only clients of levels 1 and 3 answer: nothing past the third one's exit or width is touched, in two rounds."""
     fed, _ = federation(ScaleFL(), clients(["deep"] * 5, 8))
-    fed.method.start(fed.server)
+    fed.method.init_server(fed.server)
     answer = {level: fed.server.state["levels"].tolist().index(level) for level in (1, 3)}
     lose = lambda round, client: client not in answer.values()  # noqa: E731
     history = rounds(ScaleFL(), clients(["deep"] * 5, 8), lose=lose, rounds=2)
@@ -207,7 +207,7 @@ def test_distillation_is_on_by_default_and_gamma_0_leaves_weighted_cross_entropy
 
 def test_distillation_begins_after_its_share_of_the_rounds():
     fed, _ = federation(ScaleFL(), clients(["deep"], 8), rounds=8)
-    fed.method.start(fed.server)
+    fed.method.init_server(fed.server)
     at, message = at_work(fed.clients[0], "5", fed.architectures), fed.method.broadcast(fed.server, 0)
     for share, begins in ((0.25, 3), (0.0, 1), (0.3, 3), (0.99, 8), (1.0, 9)):
         found = []
@@ -225,7 +225,7 @@ def test_distillation_begins_after_its_share_of_the_rounds():
 )
 def test_levels_that_mean_nothing_are_refused_in_one_line(text):
     shown = " ".join(text.split())  # an error is one line, without runs of blanks
-    with pytest.raises(RequestError, match=r"levels.*expected levels as width@depth.*; got '" + shown) as caught:
+    with pytest.raises(ConfigError, match=r"levels.*expected levels as width@depth.*; got '" + shown) as caught:
         Recipe.load("recipes/quickstart.toml", [f'method.levels="{text}"'], method="scalefl")
     assert "\n" not in str(caught.value)
 
@@ -234,16 +234,16 @@ def test_clients_are_dealt_to_the_levels_in_equal_shares_once_as_the_seed_says()
     dealt = []
     for seed in (0, 0, 1):
         fed, _ = federation(ScaleFL(), clients(["deep"] * 10, 4), seed=seed)
-        fed.method.start(fed.server)
+        fed.method.init_server(fed.server)
         dealt.append([fed.method.variant(fed.server, i) for i in range(10)])
         for fed.server.round in (1, 7):
             assert [fed.method.variant(fed.server, i) for i in range(10)] == dealt[-1]
         assert sorted(dealt[-1]) == list("1122334455")
-        fed.server.admit([3, 9])  # who is absent keeps its level
+        fed.server.set_available([3, 9])  # who is absent keeps its level
         assert [fed.method.variant(fed.server, i) for i in (3, 9)] == [dealt[-1][3], dealt[-1][9]]
     assert dealt[0] == dealt[1] != dealt[2]
     fed, _ = federation(ScaleFL(), clients(["deep"] * 2, 4))
-    fed.method.start(fed.server)
+    fed.method.init_server(fed.server)
     assert {fed.method.variant(fed.server, i) for i in range(2)} == {"5", "3"}  # the largest is never left out
 
 
@@ -346,7 +346,7 @@ def test_resumed_is_uninterrupted(tmp_path):
     straight.run()
     stopped, _ = federation(ScaleFL(), members, rounds=2, out=tmp_path / "run")
     stopped.trackers.append(Stop(stopped))
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         stopped.run()
     resumed, _ = federation(ScaleFL(), members, rounds=2, out=tmp_path / "run")
     resumed.run(resume=True)
@@ -360,11 +360,11 @@ def test_what_has_no_place_for_an_exit_is_refused_before_round_1(tmp_path):
     one_layer = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))  # noqa: E731
     uncut = lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))  # noqa: E731
     for builder, why in ((one_layer, r"no place for an early exit.*heterofl"), (uncut, r"cannot be cut.*LayerNorm")):
-        with pytest.raises(RequestError, match=why) as caught:
+        with pytest.raises(ConfigError, match=why) as caught:
             federation(ScaleFL(), clients(["odd"] * 2), {"odd": builder}, out=tmp_path / "run")
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "run").exists()
-    with pytest.raises(RequestError, match="one architecture"):
+    with pytest.raises(ConfigError, match="one architecture"):
         federation(ScaleFL(), clients(["shallow", "deep"]))
 
 
@@ -379,21 +379,21 @@ def test_a_network_with_several_outputs_of_its_own_is_refused_by_any_method():
             return self.c(h), h
 
     for method, why in ((FedAvg(), "3 classes .* client 0 .*got a tuple"), (ScaleFL(), "Two has several outputs")):
-        with pytest.raises(RequestError, match=why):
+        with pytest.raises(ConfigError, match=why):
             federation(method, clients(["two"] * 2), {"two": Two})
 
 
 def test_a_level_of_the_whole_network_is_exported_as_that_network():
     method, own = ScaleFL(), NETS["deep-bn"]()
     trained = method.build(copy.deepcopy(own), "5")
-    scored = method.personal(trained)
+    scored = method.personal_model(trained)
     twin = NETS["deep-bn"]()
     twin.load_state_dict(scored.state_dict())  # strict: the same names
     assert same(twin.state_dict(), own.state_dict())
     assert all(a is b for a, b in zip(batchnorm_layers(scored), batchnorm_layers(trained), strict=True))
     x = torch.randn(8, 4)
     torch.testing.assert_close(scored.eval()(x), trained.eval()(x)[-1])
-    assert "head.weight" not in method.personal(method.build(NETS["deep"](), "3")).state_dict()
+    assert "head.weight" not in method.personal_model(method.build(NETS["deep"](), "3")).state_dict()
 
 
 def preactivated(width, blocks, exits):

@@ -1,4 +1,4 @@
-"""Which model each method is scored by, and that a recipe without knobs does what the method is for."""
+"""Which model each method is scored by, and that a recipe without hyperparameters does what the method is for."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PERSONAL = [Local, FedFomo, FedDPA, FedSelect]
 
 def test_the_papers_model_is_scored() -> None:
     """It makes tens of points: the model that comes, or the client's own."""
-    assert {method().scored for method in RECEIVED} == {"received"}
-    assert {method().scored for method in PERSONAL} == {"personal"}
+    assert {method().evaluation_stage for method in RECEIVED} == {"received"}
+    assert {method().evaluation_stage for method in PERSONAL} == {"personal"}
     assert FedRep().scored == "received"  # the newest extractor, which is all that comes, under the client's own head
 
 
@@ -47,4 +47,4 @@ def test_the_papers_model_is_scored() -> None:
     ],
 )
 def test_no_default_switches_a_method_off(method: type, off: dict[str, object]) -> None:
-    assert all(getattr(method(), knob) != value for knob, value in off.items())
+    assert all(getattr(method(), hyperparameter) != value for hyperparameter, value in off.items())

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.message import Message, copied, shallow
 from polyfed.core.method import Batch, Method
 from polyfed.core.settings import Evaluation, Training
@@ -83,9 +83,9 @@ def clients(architectures: Sequence[str], sizes: Sequence[int] | int = 12, test:
     return [Client(a, samples(n, i), held[i]) for i, (a, n) in enumerate(zip(architectures, counts, strict=True))]
 
 
-def public(n: int = 40, seed: int = 500) -> Public:
+def public(n: int = 40, seed: int = 500) -> PublicData:
     """Hold-out rows."""
-    return Public(samples(n, seed))
+    return PublicData(samples(n, seed))
 
 
 @dataclass
@@ -156,7 +156,7 @@ def federation(  # noqa: PLR0913 - what tests vary, each by its name
     builders: Mapping[str, Callable[[], nn.Module]] | None = None,
     *,
     seed: int = 0,
-    held: Public | None = None,
+    held: PublicData | None = None,
     lose: Callable[[int, int], bool] | None = None,
     classes: int = CLASSES,
     evaluation: Evaluation | None = None,

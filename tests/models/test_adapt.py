@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models import SplitModel, build, cuts, with_projection
 from polyfed.models.adapt import split
 
@@ -156,7 +156,7 @@ def test_parts_of_the_branching_net() -> None:
     assert model.part_of("original.bn1.running_mean") == "extractor"
     for name in ("layer2.bn.running_var", "shift", "scale", "norm.bias", "unused.weight"):
         assert model.part_of(f"original.{name}") == "intermediate"
-    with pytest.raises(RequestError, match=r"Skip has no tensor 'fc.weight'; did you mean 'original.fc.weight'"):
+    with pytest.raises(ConfigError, match=r"Skip has no tensor 'fc.weight'; did you mean 'original.fc.weight'"):
         model.part_of("fc.weight")
     assert split(Skip(), "fc", None).names("intermediate") == ()
     assert split(Skip(), "fc", None).part_of("original.unused.bias") == "extractor"
@@ -208,9 +208,9 @@ def test_width_from_an_example() -> None:
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), top)
 
     assert split(net(72), "2", "0", example=inputs()).feature_dim == 72
-    with pytest.raises(RequestError, match=r"head, a Sequential, has no in_features.*example"):
+    with pytest.raises(ConfigError, match=r"head, a Sequential, has no in_features.*example"):
         split(net(72), "2", "0")
-    with pytest.raises(RequestError, match=r"input of head '1' should be N x D; \(5, 2, 6, 6\) came"):
+    with pytest.raises(ConfigError, match=r"input of head '1' should be N x D; \(5, 2, 6, 6\) came"):
         split(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "1", "0", example=inputs())
 
 
@@ -289,7 +289,7 @@ def test_mixed_modes() -> None:
     model = split(Outer(), "inner.fc", "inner.conv")
     model(inputs())
     model.original.inner.eval()
-    with pytest.raises(RequestError, match="the module and inner must be in one mode"):
+    with pytest.raises(ConfigError, match="the module and inner must be in one mode"):
         model(inputs())
     frozen = split(Skip())
     frozen.original.layer1.eval()  # called whole, so its mode is its own affair
@@ -377,7 +377,7 @@ def shares(n: Any, x: Tensor) -> Tensor:
     ],
 )
 def test_refused(run: Callable[[Any, Tensor], Any], head: str, extractor: str, says: str | None) -> None:
-    with pytest.raises(RequestError, match=says) as caught:
+    with pytest.raises(ConfigError, match=says) as caught:
         split(Net(run), head, extractor)
     assert "\n" not in str(caught.value)
     assert 40 < len(str(caught.value)) < 400
@@ -393,7 +393,7 @@ def test_what_cannot_be_cut_twice_can_be_cut_once(run: Callable[[Any, Tensor], A
 def test_tied_weights_across_the_cut() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3))
     module[2].weight = module[0].weight
-    with pytest.raises(RequestError, match=r"'2\.weight' is used both in the extractor and in the intermediate"):
+    with pytest.raises(ConfigError, match=r"'2\.weight' is used both in the extractor and in the intermediate"):
         split(module, "3", "0")
     assert split(module, "3", None).feature_dim == 4
 
@@ -416,7 +416,7 @@ def test_a_parameter_of_the_module_itself_belongs_to_where_it_is_used() -> None:
     module = Scaled(before=False)
     model = split(module, "fc", "a", example=inputs())
     assert model.part_of("original.gain") == "intermediate"
-    with pytest.raises(RequestError, match="'gain' is used both in the extractor and in the intermediate"):
+    with pytest.raises(ConfigError, match="'gain' is used both in the extractor and in the intermediate"):
         split(Scaled(before=True), "fc", "a")
     assert split(Scaled(before=True), "fc", None, example=inputs()).part_of("original.gain") == "extractor"
 
@@ -437,22 +437,22 @@ def test_a_part_by_something_else_than_its_name() -> None:
         (nn.Linear(2, 2), "head: expected the dotted name of a submodule, got a Linear$"),
         (nn.Linear, "head: .* got the class Linear$"),
     ):
-        with pytest.raises(RequestError, match=line):
+        with pytest.raises(ConfigError, match=line):
             split(net, given)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"extractor: .* got 3; write '3'"):
+    with pytest.raises(ConfigError, match=r"extractor: .* got 3; write '3'"):
         split(plain(), "10", 3)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r"no submodule 'layer1' to be its extractor; .*; or pass extractor=None"):
+    with pytest.raises(ConfigError, match=r"no submodule 'layer1' to be its extractor; .*; or pass extractor=None"):
         split(plain(), "10")
-    with pytest.raises(RequestError, match=r"got the class Skip; write Skip\(...\), which makes one"):
+    with pytest.raises(ConfigError, match=r"got the class Skip; write Skip\(...\), which makes one"):
         split(Skip)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="example: expected a batch as a tensor, got 3"):
+    with pytest.raises(ConfigError, match="example: expected a batch as a tensor, got 3"):
         split(net, example=3)  # type: ignore[arg-type]
 
 
 def test_not_a_module_and_already_split() -> None:
-    with pytest.raises(RequestError, match=r"expects an nn\.Module, got the function inputs"):
+    with pytest.raises(ConfigError, match=r"expects an nn\.Module, got the function inputs"):
         split(inputs)  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="is a SplitModel already"):
+    with pytest.raises(ConfigError, match="is a SplitModel already"):
         split(build("digits-cnn1", (1, 8, 8), 10))
 
 
@@ -462,7 +462,7 @@ def test_an_example_that_disagrees() -> None:
             return x + torch.rand_like(x)
 
     module = nn.Sequential(nn.Flatten(), Noisy(), nn.Linear(64, 3))
-    with pytest.raises(RequestError, match="do not repeat its own forward"):
+    with pytest.raises(ConfigError, match="do not repeat its own forward"):
         split(module, "2", "1", example=inputs())
     assert isinstance(split(module, "2", "1"), SplitModel)
 
@@ -470,7 +470,7 @@ def test_an_example_that_disagrees() -> None:
 def test_float64_and_shared_submodule_names() -> None:
     act = nn.ReLU()
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
-    with pytest.raises(RequestError, match="called 2 times"):
+    with pytest.raises(ConfigError, match="called 2 times"):
         split(module, "5", "2")
     model = split(module, "5", "1")
     assert torch.equal(model(inputs().double()), module(inputs().double()))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed.engine.federation import Run
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models import build, cuts, with_projection
 from polyfed.models.adapt import Adapted
 
@@ -134,7 +134,7 @@ def test_names_parts_and_width(make: Callable[[], nn.Module], head: str) -> None
     assert sorted(model.names("extractor") + model.names("head")) == sorted(model.state_dict())
     assert model.feature_dim == 5
     assert cuts(model.eval(), inputs(3)) == ((5,), (5,))
-    with pytest.raises(RequestError, match="has no tensor 'nothing'"):
+    with pytest.raises(ConfigError, match="has no tensor 'nothing'"):
         model.part_of("nothing")
 
 
@@ -246,11 +246,11 @@ REFUSED: list[tuple[Callable[[Any, Tensor], Any], str]] = [
 
 @pytest.mark.parametrize(("run", "line"), REFUSED)
 def test_a_head_that_is_not_last_or_not_called_once_is_refused(run: Callable[[Any, Tensor], Any], line: str) -> None:
-    with pytest.raises(RequestError) as early:
+    with pytest.raises(ConfigError) as early:
         pf.split(Net(run), "fc", None, example=inputs(3))
     assert line in str(early.value)
     assert "\n" not in str(early.value)
-    with pytest.raises(RequestError) as late:
+    with pytest.raises(ConfigError) as late:
         pf.split(Net(run), "fc", None)(inputs(3))
     assert str(late.value) == str(early.value)
 
@@ -258,16 +258,16 @@ def test_a_head_that_is_not_last_or_not_called_once_is_refused(run: Callable[[An
 def test_before_round_1_too() -> None:
     x, y = inputs(6), torch.arange(6) % 3
     clients = [pf.Client(pf.split(Net(divides), "fc", None), (x, y)) for _ in range(2)]
-    with pytest.raises(RequestError, match=r"client 0 .* the forward goes on \(TypeError\) after the head 'fc'"):
+    with pytest.raises(ConfigError, match=r"client 0 .* the forward goes on \(TypeError\) after the head 'fc'"):
         pf.Federation(clients, pf.methods.FedGH())
 
 
 def test_an_extractor_needs_a_record_and_the_line_says_what_to_write() -> None:
-    with pytest.raises(RequestError) as said:
+    with pytest.raises(ConfigError) as said:
         pf.split(Loops(), "top.fc", "stem")
     assert "cannot be cut after 'stem'" in str(said.value)
     assert "write x.shape[0] for len(x); or pass extractor=None" in str(said.value)
-    with pytest.raises(RequestError, match=r"draws random numbers .* or pass extractor=None"):
+    with pytest.raises(ConfigError, match=r"draws random numbers .* or pass extractor=None"):
         pf.split(Draws(), "fc", "body")
 
 
@@ -275,7 +275,7 @@ def test_tied_weights_of_the_head() -> None:
     module = Net(lambda n, h: n.fc(h))
     module.body = nn.Linear(3, 3)
     module.body.weight = module.fc.weight
-    with pytest.raises(RequestError, match=r"'fc.weight' is used both in the .* give the head tensors of its own"):
+    with pytest.raises(ConfigError, match=r"'fc.weight' is used both in the .* give the head tensors of its own"):
         pf.split(module, "fc", None)
 
 
@@ -318,7 +318,7 @@ def test_cohorts_stack_what_can_be_stacked(branches: bool) -> None:
 
 
 def test_what_a_method_cuts_itself_says_why_not() -> None:
-    with pytest.raises(RequestError, match="Loops cannot be cut to narrower networks: its forward cannot be recorded"):
+    with pytest.raises(ConfigError, match="Loops cannot be cut to narrower networks: its forward cannot be recorded"):
         federate(pf.methods.HeteroFL(), "serial")
 
 
@@ -332,5 +332,5 @@ def test_by_name_in_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(model, Adapted)
     assert model.head_name == "top.fc"
     assert torch.equal(model(x), model.original(x))
-    with pytest.raises(RequestError, match=r"cannot be cut after 'stem': .* write x.shape\[0\] for len\(x\)"):
+    with pytest.raises(ConfigError, match=r"cannot be cut after 'stem': .* write x.shape\[0\] for len\(x\)"):
         build("own_nets:loops@stem", (4,), 3)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import polyfed
 from polyfed.config.recipe import Recipe
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import predict
 from polyfed.models import build
 from polyfed.models.split import SplitModel
@@ -77,9 +77,9 @@ def test_given_vectors_are_looked_up_and_stay() -> None:
 
 
 def test_images_and_texts_are_not_mixed_up() -> None:
-    with pytest.raises(RequestError, match=r"fedhenn-lstm1 needs texts \(length,\); the shape \(3, 32, 32\) came"):
+    with pytest.raises(ConfigError, match=r"fedhenn-lstm1 needs texts \(length,\); the shape \(3, 32, 32\) came"):
         build("fedhenn-lstm1", (3, 32, 32), 10)
-    with pytest.raises(RequestError, match=r"needs images .* the shape \(25,\) came"):
+    with pytest.raises(ConfigError, match=r"needs images .* the shape \(25,\) came"):
         build("fedgh-cnn1", (25,), 2, words=9)
 
 
@@ -143,7 +143,7 @@ def test_serial_pool_cohort_and_resume_agree_bit_for_bit(recipe: Path) -> None:
         "vectorized",
     ):  # vectorized: one client after the other, as nn.LSTM cannot be stacked
         polyfed.run(recipe, out=executor, overrides=[f"run.executor='{executor}'"])
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], trackers=[stop])
     polyfed.run(recipe, out="resumed", overrides=["run.executor='serial'"], resume=True)
     assert weights("serial") == weights("processes") == weights("vectorized") == weights("resumed")
@@ -153,7 +153,7 @@ def test_serial_pool_cohort_and_resume_agree_bit_for_bit(recipe: Path) -> None:
 def test_models_of_a_run_take_ids_again(recipe: Path) -> None:
     polyfed.run(recipe, out="run", overrides=["training.rounds=1", "run.executor='serial'"])
     assert predict("run", 1, torch.tensor([[2, 3, 0, 0], [4, 1, 2, 0]])).scores.shape == (2, 2)
-    with pytest.raises(RequestError, match="expected ids of the run's vocabulary, got 2 to 99"):
+    with pytest.raises(ConfigError, match="expected ids of the run's vocabulary, got 2 to 99"):
         predict("run", 1, torch.tensor([[2, 99, 3, 4]]))
     Path("vectors.txt").write_text("good 1 0\nbad -1 0\nday 0 1\n")
     given = ["training.rounds=1", "run.executor='serial'", "data.word_vectors='vectors.txt'"]
@@ -161,7 +161,7 @@ def test_models_of_a_run_take_ids_again(recipe: Path) -> None:
     sent = json.loads(Path("given/rounds.jsonl").read_text())["bytes_by_client"].values()
     trained = [count(build(name, (4,), 2, words=torch.zeros(5, 2))) for name in SIZES]
     assert sum(client["up"] for client in sent) == sum(4 * number + 8 for number in trained)  # 8: how many samples
-    with pytest.raises(RequestError, match=r"looks words up in the vectors of 'vectors\.txt'"):
+    with pytest.raises(ConfigError, match=r"looks words up in the vectors of 'vectors\.txt'"):
         predict("given", 0, torch.tensor([[2, 3, 0, 0]]))
 
 
@@ -178,7 +178,7 @@ def test_models_of_a_run_take_ids_again(recipe: Path) -> None:
     ],
 )
 def test_wrong_settings_are_one_clear_line_and_leave_nothing(recipe: Path, override: str, message: str) -> None:
-    with pytest.raises(RequestError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         polyfed.run(Recipe.load(recipe, [override]), out="out")
     assert "\n" not in str(caught.value)
     assert not Path("out").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models.zoo import build
 
 NAMES = ("mlp-64-32", "mlp-64-64-32")
@@ -33,5 +33,5 @@ def test_any_inputs_are_flattened(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(("shape", "classes"), [((), 2), ((0,), 2), ((3,), 0)])
 def test_refused(shape: tuple[int, ...], classes: int) -> None:
-    with pytest.raises(RequestError, match="mlp-64-32 needs"):
+    with pytest.raises(ConfigError, match="mlp-64-32 needs"):
         build("mlp-64-32", shape, classes)

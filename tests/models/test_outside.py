@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models import SplitModel, build, cuts, with_projection
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.third_party import cut, python_source
@@ -107,7 +107,7 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
 
     assert cut(Around(), "mine", 3, None)._extractor == "blocks.0"  # type: ignore[attr-defined]
     assert cut(Across(), "mine", 3, None)._extractor == "layer1"  # type: ignore[attr-defined]
-    with pytest.raises(RequestError, match="'add', after the cut, also needs"):
+    with pytest.raises(ConfigError, match="'add', after the cut, also needs"):
         cut(Around(), "mine", 3, "layer1")
 
 
@@ -121,7 +121,7 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
     ],
 )
 def test_names_that_are_refused(here: str, name: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says) as caught:
+    with pytest.raises(ConfigError, match=says) as caught:
         build(name, IMAGE, 3)
     assert "\n" not in str(caught.value)
 
@@ -169,7 +169,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
 def test_a_network_of_timm_gets_channels_classes_and_size(fake: list[dict[str, Any]]) -> None:
     model = build("timm:net10", IMAGE, 5)
     assert model(torch.rand(2, *IMAGE)).shape == (2, 5)
-    with pytest.raises(RequestError, match=r"^timm:patch16 cannot take 3 x 32 x 16 images \(RuntimeError.*image_size"):
+    with pytest.raises(ConfigError, match=r"^timm:patch16 cannot take 3 x 32 x 16 images \(RuntimeError.*image_size"):
         build("timm:patch16", (3, 32, 16), 7)
     assert fake == [
         {"name": "net10", "num_classes": 5, "in_chans": 1},
@@ -191,13 +191,13 @@ def test_a_network_of_timm_gets_channels_classes_and_size(fake: list[dict[str, A
     ],
 )
 def test_unknown_names(fake: list[dict[str, Any]], name: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+    with pytest.raises(ConfigError, match=says):
         build(name, IMAGE, 3)
 
 
 def test_only_images(fake: list[dict[str, Any]]) -> None:
     with pytest.raises(
-        RequestError, match=r"timm:net10 needs images \(channels, height, width\); the shape \(4,\) came"
+        ConfigError, match=r"timm:net10 needs images \(channels, height, width\); the shape \(4,\) came"
     ):
         build("timm:net10", (4,), 3)
 
@@ -209,7 +209,7 @@ def test_a_package_that_is_missing_or_broken(name: str, error: Exception, monkey
         raise error
 
     monkeypatch.setattr("polyfed.models.third_party.importlib", types.SimpleNamespace(import_module=fail))
-    with pytest.raises(RequestError, match=r"cannot be imported \(.*pip install 'polyfed\[vision\]'") as caught:
+    with pytest.raises(ConfigError, match=r"cannot be imported \(.*pip install 'polyfed\[vision\]'") as caught:
         build(name, IMAGE, 3)
     assert "\n" not in str(caught.value)
 
@@ -245,14 +245,14 @@ def test_networks_of_the_packages(name: str, s_in: tuple[int, ...], width: int) 
     assert (tuple(cuts(model, torch.rand(2, *IMAGE))[0]), model.feature_dim) == (s_in, width)
     same_in_train_mode(model, torch.rand(4, *IMAGE))
     loads_without_polyfed(name, model, IMAGE, 5)
-    with pytest.raises(RequestError, match=r"unknown model '(timm|torchvision):resnet1O'; did you mean .*resnet1"):
+    with pytest.raises(ConfigError, match=r"unknown model '(timm|torchvision):resnet1O'; did you mean .*resnet1"):
         build(f"{name.partition(':')[0]}:resnet1O", IMAGE, 5)
 
 
 @pytest.mark.slow
 def test_an_image_that_is_too_small() -> None:
     pytest.importorskip("timm", reason="the extra 'vision' is not installed")
-    with pytest.raises(RequestError, match=r"^timm:vit_tiny_patch16_224 .*1 x 8 x 8"):
+    with pytest.raises(ConfigError, match=r"^timm:vit_tiny_patch16_224 .*1 x 8 x 8"):
         build("timm:vit_tiny_patch16_224", (1, 8, 8), 5)
 
 
@@ -269,7 +269,7 @@ def test_networks_of_hugging_face(tmp_path: Path) -> None:
     same_in_train_mode(model, torch.rand(4, *IMAGE))
     loads_without_polyfed(name, model, IMAGE, 5)
     transformers.BertConfig().save_pretrained(tmp_path / "text")
-    with pytest.raises(RequestError, match=r"classifies no images .model type 'bert'.; for others write a function"):
+    with pytest.raises(ConfigError, match=r"classifies no images .model type 'bert'.; for others write a function"):
         build(f"hf:{tmp_path / 'text'}", IMAGE, 5)
-    with pytest.raises(RequestError, match=r"^unknown model 'hf:.*nothing'"):
+    with pytest.raises(ConfigError, match=r"^unknown model 'hf:.*nothing'"):
         build(f"hf:{tmp_path / 'nothing'}", IMAGE, 5)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed.cli.app import status
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import predict
 from polyfed.models import build, third_party
@@ -127,7 +127,7 @@ def test_images_are_normalized_as_the_weights_want(fetched: list[str]) -> None:
     mixed = {"architectures": ["timm:small?pretrained", "digits-cnn1"]}
     assert build_federation(pf.Recipe.from_dict(settings | {"models": mixed})).server.prepare == made.server.prepare
     two = {"architectures": ["timm:small?pretrained", "timm:other?pretrained"]}
-    with pytest.raises(RequestError, match=r"normalized alike, got 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"):
+    with pytest.raises(ConfigError, match=r"normalized alike, got 'timm:small\?pretrained' \(mean \(0.1.*'timm:other"):
         build_federation(pf.Recipe.from_dict(settings | {"models": two}))
     assert pretrained_normalization("timm:small") is None
     assert pretrained_normalization("digits-cnn1") is None
@@ -182,16 +182,16 @@ def test_without_a_network_one_line_and_nothing_is_written(
     ],
 )
 def test_names_that_are_refused(fetched: list[str], name: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+    with pytest.raises(ConfigError, match=says):
         build(name, IMAGE, 10)
 
 
 def test_weights_of_another_network_are_refused(fetched: list[str]) -> None:
     weights = dict(Net(1, 10, 3).state_dict())
     del weights["bn1.running_mean"]
-    with pytest.raises(RequestError, match=r"'bn1.running_mean' of shape \(3,\), got nothing; set data.image_size"):
+    with pytest.raises(ConfigError, match=r"'bn1.running_mean' of shape \(3,\), got nothing; set data.image_size"):
         third_party._load(Net(1, 10, 3), weights, "timm:small?pretrained", 10)
-    with pytest.raises(RequestError, match=r"of shape \(4, 1, 3, 3\), got \(3, 1, 3, 3\)"):
+    with pytest.raises(ConfigError, match=r"of shape \(4, 1, 3, 3\), got \(3, 1, 3, 3\)"):
         third_party._load(Net(1, 10, 4), Net(1, 10, 3).state_dict(), "timm:large?pretrained", 10)
 
 
@@ -293,7 +293,7 @@ def test_torchvision_and_hugging_face(tmp_path: Path, monkeypatch: pytest.Monkey
     transformers.ViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.2, 0.2]).save_pretrained(folder)
     third_party._told.cache_clear()
     assert pretrained_normalization(name) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
-    with pytest.raises(RequestError, match=r"position_embeddings' of shape .*data.image_size"):
+    with pytest.raises(ConfigError, match=r"position_embeddings' of shape .*data.image_size"):
         build(name, (3, 32, 32), 10)
-    with pytest.raises(RequestError, match="unknown model 'hf:"):
+    with pytest.raises(ConfigError, match="unknown model 'hf:"):
         build(f"hf:{tmp_path / 'nothing'}?pretrained", (3, 32, 32), 10)

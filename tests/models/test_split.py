@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models import SplitModel, Staged, build, cuts, with_projection
 
 DIGIT = (1, 8, 8)
@@ -29,9 +29,9 @@ def test_an_intermediate_part_without_weights() -> None:
 
 def test_unknown_names_and_parts() -> None:
     model = build("digits-cnn1", DIGIT, 10)
-    with pytest.raises(RequestError, match=r"digits-cnn1 has no tensor 'body\.weight'"):
+    with pytest.raises(ConfigError, match=r"digits-cnn1 has no tensor 'body\.weight'"):
         model.part_of("body.weight")
-    with pytest.raises(RequestError, match="unknown part 'body'"):
+    with pytest.raises(ConfigError, match="unknown part 'body'"):
         model.names("body")  # type: ignore[arg-type]
 
 
@@ -89,16 +89,16 @@ def test_projection_in_a_body_of_another_kind_and_without_bias() -> None:
 
 @pytest.mark.parametrize("width", [0, -1, True, 2.0, "64"])
 def test_projection_to_no_width(width: object) -> None:
-    with pytest.raises(RequestError, match="feature_dim must be a whole number of at least 1"):
+    with pytest.raises(ConfigError, match="feature_dim must be a whole number of at least 1"):
         with_projection(build("digits-cnn1", DIGIT, 10), width)  # type: ignore[arg-type]
 
 
 def test_projection_needs_a_linear_head() -> None:
     head = nn.Sequential(OrderedDict(fc=nn.Linear(6, 3)))
-    with pytest.raises(RequestError, match="has no in_features"):
+    with pytest.raises(ConfigError, match="has no in_features"):
         Staged(nn.Flatten(), nn.Linear(64, 6), head)
     model = Staged(nn.Flatten(), nn.Linear(64, 6), head, feature_dim=6)
-    with pytest.raises(RequestError, match=r"needs a head that is an nn\.Linear; this one is a Sequential"):
+    with pytest.raises(ConfigError, match=r"needs a head that is an nn\.Linear; this one is a Sequential"):
         with_projection(model, 4)
 
 
@@ -108,7 +108,7 @@ def test_a_kind_of_split_model_that_cannot_be_projected() -> None:
             super().__init__("mine", 4)
             self.head = nn.Linear(4, 2)
 
-    with pytest.raises(RequestError, match="Mine cannot take a projection"):
+    with pytest.raises(ConfigError, match="Mine cannot take a projection"):
         with_projection(Mine(), 3)
     with pytest.raises(NotImplementedError):
         Mine()(torch.rand(2, 4))

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 import polyfed as pf
 from helpers.flat_options import grouped
-from polyfed.core.client import Public
+from polyfed.core.client import PublicData
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors import stacked_clients
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.block_names import blocks
 from polyfed.methods import FedAvg, FedHeNN, FedIN, InclusiveFL, Local
 from polyfed.methods.building_blocks.channel_groups import plan_of
@@ -263,7 +263,7 @@ def test_a_copy_is_its_own() -> None:
     ],
 )
 def test_images_that_do_not_fit_are_one_line(in_shape: tuple[int, ...], says: str) -> None:
-    with pytest.raises(RequestError, match=f"^vit-s9 needs images .*{says}") as caught:
+    with pytest.raises(ConfigError, match=f"^vit-s9 needs images .*{says}") as caught:
         build("vit-s9", in_shape, 10)
     assert "\n" not in str(caught.value)
 
@@ -272,14 +272,14 @@ def test_images_that_do_not_fit_are_one_line(in_shape: tuple[int, ...], says: st
     "wrong", [{"depth": 0}, {"patch": 0}, {"heads": 5}, {"heads": 0}, {"width": 0}, {"dropout": 1.0}, {"dropout": -0.1}]
 )
 def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=r"^vit needs depth, patch, width and heads of at least 1") as caught:
+    with pytest.raises(ConfigError, match=r"^vit needs depth, patch, width and heads of at least 1") as caught:
         vision_transformer(TINY, CLASSES, **{"depth": 2, "width": 12, "heads": 3, **wrong})
     assert "\n" not in str(caught.value)
     assert f"{next(iter(wrong))} {next(iter(wrong.values()))}" in str(caught.value)
 
 
 def test_it_is_not_cut_to_narrower_ones() -> None:
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         plan_of(tiny())
     assert "\n" not in str(caught.value)
 
@@ -297,7 +297,7 @@ def federation(method: Method, names: list[str], executor: str = "serial", seed:
     """Four clients of these networks in turn, two rounds."""
     draws = torch.Generator().manual_seed(3)
     x, y = torch.randn(4, 20, *TINY, generator=draws), torch.randint(CLASSES, (4, 20), generator=draws)
-    held = Public(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long)))
+    held = PublicData(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long)))
     made = pf.Federation(
         [pf.Client(names[i % len(names)], (x[i, :16], y[i, :16]), (x[i, 16:], y[i, 16:])) for i in range(4)],
         method,

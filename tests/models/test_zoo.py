@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models import SplitModel, Staged, build, cuts, describe
 from polyfed.registry import MODELS
 
@@ -280,7 +280,7 @@ def test_build_errors_are_one_line(here: str, name: str, says: str | None) -> No
     if says is None:
         assert build(name, DIGIT, 3).feature_dim == 32 * 2 * 2
         return
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         build(name, DIGIT, 3)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -289,7 +289,7 @@ def test_build_errors_are_one_line(here: str, name: str, says: str | None) -> No
 def test_a_file_that_fails_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net_with_a_slip.py").write_text("import torch\n1 / 0\n", encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(RequestError, match="cannot import model 'net_with_a_slip:net': ZeroDivisionError"):
+    with pytest.raises(ConfigError, match="cannot import model 'net_with_a_slip:net': ZeroDivisionError"):
         build("net_with_a_slip:net", DIGIT, 3)
 
 
@@ -305,7 +305,7 @@ def test_a_file_that_fails_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_data_that_do_not_fit(name: str, in_shape: tuple[int, ...], classes: int, says: str) -> None:
-    with pytest.raises(RequestError, match=f"^{name} needs.*{says}"):
+    with pytest.raises(ConfigError, match=f"^{name} needs.*{says}"):
         build(name, in_shape, classes)
 
 
@@ -314,5 +314,5 @@ def test_smallest_images_that_are_promised_work() -> None:
     for name, least in leasts.items():
         x: Tensor = torch.rand(2, 1, least, least)
         assert build(name, (1, least, least), 3)(x).shape == (2, 3)
-        with pytest.raises(RequestError, match=f"at least {least} x {least}"):
+        with pytest.raises(ConfigError, match=f"at least {least} x {least}"):
             build(name, (1, least - 1, least), 3)

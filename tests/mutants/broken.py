@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mutants.sound import FML, Drift, FedProto, FedProx
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, group, tensor
-from polyfed.core.method import Batch, Context, Gradients, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Requirements, StepResult, TrainingResult, hyperparameters
 from polyfed.core.modules import floats, split
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form, as_sent
@@ -36,8 +36,8 @@ class HeaderInNoOptimizer(FedGH):
 class HeaderIsClient0s(FedGH):
     """The server's header is the module that client 0 trains, not a copy of it."""
 
-    def start(self, server: Server) -> None:
-        model = server.model(server.clients[0].architecture, server.weights(0))
+    def init_server(self, server: Server) -> None:
+        model = server.model(server.clients[0].architecture, server.client_weights(0))
         server.state["header"] = {name: t.detach() for name, t in split(model).head.state_dict().items()}
 
 
@@ -49,7 +49,7 @@ class ReceivedIsKept(FedProx):
         client.state["average"] = dict(group(message, "model"))
         return context
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         for name, value in floats(client.model).items():
             group(client.state, "average")[name].mul_(0.5).add_(value, alpha=0.5)
         return super().upload(client, trained)
@@ -58,7 +58,7 @@ class ReceivedIsKept(FedProx):
 class PreviousIsLive(FedAvg):
     """The previous model (MOON) is a view of the network that the next client of this architecture trains in."""
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         client.state["previous"] = floats(client.model)
         return super().upload(client, trained)
 
@@ -79,15 +79,15 @@ class DeadKnob(FedProx):
         return cross_entropy(model(batch.x), batch.y, batch.w) + off
 
 
-@knobs
+@hyperparameters
 class HeadsBeginApart(FedAvg):
     """The heads of unlike networks are averaged, though each network's was drawn for itself."""
 
     aggregation: weight_averaging.Aggregation = "same-shape"
 
     @property
-    def needs(self) -> Needs:
-        return Needs(split_model=True, one_head=True)
+    def requirements(self) -> Requirements:
+        return Requirements(split_model=True, same_head=True)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
@@ -108,7 +108,7 @@ class UncountedPrototypes(FedProto):
 class AbsentClassesAreZero(FedProto):
     """A class that a client lacks is sent as a mean of zeros and averaged like any other."""
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         message = super().upload(client, trained)
         rows, means = tensor(message, "labels").long(), tensor(message, "means")
         dense = means.new_zeros(client.classes, means.shape[1]).index_copy(0, rows, means)
@@ -143,7 +143,7 @@ class KLOverElements(FML):
 class BuffersStayAtHome(FedAvg):
     """Only parameters() travel; the shared model's BatchNorm statistics stay as they were initialized."""
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         start = {n: b for n, b in client.state.items() if isinstance(b, Tensor)}
         own = {n: start.get(n.replace(".", "_"), t) for n, t in floats(client.model).items()}
         return {"model": own, "n": torch.tensor(client.n)}
@@ -176,8 +176,8 @@ class SeedInConstructor(FML):
 class SeededDraws(Drift):
     """A generator of its own with a fixed seed in place of the one handed in."""
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        return super().inputs(client, step, torch.Generator().manual_seed(0))
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return super().step_inputs(client, step, torch.Generator().manual_seed(0))
 
 
 class GlobalSeed(Local):
@@ -206,7 +206,7 @@ class BranchesOnValues(Local):
 class Unshuffled(Local):
     """Takes its rows from the data as they lie instead of the batch that was drawn."""
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         size = client.training.batch_size
         start = step * size % client.n
         train = client.data.train
@@ -219,9 +219,9 @@ class Unshuffled(Local):
 class DropsTheLastBatch(Local):
     """A batch that is not full is dropped: a small client never learns, and nobody says so."""
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         found = super().gradients(model, batch, context)
-        return found if len(batch.y) >= 8 else Gradients(dict.fromkeys(found.grads), found.loss, found.sums)
+        return found if len(batch.y) >= 8 else StepResult(dict.fromkeys(found.grads), found.loss, found.sums)
 
 
 class StateInPlace(FedAvg):
@@ -278,7 +278,7 @@ class ShrinksInTheLoss(Local):
 class FloatInAMessage(FedAvg):
     """A plain number goes up, in place of a tensor."""
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: Any = {**super().upload(client, trained), "n": float(client.n)}
         return message
 
@@ -300,7 +300,7 @@ class FloatInAState(FedAvg):
 
 
 class NoDecorator(FedAvg):
-    """Its field is no knob, as `knobs` does not stand above the class."""
+    """Its field is no hyperparameter, as `hyperparameters` does not stand above the class."""
 
     strength: float = 0.5
 
@@ -311,8 +311,8 @@ _momentum: dict[str, Tensor] = {}
 class HiddenState(FedAvg):
     """What must outlive a round (here the server's momentum) is in no state, so no checkpoint has it."""
 
-    def start(self, server: Server) -> None:
-        super().start(server)
+    def init_server(self, server: Server) -> None:
+        super().init_server(server)
         _momentum.clear()
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -405,10 +405,10 @@ class FirstClientIsSpecial(FedAvg):
 class SwallowsNaN(FedAvg):
     """NaN is turned into 0 wherever it shows: the client's nonsense is averaged in, and nobody is told."""
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         found = super().gradients(model, batch, context)
         grads = {name: None if g is None else g.nan_to_num() for name, g in found.grads.items()}
-        return Gradients(grads, found.loss.nan_to_num(), found.sums)
+        return StepResult(grads, found.loss.nan_to_num(), found.sums)
 
 
 class SendsTheWholeUnion(FedAvg):
@@ -427,14 +427,14 @@ class ForgetsWhatNobodySent(FedAvg):
         super().aggregate(server, uploads)
 
 
-@knobs
+@hyperparameters
 class UnknownStage(FedAvg):
     """Which model is scored is not said in the house's words."""
 
     name: ClassVar[str] = "unknown-stage"
 
     @property
-    def scored(self) -> Any:
+    def evaluation_stage(self) -> Any:
         return "global"
 
 
@@ -442,8 +442,8 @@ class NeedsNothing(FedGH):
     """Says that it fits any model, and then copies headers of other shapes."""
 
     @property
-    def needs(self) -> Needs:
-        return Needs()
+    def requirements(self) -> Requirements:
+        return Requirements()
 
 
 class SaysHalfOfWhatItSends(FedAvg):

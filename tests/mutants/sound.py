@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.inference import represent
 from polyfed.core.message import Message, copied, group, tensor
-from polyfed.core.method import Batch, Context, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Method, Requirements, StepResult, TrainingResult, hyperparameters
 from polyfed.core.modules import floats, load, trainable
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -26,7 +26,7 @@ from polyfed.methods.fedavg import FedAvg
 from polyfed.testing.fixtures import tiny
 
 
-@knobs
+@hyperparameters
 class FedProx(FedAvg):
     """FedAvg with a proximal term."""
 
@@ -42,7 +42,7 @@ class FedProx(FedAvg):
         return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["reference"])
 
 
-@knobs
+@hyperparameters
 class FedProto(Method):
     """Class means of representations as targets, and the nearest one as prediction."""
 
@@ -52,8 +52,8 @@ class FedProto(Method):
     predicts: Literal["prototype", "head"] = "prototype"
 
     @property
-    def needs(self) -> Needs:
-        return Needs(split_model=True, one_feature_dim=True)
+    def requirements(self) -> Requirements:
+        return Requirements(split_model=True, same_feature_dim=True)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {name: server.state[name] for name in ("labels", "means") if name in server.state}
@@ -94,7 +94,7 @@ class FedProto(Method):
         distance = (z - context["target"][batch.y]).square().mean(dim=1) * context["shown"][batch.y]
         return cross_entropy(model.head(z), batch.y, batch.w) + self.strength * distance.mean()
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
         labels, means, counts = class_means(represent(client.model, train.x, client.prepare), train.y, client.classes)
         return {"labels": labels, "means": means, "counts": counts}
@@ -124,7 +124,7 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     return (log_t.exp() * (log_t - log_s)).sum(dim=1).mean()
 
 
-@knobs
+@hyperparameters
 class FML(Method):
     """Mutual learning of a private and a shared network."""
 
@@ -133,7 +133,7 @@ class FML(Method):
     alpha: float = 0.5  # 1: the private network learns alone
     beta: float = 0.5  # 1: the shared one does
 
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         weights = server.initial(server.architectures[0])
         server.state["shared"] = part(weights, "shared.")
 
@@ -148,7 +148,7 @@ class FML(Method):
     def build(self, model: Any, variant: str) -> nn.Module:
         return Both(model, tiny(0, 4, 6))
 
-    def personal(self, module: Any) -> nn.Module:
+    def personal_model(self, module: Any) -> nn.Module:
         return module.private
 
     def receive(self, client: Client, message: Message) -> Context:
@@ -162,7 +162,7 @@ class FML(Method):
         total = self.alpha * private[0] + (1 - self.alpha) * private[1]
         return total + self.beta * shared[0] + (1 - self.beta) * shared[1], {"kl": private[1]}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return {"shared": floats(client.model.shared), "n": torch.tensor(client.n)}
 
 
@@ -171,7 +171,7 @@ def part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {n[len(prefix) :]: t for n, t in weights.items() if n.startswith(prefix) and t.is_floating_point()}
 
 
-@knobs
+@hyperparameters
 class Scaffold(FedAvg):
     """Control variates: every step's gradient plus c - c_i; c_i is then the mean of the round's own gradients."""
 
@@ -179,11 +179,11 @@ class Scaffold(FedAvg):
     weighting: Literal["samples", "uniform"] = "uniform"
 
     @property
-    def needs(self) -> Needs:
-        return Needs(one_architecture=True)
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True)
 
-    def start(self, server: Server) -> None:
-        super().start(server)
+    def init_server(self, server: Server) -> None:
+        super().init_server(server)
         model = server.model(server.architectures[0], server.initial(server.architectures[0]))
         server.state["control"] = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
 
@@ -203,12 +203,12 @@ class Scaffold(FedAvg):
         own = client.state.setdefault("control", {n: torch.zeros_like(t) for n, t in group(message, "control").items()})
         return {"shift": {name: c - own[name] for name, c in group(message, "control").items()}}
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         raw = super().gradients(model, batch, context)
         grads = {name: g if g is None else g + context["shift"][name] for name, g in raw.grads.items()}
-        return Gradients(grads, raw.loss, raw.sums, {name: g for name, g in raw.grads.items() if g is not None})
+        return StepResult(grads, raw.loss, raw.sums, {name: g for name, g in raw.grads.items() if g is not None})
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         names, _ = trainable(client.model)
         new = {name: trained.raw[name] / trained.steps for name in names}
         change = {name: c - group(client.state, "control")[name] for name, c in new.items()}
@@ -216,7 +216,7 @@ class Scaffold(FedAvg):
         return {**super().upload(client, trained), "change": change}
 
 
-@knobs
+@hyperparameters
 class Drift(Method):
     """Every client moves along a random direction beside its loss: a method that draws, in the allowed way."""
 
@@ -225,10 +225,10 @@ class Drift(Method):
     size: float = 0.1
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "personal"
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         shape = (client.training.batch_size, *client.data.train.x.shape[1:])
         return {"noise": torch.randn(shape, generator=generator)}
 

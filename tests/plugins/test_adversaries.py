@@ -11,14 +11,14 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.plugins import adversaries
 from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks, colluded
 from polyfed.plugins.settings import Adversaries
 
 
 class Sends(Method):
-    changes = ("model",)
+    delta_entries = ("model",)
 
 
 def client() -> Client:
@@ -61,7 +61,7 @@ def test_they_are_drawn_by_the_seed() -> None:
 
 
 def test_somebody_is_honest() -> None:
-    with pytest.raises(RequestError, match="at least one of the 3 clients to be honest, got 2 with label_flip and 1"):
+    with pytest.raises(ConfigError, match="at least one of the 3 clients to be honest, got 2 with label_flip and 1"):
         assign_attacks(Adversaries(label_flip_fraction=0.4, sign_flip_fraction=0.1), 3, 0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyfed.config.recipe import Recipe
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.plugins.device_profiles import BUILT_IN, Devices, Profile, attendance_in_effect, dealt
 from polyfed.plugins.settings import Availability
 
@@ -44,9 +44,9 @@ def test_shares_become_whole_clients_whom_the_seed_draws() -> None:
 def test_numbers_come_before_names() -> None:
     assert dealt(Devices(profiles=["laptop"], by_client={"1": "gpu"}), 3, 0) == ["laptop", "gpu", "laptop"]
     assert dealt(Devices(by_client={"0": "gpu", "1": "laptop"}), 2, 0) == ["gpu", "laptop"]
-    with pytest.raises(RequestError, match=r"each of the 3 clients.*got none for 1, 2"):
+    with pytest.raises(ConfigError, match=r"each of the 3 clients.*got none for 1, 2"):
         dealt(Devices(by_client={"0": "gpu"}), 3, 0)
-    with pytest.raises(RequestError, match=r"expected clients 0 to 2, got 3"):
+    with pytest.raises(ConfigError, match=r"expected clients 0 to 2, got 3"):
         dealt(Devices(profiles=["laptop"], by_client={"3": "gpu"}), 3, 0)
 
 
@@ -116,10 +116,10 @@ def test_a_recipe_keeps_what_has_an_effect() -> None:
     ],
 )
 def test_wrong_settings_are_one_clear_line(section: dict[str, Any], message: str) -> None:
-    with pytest.raises(RequestError, match=message) as problem:
+    with pytest.raises(ConfigError, match=message) as problem:
         Recipe.from_dict({**RECIPE, "devices": section})
     assert "\n" not in str(problem.value)
-    with pytest.raises(RequestError) as made:
+    with pytest.raises(ConfigError) as made:
         Devices(**section)
     assert str(made.value) == str(problem.value), "Python says what a recipe says"
 

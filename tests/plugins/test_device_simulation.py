@@ -21,7 +21,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation, Training
 from polyfed.deploy.server import Deployed
 from polyfed.engine.federation import Federation, Run
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
 from polyfed.plugins.device_profiles import Devices, Profile
@@ -38,7 +38,7 @@ class Patient(FedAvg):
     """FedAvg that also takes what comes late."""
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True
 
 
@@ -134,7 +134,7 @@ def test_a_pool_and_a_resumed_run_tell_the_same(tmp_path: Path) -> None:
     whole = two(**options).run()
     pool = two(executor="processes", workers=2, **options).run()
     assert simulated(pool) == simulated(whole)
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         two(out=tmp_path / "run", trackers=[Stopper()], **options).run()
     resumed = two(out=tmp_path / "run", **options).run(resume=True)
     assert simulated(resumed) == simulated(whole)
@@ -188,12 +188,12 @@ SMALL = TWO.model_copy(update={"custom": {"fast": FAST, "slow": SLOW.model_copy(
 
 
 def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"got 1 that do not: clients 1 \(slow, 100 B: Sequential takes ") as problem:
+    with pytest.raises(ConfigError, match=r"got 1 that do not: clients 1 \(slow, 100 B: Sequential takes ") as problem:
         two(devices=SMALL, out=tmp_path / "run")
     assert "\n" not in str(problem.value)
     assert not (tmp_path / "run").exists()
     nobody = SMALL.model_copy(update={"profiles": ["slow"], "on_out_of_memory": "leave out"})
-    with pytest.raises(RequestError, match="expected a client whose network fits its memory, got none"):
+    with pytest.raises(ConfigError, match="expected a client whose network fits its memory, got none"):
         two(devices=nobody)
 
 
@@ -212,7 +212,7 @@ def test_who_is_left_out_counts_untrained(tmp_path: Path) -> None:
         assert record["accuracy"]["received"]["n"] == 2, "accuracies are over all clients"
     assert set(run.models) == {0}
     whole = two(devices=settings, rounds=4).run()
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         two(devices=settings, rounds=4, out=tmp_path / "cut", trackers=[Stopper()]).run()
     resumed = two(devices=settings, rounds=4, out=tmp_path / "cut").run(resume=True)
     assert resumed.result["accuracy_per_client"] == whole.result["accuracy_per_client"]
@@ -279,5 +279,5 @@ def test_a_deployment_refuses_simulated_devices(tmp_path: Path) -> None:
             "devices": {"profiles": ["laptop"]},
         }
     )
-    with pytest.raises(RequestError, match=r"\[devices\]: expected none"):
+    with pytest.raises(ConfigError, match=r"\[devices\]: expected none"):
         Deployed(recipe, None, None, None, None, tmp_path)  # type: ignore[arg-type]

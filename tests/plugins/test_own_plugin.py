@@ -14,7 +14,7 @@ import pytest
 import polyfed as pf
 from polyfed import registry
 from polyfed.cli import app as cli
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 SOURCE = """
 from typing import ClassVar
@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 import polyfed as pf
 from polyfed.core.message import flatten
-from polyfed.core.method import knobs
+from polyfed.core.method import hyperparameters
 from polyfed.core.settings import Settings
 
 
@@ -71,7 +71,7 @@ class Counted(pf.Plugin):
         Counted.built += 1
 
 
-@knobs
+@hyperparameters
 class CountedMethod(pf.methods.FedAvg):
     built: ClassVar[int] = 0
 
@@ -134,7 +134,7 @@ def test_a_run_goes_on_with_it() -> None:
         if record["round"] == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(pf.errors.Interrupted):  # type: ignore[attr-defined]
+    with pytest.raises(pf.errors.RunInterrupted):  # type: ignore[attr-defined]
         pf.run(settings, out="run", trackers=[stop])
     assert values(pf.run(settings, out="run", resume=True)) == values(whole)
 
@@ -153,7 +153,7 @@ def test_what_is_imported_is_said_before(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_run_folder_names_it_only_with_trust() -> None:
     pf.run(pf.Recipe.load(recipe(name="my_plugins:Plain"), executor="serial"), out="run")
-    with pytest.raises(RequestError, match="names code that is not polyfed's, 'my_plugins:Plain'"):
+    with pytest.raises(ConfigError, match="names code that is not polyfed's, 'my_plugins:Plain'"):
         pf.Recipe.of_run("run")
     assert pf.Recipe.of_run("run", trust=True).plugins[0].name == "my_plugins:Plain"
 
@@ -171,7 +171,7 @@ def test_a_run_folder_names_it_only_with_trust() -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=said) as refused:
+    with pytest.raises(ConfigError, match=said) as refused:
         pf.Recipe.load(recipe(**settings))
     assert "\n" not in str(refused.value)
 
@@ -189,7 +189,7 @@ def test_a_run_builds_its_plugins_and_its_method_once() -> None:
 def test_two_of_one_name_are_refused() -> None:
     path = recipe(name="my_plugins:Plain")
     path.write_text(path.read_text() + '[[plugins]]\nname = "my_plugins:Plain"\n')
-    with pytest.raises(RequestError, match="expected one 'plain', got two"):
+    with pytest.raises(ConfigError, match="expected one 'plain', got two"):
         pf.run(path, out="run")
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Method, Trained
+from polyfed.core.method import Method, TrainingResult
 from polyfed.core.server import Server
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
 from polyfed.plugins.robust_aggregation import Watch, check_rule, defended, objection
 from polyfed.plugins.settings import RobustAggregation
@@ -27,8 +27,8 @@ NOWHERE = cast(Server, None)
 class Sends(Method):
     """A method that has sent what it is told."""
 
-    changes = ("model",)
-    comparable = ("scores",)
+    delta_entries = ("model",)
+    aligned_entries = ("scores",)
 
     def __init__(self, down: Mapping[int, Message]) -> None:
         self.down = down
@@ -36,7 +36,7 @@ class Sends(Method):
     def broadcast(self, server: Server, client_id: int) -> Message:
         return self.down.get(client_id, {})
 
-    def upload(self, client: Any, trained: Trained) -> Message:
+    def upload(self, client: Any, trained: TrainingResult) -> Message:
         return {}
 
 
@@ -280,7 +280,7 @@ def test_equal_clients_in_buckets_are_their_own_center() -> None:
 
 def test_features_that_are_not_aligned_are_not_held_number_by_number() -> None:
     with pytest.raises(
-        RequestError,
+        ConfigError,
         match="expected 'geometric_median', 'multi_krum' or 'norm_clipping' for fedgh, got 'trimmed_mean', which goes",
     ):
         check_rule(FedGH(), "trimmed_mean")
@@ -313,7 +313,7 @@ def test_labels_that_would_set_rows_apart_are_an_objection(labels: list[int]) ->
 
 def test_what_cannot_be_held_to_one_another_is_refused() -> None:
     with pytest.raises(
-        RequestError, match=r"^robust_aggregation.aggregator: expected .*, got fedfomo, which sends 'model': whole"
+        ConfigError, match=r"^robust_aggregation.aggregator: expected .*, got fedfomo, which sends 'model': whole"
     ):
         check_rule(FedFomo(), "multi_krum")
     check_rule(FedFomo(), RobustAggregation(max_update_norm=1.0).aggregator)
@@ -321,8 +321,8 @@ def test_what_cannot_be_held_to_one_another_is_refused() -> None:
     check_rule(Local(), "median")
     for kind in METHODS.values():
         method = kind()
-        if method.rigid:
-            with pytest.raises(RequestError, match=r"robust_aggregation\.aggregator"):
+        if method.fixed_entries:
+            with pytest.raises(ConfigError, match=r"robust_aggregation\.aggregator"):
                 check_rule(method, "norm_clipping")
         else:
             check_rule(method, "norm_clipping")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, nbytes, not_finite
+from polyfed.core.message import Message, first_nonfinite, flatten, nbytes
 from polyfed.core.method import Method
 from polyfed.core.settings import Privacy
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.plugins.compression import UploadCompression, restored_upload
 from polyfed.plugins.settings import Compression
 from polyfed.plugins.upload_privacy import UploadPrivacy
@@ -25,7 +25,7 @@ class Sends(Method):
     """A method whose weights go up as "model"."""
 
     name: ClassVar[str] = "sends"
-    changes: ClassVar[tuple[str, ...]] = ("model",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
 
 
 def drawn(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -147,7 +147,7 @@ def test_types_stay() -> None:
     ],
 )
 def test_weights_that_cannot_be_bounded_are_refused(up: Message, down: Message, what: str) -> None:
-    with pytest.raises(RequestError, match=what):
+    with pytest.raises(ConfigError, match=what):
         through(client(upload_clip_norm=1.0), up, down)
     through(client(dtype="int8"), up, down)  # no bound is asked for
 
@@ -292,7 +292,7 @@ def test_finite_stays_finite() -> None:
     up = {"model": {"0.bias": drawn(30, scale=1e30)}, "means": drawn(3, 16, scale=1e-30)}
     noisy = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}
     for settings in ({"dtype": "float16"}, {"dtype": "int8"}, {"top_k_fraction": 0.5}, noisy):
-        assert not_finite(through(client(**settings), up)) is None  # type: ignore[arg-type]
+        assert first_nonfinite(through(client(**settings), up)) is None  # type: ignore[arg-type]
 
 
 def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:

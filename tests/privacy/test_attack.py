@@ -34,7 +34,7 @@ from polyfed.core.message import group, tensor
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.functional.class_prototypes import class_means
@@ -67,14 +67,14 @@ class Done(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
-    """A run with these knobs, made once; its folder must be left as it is."""
+    """A run with these hyperparameters, made once; its folder must be left as it is."""
     made: dict[str, Done] = {}
 
-    def make(method: str = "fedin", training: Mapping[str, Any] | None = None, **knobs: Any) -> Done:
-        key = json.dumps([method, knobs, training])
+    def make(method: str = "fedin", training: Mapping[str, Any] | None = None, **hyperparameters: Any) -> Done:
+        key = json.dumps([method, hyperparameters, training])
         if key not in made:
             same_shape = {"aggregation": "same-shape"} if method == "fedin" else {}
-            settings = {**RECIPE, "method": {"name": method, **same_shape, **knobs}}
+            settings = {**RECIPE, "method": {"name": method, **same_shape, **hyperparameters}}
             settings["training"] = {**RECIPE["training"], **(training or {})}
             path = tmp_path_factory.mktemp("runs") / "run"
             federation = build_federation(pf.Recipe.from_dict(settings), out=path)
@@ -150,11 +150,11 @@ def test_levels_share_their_draw_and_scale_it(ran: Callable[..., Done]) -> None:
     assert torch.allclose(2 * one, two, atol=1e-5)
 
 
-@pytest.mark.parametrize(("knobs", "levels"), [({}, [0.0, 0.8]), ({"noise": 0.6}, [0.0, 0.6])])
+@pytest.mark.parametrize(("hyperparameters", "levels"), [({}, [0.0, 0.8]), ({"noise": 0.6}, [0.0, 0.6])])
 def test_levels_are_by_default_none_and_the_runs_own(
-    ran: Callable[..., Done], knobs: dict[str, Any], levels: list[float]
+    ran: Callable[..., Done], hyperparameters: dict[str, Any], levels: list[float]
 ) -> None:
-    assert list(exposed(ran(**knobs).path).sent[0].values) == levels
+    assert list(exposed(ran(**hyperparameters).path).sent[0].values) == levels
 
 
 def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done]) -> None:
@@ -192,7 +192,7 @@ def test_the_round_is_the_last_in_which_the_client_took_part(ran: Callable[..., 
         if took:
             assert exposed(done.path, client).round == took[-1]
         else:
-            with pytest.raises(RequestError, match=f"client {client} took part in no round"):
+            with pytest.raises(ConfigError, match=f"client {client} took part in no round"):
                 exposed(done.path, client)
     last = asked[-1][0]
     assert torch.equal(exposed(done.path, last).sent[0].values[0.0], sent_by(done, last, "s_in")[:2])
@@ -263,7 +263,7 @@ def test_fewer_images_are_the_first_of_more_and_levels_do_not_touch_each_other(r
     assert more.steps == less.steps
 
 
-def test_same_settings_same_numbers_and_every_knob_bites(ran: Callable[..., Done]) -> None:
+def test_same_settings_same_numbers_and_every_hyperparameter_bites(ran: Callable[..., Done]) -> None:
     seen = exposed(ran().path)
     base = carry_out(seen, settings()).to_dict()
     assert carry_out(exposed(ran().path), settings()).to_dict() == base
@@ -450,7 +450,7 @@ def test_a_run_that_has_nothing_to_attack(
     needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedtgp), got "
     refused([], needs + "local", capsys, ran("local").path)
     for method in (FedIN(train_in=False), FedIN(projection="trained")):
-        with pytest.raises(RequestError, match=f"got {method.name}, which sends none with these settings"):
+        with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):
             exposures.exposed_by(method)
     refused(["--from", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)
     refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)
@@ -471,10 +471,10 @@ def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monke
         monkeypatch.setattr(exposures.DataCache, "federated", changed)
 
     other(lambda train: train.first(30))
-    with pytest.raises(RequestError, match="in which client 0 had 40 training images, got 'digits' that gives it 30"):
+    with pytest.raises(ConfigError, match="in which client 0 had 40 training images, got 'digits' that gives it 30"):
         exposed(path)
     other(lambda train: Samples(train.x.float(), train.y))
-    with pytest.raises(RequestError, match="expected a run on images of bytes"):
+    with pytest.raises(ConfigError, match="expected a run on images of bytes"):
         exposed(path)
 
 

@@ -39,7 +39,7 @@ from polyfed.attacks.replay import Replay, replay
 from polyfed.cli import app as cli
 from polyfed.core.message import flatten, group, nbytes, tensor
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
 from polyfed.functional.membership_scores import auc
@@ -83,10 +83,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A run with these settings, made once; its folder must be left as it is."""
     made: dict[str, Done] = {}
 
-    def make(method: str = "fedavg", sections: Mapping[str, Mapping[str, Any]] | None = None, **knobs: Any) -> Done:
-        key = json.dumps([method, knobs, sections])
+    def make(
+        method: str = "fedavg", sections: Mapping[str, Mapping[str, Any]] | None = None, **hyperparameters: Any
+    ) -> Done:
+        key = json.dumps([method, hyperparameters, sections])
         if key not in made:
-            settings = {**RECIPE, "method": {"name": method, **knobs}}
+            settings = {**RECIPE, "method": {"name": method, **hyperparameters}}
             for name, section in (sections or {}).items():
                 settings[name] = {**settings.get(name, {}), **section}
             path = tmp_path_factory.mktemp("runs") / "run"
@@ -138,10 +140,10 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
         "privacy": {"upload_clip_norm": 3.0, "upload_noise_multiplier": 0.02},
         "compression": {"dtype": "float16"},
     }
-    knobs = {"noise": 0.3, "pairs": 5}
+    hyperparameters = {"noise": 0.3, "pairs": 5}
     heard = {}
     for name, sections in (("plain", None), ("treated", treated)):
-        done = ran("fedin", sections, **knobs)
+        done = ran("fedin", sections, **hyperparameters)
         passage = replay(done.record, [1]).passage(1)
         seen = expose(done.record.path, 1, 5, [0.3], ["s_in", "s_out"], "cpu")
         for sent in seen.sent:
@@ -155,15 +157,16 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
     assert float(torch.cat([t.flatten() for t in seen.sent[0].values[0.3]]).norm()) < 4, "clipped"
     assert nbytes(passage.traveled) < nbytes(passage.up)
     assert torch.equal(
-        group(restored_upload(heard_compression(ran, treated, knobs), passage.traveled, passage.down), "features")[
-            "s_in"
-        ],
+        group(
+            restored_upload(heard_compression(ran, treated, hyperparameters), passage.traveled, passage.down),
+            "features",
+        )["s_in"],
         group(passage.up, "features")["s_in"],
     )
 
 
-def heard_compression(ran: Ran, sections: Any, knobs: Any) -> Any:
-    return ran("fedin", sections, **knobs).federation.plugin("compression").settings
+def heard_compression(ran: Ran, sections: Any, hyperparameters: Any) -> Any:
+    return ran("fedin", sections, **hyperparameters).federation.plugin("compression").settings
 
 
 def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:
@@ -195,15 +198,15 @@ def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(ov
 def test_a_run_that_does_not_come_out_as_recorded_is_refused(ran: Ran, tmp_path: Path) -> None:
     record = ran().record
     lines = [line.model_copy(update={"bytes_by_client": {}}) for line in record.rounds]
-    with pytest.raises(RequestError, match="got other 'bytes_by_client' in round 2"):
+    with pytest.raises(ConfigError, match="got other 'bytes_by_client' in round 2"):
         replay(dataclasses.replace(record, rounds=lines), [0])
     lines = [line.model_copy(update={"train_loss": 7.0}) for line in record.rounds]
     assert not replay(dataclasses.replace(record, rounds=lines), [0]).equal
-    with pytest.raises(RequestError, match="client 9 took part in no round"):
+    with pytest.raises(ConfigError, match="client 9 took part in no round"):
         replay(record, [9])
-    with pytest.raises(RequestError, match="made in Python"):
+    with pytest.raises(ConfigError, match="made in Python"):
         replay(dataclasses.replace(record, recipe=StoredRecipe()), [0])
-    with pytest.raises(RequestError, match=r"holds no result\.json"):
+    with pytest.raises(ConfigError, match=r"holds no result\.json"):
         replay(dataclasses.replace(record, stored=None), [0])
 
 
@@ -242,8 +245,8 @@ def test_entries_tell_shapes_and_bytes(ran: Ran) -> None:
 
 @pytest.mark.slow
 def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
-    def guessed(method: str, **knobs: Any) -> Any:
-        heard = replay(ran(method, **knobs).record, [0, 1, 2])
+    def guessed(method: str, **hyperparameters: Any) -> Any:
+        heard = replay(ran(method, **hyperparameters).record, [0, 1, 2])
         return guess_classes(heard, {number: heard.passage(number) for number in range(3)})
 
     assert guessed("fedgh").how == "stated"

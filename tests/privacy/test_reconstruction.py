@@ -119,7 +119,7 @@ def test_the_scale_of_the_features_does_not_matter() -> None:
     assert torch.allclose(one, other, atol=1e-3)
 
 
-def test_nothing_given_is_changed_and_every_knob_bites() -> None:
+def test_nothing_given_is_changed_and_every_hyperparameter_bites() -> None:
     s, start = EXTRACTOR(smooth(2)), drawn(2, *SHAPE)
     kept = s.clone(), start.clone()
     base = {"steps": 20, "lr": 0.05, "tv": torch.zeros(2)}

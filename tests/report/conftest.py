@@ -21,7 +21,7 @@ class Maker:
         method: str = "local",
         seed: int = 0,
         accuracies: tuple[float, ...] = (0.5, 0.6),
-        knobs: dict[str, Any] | None = None,
+        hyperparameters: dict[str, Any] | None = None,
         data: dict[str, Any] | None = None,
         training: dict[str, Any] | None = None,
         run: dict[str, Any] | None = None,
@@ -61,7 +61,7 @@ class Maker:
         recipe = {
             "data": {"dataset": "digits", "num_clients": 2, "partition": "dirichlet", "dirichlet_alpha": 0.5}
             | (data or {}),
-            "method": {"name": method} | (knobs or {}),
+            "method": {"name": method} | (hyperparameters or {}),
             "training": {"rounds": rounds, "lr": 0.01} | (training or {}),
             "run": run or {},
         }
@@ -96,7 +96,7 @@ class Maker:
                 "samples_per_second": 10.0,
                 "refused": 0,
                 "versions": {},
-                "knobs": knobs or {},
+                "hyperparameters": hyperparameters or {},
                 "label": None,
             }
             (folder / "result.json").write_text(json.dumps(found | result))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.clients import architectures, by_architecture, client_scores, clients, ranked, sizes
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import find_runs
@@ -69,9 +69,9 @@ def test_a_figure_for_each_experiment_and_what_is_not_recorded(make: Any) -> Non
     make("b", data={"dataset": "cifar10"})
     runs = find_runs(make.root)
     assert [drawing.stem for drawing in clients(runs)] == ["accuracy-per-client-1", "accuracy-per-client-2"]
-    with pytest.raises(RequestError, match="architectures"):
+    with pytest.raises(ConfigError, match="architectures"):
         architectures(runs)
-    with pytest.raises(RequestError, match="how many samples"):
+    with pytest.raises(ConfigError, match="how many samples"):
         sizes(runs)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.decomposition_figure import decompositions
 from polyfed.report.run_records import find_runs
@@ -31,9 +31,9 @@ def made(make: Any) -> Any:
             make(f"local-{seed}", "local", seed, (LOCAL[seed],))
             make(f"together-{seed}", "fedgh", seed, (TOGETHER[seed],), {"header_lr": 0.1})
             alone = {"header_lr": 0.1, "alone": True}
-            knobs = {"header_lr": 0.1}
+            hyperparameters = {"header_lr": 0.1}
             folder = make(f"alone-{seed}", "fedgh", seed, (ALONE[seed],), alone, label="fedgh-alone")
-            stored = json.loads((folder / "result.json").read_text()) | {"knobs": knobs}
+            stored = json.loads((folder / "result.json").read_text()) | {"hyperparameters": hyperparameters}
             (folder / "result.json").write_text(json.dumps(stored))
             make(f"pooled-{seed}", "local", seed, (POOLED[seed],), run={"control": "pooled"}, label="pooled")
             control = {"control": "longer", "control_of": ["fedgh"]}
@@ -116,7 +116,7 @@ def test_without_controls_nothing_is_said_of_them(two_by_two: Any) -> None:
     told = json.loads(to_json(table))["tables"][0]
     assert "decompositions" not in told
     assert "control" not in told["rows"][0]
-    with pytest.raises(RequestError, match="no method of these runs ran alone"):
+    with pytest.raises(ConfigError, match="no method of these runs ran alone"):
         decompositions(find_runs(two_by_two))
 
 

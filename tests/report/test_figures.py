@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from polyfed.cli import app as cli
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.figures import _draw, curve_drawings, curves, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import find_runs
@@ -101,10 +101,10 @@ def test_one_figure_for_each_experiment_and_odd_names(make: Any, tmp_path: Path)
 
 def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
     folder = make("a")
-    with pytest.raises(RequestError, match="did you mean 'round'"):
+    with pytest.raises(ConfigError, match="did you mean 'round'"):
         curves(find_runs(folder), tmp_path, x="rounds")
     (folder / "rounds.jsonl").write_text("")
-    with pytest.raises(RequestError, match="nothing to draw"):
+    with pytest.raises(ConfigError, match="nothing to draw"):
         curves(find_runs(folder), tmp_path)
 
 
@@ -163,9 +163,9 @@ def test_the_command_draws_and_prints_them(
 
 
 def test_figures_that_are_unknown_or_were_not_recorded(two_by_two: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="did you mean 'balanced_accuracy'"):
+    with pytest.raises(ConfigError, match="did you mean 'balanced_accuracy'"):
         curves(find_runs(two_by_two), tmp_path, metric="balanced-accuracy")
-    with pytest.raises(RequestError, match="has recorded 'auc'"):
+    with pytest.raises(ConfigError, match="has recorded 'auc'"):
         curves(find_runs(two_by_two), tmp_path, metric="auc")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.run_records import find_runs
 
 
@@ -25,11 +25,11 @@ def test_numbers_in_names_sort_as_numbers_and_checkpoints_are_not_searched(make:
     assert [run.seed for run in find_runs(make.root)] == [2, 10]
 
 
-def test_names_labels_and_differing_knobs(make: Any) -> None:
-    make("a", "fedgh", knobs={"header_epochs": 1, "header_lr": 0.01})
-    make("b", "fedgh", knobs={"header_epochs": 100, "header_lr": 0.01})
-    make("c", "fedhenn", knobs={"eta0": 0.1})
-    make("d", "fedgh", knobs={"header_epochs": 1, "header_lr": 0.0}, label="fixed head")
+def test_names_labels_and_differing_hyperparameters(make: Any) -> None:
+    make("a", "fedgh", hyperparameters={"header_epochs": 1, "header_lr": 0.01})
+    make("b", "fedgh", hyperparameters={"header_epochs": 100, "header_lr": 0.01})
+    make("c", "fedhenn", hyperparameters={"eta0": 0.1})
+    make("d", "fedgh", hyperparameters={"header_epochs": 1, "header_lr": 0.0}, label="fixed head")
     make("e", "fedavg", training={"lr": 0.1})
     make("f", "fedavg", training={"lr": 0.5})
     assert [run.name for run in find_runs(make.root)] == [
@@ -82,7 +82,7 @@ def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:
 def test_broken_files_are_named_in_one_line(make: Any, name: str, content: str | bytes, says: str) -> None:
     folder = make("a")
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(ConfigError) as caught:
         find_runs(make.root)
     assert says in str(caught.value)
     assert str(folder / name) in str(caught.value)
@@ -92,7 +92,7 @@ def test_broken_files_are_named_in_one_line(make: Any, name: str, content: str |
 @pytest.mark.parametrize(("key", "value"), [("seed", "0"), ("accuracy", "high"), ("evaluation", {}), ("clients", True)])
 def test_a_result_of_wrong_types_is_refused(make: Any, key: str, value: Any) -> None:
     folder = make("a", **{key: value})
-    with pytest.raises(RequestError, match=key):
+    with pytest.raises(ConfigError, match=key):
         find_runs(folder)
 
 
@@ -101,7 +101,7 @@ def test_a_recipe_of_wrong_types_is_refused(make: Any, key: str) -> None:
     folder = make("a")
     with (folder / "recipe.toml").open("w") as file:
         file.write(f"[run]\n{key} = 1.5\n")
-    with pytest.raises(RequestError, match=key):
+    with pytest.raises(ConfigError, match=key):
         find_runs(folder)
 
 
@@ -110,16 +110,16 @@ def test_a_result_without_a_needed_key_is_refused(make: Any) -> None:
     result = json.loads((folder / "result.json").read_text())
     del result["dataset"]
     (folder / "result.json").write_text(json.dumps(result))
-    with pytest.raises(RequestError, match="expected the key 'dataset', got none"):
+    with pytest.raises(ConfigError, match="expected the key 'dataset', got none"):
         find_runs(folder)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="no run folder"):
+    with pytest.raises(ConfigError, match="no run folder"):
         find_runs(tmp_path)
-    with pytest.raises(RequestError, match="is not there"):
+    with pytest.raises(ConfigError, match="is not there"):
         find_runs(tmp_path / "missing")
-    with pytest.raises(RequestError, match="no path"):
+    with pytest.raises(ConfigError, match="no path"):
         find_runs([])
 
 

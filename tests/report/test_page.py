@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.comparison import comparison
 from polyfed.report.glossary import about_column
 from polyfed.report.html_report import page, page_data, write_page
@@ -435,5 +435,5 @@ def test_maps_without_room_are_told(make: Any) -> None:
 
 def test_a_broken_analysis_is_named(make: Any) -> None:
     path = analysis(make("a"), "cka", "{")
-    with pytest.raises(RequestError, match=re.escape(str(path))):
+    with pytest.raises(ConfigError, match=re.escape(str(path))):
         shown(make.root)

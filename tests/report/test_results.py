@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.results_page import results_page, write_command, write_results
 
 
@@ -90,12 +90,12 @@ def test_the_day_of_the_last_run_is_kept(tmp_path: Path) -> None:
 def test_what_cannot_be_met_writes_nothing(make: Any, tmp_path: Path) -> None:
     make("a")
     file = tmp_path / "results.md"
-    with pytest.raises(RequestError, match="target: expected"):
+    with pytest.raises(ConfigError, match="target: expected"):
         write_results([make.root], file, target="much")
-    with pytest.raises(RequestError, match="is not there"):
+    with pytest.raises(ConfigError, match="is not there"):
         write_results([tmp_path / "nowhere"], file)
     (make.root / "compare.json").write_text("{")
-    with pytest.raises(RequestError, match=r"compare.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"compare.json cannot be read"):
         write_results([make.root], file)
     assert not file.exists()
 
@@ -109,5 +109,5 @@ def test_what_stands_beside_a_run_may_change_and_its_settings_may_not(tmp_path: 
     with folder.open(settings, resume=False, force=False):
         pass
     folder.check(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, force=False)
-    with pytest.raises(RequestError, match=r"another recipe's run: run\.seed was 0, now 1"):
+    with pytest.raises(ConfigError, match=r"another recipe's run: run\.seed was 0, now 1"):
         folder.check(settings | {"run": {"seed": 1}}, resume=True, force=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
 from polyfed.report.sweeps import Cell, tabulate, write
@@ -67,14 +67,14 @@ def test_words_have_no_map_and_nothing_no_figure(tmp_path: Path) -> None:
     folder = swept(tmp_path / "a", {("all", 1): 0.5, ("all", 2): 0.4, ("none", 1): 0.3}, ("method.share", EPOCHS))
     assert [drawing.stem for drawing in sensitivity(folder)] == ["sensitivity"]
     folder = swept(tmp_path / "b", {("all", "x"): 0.5, ("none", "x"): 0.3}, ("method.share", "data.partition"))
-    with pytest.raises(RequestError, match=r"a number among them, got method\.share, data\.partition"):
+    with pytest.raises(ConfigError, match=r"a number among them, got method\.share, data\.partition"):
         sensitivity(folder)
 
 
 def test_what_is_no_sweep(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="the folder of a sweep"):
+    with pytest.raises(ConfigError, match="the folder of a sweep"):
         read_sweep(tmp_path)
     for content in ("{", "[]", json.dumps({"keys": [], "rows": [{"a": 1}], "caption": "", "notes": []})):
         (tmp_path / "sweep.json").write_text(content)
-        with pytest.raises(RequestError, match="as `polyfed sweep` writes it"):
+        with pytest.raises(ConfigError, match="as `polyfed sweep` writes it"):
             read_sweep(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.comparison import comparison, to_csv, to_json, to_markdown, to_text
 from polyfed.report.figures import axes_of, curve_drawings, series
 from polyfed.report.grouping import group_runs
@@ -86,5 +86,5 @@ def test_where_nothing_is_simulated_nothing_is_said_of_it(two_by_two: Path) -> N
     assert list(page_data(runs, table)["axes"]) == ["round", "bytes", "seconds"]
     for show in (to_text, to_markdown, to_csv, to_json):
         assert "simulated" not in show(table)
-    with pytest.raises(RequestError, match="no round of these runs has a simulated time"):
+    with pytest.raises(ConfigError, match="no round of these runs has a simulated time"):
         curve_drawings(runs, "simulated")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import scipy.stats
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord, find_runs
 from polyfed.report.statistics import Target, ci_half_width, leader, paired, paper_bytes, reach, to_target
 from polyfed.results.schema import RoundRecord
@@ -94,12 +94,12 @@ def test_targets_as_one_writes_them(text: str | float, share: float, of: str) ->
 
 @pytest.mark.parametrize("text", ["", "high", "0", "1.2", "-0.5", "101 %", "90 % of fedgh", "nan", "0.6 0.7"])
 def test_what_is_no_target(text: str) -> None:
-    with pytest.raises(RequestError, match=r"^target: expected an accuracy such as 0\.6 or '60 %'"):
+    with pytest.raises(ConfigError, match=r"^target: expected an accuracy such as 0\.6 or '60 %'"):
         Target.parse(text)
 
 
 def test_a_number_that_was_meant_in_per_cent() -> None:
-    with pytest.raises(RequestError, match="got '90'; did you mean '90 %'"):
+    with pytest.raises(ConfigError, match="got '90'; did you mean '90 %'"):
         Target.parse("90")
 
 

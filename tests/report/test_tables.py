@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text, write
 from polyfed.report.comparison_formats import to_html
 from polyfed.report.run_records import find_runs
@@ -66,8 +66,15 @@ def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
     for seed in (0, 1):
         make(f"local-{seed}", seed=seed)
         for epochs in (1, 100):
-            knobs = {"header_epochs": epochs, "header_batch": 10 * epochs, "header_lr": 0.01 * epochs}
-            make(f"gh-{epochs}-{seed}", "fedgh", seed, knobs=knobs, accuracy_best_by_validation=0.5, refused=3)
+            hyperparameters = {"header_epochs": epochs, "header_batch": 10 * epochs, "header_lr": 0.01 * epochs}
+            make(
+                f"gh-{epochs}-{seed}",
+                "fedgh",
+                seed,
+                hyperparameters=hyperparameters,
+                accuracy_best_by_validation=0.5,
+                refused=3,
+            )
     text = to_text(comparison(find_runs(make.root)))
     assert max(map(len, text.splitlines())) <= 100
     assert "(header_epochs=1" in text
@@ -204,7 +211,7 @@ def test_a_target_is_told(two_by_two: Path) -> None:
     alone = comparison(find_runs(two_by_two / "fedgh-0"), target="90 % of local").sections[0]
     assert alone.rows[0].to_target is None
     assert "no target: 90 % of local is not known, as there is no such accuracy" in alone.notes
-    with pytest.raises(RequestError, match="target: expected"):
+    with pytest.raises(ConfigError, match="target: expected"):
         comparison(find_runs(two_by_two), target="a lot")
 
 
@@ -321,16 +328,16 @@ def test_refusals_and_missing_values(make: Any) -> None:
 def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
     make("a")
     make("b")
-    with pytest.raises(RequestError, match="two runs are 'local' with seed 0"):
+    with pytest.raises(ConfigError, match="two runs are 'local' with seed 0"):
         comparison(find_runs(make.root))
     runs = find_runs(make.root / "a")
-    with pytest.raises(RequestError, match="not scored in stage 'recieved'; it has: personal, received"):
+    with pytest.raises(ConfigError, match="not scored in stage 'recieved'; it has: personal, received"):
         comparison(runs, stage="recieved")
-    with pytest.raises(RequestError, match="unknown table format 'markdown'"):
+    with pytest.raises(ConfigError, match="unknown table format 'markdown'"):
         write(comparison(runs), tmp_path, formats=["csv", "markdown"])
     assert not (tmp_path / "comparison.csv").exists()
     make("c", finished=False)
-    with pytest.raises(RequestError, match="no finished run"):
+    with pytest.raises(ConfigError, match="no finished run"):
         comparison(find_runs(make.root / "c"))
 
 
@@ -352,7 +359,7 @@ def test_write(two_by_two: Path, tmp_path: Path) -> None:
     assert files[1].read_bytes().decode("utf-8") == to_csv(table)
     assert sorted(path.name for path in (tmp_path / "deep" / "out").iterdir()) == sorted(file.name for file in files)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match="cannot"):
+    with pytest.raises(ConfigError, match="cannot"):
         write(table, tmp_path / "file")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.bar_chart import bars, variants
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import find_runs
@@ -41,9 +41,9 @@ def test_local_alone_is_a_bar(make: Any) -> None:
 
 def test_nothing_recorded(make: Any) -> None:
     make("a", "local", accuracy=None)
-    with pytest.raises(RequestError, match="no accuracy"):
+    with pytest.raises(ConfigError, match="no accuracy"):
         variants(find_runs(make.root))
-    with pytest.raises(RequestError, match="not scored in stage"):
+    with pytest.raises(ConfigError, match="not scored in stage"):
         variants(find_runs(make.root), "after_training")
 
 

@@ -13,7 +13,7 @@ ENTRY = {
     "architecture": "digits-cnn1", "classes": 10, "class_names": ["0"], "feature_names": [], "vocabulary": None,
     "texts": None, "vectors": None, "samples": 4, "zoo": True, "feature_dim": None, "companion": None,
     "input": {"shape": [1, 8, 8], "type": "uint8"}, "prepare": {"mean": [0.5], "std": [1.0]}, "method": "local",
-    "knobs": {}, "variant": "", "round": 2,
+    "hyperparameters": {}, "variant": "", "round": 2,
 }  # fmt: skip
 
 

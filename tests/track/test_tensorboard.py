@@ -19,7 +19,7 @@ from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Output
-from polyfed.errors import Interrupted, RequestError
+from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny
 from polyfed.tracking.tensorboard import TensorBoard
@@ -113,7 +113,7 @@ def federation(out: Path, *trackers: Any) -> Federation:
 
 def test_a_resumed_run_has_the_curves_of_an_uninterrupted_one(tmp_path: Path) -> None:
     federation(tmp_path / "whole", TensorBoard()).run()
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterrupted):
         federation(tmp_path / "parts", TensorBoard(), Stop(3)).run()
     shutil.rmtree(tmp_path / "parts" / "checkpoint" / "round-000003")  # a power cut leaves the one of round 2
     federation(tmp_path / "parts", TensorBoard()).run(resume=True)
@@ -188,9 +188,9 @@ def test_compare_writes_them_into_each_run(tmp_path: Path) -> None:
 
 def test_a_run_without_a_folder_has_no_place_for_curves(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text(RECIPE)
-    with pytest.raises(RequestError, match="run folder for live curves"):
+    with pytest.raises(ConfigError, match="run folder for live curves"):
         pf.run(tmp_path / "r.toml", overrides=['run.loggers=["tensorboard"]'])
-    with pytest.raises(RequestError, match="run folder for live curves"):
+    with pytest.raises(ConfigError, match="run folder for live curves"):
         TensorBoard().start({})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Choices:
         points: of each panel of tsne, at most. device: where networks compute.
 
     Raises:
-        RequestError: a number below 1, or an empty list of places.
+        ConfigError: a number below 1, or an empty list of places.
     """
 
     stage: str | None = None
@@ -35,6 +35,6 @@ class Choices:
     def __post_init__(self) -> None:
         for name, least in (("smooth", 1), ("inputs", 2), ("clients", 2), ("points", 4)):
             if getattr(self, name) < least:
-                raise RequestError(f"{name}: expected at least {least}, got {getattr(self, name)}")
+                raise ConfigError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.places is not None and not self.places:
-            raise RequestError("places: expected at least one place in the networks, got none")
+            raise ConfigError("places: expected at least one place in the networks, got none")

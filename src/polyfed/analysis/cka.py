@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyfed.analysis.layer_outputs import ClientRef, common_layers
 from polyfed.analysis.probe_inputs import ProbeInputs
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.centering import nonzero, prepared
 from polyfed.registry import nearest
 from polyfed.report.grouping import Group
@@ -127,10 +127,10 @@ def similarity(
         inputs: what they saw.
 
     Raises:
-        RequestError: fewer than two clients.
+        ConfigError: fewer than two clients.
     """
     if len(clients) < 2:
-        raise RequestError(f"expected at least two clients to compare, got {len(clients)} in {run.path}")
+        raise ConfigError(f"expected at least two clients to compare, got {len(clients)} in {run.path}")
     found = {}
     for place in common_layers(kernels):
         matrix = pairwise_cka([each[place] for each in kernels]).double().tolist()
@@ -156,14 +156,14 @@ def draw_maps(
     """Heat maps of one seed's runs: a row of maps for each method, a map for each place (by default the main ones).
 
     Raises:
-        RequestError: a place that the networks do not all have.
+        ConfigError: a place that the networks do not all have.
     """
     known = common_layers([one.places for one in found])
     places = [place for place in MAIN_PLACES if place in known] if places is None else places
     for one in found:
         for place in places:
             if place not in one.places:
-                raise RequestError(f"no place '{place}' in all networks of '{one.name}'{nearest(place, one.places)}")
+                raise ConfigError(f"no place '{place}' in all networks of '{one.name}'{nearest(place, one.places)}")
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; {_who(found[0])}; "
     about += f"linear CKA on {found[0].inputs}. Over each map: mean over pairs."
     columns = min(_COLUMNS, len(places) if len(places) > 1 else len(found))

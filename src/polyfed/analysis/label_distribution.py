@@ -42,7 +42,7 @@ def label_table(run: RunRecord, data: DataCache | None = None) -> LabelTable:
     """Deal the run's data again, and count.
 
     Raises:
-        RequestError: see `load_run_data`.
+        ConfigError: see `load_run_data`.
     """
     dealt = load_run_data(run, data)
     counts = tuple(tuple(map(int, row)) for row in dealt.label_table)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.modes import evaluating
 from polyfed.results.read import check_links, parse_json
@@ -41,7 +41,7 @@ def clients_of(run: str | Path) -> list[ClientRef]:
     """Every client with a personal model in the folder, clients of one architecture side by side.
 
     Raises:
-        RequestError: no models there, or a link.
+        ConfigError: no models there, or a link.
     """
     check_links(Path(run))
     path = Path(run) / "models" / "index.json"
@@ -51,11 +51,9 @@ def clients_of(run: str | Path) -> list[ClientRef]:
             ClientRef(int(Path(file).stem.removeprefix("client-")), str(e["architecture"])) for file, e in index.items()
         ]
     except FileNotFoundError:
-        raise RequestError(
-            f"{run} holds no clients' models (models/index.json), which this figure is made of"
-        ) from None
+        raise ConfigError(f"{run} holds no clients' models (models/index.json), which this figure is made of") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RequestError(f"expected a list of models in {path}, got nothing readable: {error}") from None
+        raise ConfigError(f"expected a list of models in {path}, got nothing readable: {error}") from None
     order = list(dict.fromkeys(who.architecture for who in sorted(found, key=lambda who: who.client)))
     return sorted(found, key=lambda who: (order.index(who.architecture), who.client))
 
@@ -90,14 +88,14 @@ def layer_outputs(
         For each client: place -> what was kept.
 
     Raises:
-        RequestError: see `load_model`; a network whose outputs are not finite.
+        ConfigError: see `load_model`; a network whose outputs are not finite.
     """
     found = []
     for who in clients:
         outputs = _outputs(load_model(run, who.client, device, trust), x)
         for place, a_LD in outputs.items():
             if not bool(torch.isfinite(a_LD).all()):
-                raise RequestError(f"{run}: what client {who.client}'s network gives at '{place}' is not finite")
+                raise ConfigError(f"{run}: what client {who.client}'s network gives at '{place}' is not finite")
         found.append({place: keep(place, a_LD) for place, a_LD in outputs.items()})
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyfed.analysis.choices import Choices
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.bar_chart import variants
@@ -69,14 +69,14 @@ def analyze(
         trust: whether code that the folders name ("package.module:name") may be imported, for cka, tsne and labels.
 
     Raises:
-        RequestError: an unknown figure, one that these folders do not allow, a choice that no figure uses.
+        ConfigError: an unknown figure, one that these folders do not allow, a choice that no figure uses.
     """
     given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     for name in figures or ():
         if name not in FIGURES:
-            raise RequestError(f"unknown figure '{name}'{nearest(name, FIGURES)}")
+            raise ConfigError(f"unknown figure '{name}'{nearest(name, FIGURES)}")
     if not given or (figures is not None and not figures):
-        raise RequestError(f"expected at least one {'figure' if given else 'run folder'}, got none")
+        raise ConfigError(f"expected at least one {'figure' if given else 'run folder'}, got none")
     chosen = list(dict.fromkeys(figures or _fitting(given)))
     choices = choices or Choices()
     _all_used(choices, chosen)
@@ -86,13 +86,13 @@ def analyze(
     for name in chosen:
         try:
             drawings += FIGURES[name](runs)
-        except RequestError as error:
+        except ConfigError as error:
             if figures is not None:
                 raise
             notes.append(f"left out: {name}: {error}")
     notes += [f"left out: {note}" for run in runs.found if not run.finished for note in run.notes]
     if not drawings:
-        raise RequestError("; ".join(notes) or "nothing to draw")
+        raise ConfigError("; ".join(notes) or "nothing to draw")
     if out is None:
         check_links(given[0])
     place = given[0] / ANALYSIS if out is None else Path(out)
@@ -120,7 +120,7 @@ def _all_used(choices: Choices, chosen: Sequence[str]) -> None:
         used_by = _USED_BY[field.name]
         if getattr(choices, field.name) != field.default and not set(used_by) & set(chosen):
             figures = " or ".join(used_by)
-            raise RequestError(f"{field.name}: expected a figure that uses it ({figures}), got {', '.join(chosen)}")
+            raise ConfigError(f"{field.name}: expected a figure that uses it ({figures}), got {', '.join(chosen)}")
 
 
 class _Runs:

@@ -11,7 +11,7 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.federated_dataset import FederatedDataset
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import nearest
 from polyfed.report.run_records import RunRecord
@@ -45,14 +45,14 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCach
         data: where data are kept between calls.
 
     Raises:
-        RequestError: an unknown choice, no hold-out, a recipe without data, or data that are dealt otherwise now.
+        ConfigError: an unknown choice, no hold-out, a recipe without data, or data that are dealt otherwise now.
     """
     if rows not in ROWS:
-        raise RequestError(f"unknown rows '{rows}'{nearest(rows, ROWS)}")
+        raise ConfigError(f"unknown rows '{rows}'{nearest(rows, ROWS)}")
     dealt = load_run_data(run, data)
     if rows == "holdout":
         if not len(dealt.holdout):
-            raise RequestError(f"expected rows that the server set aside (data.holdout), got {run.path} without any")
+            raise ConfigError(f"expected rows that the server set aside (data.holdout), got {run.path} without any")
         x = dealt.holdout.x
         y = dealt.holdout.y
         whose = "rows that the server set aside"
@@ -86,16 +86,16 @@ def load_run_data(run: RunRecord, data: DataCache | None = None) -> FederatedDat
     """The data of a finished run's clients, dealt again from its recipe.
 
     Raises:
-        RequestError: a recipe without data, or of code that is not trusted; data that are not there; or a deal that is
+        ConfigError: a recipe without data, or of code that is not trusted; data that are not there; or a deal that is
             not the run's.
     """
     path = run.path / "recipe.toml"
     if not run.recipe.data.get("dataset"):
-        raise RequestError(f"expected a recipe that names the data in {path}, got none: the run was given its data")
+        raise ConfigError(f"expected a recipe that names the data in {path}, got none: the run was given its data")
     dealt = (data or DataCache()).federated(Recipe.of_run(run.path, run.trusted))
     had = [row.samples for row in run.result.clients_table or ()]
     now = [len(client.train) for client in dealt.clients]
     if had and had != now:
         client = next((n for n, (a, b) in enumerate(zip(had, now, strict=False)) if a != b), min(len(had), len(now)))
-        raise RequestError(f"{path} deals other data now than the run had: client {client} has another number of rows")
+        raise ConfigError(f"{path} deals other data now than the run had: client {client} has another number of rows")
     return dealt

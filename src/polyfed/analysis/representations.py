@@ -11,7 +11,7 @@ from polyfed.analysis.choices import Choices
 from polyfed.analysis.cka import unit_kernel
 from polyfed.analysis.layer_outputs import ClientRef, clients_of, layer_outputs, subsample_clients
 from polyfed.analysis.probe_inputs import ProbeInputs, common_inputs
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
@@ -53,7 +53,7 @@ def represent_runs(
         kernels: keep the kernel of every place, of all seeds. seen: keep the representations, of the seed shown.
 
     Raises:
-        RequestError: see `common_inputs`, `clients_of` and `layer_outputs`.
+        ConfigError: see `common_inputs`, `clients_of` and `layer_outputs`.
     """
     groups, _ = group_runs(runs)
     for run in (run for group in groups for run in group.runs):
@@ -87,7 +87,7 @@ def _view(run: RunRecord, inputs: ProbeInputs, choices: Choices, kernels: bool, 
         run.trusted,
     )
     if seen and any("representation" not in each for each in kept):
-        raise RequestError(f"tsne: expected networks with a representation, got one without in {run.path}")
+        raise ConfigError(f"tsne: expected networks with a representation, got one without in {run.path}")
     return RunRepresentations(
         run,
         tuple(clients),

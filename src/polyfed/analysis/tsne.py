@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyfed.analysis.layer_outputs import ClientRef
 from polyfed.analysis.probe_inputs import ProbeInputs
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import GRAY, SHADES, Drawing, canvas, legends, styles
 from polyfed.report.run_records import RunRecord
@@ -62,12 +62,12 @@ def embed(a_PD: NDArray[np.float64], perplexity: float = PERPLEXITY, seed: int =
     """t-SNE (van der Maaten and Hinton 2008) to two dimensions, from PCA on; perplexity at most a third of the points.
 
     Raises:
-        RequestError: fewer than four points.
+        ConfigError: fewer than four points.
     """
     from sklearn.manifold import TSNE
 
     if len(a_PD) < 4:
-        raise RequestError(f"expected at least four points to embed, got {len(a_PD)}; take more inputs")
+        raise ConfigError(f"expected at least four points to embed, got {len(a_PD)}; take more inputs")
     nearby = min(perplexity, (len(a_PD) - 1) / 3)
     start = "pca" if a_PD.shape[1] > 1 else "random"
     points = TSNE(2, perplexity=nearby, init=start, random_state=seed).fit_transform(a_PD)
@@ -93,7 +93,7 @@ def embeddings(
         points: at most so many in a panel: the same first inputs for all of its clients.
 
     Raises:
-        RequestError: fewer points than can be embedded.
+        ConfigError: fewer points than can be embedded.
     """
     widths = dict.fromkeys(a_LD.shape[1] for a_LD in seen)
     return [_panel(run, width, clients, seen, inputs, points) for width in widths]

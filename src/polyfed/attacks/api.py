@@ -17,7 +17,7 @@ from polyfed.attacks.attack_target import expose
 from polyfed.attacks.audit import Options, Survey, survey
 from polyfed.attacks.membership_inference import ShadowData
 from polyfed.attacks.reconstruction_runs import Attack, Settings, carry_out
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.plot_style import save
 from polyfed.report.run_records import RunRecord, find_runs
@@ -62,14 +62,14 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
         What came of it, and the files written.
 
     Raises:
-        RequestError: the request is wrong; nothing has been written.
+        ConfigError: the request is wrong; nothing has been written.
         RunError: the loss is not finite.
     """
     settings = Settings(steps, lr, tuple(dict.fromkeys(map(float, tv))), seed)
     if images < 1:
-        raise RequestError(f"--images: expected at least 1, got {images}")
+        raise ConfigError(f"--images: expected at least 1, got {images}")
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
-        raise RequestError(f"--noise: expected levels of at least 0, got {list(noise)}")
+        raise ConfigError(f"--noise: expected levels of at least 0, got {list(noise)}")
     check_links(Path(run))
     folder = Path(run) / ATTACK if out is None else Path(out)
     _check_place(folder, force, FILES, "an attack")
@@ -112,13 +112,13 @@ def report(  # noqa: PLR0913 - what a user may choose, each by its name
         What was found, run by run, and the files written.
 
     Raises:
-        RequestError: the request is wrong, or a run does not come out as recorded; nothing has been written.
+        ConfigError: the request is wrong, or a run does not come out as recorded; nothing has been written.
     """
     options = Options(shadows, shadow_data, rows, clients, images, steps, seed)
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     records = _told_apart([record for record in find_runs(paths, trust) if record.finished])
     if not records:
-        raise RequestError(f"expected folders of finished runs, got {', '.join(map(str, paths))}")
+        raise ConfigError(f"expected folders of finished runs, got {', '.join(map(str, paths))}")
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
     check_links(above)
     folder = above / ATTACK if out is None else Path(out)
@@ -148,18 +148,18 @@ def _check_place(folder: Path, force: bool, own: Sequence[str], what: str) -> No
     """Whether the files can be written there without loss.
 
     Raises:
-        RequestError: an earlier one or other files lie there, or nothing can.
+        ConfigError: an earlier one or other files lie there, or nothing can.
     """
     above = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise RequestError(
+        raise ConfigError(
             f"expected a place for the attack's folder {folder}, got {above}, where nothing can be written"
         )
     there = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if there - {*FILES, *REPORT_FILES}:
-        raise RequestError(f"expected an empty or new folder for the attack, got {folder} with other files in it")
+        raise ConfigError(f"expected an empty or new folder for the attack, got {folder} with other files in it")
     if there & set(own) and not force:
-        raise RequestError(f"{folder} already holds {what}; replace it with --overwrite or choose another --out")
+        raise ConfigError(f"{folder} already holds {what}; replace it with --overwrite or choose another --out")
 
 
 def _write(found: Attack, folder: Path) -> list[Path]:

@@ -19,11 +19,11 @@ from torch import Tensor
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, copied, group, tensor
-from polyfed.core.method import Exposed, Method, Trained
+from polyfed.core.method import Exposed, Method, TrainingResult
 from polyfed.core.modules import split
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.noise import add_noise
@@ -129,7 +129,7 @@ def expose(
         trust: whether code that the folder names may be imported.
 
     Raises:
-        RequestError: no finished run, no such client, a method that sends neither, images that are not there.
+        ConfigError: no finished run, no such client, a method that sends neither, images that are not there.
     """
     model = load_model(folder, client, device, trust)
     exposed = exposed_by(model.method)
@@ -176,14 +176,14 @@ def exposed_by(method: Method) -> Exposed:
     """What the method uploads of single inputs.
 
     Raises:
-        RequestError: neither features nor prototypes, or not with these settings.
+        ConfigError: neither features nor prototypes, or not with these settings.
     """
     if method.exposed is not None:
         return method.exposed
     known = {kind: ", ".join(_names(kind)) for kind in get_args(Kind)}
     usual = METHODS[method.name]().exposed if method.name in METHODS else None
     silent = "" if usual is None else ", which sends none with these settings"
-    raise RequestError(
+    raise ConfigError(
         f"expected a run of a method that uploads features ({known['features']}) or prototypes "
         f"({known['prototypes']}), got {method.name}{silent}"
     )
@@ -198,7 +198,7 @@ def _names(kind: str) -> list[str]:
 def _sources(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     for name in asked or ():
         if name not in known:
-            raise RequestError(
+            raise ConfigError(
                 f"--from: expected what this run uploads ({', '.join(known)}), got '{name}'{nearest(name, known)}"
             )
     return list(dict.fromkeys(asked or known[:1]))
@@ -211,7 +211,7 @@ def _last_round(record: RunRecord, client: int) -> int:
         refused = {upload.client for upload in line.refused}
         if client in line.clients and client not in refused:
             return line.round
-    raise RequestError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
+    raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
 
 
 def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, int]:
@@ -221,12 +221,12 @@ def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, in
     counted = {row.id: row.samples for row in record.result.clients_table or ()}
     if train is None or counted.get(client, len(train)) != len(train):
         came = "none" if train is None else f"{len(train)}"
-        raise RequestError(
+        raise ConfigError(
             f"expected the data of the run, in which client {client} had {counted.get(client, 'some')} training "
             f"images, got '{recipe.data.dataset}' that gives it {came}"
         )
     if train.x.dtype != torch.uint8 or train.x.dim() != 4:
-        raise RequestError(
+        raise ConfigError(
             f"expected a run on images of bytes (N, C, H, W), got inputs of shape {tuple(train.x.shape)} and type "
             f"{train.x.dtype}"
         )
@@ -247,7 +247,7 @@ def _features(
     with_noise = exposed.with_noise
     assert with_noise is not None
     first = next(iter(functions))
-    plain = tensor(group(with_noise(0.0).upload(client, Trained()), exposed.entry), first)
+    plain = tensor(group(with_noise(0.0).upload(client, TrainingResult()), exposed.entry), first)
     _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
     rows = _nearest(plain[:images].float(), functions[first], client)
     values = {}
@@ -263,8 +263,8 @@ def _as_read(client: Client, method: Method) -> Message:
     What weights have changed since they came down is not known here, and taken for nothing; of the stream that gives
     `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
     """
-    message: Message = copied(method.upload(client, Trained()))
-    received = {name: message[name] for name in method.changes if name in message}
+    message: Message = copied(method.upload(client, TrainingResult()))
+    received = {name: message[name] for name in method.delta_entries if name in message}
     for plugin in client.plugins:
         message = plugin.encode(message, client, method, received)
     for plugin in client.plugins:
@@ -305,4 +305,4 @@ def _prototypes(
 
 def _enough(images: int, there: int, why: str) -> None:
     if images > there:
-        raise RequestError(f"--images: expected at most {there}, as {why}, got {images}")
+        raise ConfigError(f"--images: expected at most {there}, as {why}, got {images}")

@@ -24,7 +24,7 @@ from polyfed.attacks.membership_inference import (
 from polyfed.attacks.message_inspection import Entry, Network, described, entries, in_the_clear, whole_network
 from polyfed.attacks.reconstruction_results import Rebuilt, by_features, exposed, from_changes, from_features
 from polyfed.attacks.replay import Passage, Replay, last_heard, replay
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.registry import nearest
 from polyfed.report.run_records import RunRecord
@@ -52,16 +52,16 @@ class Options:
     def __post_init__(self) -> None:
         known = get_args(ShadowData)
         if self.shadow_data not in known:
-            raise RequestError(
+            raise ConfigError(
                 f"--shadow-data: expected {' or '.join(known)}, got '{self.shadow_data}'"
                 f"{nearest(self.shadow_data, known)}"
             )
         if self.shadows % 2 or not (self.shadows == 0 or self.shadows >= _FEWEST):
-            raise RequestError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {self.shadows}")
+            raise ConfigError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {self.shadows}")
         for name, least in (("rows", 2), ("clients", 1), ("images", 0), ("steps", 1), ("seed", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise RequestError(f"--{name}: expected at least {least}, got {value}")
+                raise ConfigError(f"--{name}: expected at least {least}, got {value}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +112,7 @@ class Survey:
         return {
             "name": run.name,
             "method": run.method,
-            "knobs": run.result.knobs,
+            "hyperparameters": run.result.hyperparameters,
             "dataset": run.result.dataset,
             "run_seed": run.seed,
             "on_the_way": self.on_the_way or None,
@@ -148,11 +148,11 @@ def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lam
         record: a finished run of a recipe. say: told what is being done.
 
     Raises:
-        RequestError: it cannot be run again, see `replay`.
+        ConfigError: it cannot be run again, see `replay`.
     """
     worked = list(last_heard(record))[: options.clients]
     if not worked:
-        raise RequestError(f"expected a run in which the server heard of somebody, got {record.path}")
+        raise ConfigError(f"expected a run in which the server heard of somebody, got {record.path}")
     say(f"{record.name}: running its last rounds again")
     heard = replay(record, worked)
     passages = {number: heard.passage(number) for number in worked}
@@ -215,7 +215,7 @@ def _members(
                 why = "no LiRA: shadow models were refused"
     try:
         holder = load_model(heard.record.path, client.id, device, heard.record.trusted)
-    except RequestError:  # networks that a run folder cannot rebuild
+    except ConfigError:  # networks that a run folder cannot rebuild
         return found, why
     return [*found, by_holder(holder, asked)], why
 
@@ -247,7 +247,7 @@ def _features(heard: Replay, passage: Passage, options: Options) -> tuple[Exposu
         elif "labels" in passage.up:
             wanted = min(wanted, len(passage.up["labels"]))
         seen = exposed(heard, client.id, wanted, heard.recipe.run.device)
-    except RequestError as reason:
+    except ConfigError as reason:
         return None, str(reason)
     if seen.round != passage.job.round:  # it trained once more, and that upload was lost
         return None, "the network of the round in which it was heard last is gone"

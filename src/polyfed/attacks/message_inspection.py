@@ -113,8 +113,8 @@ def whole_network(replay: Replay, passage: Passage) -> Network | None:
     """The network that a client's upload holds all parameters of; None where it holds none whole."""
     client, server = passage.job.client, replay.federation.server
     kinds = [("the client's network", client.architecture, passage.job.variant)]
-    if server.companion:
-        kinds.append(("the network beside the clients' own", server.companion, ""))
+    if server.auxiliary_model:
+        kinds.append(("the network beside the clients' own", server.auxiliary_model, ""))
     for whose, architecture, variant in kinds:
         for name, value in passage.up.items():
             found = Network(name, whose, architecture, variant)

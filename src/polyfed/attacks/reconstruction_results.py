@@ -56,7 +56,7 @@ def exposed(replay: Replay, client: int, images: int, device: str) -> Exposure:
     """Features or class means that a client sent last, as `polyfed attack` sees them.
 
     Raises:
-        RequestError: it sent neither.
+        ConfigError: it sent neither.
     """
     level = exposed_by(replay.federation.method).noise
     return expose(replay.record.path, client, images, [level], None, device, replay.record.trusted)

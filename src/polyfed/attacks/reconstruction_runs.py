@@ -15,7 +15,7 @@ from polyfed.attacks.attack_target import Exposure, Kind, Sent
 from polyfed.attacks.feature_inversion import reconstruct
 from polyfed.attacks.lpips import Lpips
 from polyfed.core.randomness import generator
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.functional.image_quality import psnr, ssim
 from polyfed.report.text_tables import finite
 
@@ -40,13 +40,13 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise RequestError(f"--steps: expected at least 1, got {self.steps}")
+            raise ConfigError(f"--steps: expected at least 1, got {self.steps}")
         if not 0 < self.lr < 1e30:  # beyond, Adam's own numbers overflow
-            raise RequestError(f"--lr: expected a number above 0 and below 1e30, got {self.lr:g}")
+            raise ConfigError(f"--lr: expected a number above 0 and below 1e30, got {self.lr:g}")
         if not self.tv or not all(0 <= weight < math.inf for weight in self.tv):
-            raise RequestError(f"--tv-weights: expected numbers of at least 0, got {list(self.tv)}")
+            raise ConfigError(f"--tv-weights: expected numbers of at least 0, got {list(self.tv)}")
         if self.seed < 0:
-            raise RequestError(f"--seed: expected at least 0, got {self.seed}")
+            raise ConfigError(f"--seed: expected at least 0, got {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Attack:
         return {
             "method": run.method,
             "label": run.result.label,
-            "knobs": run.result.knobs,
+            "hyperparameters": run.result.hyperparameters,
             "dataset": run.result.dataset,
             "run_seed": run.seed,
             "client": seen.model.client,

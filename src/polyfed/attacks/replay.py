@@ -22,7 +22,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.randomness import derive
 from polyfed.data.samples import ClientData, Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.plugins.compression import restored_upload
 from polyfed.report.run_records import RunRecord
@@ -102,11 +102,11 @@ class Replay:
         """The last one of a client that the server heard.
 
         Raises:
-            RequestError: it took part in no such exchange.
+            ConfigError: it took part in no such exchange.
         """
         found = self.wire.heard.get((client, exchange))
         if found is None:
-            raise RequestError(f"client {client} of {self.record.path} took part in no exchange '{exchange}'")
+            raise ConfigError(f"client {client} of {self.record.path} took part in no exchange '{exchange}'")
         return found
 
     def client(self, number: int) -> Client:
@@ -154,13 +154,13 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     """Run the rounds in which these clients sent last, and all after them, once more.
 
     Raises:
-        RequestError: an unfinished run, one without a recipe or of code that is not trusted, no such client, or it does
+        ConfigError: an unfinished run, one without a recipe or of code that is not trusted, no such client, or it does
             not come out as recorded.
     """
     if not record.finished:
-        raise RequestError(f"expected the folder of a finished run, got {record.path}, which holds no result.json")
+        raise ConfigError(f"expected the folder of a finished run, got {record.path}, which holds no result.json")
     if not record.recipe.data:
-        raise RequestError(
+        raise ConfigError(
             f"expected a run of a recipe, whose last rounds can be run again, got {record.path}, made in Python"
         )
     recipe = Recipe.of_run(record.path, record.trusted)
@@ -169,7 +169,7 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     rounds = last_heard(record)
     for client in clients:
         if client not in rounds:
-            raise RequestError(f"client {client} took part in no round of {record.path}, and sent nothing")
+            raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing")
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
@@ -198,7 +198,7 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
     """Whether the rounds from `first` on have the recorded losses.
 
     Raises:
-        RequestError: other clients, or other bytes.
+        ConfigError: other clients, or other bytes.
     """
     equal = True
     for old, anew in zip(record.rounds, history, strict=False):
@@ -207,7 +207,7 @@ def _compared(record: RunRecord, history: Sequence[Mapping[str, Any]], first: in
         new = validated(RoundRecord, anew)
         for key in ("clients", "bytes_by_client"):
             if getattr(old, key) != getattr(new, key):
-                raise RequestError(
+                raise ConfigError(
                     f"expected {record.path} to come out as recorded when its rounds are run again, got other '{key}' "
                     f"in round {old.round}; are these its data, and this the version that made it?"
                 )

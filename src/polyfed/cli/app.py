@@ -21,7 +21,7 @@ from polyfed.cli import attack_commands, deploy_commands, list_commands, report_
 from polyfed.cli.commands import OutputClosed, add_command
 from polyfed.cli.output import print_stderr
 from polyfed.cli.usage_errors import describe_usage_error
-from polyfed.errors import Interrupted, PolyfedError
+from polyfed.errors import PolyfedError, RunInterrupted
 from polyfed.signals import exit_status, raise_on_termination
 
 COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help lists them
@@ -106,7 +106,7 @@ def status(arguments: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt as error:
         return _fail("interrupted", exit_status(error))
-    except Interrupted as error:
+    except RunInterrupted as error:
         return _fail(f"{error}{_resume_hint(error)}", exit_status(error))
     except PolyfedError as error:
         return _fail(str(error), error.exit_status)
@@ -125,7 +125,7 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
-def _resume_hint(error: Interrupted) -> str:
+def _resume_hint(error: RunInterrupted) -> str:
     """How to go on with a single run; the message of several says so itself."""
     is_single = "whole rounds" in str(error) and "same command" not in str(error)
     return "; go on with --resume" if is_single else ""

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from polyfed.errors import Interrupted
+from polyfed.errors import RunInterrupted
 
 
 class OutputClosed(Exception):
@@ -49,7 +49,7 @@ def add_command(group: typer.Typer, function: Callable[..., None]) -> None:
         try:
             function(*args, **kwargs)
         except KeyboardInterrupt:
-            raise Interrupted("interrupted") from None
+            raise RunInterrupted("interrupted") from None
         except BrokenPipeError:
             raise OutputClosed from None
 

@@ -14,7 +14,7 @@ import typer
 from polyfed.cli import completion
 from polyfed.cli.options import AsJson, Overrides
 from polyfed.cli.output import announce_imports, print_json, print_text, terminal_width
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 def methods(
@@ -41,7 +41,7 @@ def methods(
     json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table of docs/methods/README.md.")] = False,
 ) -> None:
-    """List the methods and their knobs; one of them; or which fit a recipe.
+    """List the methods and their hyperparameters; one of them; or which fit a recipe.
 
     With --compatible-with, two rounds of one batch are played per method and architecture; nothing is written.
 
@@ -61,13 +61,13 @@ def methods(
 def _refuse_other_options(
     name: str | None, fits: Path | None, settings: Sequence[str] | None, json: bool, markdown: bool
 ) -> None:
-    """Raises `RequestError` for options of `polyfed methods` that do not go together."""
+    """Raises `ConfigError` for options of `polyfed methods` that do not go together."""
     if name is not None and (fits is not None or markdown or settings):
-        raise RequestError("expected the name of a method alone or with --json, got it with other options")
+        raise ConfigError("expected the name of a method alone or with --json, got it with other options")
     if fits is None and settings:
-        raise RequestError("expected --set together with --compatible-with RECIPE.toml, which it changes, got it alone")
+        raise ConfigError("expected --set together with --compatible-with RECIPE.toml, which it changes, got it alone")
     if markdown and (json or fits is not None):
-        raise RequestError("expected --markdown alone, got it together with --json or --compatible-with")
+        raise ConfigError("expected --markdown alone, got it together with --json or --compatible-with")
 
 
 def _print_method(name: str, as_json: bool) -> None:

@@ -68,9 +68,9 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     lines = textwrap.wrap(f"{row['name']}: {row['summary']}", width)
     for head, value in facts:
         lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
-    if row["knobs"]:
-        table = _table([("knob", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
-        for name, default in row["knobs"].items():
+    if row["hyperparameters"]:
+        table = _table([("hyperparameter", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
+        for name, default in row["hyperparameters"].items():
             table.add_row(name, row["kinds"][name], format_value(default), row["about"][name])
         lines += ["", _rendered(table, width)]
     if row["text"]:
@@ -78,7 +78,7 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     if row["deviations"]:
         lines += ["", *_items(row["deviations"], width)]
     lines += ["", *_legend(row, width)]
-    lines += [f'In a recipe: [method] name = "{row["name"]}", and its knobs below it; --method {row["name"]}']
+    lines += [f'In a recipe: [method] name = "{row["name"]}", and its hyperparameters below it; --method {row["name"]}']
     return "\n".join(lines)
 
 

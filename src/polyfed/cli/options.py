@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from polyfed.cli import completion
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 STAGES = ("received", "after_training", "personal")
 FIGURES = ("curves", "clients", "architectures", "sizes", "variants", "labels", "cka", "tsne", "sensitivity")
@@ -90,24 +90,24 @@ def with_trackers(overrides: Sequence[str] | None, trackers: Sequence[str] | Non
 
 
 def parse_names(text: str, option: str = "--methods", example: str = "local,fedgh") -> list[str]:
-    """``"local,fedgh"`` to its names; raises `RequestError` for an empty one. option: whose value it is."""
+    """``"local,fedgh"`` to its names; raises `ConfigError` for an empty one. option: whose value it is."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise RequestError(f"expected {option} as names with commas between ({example}), got '{text}'")
+        raise ConfigError(f"expected {option} as names with commas between ({example}), got '{text}'")
     return names
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``"0,1,2"`` to [0, 1, 2]; raises `RequestError` for anything else."""
+    """``"0,1,2"`` to [0, 1, 2]; raises `ConfigError` for anything else."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:
-        raise RequestError(f"expected --seeds as whole numbers with commas between (0,1,2), got '{text}'") from None
+        raise ConfigError(f"expected --seeds as whole numbers with commas between (0,1,2), got '{text}'") from None
 
 
 def parse_decimals(text: str, option: str) -> list[float]:
-    """``"0,0.8"`` to [0.0, 0.8]; raises `RequestError` for anything else. option: whose value it is."""
+    """``"0,0.8"`` to [0.0, 0.8]; raises `ConfigError` for anything else. option: whose value it is."""
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise RequestError(f"expected {option} as numbers with commas between (0,0.8), got '{text}'") from None
+        raise ConfigError(f"expected {option} as numbers with commas between (0,0.8), got '{text}'") from None

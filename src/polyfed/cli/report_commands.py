@@ -12,7 +12,7 @@ import typer
 from polyfed.cli import completion
 from polyfed.cli.options import DEVICES, FIGURES, STAGES, AsJson, OwnDevice, TargetAccuracy, TrustCode, parse_names
 from polyfed.cli.output import print_files, print_json, print_stderr, print_text, terminal_width
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyfed.experiments.prediction import Predictions
@@ -76,7 +76,7 @@ def report(
         from polyfed.report.results_page import write_results
 
         if out is not None or x != "round" or metric != "accuracy" or metrics:
-            raise RequestError("expected --results with no other options than --stage and --target, got others")
+            raise ConfigError("expected --results with no other options than --stage and --target, got others")
         print_files([write_results(folders, results, stage, target)])
         return
     runs = find_runs(folders)

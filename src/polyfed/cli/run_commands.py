@@ -40,7 +40,7 @@ from polyfed.cli.output import (
     print_timings,
     raise_if_nothing_learnt,
 )
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import texts
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ def check(
     from polyfed.config.recipe import Recipe
 
     if methods is not None and method is not None:
-        raise RequestError("expected --method or --methods, got both")
+        raise ConfigError("expected --method or --methods, got both")
     named = None if methods in (None, "all") else parse_names(methods or "")
     announce_imports(recipe, settings, method, *(named or ()))
     asked = Recipe.load(recipe, settings or (), method=method, seed=seed, device=device, workers=workers, preset=preset)
@@ -262,7 +262,7 @@ def _check_one_method(recipe: Recipe, as_json: bool) -> None:
             raise
         for problem in error.problems:
             print_text(f"- {problem}")
-        raise RequestError(f"{len(error.problems)} things do not fit, as listed") from None
+        raise ConfigError(f"{len(error.problems)} things do not fit, as listed") from None
     if as_json:
         derived = {key: getattr(done, key) for key in ("seconds_round", "peak_at_work", "peak")}
         print_json({**dataclasses.asdict(done), **derived})

@@ -57,7 +57,9 @@ def _drop(table: dict[str, Any], keys: Sequence[str]) -> None:
 
 
 def _tables_at(settings: Mapping[str, Any], place: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The tables that hold the keys of a place, the one that counts more behind; a method's knobs may lie in two."""
+    """The tables that hold the keys of a place, the one that counts more behind; a method's hyperparameters may lie in
+    two.
+    """
     places = [place]
     method = settings.get("method")
     if place == ("method",) and isinstance(method, Mapping):

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed.config.overrides import parse_override
 from polyfed.data.bounds import check_file
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import file_of, nearest, own_names, texts
 from polyfed.results.read import parse_toml
 
@@ -22,7 +22,7 @@ def code_named(path: str | Path, overrides: Sequence[str] = (), names: Sequence[
         path: the recipe's file. overrides: see `Recipe.load`. names: of methods that are asked for beside it.
 
     Raises:
-        RequestError: no such file, or not TOML.
+        ConfigError: no such file, or not TOML.
     """
     settings = read_recipe(Path(path))
     run = settings.get("run")
@@ -52,12 +52,12 @@ def read_recipe(path: Path) -> dict[str, Any]:
         near = [str(p) for folder in (path.parent, Path("recipes")) for p in folder.glob("*.toml")]
         hint = nearest(str(path), near)
         hint = hint if "did you mean" in hint else ""
-        raise RequestError(f"expected a recipe file, got '{path}', which is not there{hint}") from None
+        raise ConfigError(f"expected a recipe file, got '{path}', which is not there{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RequestError(f"expected a recipe file, got '{path}': {reason}") from None
+        raise ConfigError(f"expected a recipe file, got '{path}': {reason}") from None
     except ValueError as error:
-        raise RequestError(f"expected TOML in '{path}', got something else: {error}") from None
+        raise ConfigError(f"expected TOML in '{path}', got something else: {error}") from None
 
 
 def recipe_stem(path: Path) -> str:

@@ -9,7 +9,7 @@ import tomli_w
 
 from polyfed.config.changes import drop_idle, merge
 from polyfed.config.schema import SECTIONS
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.results.read import parse_toml
 
 __all__ = ["apply_overrides", "parse_override"]
@@ -40,11 +40,11 @@ def apply_overrides(settings: dict[str, Any], overrides: Sequence[str], method: 
 
 
 def _refuse_kept(keys: Sequence[str]) -> None:
-    """Raises `RequestError` for what a run's own recipe keeps, and nobody sets."""
+    """Raises `ConfigError` for what a run's own recipe keeps, and nobody sets."""
     if list(keys) == ["run", "overrides"]:
-        raise RequestError("run.overrides: expected nothing, as --set itself writes it, got --set")
+        raise ConfigError("run.overrides: expected nothing, as --set itself writes it, got --set")
     if list(keys) in (["run", "preset"], ["run", "preset_note"]):
-        raise RequestError(f"{'.'.join(keys)}: expected --preset NAME, which writes it, got --set")
+        raise ConfigError(f"{'.'.join(keys)}: expected --preset NAME, which writes it, got --set")
 
 
 def _is_method(table: Any, name: str) -> bool:
@@ -80,7 +80,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     keys = [part.strip() for part in key.split(".")]
     if not equals or len(keys) < 2 or not all(keys):
-        raise RequestError(f"expected --set SECTION.KEY=VALUE, for instance --set data.num_clients=20, got '{text}'")
+        raise ConfigError(f"expected --set SECTION.KEY=VALUE, for instance --set data.num_clients=20, got '{text}'")
     value = value.strip()
     try:
         parsed = parse_toml(f"value = {value}".encode())
@@ -94,5 +94,5 @@ def _assign(settings: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     for depth, key in enumerate(keys[:-1], 1):
         place = place.setdefault(key, {})
         if not isinstance(place, dict):
-            raise RequestError(f"unknown key '{'.'.join(keys)}': '{'.'.join(keys[:depth])}' is no table")
+            raise ConfigError(f"unknown key '{'.'.join(keys)}': '{'.'.join(keys[:depth])}' is no table")
     place[keys[-1]] = value

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from polyfed.core.settings import Settings
 from polyfed.engine.plugin import Plugin
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import PLUGINS, import_object
 from polyfed.validation.error_lines import one_line
 
@@ -34,21 +34,21 @@ def read_plugin(name: str, settings: Mapping[str, Any], beside: Sequence[str]) -
         name: ``"package.module:Class"``. settings: its keys. beside: folders in which the module is looked for, too.
 
     Raises:
-        RequestError: no such class; it extends no `polyfed.Plugin`, or is called like another; or the settings are not
+        ConfigError: no such class; it extends no `polyfed.Plugin`, or is called like another; or the settings are not
             its own.
     """
     if not name:
-        raise RequestError("plugins: expected name = 'package.module:Class' in every [[plugins]], got none")
+        raise ConfigError("plugins: expected name = 'package.module:Class' in every [[plugins]], got none")
     kind = import_object("plugin", name, beside)
     if not isinstance(kind, type) or not issubclass(kind, Plugin):
-        raise RequestError(f"plugin '{name}': expected a class that extends polyfed.Plugin, got {kind!r}")
+        raise ConfigError(f"plugin '{name}': expected a class that extends polyfed.Plugin, got {kind!r}")
     if not kind.name or kind.name in PLUGINS:
-        raise RequestError(f"plugin '{name}': expected a name of its own as its class's `name`, got '{kind.name}'")
+        raise ConfigError(f"plugin '{name}': expected a name of its own as its class's `name`, got '{kind.name}'")
     if kind.settings_class is None:
         if settings:
-            raise RequestError(f"plugin '{name}': expected no settings, as its class has no settings_class, got some")
+            raise ConfigError(f"plugin '{name}': expected no settings, as its class has no settings_class, got some")
         return OwnPlugin(kind, None)
     try:
         return OwnPlugin(kind, kind.settings_class.model_validate(dict(settings)))
     except ValidationError as error:
-        raise RequestError(one_line(error, kind.settings_class, ("plugins", name))) from None
+        raise ConfigError(one_line(error, kind.settings_class, ("plugins", name))) from None

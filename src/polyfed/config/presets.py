@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from polyfed.config.changes import drop_idle, merge
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 from polyfed.validation.error_lines import shown
 
@@ -32,14 +32,14 @@ def apply_presets(
     presets = settings.get("presets", {})
     base = {key: value for key, value in settings.items() if key != "presets"}
     if not isinstance(presets, Mapping):
-        raise RequestError(f"presets: expected a table, got {shown(presets)}")
+        raise ConfigError(f"presets: expected a table, got {shown(presets)}")
     for name, table in presets.items():
         _check_preset(base, name, table, make)
     laid: dict[str, Any] = base
     for name in preset_names(preset):
         if name not in presets:
             hint = nearest(name, presets) if presets else "; the recipe has none"
-            raise RequestError(f"unknown preset '{name}'{hint}")
+            raise ConfigError(f"unknown preset '{name}'{hint}")
         laid = _lay_over(laid, presets[name])
     if preset is None:
         return laid
@@ -51,23 +51,23 @@ def apply_presets(
 def _check_preset(base: Mapping[str, Any], name: str, table: Any, make: Callable[[Mapping[str, Any]], Any]) -> None:
     """One preset's keys and values, as far as the recipe itself stands."""
     if not LABEL.fullmatch(name):
-        raise RequestError(f"presets: expected names of letters, digits, '-' and '_', got '{name}'")
+        raise ConfigError(f"presets: expected names of letters, digits, '-' and '_', got '{name}'")
     if not isinstance(table, Mapping):
-        raise RequestError(f"presets.{name}: expected a table, got {shown(table)}")
+        raise ConfigError(f"presets.{name}: expected a table, got {shown(table)}")
     note = table.get("note", "")
     if not isinstance(note, str):
-        raise RequestError(f"presets.{name}.note: expected text, got {shown(note)}")
+        raise ConfigError(f"presets.{name}.note: expected text, got {shown(note)}")
     whole = {"method": {"name": "local"}, **base}  # one that is always asked with --method has no [method]
     try:
         make(whole)
-    except RequestError:
+    except ConfigError:
         return  # the recipe's own fault, which is told without a preset's name
     try:
         laid = make(_lay_over(whole, table))
-    except RequestError as problem:
-        raise RequestError(f"presets.{name}: {problem}") from None
+    except ConfigError as problem:
+        raise ConfigError(f"presets.{name}: {problem}") from None
     if laid.run.preset is not None or laid.run.preset_note is not None:
-        raise RequestError("run.preset: expected --preset NAME, which writes it, got it in a recipe with [presets]")
+        raise ConfigError("run.preset: expected --preset NAME, which writes it, got it in a recipe with [presets]")
 
 
 def _lay_over(settings: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[str, Any]:

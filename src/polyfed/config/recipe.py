@@ -2,8 +2,9 @@
 
 A recipe is one TOML file. ``[data]``, ``[models]``, ``[training]``, ``[evaluation]``, ``[availability]``,
 ``[privacy]``, ``[compression]``, ``[robust_aggregation]``, ``[adversaries]``, ``[devices]`` and ``[run]`` hold what the
-classes below list. ``[method]`` holds a method's name and its knobs. ``[methods.NAME]`` holds the knobs that a method
-takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so that one recipe serves many:
+classes below list. ``[method]`` holds a method's name and its hyperparameters. ``[methods.NAME]`` holds the
+hyperparameters that a method takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,...``), so
+that one recipe serves many:
 
     [method]
     name = "fedgh"                   # what plain `polyfed run` runs
@@ -20,7 +21,8 @@ takes when it is asked for by name (``--method NAME``, ``compare --methods NAME,
     alone = true
     header_epochs = 100
 
-The knobs of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same name.
+The hyperparameters of NAME are those of ``[methods.NAME]``, overlaid by those of ``[method]`` if that has the same
+name.
 
 ``[presets.NAME]`` holds settings that ``--preset NAME`` lays over all of this, in sections of the same names. Several
 are laid one over the other: ``--preset n50,small``. What ``--set`` gives comes on top.
@@ -62,8 +64,8 @@ from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginCh
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.engine.alone import alone
-from polyfed.errors import RequestError
-from polyfed.own_methods import label_of, method_class, with_knobs
+from polyfed.errors import ConfigError
+from polyfed.own_methods import label_of, method_class, with_hyperparameters
 from polyfed.places import check_characters
 from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
@@ -96,7 +98,7 @@ class Recipe(Settings):
     _stem: str = PrivateAttr("recipe")
     _beside: tuple[str, ...] = PrivateAttr(())  # where modules of one's own are looked for, too
     _own: MethodChoice | None = PrivateAttr(None)  # [method] as the file has it, before `choose`
-    _knobs: dict[str, Any] = PrivateAttr(default_factory=dict)  # all of the method's, in TOML's names
+    _hyperparameters: dict[str, Any] = PrivateAttr(default_factory=dict)  # all of the method's, in TOML's names
     _method: Any = PrivateAttr(None)  # a `polyfed.Method`
     _variants: dict[str, Any] = PrivateAttr(default_factory=dict)  # label -> what [methods.label] alone makes
     _own_plugins: list[OwnPlugin] = PrivateAttr(default_factory=list)
@@ -127,7 +129,7 @@ class Recipe(Settings):
             seed, out, device, workers, executor: in place of those of ``[run]``.
 
         Raises:
-            RequestError: no such file, not TOML, an unknown key, a wrong type or value; one line that says where.
+            ConfigError: no such file, not TOML, an unknown key, a wrong type or value; one line that says where.
         """
         path = Path(path)
         settings = apply_overrides(apply_presets(read_recipe(path), preset, cls.from_dict), overrides, method)
@@ -148,7 +150,7 @@ class Recipe(Settings):
                 them.
 
         Raises:
-            RequestError: see `load`; or it names such modules and is not trusted; or a part of it is a link.
+            ConfigError: see `load`; or it names such modules and is not trusted; or a part of it is a link.
         """
         check_links(Path(folder))
         path = Path(folder) / "recipe.toml"
@@ -164,7 +166,7 @@ class Recipe(Settings):
         preset: str | None = None,
         beside: Sequence[str] = (),
     ) -> Recipe:
-        """Check settings as a TOML file would give them; ``[method]`` then holds all its knobs.
+        """Check settings as a TOML file would give them; ``[method]`` then holds all its hyperparameters.
 
         Args:
             settings: section -> key -> value.
@@ -173,7 +175,7 @@ class Recipe(Settings):
             beside: folders in which modules of one's own are looked for where Python does not find them by itself.
 
         Raises:
-            RequestError: see `load`.
+            ConfigError: see `load`.
         """
         check_characters(settings)
         settings = apply_presets(settings, preset, cls.from_dict)
@@ -182,19 +184,19 @@ class Recipe(Settings):
         if isinstance(tables, dict):
             for label, table in tables.items():
                 if not LABEL.fullmatch(label):
-                    raise RequestError(f"methods: expected names of letters, digits, '-' and '_', got '{label}'")
+                    raise ConfigError(f"methods: expected names of letters, digits, '-' and '_', got '{label}'")
                 tables[label] = {"name": label, **table} if isinstance(table, Mapping) else table
         try:
             recipe = cls.model_validate(given)
         except ValidationError as error:
-            raise RequestError(one_line(error, cls, sections=cls.sections())) from None
+            raise ConfigError(one_line(error, cls, sections=cls.sections())) from None
         recipe._stem, recipe._own = stem, recipe.method
         recipe._beside = tuple(dict.fromkeys([*beside, *recipe.run.modules]))
         check_lateness(recipe.availability, recipe.devices)
         try:
             augmentation(recipe.training.augmentation)
-        except RequestError as problem:
-            raise RequestError(f"training.augmentation: {problem}") from None
+        except ConfigError as problem:
+            raise ConfigError(f"training.augmentation: {problem}") from None
         recipe._own_plugins = [read_plugin(own.name, own.settings, recipe._beside) for own in recipe.plugins]
         for label, table in recipe.methods.items():
             recipe._variants[label] = recipe._build(table, f"methods.{label}")
@@ -203,28 +205,28 @@ class Recipe(Settings):
         return recipe if label is None else recipe.with_run(label=label)
 
     def choose(self, name: str) -> Recipe:
-        """The same experiment with another method or variant; see the top of this file for its knobs.
+        """The same experiment with another method or variant; see the top of this file for its hyperparameters.
 
         Raises:
-            RequestError: neither a method nor one of ``[methods]``, or knobs that do not fit.
+            ConfigError: neither a method nor one of ``[methods]``, or hyperparameters that do not fit.
         """
         table = self.methods.get(name)
-        knobs = {} if table is None else table.knobs
+        hyperparameters = {} if table is None else table.hyperparameters
         method = name if table is None else table.name
         is_alone = table is not None and table.alone
         own = self._own or self.method
-        overlaid = own.name == name and bool(own.knobs or own.alone)
+        overlaid = own.name == name and bool(own.hyperparameters or own.alone)
         if own.name == name:
-            knobs = join(knobs, own.knobs)
+            hyperparameters = join(hyperparameters, own.hyperparameters)
             is_alone = is_alone or own.alone
         ready = None if overlaid or table is None else self._variants[name]
-        return self._with_method(MethodChoice(name=method, alone=is_alone, **knobs), name, ready)
+        return self._with_method(MethodChoice(name=method, alone=is_alone, **hyperparameters), name, ready)
 
     def choose_alone(self, name: str) -> Recipe:
         """As `choose`, with every client a federation of its own; called NAME-alone.
 
         Raises:
-            RequestError: as `choose`.
+            ConfigError: as `choose`.
         """
         method = self.choose(name).method
         chosen = self._with_method(method.model_copy(update={"alone": True}), name)
@@ -234,8 +236,12 @@ class Recipe(Settings):
         """The same experiment with this method, called so. ready: it, where it is built already."""
         chosen = self.model_copy(update={"method": method})
         chosen._method = chosen._build(method, "method") if ready is None else ready
-        knobs = {knob.rstrip("_"): value for knob, value in dataclasses.asdict(chosen._method).items()}
-        chosen._knobs = {knob: value for knob, value in knobs.items() if value is not None}
+        hyperparameters = {
+            hyperparameter.rstrip("_"): value for hyperparameter, value in dataclasses.asdict(chosen._method).items()
+        }
+        chosen._hyperparameters = {
+            hyperparameter: value for hyperparameter, value in hyperparameters.items() if value is not None
+        }
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
         if method.alone and label == method.name:
             label = f"{label}-alone"
@@ -245,12 +251,12 @@ class Recipe(Settings):
         """The same recipe with other values in ``[run]``.
 
         Raises:
-            RequestError: an unknown key, a wrong type or value.
+            ConfigError: an unknown key, a wrong type or value.
         """
         try:
             run = RunSettings.model_validate({**self.run.model_dump(), **changes})
         except ValidationError as error:
-            raise RequestError(one_line(error, RunSettings, ("run",), sections=self.sections())) from None
+            raise ConfigError(one_line(error, RunSettings, ("run",), sections=self.sections())) from None
         return self.model_copy(update={"run": run})
 
     # using --------------------------------------------------------------------------------------------------
@@ -313,29 +319,35 @@ class Recipe(Settings):
 
     @property
     def chosen_method(self) -> Any:
-        """The method, a `polyfed.Method`, with its knobs: built when the recipe was read, one for all federations."""
+        """The method, a `polyfed.Method`, with its hyperparameters: built when the recipe was read, one for all
+        federations.
+        """
         return self._method
 
     def _build(self, choice: MethodChoice, place: str) -> Any:
         try:
-            kind: Any = with_knobs(choice.name, method_class(choice.name, self._beside, self.methods))
-        except RequestError as problem:
-            raise RequestError(f"{place}: {problem}" if place != "method" else str(problem)) from problem.__cause__
+            kind: Any = with_hyperparameters(choice.name, method_class(choice.name, self._beside, self.methods))
+        except ConfigError as problem:
+            raise ConfigError(f"{place}: {problem}" if place != "method" else str(problem)) from problem.__cause__
         known = [field.name for field in dataclasses.fields(kind)]
-        # a knob may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
-        knobs = {f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.knobs.items()}
+        # a hyperparameter may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
+        hyperparameters = {
+            f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.hyperparameters.items()
+        }
         try:
-            method = kind(**knobs)
+            method = kind(**hyperparameters)
             return alone(method) if choice.alone else method
         except WrongSettings as problem:
             spelled = ["name", "alone", *(name.rstrip("_") for name in known)]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
-            raise RequestError(said) from None
+            raise ConfigError(said) from None
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved settings as TOML has them: every knob, no None, no ``[methods]``, no key without effect."""
+        """The resolved settings as TOML has them: every hyperparameter, no None, no ``[methods]``, no key without
+        effect.
+        """
         settings = self.model_dump(exclude={"methods"}, exclude_none=True)
-        settings["method"] = {"name": self.method.name, **copy.deepcopy(self._knobs)}
+        settings["method"] = {"name": self.method.name, **copy.deepcopy(self._hyperparameters)}
         if self.method.alone:
             settings["method"]["alone"] = True
         optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")

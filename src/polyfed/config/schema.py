@@ -201,7 +201,7 @@ class Data(Settings):
             tuple(beside),
         )
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         off = {
             "num_clients": self.client_count is None,
             "feature_shift": self.feature_shift == "none",
@@ -210,7 +210,7 @@ class Data(Settings):
             "feature_columns": self.feature_columns is None,
             "partitioner": not self.partitioner,
         }
-        return super()._idle() | {key for key, is_off in off.items() if is_off}
+        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
 
 def _same_inputs(one: str, other: str) -> bool:
@@ -241,7 +241,9 @@ class Models(Settings):
 
 
 class MethodChoice(BaseModel):
-    """``[method]``: a method's name, and whether every client is alone (`engine.alone`); every other key is a knob."""
+    """``[method]``: a method's name, and whether every client is alone (`engine.alone`); every other key is a
+    hyperparameter.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -249,8 +251,8 @@ class MethodChoice(BaseModel):
     alone: bool = False
 
     @property
-    def knobs(self) -> dict[str, Any]:
-        """The knobs as the recipe gives them."""
+    def hyperparameters(self) -> dict[str, Any]:
+        """The hyperparameters as the recipe gives them."""
         return dict(self.model_extra or {})
 
 
@@ -308,11 +310,11 @@ class RunSettings(Settings):
         [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
     )
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         off = {
             key for key in ("loggers", "paper_tables", "overrides", "control_of", "modules") if not getattr(self, key)
         }
-        return super()._idle() | off | ({"keep"} if self.keep == "last" else set())
+        return super()._inactive_keys() | off | ({"keep"} if self.keep == "last" else set())
 
     @field_validator("paper_tables")
     @classmethod

@@ -15,7 +15,7 @@ from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
 from polyfed.data.samples import ClientData, Samples, from_dataset
-from polyfed.errors import RequestError, described
+from polyfed.errors import ConfigError, described
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> what a model takes
 
@@ -26,7 +26,7 @@ def as_floats(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Public:
+class PublicData:
     """Data that everybody may see. ``samples.x`` is (N, ...) as stored; a pair (x, y) becomes `Samples`.
 
     origin: "holdout", rows of the task's own data that no client has, or "other", inputs of another data set, whose
@@ -44,7 +44,7 @@ class Public:
         return len(self.samples)
 
     def __repr__(self) -> str:
-        return f"Public({self.samples!r}, {self.origin})"
+        return f"PublicData({self.samples!r}, {self.origin})"
 
 
 class Encoder(Protocol):
@@ -98,11 +98,11 @@ class Client:
             samples_of(train, "train"), samples_of(validation, "validation"), samples_of(test, "test")
         )
         if not callable(prepare):
-            raise RequestError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
+            raise ConfigError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
         self.prepare = prepare
         self.n = len(self.data.train)
         if self.n == 0:
-            raise RequestError("expected at least one training sample per client, got none")
+            raise ConfigError("expected at least one training sample per client, got none")
         self.id = -1
         self.classes = 0
         self.seed = 0
@@ -113,7 +113,7 @@ class Client:
         self.training = Training()
         self.privacy = Privacy()
         self.secret: bytes | None = None
-        self.public: Public | None = None
+        self.public: PublicData | None = None
         self.plugins: Sequence[Encoder] = ()
         self.state: State = {}
         self.weights: Mapping[str, Tensor] | None = None
@@ -131,7 +131,7 @@ class Client:
     def model(self) -> nn.Module:
         """The template network holding this client's weights: only while the client is at work."""
         if self.bound is None:
-            raise RequestError(f"client {self.id} holds a model only while it works; its weights are in client.weights")
+            raise ConfigError(f"client {self.id} holds a model only while it works; its weights are in client.weights")
         return self.bound
 
     @property
@@ -148,7 +148,7 @@ def samples_of(data: Any, what: str) -> Samples:
     """Samples, given as such, as (x, y), as a data set or as None.
 
     Raises:
-        RequestError: none of these, or labels that are none; `what` it was to be, for the message.
+        ConfigError: none of these, or labels that are none; `what` it was to be, for the message.
     """
     if isinstance(data, Samples):
         return data
@@ -158,12 +158,12 @@ def samples_of(data: Any, what: str) -> Samples:
         if isinstance(data, tuple | list) and len(data) == 2:
             return _paired(*data)
         if isinstance(data, Tensor | np.ndarray):
-            raise RequestError(f"expected a pair (x, y) of inputs and labels, got {described(data)} alone")
+            raise ConfigError(f"expected a pair (x, y) of inputs and labels, got {described(data)} alone")
         if isinstance(data, tuple) and all(isinstance(part, Tensor | np.ndarray) for part in data):
-            raise RequestError(f"expected a pair (x, y) of inputs and labels, got {len(data)} tensors")
+            raise ConfigError(f"expected a pair (x, y) of inputs and labels, got {len(data)} tensors")
         return from_dataset(data)
-    except RequestError as problem:
-        raise RequestError(f"{what}: {problem}") from None
+    except ConfigError as problem:
+        raise ConfigError(f"{what}: {problem}") from None
 
 
 def _paired(inputs: Any, labels: Any) -> Samples:
@@ -171,12 +171,12 @@ def _paired(inputs: Any, labels: Any) -> Samples:
     x = _tensor(inputs, "inputs")
     y = _tensor(labels, "labels")
     if x.dim() == 0:
-        raise RequestError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
+        raise ConfigError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
     if y.is_floating_point():
-        raise RequestError(f"expected whole numbers as labels, got {y.dtype}; write y.long() if they are classes")
+        raise ConfigError(f"expected whole numbers as labels, got {y.dtype}; write y.long() if they are classes")
     if y.dim() == 2:
         write = "y.squeeze(1)" if y.shape[1] == 1 else "y.argmax(1), if rows have a one for the class"
-        raise RequestError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")
+        raise ConfigError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")
     return Samples(x.float() if x.dtype == torch.float64 else x, y.long())
 
 
@@ -190,7 +190,7 @@ def _tensor(given: Any, what: str) -> Tensor:
         return torch.from_numpy(np.array(given))
     except (TypeError, ValueError, RuntimeError):
         hint = "; number the classes from 0" if what == "labels" else ""
-        raise RequestError(
+        raise ConfigError(
             f"expected {what} as a tensor or an array of numbers, got {described(given)}, which cannot become one{hint}"
         ) from None
 
@@ -201,5 +201,5 @@ def _check_model(model: Any) -> None:
         return
     expected = "model: expected a network (torch.nn.Module) or the name of one"
     if isinstance(model, type | FunctionType):
-        raise RequestError(f"{expected}, got {described(model)}; write {model.__name__}(...), which makes one")
-    raise RequestError(f"{expected}, got {described(model)}")
+        raise ConfigError(f"{expected}, got {described(model)}; write {model.__name__}(...), which makes one")
+    raise ConfigError(f"{expected}, got {described(model)}")

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 
 Group = Mapping[str, Tensor]
 Message = Mapping[str, Tensor | Group]
@@ -71,7 +71,7 @@ def unflatten(flat: Group) -> State:
             continue
         members = message.setdefault(name, {})
         if isinstance(members, Tensor):
-            raise RequestError(f"expected '{name}' to be a tensor or a group, got both")
+            raise ConfigError(f"expected '{name}' to be a tensor or a group, got both")
         members[rest] = value
     return message
 
@@ -94,12 +94,12 @@ def from_bytes(data: bytes) -> State:
     """The inverse of `to_bytes`; nothing in `data` is executed.
 
     Raises:
-        RequestError: `data` is not a whole safetensors file.
+        ConfigError: `data` is not a whole safetensors file.
     """
     try:
         return unflatten(safetensors.torch.load(data))
     except (SafetensorError, ValueError, KeyError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
-        raise RequestError(f"expected a message as safetensors, got {len(data)} bytes that are not: {error}") from None
+        raise ConfigError(f"expected a message as safetensors, got {len(data)} bytes that are not: {error}") from None
 
 
 def read_only(message: Message) -> Message:
@@ -121,7 +121,7 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def in_plain_order(state: Message) -> State:
+def contiguous(state: Message) -> State:
     """The state with every tensor's entries in the plain order, as they are after a checkpoint was read.
 
     Copies those that lie otherwise (a network's may lie channels last): sums over them would round otherwise.
@@ -161,7 +161,7 @@ def tensor(message: Message, name: str) -> Tensor:
     return value
 
 
-def not_finite(message: Message) -> str | None:
+def first_nonfinite(message: Message) -> str | None:
     """The name of the first tensor that holds NaN or infinity, or None."""
     with torch.no_grad():
         for name, value in flatten(message).items():

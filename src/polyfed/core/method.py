@@ -1,8 +1,8 @@
 """The contract of a method: what the server and the clients say to each other, and how a client learns.
 
 Everything has a default, which is plain local training: a method overrides what its paper changes. A method object
-holds its knobs and nothing else; whatever outlives a call is in `Server.state` or `Client.state`, named tensors that
-are replaced and never written into.
+holds its hyperparameters and nothing else; whatever outlives a call is in `Server.state` or `Client.state`, named
+tensors that are replaced and never written into.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
-from polyfed.core.model_factory import Companion
+from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import trainable
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
@@ -26,7 +26,7 @@ from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
-from polyfed.validation.hyperparameters import knobs as knobs
+from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
 from polyfed.validation.hyperparameters import repr_of_changes
 from polyfed.validation.hyperparameters import table as table
 
@@ -34,8 +34,10 @@ Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
 BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.dp_sgd`
 
 
-def not_a_knob(kind: type[Any]) -> str | None:
-    """The first field of a method's class that `knobs` does not stand above, so that it is none; None: all are."""
+def not_a_hyperparameter(kind: type[Any]) -> str | None:
+    """The first field of a method's class that `hyperparameters` does not stand above, so that it is none; None: all
+    are.
+    """
     for base in reversed(kind.__mro__):
         fields = [name for name, said in inspect.get_annotations(base).items() if "ClassVar" not in str(said)]
         if fields and issubclass(base, Method) and "__pydantic_validator__" not in vars(base):
@@ -55,7 +57,7 @@ class Batch(NamedTuple):
     rows: Tensor | None = None
 
 
-class Gradients(NamedTuple):
+class StepResult(NamedTuple):
     """What one step hands to the optimizer. grads: parameter name -> gradient (None leaves it alone).
 
     sums: numbers of the step, 0-d, which are summed over all steps for the record. raw: gradients by name that a method
@@ -68,30 +70,30 @@ class Gradients(NamedTuple):
     raw: Mapping[str, Tensor] = MappingProxyType({})
 
 
-class Unstackable(Exception):
+class NotVectorizable(Exception):
     """The steps of several clients cannot be taken as one; says why."""
 
 
 @dataclass(frozen=True)
-class Solved:
+class PrecomputedGradients:
     """Stands in for the model in `gradients` where the gradient of `loss` is there already: of many clients as one."""
 
-    found: Gradients
+    found: StepResult
     context: Context
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise Unstackable(f"its `gradients` wants more of the network ('{name}') than the gradient of its loss")
+        raise NotVectorizable(f"its `gradients` wants more of the network ('{name}') than the gradient of its loss")
 
-    def under(self, context: Context) -> Gradients:
+    def under(self, context: Context) -> StepResult:
         """The gradient of `loss` under this context, which must be the step's own."""
         if context is not self.context:
-            raise Unstackable("it takes the gradient of its loss under another context than the step's own")
+            raise NotVectorizable("it takes the gradient of its loss under another context than the step's own")
         return self.found
 
 
 @dataclass
-class Trained:
-    """What local training left behind. sums, raw: those of `Gradients`, summed over the steps."""
+class TrainingResult:
+    """What local training left behind. sums, raw: those of `StepResult`, summed over the steps."""
 
     steps: int = 0
     samples: int = 0  # training samples processed, all epochs counted
@@ -101,26 +103,26 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """What must hold before round 1. Everything off: any model, any data."""
 
     split_model: bool = False  # extract, transform and head
-    one_feature_dim: bool = False  # the representation is equally wide everywhere
-    one_head: bool = False  # the heads have the same tensors
+    same_feature_dim: bool = False  # the representation is equally wide everywhere
+    same_head: bool = False  # the heads have the same tensors
     linear_head: bool = False  # the head is one linear layer
-    one_architecture: bool = False
-    nested: bool = False  # tensors of one name have one shape everywhere
-    nested_parts: tuple[Part, ...] | None = None  # only those of these parts of split models; None: all
+    same_architecture: bool = False
+    shared_shapes: bool = False  # tensors of one name have one shape everywhere
+    shared_parts: tuple[Part, ...] | None = None  # only those of these parts of split models; None: all
     more_than_head: bool = False  # beside `nested`: no architecture has just a head in common with all others
-    equal_cuts: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
-    cuts_on_grids: bool = False  # what enters it is a vector, a map or the tokens of a square (functional.projections)
+    same_cut_shapes: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
+    gridlike_cuts: bool = False  # what enters it is a vector, a map or the tokens of a square (functional.projections)
     public: int = 0  # rows of data that everybody may see (data.holdout, data.public_dataset)
     public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
-    one_input: bool = False  # stored inputs have one shape and type everywhere, also in those rows
+    same_input_shape: bool = False  # stored inputs have one shape and type everywhere, also in those rows
     validation: bool = False  # every client has validation rows
     twice_differentiable: bool = False  # every network has second derivatives
     warmup: int = 0  # first rounds in which nobody trains; a run has more rounds
-    instead: str = ""  # what to do when the models do not fit
+    hint: str = ""  # what to do when the models do not fit
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ class Method:
     """Plain local training without a word to anybody; the base of every method."""
 
     name: ClassVar[str] = ""
-    # for the table of methods, in plain words and formulas; the knobs' explanations are the comments beside the fields
+    # for the table of methods, in plain words and formulas; the hyperparameters' explanations are the comments beside
+    # the fields
     paper: ClassVar[str] = ""  # authors, venue, year
     differs: ClassVar[str] = "anything"  # what may differ between the clients' networks
     down: ClassVar[str] = "nothing"  # what a client is sent per round, in numbers: "P + C", P its parameters
@@ -189,19 +192,19 @@ class Method:
     states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
     # groups of an upload that are trained weights, what came down under the same names being where they started: a
     # setting that clips, hides or thins out uploads treats their difference (engine/uploads.py)
-    changes: ClassVar[tuple[str, ...]] = ()
+    delta_entries: ClassVar[tuple[str, ...]] = ()
     # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
-    # that holds uploads to one another compares them (plugins/robust_aggregation.py), as it does `changes` and rows by
-    # "labels"
-    comparable: ClassVar[tuple[str, ...]] = ()
+    # that holds uploads to one another compares them (plugins/robust_aggregation.py), as it does `delta_entries` and
+    # rows by "labels"
+    aligned_entries: ClassVar[tuple[str, ...]] = ()
     # what an upload may hold, by name (core/upload_forms.py): a server refuses what is otherwise. None: it is not said
     form: ClassVar[Form | None] = None
     # entries with a row for each of "labels" that are features of the clients' own networks, of which a number means
     # something else at every client: no rule that goes number by number is made for them
-    unaligned: ClassVar[tuple[str, ...]] = ()
+    unaligned_entries: ClassVar[tuple[str, ...]] = ()
     # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
     # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
-    starts_blank: ClassVar[bool] = False
+    ignores_initial_weights: ClassVar[bool] = False
 
     # True: every client is a federation of its own (engine/alone.py), so that nothing crosses
     alone: ClassVar[bool] = False
@@ -211,40 +214,42 @@ class Method:
     common_head: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        """The knobs that are not at their defaults."""
+        """The hyperparameters that are not at their defaults."""
         return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Who writes a `receive` says anew whether it `starts_blank`, who writes an `upload` what `form` it has."""
+        """Who writes a `receive` says anew whether it `ignores_initial_weights`, who writes an `upload` what `form` it
+        has.
+        """
         super().__init_subclass__(**options)
         if "upload" in vars(cls):
             cls.form = vars(cls).get("form")
         if "receive" in vars(cls):
-            cls.starts_blank = vars(cls).get("starts_blank", False)
+            cls.ignores_initial_weights = vars(cls).get("ignores_initial_weights", False)
 
     # what it needs and what is scored -----------------------------------------------------------------------
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         """Checked against models and data before round 1."""
-        return Needs()
+        return Requirements()
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         """The model that the paper scores."""
         return "personal"
 
     @property
-    def also_scored(self) -> Mapping[str, Method]:
+    def alternative_predictors(self) -> Mapping[str, Method]:
         """Predictors to score beside `predict`: name -> this method with another `predict`, all else alike."""
         return {}
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         """Whether an upload may be aggregated in a later round than the one in which it was made."""
         return False
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         """What of an upload cannot be clipped, noised, thinned out or replaced: name -> what it holds, for refusals."""
         return {}
 
@@ -254,7 +259,7 @@ class Method:
         return ""
 
     @property
-    def by_row(self) -> bool:
+    def supports_dp_sgd(self) -> bool:
         """Whether the gradient bounded row by row can stand for that of `loss`: all that a step sees of the data.
 
         The loss is then the mean over the batch's rows of what each gives alone, and nothing else, as the context is
@@ -263,22 +268,22 @@ class Method:
         return (type(self).loss, type(self).gradients) == (Method.loss, Method.gradients)
 
     @property
-    def companion(self) -> Companion | None:
-        """A network beside the clients' own, the same for all: `server.companion` is its architecture."""
+    def auxiliary_model(self) -> AuxiliaryModel | None:
+        """A network beside the clients' own, the same for all: `server.auxiliary_model` is its architecture."""
         return None
 
     # server half --------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         """Before round 1: fill `server.state`."""
 
-    def plan(self, server: Server, selected: Sequence[int]) -> None:
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
         """Once per round, before any message: what is drawn or computed for all."""
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         """The passages of a round; more than one only where the paper has more."""
         return (Exchange(),)
 
-    def closing(self) -> Sequence[Exchange]:
+    def final_exchanges(self) -> Sequence[Exchange]:
         """The passages after the last round, if any: one closing round, in which all who are present count as selected.
 
         `plan` is called before them, `server.round` being one more than in the last round, and all are scored after.
@@ -292,7 +297,7 @@ class Method:
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Take in what came up: any subset of those asked, also none; in order of client number.
 
-        With `accepts_late`, also from clients that were asked in an earlier round.
+        With `accepts_stale_uploads`, also from clients that were asked in an earlier round.
         """
 
     # which network a client trains ----------------------------------------------------------------------------
@@ -305,12 +310,12 @@ class Method:
         module: nn.Module = model
         return module
 
-    def beside(self, own: Any, companion: Any) -> nn.Module:
+    def join_models(self, own: Any, companion: Any) -> nn.Module:
         """The network that a client trains, where it trains its own (as built) and the companion; may draw likewise."""
         module: nn.Module = own
         return module
 
-    def personal(self, module: Any) -> nn.Module:
+    def personal_model(self, module: Any) -> nn.Module:
         """The part of it that is scored and exported."""
         scored: nn.Module = module
         return scored
@@ -320,7 +325,7 @@ class Method:
         """Load what came into `client.model` and `client.state` (copying it); return what the loss needs."""
         return {}
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         """Random or extra inputs of one step, merged into the context. All draws are made here, from `generator`."""
         return {}
 
@@ -328,28 +333,28 @@ class Method:
         """The loss of one batch, a pure function of parameters, batch and context; or (loss, sums). Here CE."""
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         """The gradient of `loss`. Overridden only where no scalar has the gradient that the paper wants."""
-        if isinstance(model, Solved):
+        if isinstance(model, PrecomputedGradients):
             return model.under(context)
         if (bounded := context.get(BY_ROW)) is not None:
-            found: Gradients = bounded(self.loss, model, batch, context)
+            found: StepResult = bounded(self.loss, model, batch, context)
             return found
         names, parameters = trainable(model)
         outcome = self.loss(model, batch, context)
         loss, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return Gradients(dict(zip(names, grads, strict=True)), loss.detach(), {k: v.detach() for k, v in sums.items()})
+        return StepResult(dict(zip(names, grads, strict=True)), loss.detach(), {k: v.detach() for k, v in sums.items()})
 
     def phases(self, training: Training) -> Sequence[Phase]:
         """The stretches of local training, in order, of exchanges that bring none of their own."""
         return (Phase(training.local_epochs),)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         """What goes up after local training."""
         return {}
 
-    def releases(self, training: Training, rows: int) -> Sequence[Release]:
+    def privacy_releases(self, training: Training, rows: int) -> Sequence[Release]:
         """What an upload of a client with so many training rows holds that the method itself bounds and noises."""
         return ()
 
@@ -371,12 +376,12 @@ class Method:
         """
         return ""
 
-    def paper_nbytes(self, message: Message) -> int:
+    def nbytes_in_paper(self, message: Message) -> int:
         """The message's bytes as the paper counts them; by default all of them."""
         return nbytes(message)
 
 
-def scores_are_outputs(method: Method) -> bool:
+def uses_default_predict(method: Method) -> bool:
     """Whether the method predicts by the network's output alone, as `Method.predict` does."""
     return getattr(method.predict, "__func__", None) is Method.predict
 

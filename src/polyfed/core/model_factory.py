@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.modules import Inventory, fill, redraw, split
-from polyfed.core.randomness import derive, scoped_global
-from polyfed.errors import RequestError
+from polyfed.core.randomness import derive, seeded_global_rng
+from polyfed.errors import ConfigError
 from polyfed.models.split import with_projection
 
 Builder = Callable[[], nn.Module]
@@ -25,7 +25,7 @@ BY_SIZE = ("smallest", "largest")
 
 
 @dataclass(frozen=True)
-class Companion:
+class AuxiliaryModel:
     """One network for the whole federation, beside the clients' own.
 
     network: "smallest" or "largest" of the clients' by the number of parameters, or the name of one that can be built.
@@ -44,8 +44,10 @@ class Architectures:
         build: turns a client's network and a variant's name into the network that is trained (`Method.build`).
         seed: the run's seed. device: where the templates live.
         companion: a network beside the clients' own. others: networks that it may be, besides those of `builders`.
-        beside: puts a client's network and the companion together (`Method.beside`); None: clients train theirs alone.
-        blank: clients' own networks begin as zeros (`Method.starts_blank`), which spares drawing their weights.
+        beside: puts a client's network and the companion together (`Method.join_models`); None: clients train theirs
+        alone.
+        blank: clients' own networks begin as zeros (`Method.ignores_initial_weights`), which spares drawing their
+        weights.
         precision: what networks train in, see `training`.
         common_head: the heads of clients' own networks begin alike (`Method.common_head`).
 
@@ -60,7 +62,7 @@ class Architectures:
         build: Build,
         seed: int,
         device: torch.device,
-        companion: Companion | None = None,
+        companion: AuxiliaryModel | None = None,
         beside: Beside | None = None,
         others: Mapping[str, Builder] | None = None,
         blank: bool = False,
@@ -72,7 +74,7 @@ class Architectures:
         self._seed = seed
         self.device = device
         if precision not in get_args(Precision):
-            raise RequestError(f"expected the precision 'float32' or 'bf16', got '{precision}'")
+            raise ConfigError(f"expected the precision 'float32' or 'bf16', got '{precision}'")
         self._precision = precision
         self._blank = blank
         self._common_head = common_head
@@ -107,7 +109,7 @@ class Architectures:
         choose = min if network == "smallest" else max
         return choose(sizes, key=sizes.__getitem__)
 
-    def _admit(self, companion: Companion, others: Mapping[str, Builder]) -> str:
+    def _admit(self, companion: AuxiliaryModel, others: Mapping[str, Builder]) -> str:
         """Make the companion an architecture; its name, which is the network's where that stays as it is."""
         name, features = companion.network, companion.features
         builder = self._builders.get(name) or others[name]
@@ -121,16 +123,16 @@ class Architectures:
     def _make(
         self, architecture: str, variant: str, owner: str | int, given: nn.Module | None, alone: bool
     ) -> nn.Module:
-        with scoped_global(derive(self._seed, "weights", owner)):
+        with seeded_global_rng(derive(self._seed, "weights", owner)):
             model = copy.deepcopy(given) if given is not None else self._builders[architecture]()  # build may cut it
-        with scoped_global(derive(self._seed, "build", owner)):
+        with seeded_global_rng(derive(self._seed, "build", owner)):
             network = self._build(model, variant)
         if self._common_head and isinstance(owner, int):
             split(network).head.load_state_dict(self._first_head(architecture, redrawn=given is None))
         if alone or self._beside is None:
             return network
         companion = self._make(self.companion, "", self.companion, None, alone=True)
-        with scoped_global(derive(self._seed, "beside", owner)):
+        with seeded_global_rng(derive(self._seed, "beside", owner)):
             return self._beside(network, companion)
 
     def _first_head(self, architecture: str, redrawn: bool) -> dict[str, Tensor]:
@@ -142,7 +144,7 @@ class Architectures:
         if architecture not in self._heads:
             head = split(self._make(architecture, "", architecture, None, alone=True)).head
             if redrawn:
-                with scoped_global(derive(self._seed, "weights", "head")):
+                with seeded_global_rng(derive(self._seed, "weights", "head")):
                     redraw(head)
             self._heads[architecture] = dict(head.state_dict())
         return self._heads[architecture]
@@ -157,7 +159,7 @@ class Architectures:
 
     def as_built(self, architecture: str) -> nn.Module:
         """A client's own network as its builder makes it, before the method has its say; with any weights."""
-        with scoped_global(0):
+        with seeded_global_rng(0):
             return self._builders[architecture]()
 
     def tensors(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def steady(module: nn.Module) -> Iterator[_Trainable]:
 
 
 def split(module: nn.Module) -> SplitModel:
-    """The module as the split model that `needs` made sure it is."""
+    """The module as the split model that `requirements` made sure it is."""
     if not isinstance(module, SplitModel):
         raise TypeError(f"expected a SplitModel, got {type(module).__name__}")
     return module

@@ -1,7 +1,7 @@
 """Every random draw comes from a stream of its own, derived from (seed, purpose, round, client).
 
 So no draw depends on how many others were made before it: worker count, order, participation and resume never change a
-client's stream. Nothing here touches a global generator, except `scoped_global`, which puts it back.
+client's stream. Nothing here touches a global generator, except `seeded_global_rng`, which puts it back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def numpy_generator(seed: int, purpose: str, *ids: int | str) -> np.random.Gener
 
 
 @contextlib.contextmanager
-def scoped_global(seed: int) -> Iterator[None]:
+def seeded_global_rng(seed: int) -> Iterator[None]:
     """PyTorch's global generators seeded for a block, then put back as they were.
 
     Layer initialization and dropout draw from the global generator and take no other; this is how they are made a

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Prepare, Public, as_floats
+from polyfed.core.client import Prepare, PublicData, as_floats
 from polyfed.core.message import Group, State
 from polyfed.core.model_factory import Architectures
 from polyfed.core.randomness import generator
@@ -18,7 +18,7 @@ from polyfed.core.settings import Training
 
 
 @dataclass(frozen=True)
-class Member:
+class ClientInfo:
     """What the server knows of a client."""
 
     architecture: str
@@ -37,19 +37,19 @@ class Server:
         log: numbers that the method wants in the round's record; emptied after every round.
         memory: what a method may compute anew at any time, by its purpose and client; never saved.
 
-    Networks are those of `Method.build`: what `Method.beside` adds exists on clients only.
+    Networks are those of `Method.build`: what `Method.join_models` adds exists on clients only.
     """
 
     def __init__(
         self,
-        clients: Mapping[int, Member],
+        clients: Mapping[int, ClientInfo],
         architectures: Architectures,
         *,
         rounds: int,
         classes: int,
         seed: int,
         training: Training | None = None,
-        public: Public | None = None,
+        public: PublicData | None = None,
         initial: Mapping[int, nn.Module] | None = None,
         prepare: Prepare = as_floats,
         example: Tensor | None = None,
@@ -63,9 +63,9 @@ class Server:
         self.training = training or Training(rounds=rounds)
         self.public = public
         self.prepare = prepare
-        self.example = torch.empty(0) if example is None else example[:0]
+        self.input_example = torch.empty(0) if example is None else example[:0]
         self.log: dict[str, float] = {}
-        self.memory: dict[tuple[str, int], Any] = {}
+        self.cache: dict[tuple[str, int], Any] = {}
         self._members = dict(clients)
         self._names = tuple(dict.fromkeys(member.architecture for member in clients.values()))
         self._architectures = architectures
@@ -78,16 +78,16 @@ class Server:
         return list(self._names)
 
     @property
-    def companion(self) -> str:
-        """The architecture of the network beside the clients' own (`Method.companion`); "" without one."""
+    def auxiliary_model(self) -> str:
+        """The architecture of the network beside the clients' own (`Method.auxiliary_model`); "" without one."""
         return self._architectures.companion
 
     @property
-    def everybody(self) -> list[int]:
+    def all_client_ids(self) -> list[int]:
         """Numbers of all clients, also of those that join later."""
         return list(self._members)
 
-    def admit(self, present: Iterable[int]) -> None:
+    def set_available(self, present: Iterable[int]) -> None:
         """Let `clients` be those of the given numbers; the engine does so before every round."""
         numbers = list(present)
         if numbers != list(self.clients):
@@ -101,7 +101,7 @@ class Server:
         own.state = {name.removeprefix(mark): value for name, value in self.state.items() if name.startswith(mark)}
         own.clients = {client_id: member}
         own.log = {}
-        own.memory = self.memory.setdefault(("server of one", client_id), {})
+        own.cache = self.cache.setdefault(("server of one", client_id), {})
         own._members = {client_id: member}
         own._names = (member.architecture,)
         return own
@@ -120,7 +120,7 @@ class Server:
         """Seeded weights of an architecture that belong to no client: where a shared model starts."""
         return self._architectures.initial(architecture, variant, alone=True)
 
-    def weights(self, client_id: int) -> Group:
+    def client_weights(self, client_id: int) -> Group:
         """What was last kept of the client's weights (`keep`), else the seeded ones it starts from."""
         kept = self.state.get(f"weights {client_id}")
         if kept is None or isinstance(kept, Tensor):
@@ -128,11 +128,11 @@ class Server:
             return self._architectures.initial(architecture, owner=client_id, given=self._given.get(client_id))
         return kept
 
-    def keep(self, client_id: int, weights: Group) -> None:
+    def store_weights(self, client_id: int, weights: Group) -> None:
         """Keep a client's uploaded weights in the state, for `weights`."""
         self.state[f"weights {client_id}"] = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
-    def has_kept(self, client_id: int) -> bool:
+    def has_weights(self, client_id: int) -> bool:
         """Whether the client has uploaded weights that were kept."""
         return f"weights {client_id}" in self.state
 

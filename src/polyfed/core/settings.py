@@ -40,9 +40,9 @@ class Settings(BaseModel):
 
     def in_effect(self) -> dict[str, Any]:
         """What a run folder keeps: no None, and nothing that is switched off or that has no effect."""
-        return self.model_dump(exclude_none=True, exclude=self._idle())
+        return self.model_dump(exclude_none=True, exclude=self._inactive_keys())
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         """The keys that are switched off, or have no effect as things are set."""
         return set(idle(type(self).model_fields, vars(self)))
 
@@ -108,10 +108,10 @@ class Training(Settings):
             return low + (rate - low) * (1 + math.cos(math.pi * (t - peak) / (self.rounds - peak + 1))) / 2
         return rate
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         off = {"warmup_rounds": not self.warmup_rounds, "lr_schedule": self.lr_schedule == "constant"}
         off["lr_min"] = self.lr_schedule != "cosine"
-        return super()._idle() | {key for key, is_off in off.items() if is_off}
+        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
     @model_validator(mode="after")
     def _schedule_is_whole(self) -> Training:
@@ -179,7 +179,7 @@ class Privacy(Settings):
         """Whether batches are made by drawing each row by itself."""
         return self.max_grad_norm > 0 and self.sampling == "poisson"
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         numbers = (
             "upload_clip_norm",
             "upload_noise_multiplier",
@@ -191,7 +191,7 @@ class Privacy(Settings):
         off = {key for key in numbers if not getattr(self, key)}
         fields = type(self).model_fields
         off |= {key for key in ("delta", "accountant") if getattr(self, key) == fields[key].default}
-        return super()._idle() | off
+        return super()._inactive_keys() | off
 
     @model_validator(mode="after")
     def _noise_is_for_what_is_bounded(self) -> Privacy:
@@ -226,8 +226,8 @@ class Evaluation(Settings):
         0.0, description="patience: better means by more than this, accuracies being in [0, 1]"
     )
 
-    def _idle(self) -> set[str]:
-        return super()._idle() | (set() if self.patience else {"patience"})
+    def _inactive_keys(self) -> set[str]:
+        return super()._inactive_keys() | (set() if self.patience else {"patience"})
 
     def stages(self, scored: Stage) -> list[Stage]:
         """All stages to score, the main one first; `scored` is the method's own."""

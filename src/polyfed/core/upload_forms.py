@@ -1,7 +1,7 @@
 """What clients may upload, as the server knows it beforehand: names, types, sizes and ranges, by the method's `form`.
 
-A form has an entry for every name that an upload may hold, in any setting of the knobs: an `Entry` for a tensor, a
-function for a group. A size is a number, a letter, or a function of what is `Known`:
+A form has an entry for every name that an upload may hold, in any setting of the hyperparameters: an `Entry` for a
+tensor, a function for a group. A size is a number, a letter, or a function of what is `Known`:
 
     C  classes        D  what enters the head        N  training rows of the client, as it introduced itself
 
@@ -26,7 +26,7 @@ MOST = 2**40  # of a single number: steps, parameters
 
 
 class Variants(Protocol):
-    """What a form asks of a method, beside its knobs."""
+    """What a form asks of a method, beside its hyperparameters."""
 
     def variant(self, server: Server, client_id: int) -> str:
         """Which of an architecture's networks a client trains."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.places import check_name
 
 _UNPACKED = 2**28  # bytes that an archive of any size may hold
@@ -25,7 +25,7 @@ def check_file(path: Path) -> None:
     """Whether a path that is there is a file or a folder, or a link to one.
 
     Raises:
-        RequestError: it is a pipe, a device or a socket; or there can be no such file.
+        ConfigError: it is a pipe, a device or a socket; or there can be no such file.
     """
     check_name(path)
     try:
@@ -33,19 +33,19 @@ def check_file(path: Path) -> None:
     except OSError:  # the reader tells
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise RequestError(f"expected a file, got a pipe or a device: {path}; write what comes out of it into a file")
+        raise ConfigError(f"expected a file, got a pipe or a device: {path}; write what comes out of it into a file")
 
 
 def check_unpacked(archive: ZipFile, path: Path) -> None:
     """Whether an archive unpacks to no more than its size allows.
 
     Raises:
-        RequestError: it does not.
+        ConfigError: it does not.
     """
     packed = path.stat().st_size
     size = sum(member.file_size for member in archive.infolist())
     if size > max(_UNPACKED, _RATIO * packed):
-        raise RequestError(
+        raise ConfigError(
             f"expected at most {max(_UNPACKED, _RATIO * packed)} bytes of arrays in {path}, a file of {packed} bytes, "
             f"got {size}; store them with numpy.savez"
         )
@@ -58,11 +58,11 @@ def check_room(size: int, what: str, path: Path) -> None:
         size: in bytes. what: needs it, and where it comes from, for the message.
 
     Raises:
-        RequestError: it has less.
+        ConfigError: it has less.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > memory:
-        raise RequestError(
+        raise ConfigError(
             f"expected {what} for which there is memory, got {size} bytes of them in {path}, where there are {memory}"
         )
 

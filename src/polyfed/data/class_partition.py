@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyfed.data.partition import Partition, Rows, check_integer, check_labels, sorted_partition
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 
 CLASS_ASSIGNMENTS = ("round_robin", "shards", "shamsian")
@@ -50,22 +50,22 @@ def by_class(
         class_count: C; default: the largest label plus one.
 
     Raises:
-        RequestError: k not in 1..C, an unknown class_assignment, k K not divisible by C with shards, a client left
+        ConfigError: k not in 1..C, an unknown class_assignment, k K not divisible by C with shards, a client left
             without rows.
     """
     labels, class_count = check_labels(y, clients, class_count)
     check_integer("classes_per_client", classes_per_client, 1)
     if classes_per_client > class_count:
-        raise RequestError(f"expected classes_per_client of at most {class_count} classes, got {classes_per_client}")
+        raise ConfigError(f"expected classes_per_client of at most {class_count} classes, got {classes_per_client}")
     if class_assignment not in CLASS_ASSIGNMENTS:
-        raise RequestError(
+        raise ConfigError(
             f"unknown class_assignment '{class_assignment}'{nearest(str(class_assignment), CLASS_ASSIGNMENTS)}"
         )
     hands = {"round_robin": _ring, "shards": _fedrep, "shamsian": _shamsian}[class_assignment]
     rows, shares_KC = hands(labels, clients, rng, classes_per_client, class_count, distinct)
     for client, mine in enumerate(rows):
         if len(mine) == 0:
-            raise RequestError(
+            raise ConfigError(
                 f"expected at least one row for every client, client {client} came out with none of the "
                 f"{len(labels)} rows ({clients} clients, {classes_per_client} classes each); use fewer clients"
             )
@@ -94,7 +94,7 @@ def _fedrep(
     if each * clients % class_count:
         step = class_count // math.gcd(each, class_count)
         below = clients - clients % step
-        raise RequestError(
+        raise ConfigError(
             f"class_assignment 'shards' expects classes_per_client x clients divisible by the {class_count} classes, "
             f"got {each} x {clients}; use {f'{below} or ' if below else ''}{below + step} clients, or class_assignment "
             "'round_robin'"

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data.samples import LABEL_NAMES
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 from polyfed.results.read import parse_json
 
@@ -34,7 +34,7 @@ def pick_columns(
     """The image and the label column of one Arrow schema; `features` is what `datasets` knows about the columns.
 
     Raises:
-        RequestError: none, several, one that is named but absent, or a type that cannot hold them.
+        ConfigError: none, several, one that is named but absent, or a type that cannot hold them.
     """
     found = image_columns(schema, features)
     texts = ", or a column of texts with text_column"
@@ -92,12 +92,12 @@ def pick_column(
     if len(candidates) == 1:
         return candidates[0]
     came = f"several: {', '.join(candidates)}" if candidates else f"none among: {', '.join(names)}"
-    raise RequestError(f"expected one {what} column in {where}, got {came}; name it with {what}_column{others}")
+    raise ConfigError(f"expected one {what} column in {where}, got {came}; name it with {what}_column{others}")
 
 
 def check_column(what: str, named: str, names: list[str], where: object) -> None:
     if named not in names:
-        raise RequestError(f"expected the {what} column '{named}' in {where}, got no such{nearest(named, names)}")
+        raise ConfigError(f"expected the {what} column '{named}' in {where}, got no such{nearest(named, names)}")
 
 
 def column_values(values: Any, where: str) -> NDArray[Any]:
@@ -108,7 +108,7 @@ def column_values(values: Any, where: str) -> NDArray[Any]:
         where: what they are, for the message.
 
     Raises:
-        RequestError: other values, missing ones, or numbers and strings mixed.
+        ConfigError: other values, missing ones, or numbers and strings mixed.
     """
     given = values.tolist() if isinstance(values, np.ndarray | torch.Tensor) else list(values)
     if all(isinstance(value, str) for value in given):
@@ -117,7 +117,7 @@ def column_values(values: Any, where: str) -> NDArray[Any]:
         with contextlib.suppress(OverflowError):
             return np.array(given, dtype=np.int64)
     wrong = next((v for v in given if not isinstance(v, type(given[0]))), given[0])
-    raise RequestError(
+    raise ConfigError(
         f"expected whole numbers or strings, all of one kind and none missing, in {where}, got {str(wrong)[:40]!r}"
     )
 
@@ -126,13 +126,13 @@ def _check_types(schema: Any, image: str, label: str, where: object) -> None:
     """Refuse columns that cannot hold what they should."""
     for name in (image, label):
         if schema.names.count(name) > 1:
-            raise RequestError(f"expected one column '{name}' in {where}, got {schema.names.count(name)}")
+            raise ConfigError(f"expected one column '{name}' in {where}, got {schema.names.count(name)}")
     if not holds_bytes(schema.field(image).type):
-        raise RequestError(
+        raise ConfigError(
             f"expected encoded images (bytes) in column '{image}' of {where}, got type {schema.field(image).type}"
         )
     if not holds_labels(schema.field(label).type):
-        raise RequestError(
+        raise ConfigError(
             f"expected whole numbers or strings in label column '{label}' of {where}, "
             f"got type {schema.field(label).type}"
         )

@@ -18,7 +18,7 @@ from polyfed.data.column_schema import column_values
 from polyfed.data.samples import Samples, classes_up_to, from_dataset, refuse_negative
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Source:
         label_column: of files: where the labels stood; None: in no column.
 
     Raises:
-        RequestError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
+        ConfigError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
             channels or values that do not fit.
     """
 
@@ -61,21 +61,21 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.classes < 1 or len(self.class_names) != self.classes:
-            raise RequestError(
+            raise ConfigError(
                 f"expected one name for each of the classes of '{self.name}', got {len(self.class_names)} names for "
                 f"{self.classes} classes"
             )
         for side, samples in self.sides():
             if len(samples) == 0:
-                raise RequestError(f"expected at least one {side} sample in '{self.name}', got none")
+                raise ConfigError(f"expected at least one {side} sample in '{self.name}', got none")
             low = int(samples.y.min())
             high = int(samples.y.max())
             if low < 0 or high >= self.classes:
-                raise RequestError(
+                raise ConfigError(
                     f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', got {low if low < 0 else high}"
                 )
             if samples.x.shape[1:] != self.train.x.shape[1:] or samples.x.dtype != self.train.x.dtype:
-                raise RequestError(
+                raise ConfigError(
                     f"expected test inputs like the training inputs of '{self.name}' "
                     f"({tuple(self.train.x.shape[1:])}, {self.train.x.dtype}), got {tuple(samples.x.shape[1:])}, "
                     f"{samples.x.dtype}"
@@ -83,7 +83,7 @@ class Source:
         channels = int(self.train.x.shape[1]) if self.train.x.dim() == 4 or self.feature_names else 0
         if len(self.mean) != channels or len(self.std) != channels:
             what = "features" if self.feature_names else "channels"
-            raise RequestError(
+            raise ConfigError(
                 f"expected a mean and a std for each of the {channels} {what} of '{self.name}', got "
                 f"{len(self.mean)} and {len(self.std)}"
             )
@@ -93,7 +93,7 @@ class Source:
         ):
             for column, values in columns.items():
                 if values.shape != (rows,):
-                    raise RequestError(
+                    raise ConfigError(
                         f"expected {rows} {what} values in column '{column}' of '{self.name}', got {values.shape}"
                     )
 
@@ -136,11 +136,11 @@ def with_declared(
         class_names: in order, with all of the source's own among them. mean, std: see `Source`. None: its own.
 
     Raises:
-        RequestError: it has a class that is not among them, or other channels or features.
+        ConfigError: it has a class that is not among them, or other channels or features.
     """
     if mean is not None and std is not None:
         if len(mean) != len(source.mean):
-            raise RequestError(
+            raise ConfigError(
                 f"data.mean: expected {len(source.mean)} numbers for the inputs of '{source.name}', got {len(mean)}"
             )
         source = replace(source, mean=tuple(mean), std=tuple(std))
@@ -148,7 +148,7 @@ def with_declared(
         return source
     place = {name: number for number, name in enumerate(class_names)}
     if foreign := [name for name in source.class_names if name not in place]:
-        raise RequestError(f"data.class_names: expected '{foreign[0]}' of '{source.name}' among them, which is missing")
+        raise ConfigError(f"data.class_names: expected '{foreign[0]}' of '{source.name}' among them, which is missing")
     number = torch.tensor([place[name] for name in source.class_names])
     train = Samples(source.train.x, number[source.train.y])
     test = None if source.test is None else Samples(source.test.x, number[source.test.y])
@@ -177,7 +177,7 @@ def from_tensors(
         test_columns: likewise of the test rows.
 
     Raises:
-        RequestError: shapes or types that do not fit, NaN, an empty side, a label out of range.
+        ConfigError: shapes or types that do not fit, NaN, an empty side, a label out of range.
     """
     sides = [as_samples(train, "training", name)]
     if test is not None:
@@ -230,26 +230,26 @@ def as_samples(side: Any, what: str, name: str) -> Samples:
         x = _tensor(given_x, what, name)
         y = _tensor(given_y, what, name)
     if x.dim() < 2 or len(x) == 0:
-        raise RequestError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', got {tuple(x.shape)}")
+        raise ConfigError(f"expected {what} inputs of shape (N, ...) with N > 0 in '{name}', got {tuple(x.shape)}")
     if x.dtype == torch.uint8:
         if x.dim() != 4 or (x.shape[1] not in (1, 3) and x.shape[3] in (1, 3)):
-            raise RequestError(
+            raise ConfigError(
                 f"expected uint8 {what} images of shape (N, channels, height, width) in '{name}', got "
                 f"{tuple(x.shape)}; pass anything that is no image as floats"
             )
     elif x.is_floating_point():
         x = x.to(torch.float32)
     else:
-        raise RequestError(f"expected uint8 or float {what} inputs in '{name}', got {x.dtype}")
+        raise ConfigError(f"expected uint8 or float {what} inputs in '{name}', got {x.dtype}")
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise RequestError(f"expected whole-number {what} labels in '{name}', got {y.dtype}")
+        raise ConfigError(f"expected whole-number {what} labels in '{name}', got {y.dtype}")
     if y.shape != (len(x),):
-        raise RequestError(
+        raise ConfigError(
             f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), got {tuple(y.shape)}"
         )
     refuse_negative(y, f"{what} labels from 0 on in '{name}'")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise RequestError(f"expected finite {what} inputs in '{name}', got NaN or infinite values")
+        raise ConfigError(f"expected finite {what} inputs in '{name}', got NaN or infinite values")
     return Samples(x, y.to(torch.int64))
 
 
@@ -265,4 +265,4 @@ def _tensor(value: Any, what: str, name: str) -> Tensor:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     except (TypeError, ValueError) as error:
         came = f"{type(value).__name__}: {first_line(error)}"
-        raise RequestError(f"expected numbers in the {what} side of '{name}', got {came}") from error
+        raise ConfigError(f"expected numbers in the {what} side of '{name}', got {came}") from error

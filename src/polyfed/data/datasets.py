@@ -40,7 +40,7 @@ from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.parquet_files import has_parquet
 from polyfed.data.samples import Samples
 from polyfed.data.text import TextConfig, encode_dataset
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.places import place_of
 from polyfed.registry import DATASETS, is_own, nearest
 
@@ -96,7 +96,7 @@ def load(  # noqa: PLR0913 - what a user may choose, each by its name
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
 
     Raises:
-        RequestError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
+        ConfigError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
             set does not take.
     """
     options = SourceOptions(
@@ -121,7 +121,7 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> S
     if name.startswith(_HUB):
         return _from_hub(name, options)
     if options.subset is not None or options.revision is not None:
-        raise RequestError(f"expected subset and revision with a name 'hub:owner/name' only, got '{name}'")
+        raise ConfigError(f"expected subset and revision with a name 'hub:owner/name' only, got '{name}'")
     kind, _, path = name.partition(":")
     if f"{kind}:" in READERS:
         return READERS[f"{kind}:"](name, _located(path, root), options)
@@ -135,7 +135,7 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> S
     raise _unknown(name, place)
 
 
-def _unknown(name: str, place: Path | None) -> RequestError:
+def _unknown(name: str, place: Path | None) -> ConfigError:
     """That there is no data set of this name, with the nearest. place: where it was looked for."""
     looked = f"{place / name}" if place is not None and _plain(name) else "neither root nor POLYFED_DATA is set"
     found: list[str] = []
@@ -143,7 +143,7 @@ def _unknown(name: str, place: Path | None) -> RequestError:
         with contextlib.suppress(OSError):  # only to suggest a name
             found = _parquet_folders(place)
     hint = nearest(name, {*DATASETS, *found})
-    return RequestError(f"unknown dataset '{name}'{hint} (and no Parquet files: {looked})")
+    return ConfigError(f"unknown dataset '{name}'{hint} (and no Parquet files: {looked})")
 
 
 def _from_hub(name: str, options: SourceOptions) -> Source:
@@ -214,10 +214,10 @@ def digits(root: str | Path | None = None, image_column: str | None = None, labe
     Their values 0..16 are stored times 15 (0..240), so ``x // 15`` gives them back exactly. `root` is not used.
 
     Raises:
-        RequestError: a column is named; there are none.
+        ConfigError: a column is named; there are none.
     """
     if image_column is not None or label_column is not None:
-        raise RequestError("expected no image_column or label_column with dataset 'digits', which has no Parquet files")
+        raise ConfigError("expected no image_column or label_column with dataset 'digits', which has no Parquet files")
     table = _handwritten()
     x = torch.from_numpy(table[:, :-1] * np.uint8(15)).reshape(-1, 1, 8, 8)
     train = Samples(x, torch.from_numpy(table[:, -1].astype(np.int64)))
@@ -251,7 +251,7 @@ def _published(
         columns: Sequence[str] = (),
     ) -> Source:
         if instead is not None and label_column not in (None, label):
-            raise RequestError(
+            raise ConfigError(
                 f"expected label_column '{label}' or none with dataset '{name}', got '{label_column}'; use dataset "
                 f"'{instead}'"
             )
@@ -323,7 +323,7 @@ def sentiment140(
     Its columns are text, date, user, sentiment and query; `text` and `sentiment` are read unless others are named.
     """
     if image_column is not None:
-        raise RequestError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
+        raise ConfigError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
     how = words or TextConfig()
     how = replace(how, column=how.column or "text")
     place = _folder_of("sentiment140", root)
@@ -357,7 +357,7 @@ def parquet(
     """
     place = _place(root)
     if place is None:
-        raise RequestError(
+        raise ConfigError(
             "dataset 'parquet' needs root: the folder with train*.parquet; got neither it nor POLYFED_DATA"
         )
     name = place.resolve().name or "parquet"
@@ -376,7 +376,7 @@ def _place(root: str | Path | None) -> Path | None:
 def _located(path: str, root: str | Path | None) -> Path:
     """The file or folder of a name with PATH; where it should be, if it is nowhere."""
     if not path:
-        raise RequestError(f"expected a path behind {join_names(READERS)}, got none")
+        raise ConfigError(f"expected a path behind {join_names(READERS)}, got none")
     shelves = [Path(root)] if root not in (None, "") else [Path(), _place(None) or Path()]
     found = [place_of(place_of(shelf) / place_of(path)) for shelf in shelves]
     return next((place for place in found if place.exists()), found[0])
@@ -393,12 +393,12 @@ def _folder_of(name: str, root: str | Path | None) -> Path:
     place = _place(root)
     wanted = f"'{name}/train*.parquet' and '{name}/test*.parquet'"
     if place is None:
-        raise RequestError(
+        raise ConfigError(
             f"dataset '{name}' needs the files {wanted}: expected root, or POLYFED_DATA, to be the folder that holds "
             f"them, got neither"
         )
     if not has_parquet(place / name):
-        raise RequestError(
+        raise ConfigError(
             f"dataset '{name}' needs the files {wanted} in {place}, got no Parquet files in {place / name}"
         )
     return place / name

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 
 SKEWS = ("none", "rotation", "noise", "color")
@@ -47,7 +47,7 @@ class FeatureShift:
         rng: purpose -> generator: "skew" deals the places, and each client's set has its own for noise.
 
     Raises:
-        RequestError: an unknown kind (with the nearest), a strength out of its range; on call: inputs that are no uint8
+        ConfigError: an unknown kind (with the nearest), a strength out of its range; on call: inputs that are no uint8
             images.
     """
 
@@ -58,9 +58,9 @@ class FeatureShift:
 
     def __post_init__(self) -> None:
         if self.kind not in SKEWS:
-            raise RequestError(f"unknown feature_shift '{self.kind}'{nearest(str(self.kind), SKEWS)}")
+            raise ConfigError(f"unknown feature_shift '{self.kind}'{nearest(str(self.kind), SKEWS)}")
         if not (isinstance(self.strength, numbers.Real) and 0 <= self.strength <= 1):
-            raise RequestError(f"expected a feature_shift_strength in 0..1, got {self.strength}")
+            raise ConfigError(f"expected a feature_shift_strength in 0..1, got {self.strength}")
 
     @property
     def on(self) -> bool:
@@ -138,6 +138,6 @@ def _by_parts(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _check_images(x: Tensor) -> None:
     if x.dtype != torch.uint8 or x.dim() != 4 or x.shape[1] not in (1, 3):
-        raise RequestError(
+        raise ConfigError(
             f"data.feature_shift expects gray or RGB images stored as uint8, got {tuple(x.shape)} of {x.dtype}"
         )

@@ -25,7 +25,7 @@ from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
 from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, is_by_group
 from polyfed.data.samples import ClientData, Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 
 TESTS = ("local", "global")
@@ -96,7 +96,7 @@ def build_federated_dataset(source: Source, options: PartitionOptions, generator
         generators: purpose -> generator; all draws come from these.
 
     Raises:
-        RequestError: any setting out of its range, a source without the test side that was asked for, or a client that
+        ConfigError: any setting out of its range, a source without the test side that was asked for, or a client that
             would end without training rows or without test rows.
     """
     plan = _parse_split(options.split)
@@ -139,7 +139,7 @@ def _set_aside(pool: PooledRows, plan: _Split, options: PartitionOptions, genera
     train = np.arange(train_count)
     official_test = np.arange(train_count, pool.size)
     if options.holdout >= train_count:
-        raise RequestError(f"expected a holdout below the {train_count} training rows, got {options.holdout}")
+        raise ConfigError(f"expected a holdout below the {train_count} training rows, got {options.holdout}")
     holdout = train[:0]
     if options.holdout:
         holdout = draw_balanced(pool.y[train], options.holdout, generators("holdout"))
@@ -176,7 +176,7 @@ def _cap(pool: PooledRows, clients: Sequence[_ClientRows], options: PartitionOpt
     """No client has more rows than its cap."""
     caps = _caps(options.max_train_per_client)
     if not 1 <= len(caps) <= len(clients):
-        raise RequestError(
+        raise ConfigError(
             f"max_train_per_client: expected one cap, or a list of at most {len(clients)}, one for each client; "
             f"got {len(caps)} caps"
         )
@@ -216,14 +216,14 @@ def _client_data(
 
 
 def _parse_split(split: str) -> _Split:
-    """A split's words; raises `RequestError` for anything else."""
+    """A split's words; raises `ConfigError` for anything else."""
     match = re.fullmatch(r"(?:(official)(?::(\d+):(\d+))?|(\d+):(\d+):(\d+))", str(split))
     if match:
         official, a, b, train, validation, test = match.groups()
         parts = (int(a or 1), int(b or 0), 0) if official else (int(train), int(validation), int(test))
         if parts[0] > 0:
             return _Split(bool(official), parts)
-    raise RequestError(
+    raise ConfigError(
         f"expected split as 'train:validation:test' in whole numbers with train above 0 ('8:1:1'), 'official' or "
         f"'official:train:validation' ('official:9:1'), got '{split}'"
     )
@@ -236,12 +236,12 @@ def _caps(max_train: int | Sequence[int] | None) -> list[int | None]:
 def _check_options(options: PartitionOptions) -> None:
     """Refuse numbers out of their range."""
     if options.test not in TESTS:
-        raise RequestError(f"unknown test '{options.test}'{nearest(str(options.test), TESTS)}")
+        raise ConfigError(f"unknown test '{options.test}'{nearest(str(options.test), TESTS)}")
     if options.num_clients is not None or not is_by_group(options.partition):
         check_integer("num_clients", options.num_clients, 1)
     check_integer("holdout", options.holdout, 0)
     if not 0 <= options.halved_client_fraction <= 1:
-        raise RequestError(
+        raise ConfigError(
             f"halved_client_fraction: expected a share of the clients between 0 and 1, got "
             f"{options.halved_client_fraction}"
         )
@@ -255,24 +255,24 @@ def _check_options(options: PartitionOptions) -> None:
 def _check_test_side(source: Source, plan: _Split, options: PartitionOptions) -> None:
     """Refuse a test side that cannot be."""
     if source.test is None and plan.official:
-        raise RequestError(
+        raise ConfigError(
             f"split '{options.split}' expects an official test side, '{source.name}' has none; use '8:1:1'"
         )
     from_ratio = not plan.official and (options.test == "local" or source.test is None)
     if from_ratio and plan.parts[2] == 0:
-        raise RequestError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
+        raise ConfigError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
 
 
 def _check_clients(clients: Sequence[_ClientRows], test: str) -> None:
     """Every client can train, and can be tested where that is its own business."""
     for client, (train, _, own) in enumerate(clients):
         if len(train) == 0:
-            raise RequestError(
+            raise ConfigError(
                 f"expected at least one training row for every client, client {client} came out with none; use fewer "
                 f"clients or more rows"
             )
         if test == "local" and len(own) == 0:
-            raise RequestError(
+            raise ConfigError(
                 f"expected at least one test row for every client, client {client} came out with none ({len(train)} to "
                 f"train on); use fewer clients, a larger test part in split, or test='global'"
             )

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyfed.data.partition import Partition, class_shares
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 from polyfed.registry import nearest
 
 PREFIX = "flwr:"
@@ -42,32 +42,32 @@ def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed
         seed: derived from the run's.
 
     Raises:
-        RequestError: flwr-datasets is missing, an unknown name (with the nearest), or arguments that do not fit.
+        ConfigError: flwr-datasets is missing, an unknown name (with the nearest), or arguments that do not fit.
     """
     kinds = _kinds()
     usable = sorted(set(kinds) - set(_NO_ROWS))
     if name not in usable:
         why = "it deals columns, not rows" if name in kinds else "unknown"
-        raise RequestError(f"partition 'flwr:{name}': {why}{nearest(name, usable)}")
+        raise ConfigError(f"partition 'flwr:{name}': {why}{nearest(name, usable)}")
     takes = {key: value for key, value in inspect.signature(kinds[name]).parameters.items() if key != "self"}
     filled = {"num_partitions": clients, "partition_by": _LABEL, "seed": seed}
     given = {**{key: value for key, value in filled.items() if key in takes}, **arguments}
     for key in arguments:
         if key not in takes:
-            raise RequestError(f"{name} takes no argument '{key}'{nearest(key, takes)}")
+            raise ConfigError(f"{name} takes no argument '{key}'{nearest(key, takes)}")
     missing = [key for key, value in takes.items() if value.default is value.empty and key not in given]
     if missing:
-        raise RequestError(f"{name} needs {', '.join(missing)} in [data.partitioner], which came without")
+        raise ConfigError(f"{name} needs {', '.join(missing)} in [data.partitioner], which came without")
     came = given.get("num_partitions", clients)
     if came != clients:
-        raise RequestError(
+        raise ConfigError(
             f"expected num_partitions of {name} to be the number of clients ({clients}), got {came}; leave it out and "
             f"set data.num_clients"
         )
     try:
         return kinds[name](**given)
     except Exception as error:  # whatever their checks raise
-        raise RequestError(f"{name} refuses its arguments: {first_line(error)}") from error
+        raise ConfigError(f"{name} refuses its arguments: {first_line(error)}") from error
 
 
 def apply_partitioner(
@@ -89,7 +89,7 @@ def apply_partitioner(
         class_count: C; default: the largest label plus one.
 
     Raises:
-        RequestError: another number of partitions, a row dealt twice, a partitioner that has a dataset already or that
+        ConfigError: another number of partitions, a row dealt twice, a partitioner that has a dataset already or that
             fails.
     """
     kind = type(partitioner).__name__
@@ -103,27 +103,25 @@ def apply_partitioner(
 
         own = copy.deepcopy(partitioner)
         if own.is_dataset_assigned():
-            raise RequestError(f"expected a {kind} without a dataset, as one is handed to it, got one with its own")
+            raise ConfigError(f"expected a {kind} without a dataset, as one is handed to it, got one with its own")
         own.dataset = Dataset.from_dict({row: np.arange(len(labels)), _LABEL: labels, **further})
         count = int(own.num_partitions)
         if count == clients:
             parts = [own.load_partition(client) for client in range(clients)]
-    except RequestError:
+    except ConfigError:
         raise
     except Exception as error:  # theirs raise nearly anything
-        raise RequestError(f"{kind} fails: {type(error).__name__}: {first_line(error)}") from error
+        raise ConfigError(f"{kind} fails: {type(error).__name__}: {first_line(error)}") from error
     if count != clients:
-        raise RequestError(
-            f"expected {clients} partitions of {kind}, one per client, got {count}; set data.num_clients"
-        )
+        raise ConfigError(f"expected {clients} partitions of {kind}, one per client, got {count}; set data.num_clients")
     rows = []
     for client, part in enumerate(parts):
         if row not in part.column_names:
-            raise RequestError(f"expected whole rows from {kind}, client {client} came with {part.column_names} only")
+            raise ConfigError(f"expected whole rows from {kind}, client {client} came with {part.column_names} only")
         rows.append(np.sort(np.array(part.select_columns([row])[:][row], dtype=np.int64)))
     every = np.concatenate(rows)
     if len(every) and not 0 <= int(every.min()) <= int(every.max()) < len(labels):
-        raise RequestError(f"expected row numbers below {len(labels)} from {kind}, got {every.min()}..{every.max()}")
+        raise ConfigError(f"expected row numbers below {len(labels)} from {kind}, got {every.min()}..{every.max()}")
     count_C = int(labels.max()) + 1 if class_count is None else class_count
     return Partition(tuple(rows), len(labels) - len(every), class_shares(rows, labels, count_C))
 
@@ -133,7 +131,7 @@ def _kinds() -> dict[str, Any]:
     try:
         module = importlib.import_module("flwr_datasets.partitioner")
     except ImportError:
-        raise RequestError(
+        raise ConfigError(
             "a partition 'flwr:...' needs the package 'flwr-datasets'; install it with: pip install "
             "'polyfed[flwr-datasets]'"
         ) from None

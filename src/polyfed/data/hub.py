@@ -24,7 +24,7 @@ from polyfed.data.options import SourceOptions
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import choose_splits
 from polyfed.data.text import LabeledTexts, RawTexts, encode_dataset
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 from polyfed.registry import nearest
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -42,7 +42,7 @@ def read(repository: str, options: SourceOptions) -> parquet_images.LabeledImage
             label_column, train_splits and columns, of which one that the test side lacks is left out there.
 
     Raises:
-        RequestError: `datasets` is missing or too old, no network, a data set that is unknown or gated, or of several
+        ConfigError: `datasets` is missing or too old, no network, a data set that is unknown or gated, or of several
             configurations; no training split, columns missing or ambiguous, images that do not decode.
     """
     where, chosen = _sides(repository, options)
@@ -68,7 +68,7 @@ def read_texts(repository: str, options: SourceOptions) -> LabeledTexts:
     """The same of a data set of texts; `options.words` names their column, the vocabulary and the length.
 
     Raises:
-        RequestError: as for images; a text that is missing or no string; a file of vectors that is wrong.
+        ConfigError: as for images; a text that is missing or no string; a file of vectors that is wrong.
     """
     where, chosen = _sides(repository, options)
     features = chosen["train"][0].features
@@ -90,7 +90,7 @@ def read_texts(repository: str, options: SourceOptions) -> LabeledTexts:
 def _sides(repository: str, options: SourceOptions) -> tuple[str, dict[str, list[Any]]]:
     """What the data set is called in messages, and the splits of each side."""
     if not _REPOSITORY.fullmatch(repository):
-        raise RequestError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
+        raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
     splits = _load(repository, options.subset, options.revision)
     where = f"hub:{repository}"
     chosen = choose_splits(list(splits), options.train_splits, where)
@@ -102,11 +102,11 @@ def _load(repository: str, subset: str | None, revision: str | None) -> Any:
     try:
         import datasets
     except ImportError:
-        raise RequestError(
+        raise ConfigError(
             f"dataset 'hub:{repository}' needs the package 'datasets'; install it with: pip install 'polyfed[hub]'"
         ) from None
     if int(datasets.__version__.partition(".")[0]) < 4:
-        raise RequestError(
+        raise ConfigError(
             f"dataset 'hub:{repository}' needs datasets 4.0 or newer, which runs no code from the Hub, got "
             f"{datasets.__version__}; install it with: pip install 'polyfed[hub]'"
         )
@@ -114,12 +114,12 @@ def _load(repository: str, subset: str | None, revision: str | None) -> Any:
         known = datasets.get_dataset_config_names(repository, revision=revision)
         default = datasets.get_dataset_default_config_name(repository, revision=revision)
     if subset is None and default is None and len(known) > 1:
-        raise RequestError(
+        raise ConfigError(
             f"expected data.config to name one of the configurations of 'hub:{repository}' "
             f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}), got none"
         )
     if subset is not None and subset not in known:
-        raise RequestError(f"'hub:{repository}' has no configuration '{subset}'{nearest(subset, known)}")
+        raise ConfigError(f"'hub:{repository}' has no configuration '{subset}'{nearest(subset, known)}")
     with _plain_errors(repository, revision):
         return datasets.load_dataset(repository, subset, revision=revision)
 
@@ -146,7 +146,7 @@ def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
             hint = "it comes as code, which is never run"
         else:
             hint = "it cannot be read"
-        raise RequestError(f"cannot load 'hub:{repository}'{at}: {hint} ({said})") from error
+        raise ConfigError(f"cannot load 'hub:{repository}'{at}: {hint} ({said})") from error
     finally:
         logger.setLevel(level)
 
@@ -155,7 +155,7 @@ def _pixels(parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, wh
     """(N, C, H, W) uint8 of some splits; `shape` (C, H, W) is what they must have, None for that of the first."""
     total = sum(len(part) for part in parts)
     if total == 0:
-        raise RequestError(f"expected at least one row in {where}, got an empty split")
+        raise ConfigError(f"expected at least one row in {where}, got an empty split")
     pixels: NDArray[np.uint8] | None = None
     row = 0
     for part in parts:
@@ -184,21 +184,21 @@ def _opened(part: Any, row: int, column: str) -> Any:
 def _texts(parts: Sequence[Any], column: str, where: str) -> list[str]:
     cells = [cell for part in parts for cell in _cells(part, column)]
     if not cells:
-        raise RequestError(f"expected at least one row in {where}, got an empty split")
+        raise ConfigError(f"expected at least one row in {where}, got an empty split")
     if None in cells:
         row = cells.index(None)
-        raise RequestError(f"expected '{column}' in every row, got an empty one in row {row} of {where}")
+        raise ConfigError(f"expected '{column}' in every row, got an empty one in row {row} of {where}")
     return cells
 
 
 def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
     values = [value for part in parts for value in _cells(part, column)]
     if any(value is None for value in values):
-        raise RequestError(f"expected a label in every row, got an empty one in '{column}' of {where}")
+        raise ConfigError(f"expected a label in every row, got an empty one in '{column}' of {where}")
     try:
         return np.array(values, dtype=np.str_ if isinstance(values[0], str) else np.int64)
     except OverflowError:
-        raise RequestError(f"expected labels below 2^63 in '{column}' of {where}, got larger ones") from None
+        raise ConfigError(f"expected labels below 2^63 in '{column}' of {where}, got larger ones") from None
 
 
 def _files(parts: Sequence[Any], where: str) -> Files:
@@ -215,7 +215,7 @@ def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: st
         values = []
         for part in parts:
             if name not in part.column_names:
-                raise RequestError(
+                raise ConfigError(
                     f"expected the further column '{name}' in {where}, got no such{nearest(name, part.column_names)}"
                 )
             values.append(column_values(_cells(part, name), f"column '{name}' of {where}"))

@@ -17,7 +17,7 @@ from polyfed.data.label_encoding import natural_sort, negative_name
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import SPLITS, choose_splits
 from polyfed.data.transforms import convert_channels, resize
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 
 _VERSION = "picture-folders-1"  # part of every cache key: raise it when decoding or the order of rows changes
 _Rows = list[tuple[str, Path]]  # (class, file)
@@ -43,26 +43,26 @@ def read(
         whole: whether this is a whole data set, whose training side has every class, two or more.
 
     Raises:
-        RequestError: no class folders, fewer than two classes, a class without images, a test class without training
+        ConfigError: no class folders, fewer than two classes, a class without images, a test class without training
             images, an image that does not decode, images of several sizes without image_size.
     """
     sides = _sides(folder, train_splits)
     names = natural_sort(name for side, rows in sides.items() for name, _ in rows if side == "train" or not whole)
     negative = negative_name(names)
     if whole and negative is not None:
-        raise RequestError(
+        raise ConfigError(
             f"expected folders of classes from 0 on in {folder}, got '{negative}', which often means that there is no "
             "label; move it elsewhere, or call it by a word if it is a class"
         )
     if whole and len(names) < 2:
-        raise RequestError(f"expected folders of two or more classes in {folder}, got '{names[0]}' alone")
+        raise ConfigError(f"expected folders of two or more classes in {folder}, got '{names[0]}' alone")
     if strange := sorted({name for name, _ in sides.get("test", [])} - set(names)):
-        raise RequestError(f"expected test images in {folder} of classes with training images, got '{strange[0]}'")
+        raise ConfigError(f"expected test images in {folder} of classes with training images, got '{strange[0]}'")
     every = [path for rows in sides.values() for _, path in rows]
     try:
         sums = cache.file_checksums(every)
     except OSError as error:
-        raise RequestError(f"cannot read the files in {folder}: {first_line(error)}") from error
+        raise ConfigError(f"cannot read the files in {folder}: {first_line(error)}") from error
     marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
     key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
     return parquet_images.from_cache(key) or parquet_images.cache_decoded(
@@ -80,7 +80,7 @@ def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | No
     for side, rows in sides.items():
         for x, (_, path) in zip(pixels[side], rows, strict=True):
             if x.shape[2:] != first:
-                raise RequestError(
+                raise ConfigError(
                     f"expected images of one size, {first[0]}x{first[1]} pixels as the first, got "
                     f"{x.shape[2]}x{x.shape[3]} in {path}; set data.image_size to resize all"
                 )
@@ -94,7 +94,7 @@ def _picture(path: Path, image_size: int | None) -> Tensor:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
+        raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
     x = inference_inputs.decode_image(data, str(path))
     return resize(Samples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
 
@@ -118,18 +118,18 @@ def _sides(folder: Path, train_splits: Sequence[str]) -> dict[str, _Rows]:
 
 def _folders(place: Path) -> list[Path]:
     if not place.is_dir():
-        raise RequestError(f"expected a folder with one folder of images per class at {place}, got no such folder")
+        raise ConfigError(f"expected a folder with one folder of images per class at {place}, got no such folder")
     return sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def _rows(place: Path, classes: Sequence[Path]) -> _Rows:
     """The files of some class folders, the classes in turn."""
     if not classes:
-        raise RequestError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, got none")
+        raise ConfigError(f"expected one folder of images per class (cat/1.png, dog/1.png) in {place}, got none")
     files: dict[str, list[Path]] = {}
     for home in classes:
         files[home.name] = inference_inputs.images_in(home)
         if not files[home.name]:
-            raise RequestError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, got none")
+            raise ConfigError(f"expected images (.png, .jpg) of class '{home.name}' in {home}, got none")
     turns = itertools.zip_longest(*(files[name] for name in natural_sort(files)))
     return [(path.parent.name, path) for turn in turns for path in turn if path is not None]

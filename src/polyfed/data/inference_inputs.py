@@ -32,7 +32,7 @@ from polyfed.data.parquet_files import open_parquet, parquet_files
 from polyfed.data.samples import Samples
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 
 T = TypeVar("T")
 
@@ -105,13 +105,13 @@ def read(
         text_column: of Parquet and CSV files, where it is not called as in the run and cannot be told.
 
     Raises:
-        RequestError: nothing readable there, or inputs that cannot be brought into the form.
+        ConfigError: nothing readable there, or inputs that cannot be brought into the form.
     """
     kinds = _KINDS if form.vocabulary is None else _TEXTS
     suffix = path.suffix.lower()
     bounds.check_file(path)
     if not path.exists():
-        raise RequestError(f"expected {kinds}, got '{path}', which is not there")
+        raise ConfigError(f"expected {kinds}, got '{path}', which is not there")
     _check_columns_asked(form, suffix, image_column, text_column)
     if form.vocabulary is not None and suffix != ".npy":
         return _from_texts(path, form, form.vocabulary, text_column, label_column)
@@ -120,13 +120,13 @@ def read(
     parquet, pictures = _image_files(path)
     column = image_column or label_column or text_column
     if column and not parquet:
-        raise RequestError(f"image_column and label_column are of Parquet files, got '{column}' with '{path}'")
+        raise ConfigError(f"image_column and label_column are of Parquet files, got '{column}' with '{path}'")
     if suffix == ".npy" and path.is_file():
         return from_tensor(_array(path), form, str(path))
     if not parquet and not pictures:
-        raise RequestError(f"expected {_KINDS}, got '{path}'{' without any' if path.is_dir() else ''}")
+        raise ConfigError(f"expected {_KINDS}, got '{path}'{' without any' if path.is_dir() else ''}")
     if not form.images:
-        raise RequestError(f"expected a .npy file with inputs {form}, as the run stored them, got images in '{path}'")
+        raise ConfigError(f"expected a .npy file with inputs {form}, as the run stored them, got images in '{path}'")
     if parquet:
         return _from_images_in_tables(parquet, form, image_column, label_column)
     return _from_pictures(pictures, form)
@@ -135,9 +135,9 @@ def read(
 def _check_columns_asked(form: InputSpec, suffix: str, image_column: str | None, text_column: str | None) -> None:
     """Refuse a column of images where the run's inputs are texts, and the other way round."""
     if text_column is not None and form.vocabulary is None:
-        raise RequestError(f"text_column is of texts, got '{text_column}' where the run's inputs are {form}")
+        raise ConfigError(f"text_column is of texts, got '{text_column}' where the run's inputs are {form}")
     if image_column is not None and form.vocabulary is not None and suffix != ".npy":
-        raise RequestError(f"image_column is of images, got '{image_column}' where the run's inputs are texts")
+        raise ConfigError(f"image_column is of images, got '{image_column}' where the run's inputs are texts")
 
 
 def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -146,7 +146,7 @@ def _image_files(path: Path) -> tuple[list[Path], list[Path]]:
         parquet = parquet_files(path)
         pictures = images_in(path)
         if parquet and pictures:
-            raise RequestError(f"expected Parquet files or image files in {path}, got both")
+            raise ConfigError(f"expected Parquet files or image files in {path}, got both")
         return parquet, pictures
     suffix = path.suffix.lower()
     return [path] if suffix == ".parquet" else [], [path] if suffix in _PICTURES else []
@@ -156,7 +156,7 @@ def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
     """Inputs (N, ...) from memory, named by their row; images also (N, H, W) where they are gray.
 
     Raises:
-        RequestError: they cannot be brought into the form.
+        ConfigError: they cannot be brought into the form.
     """
     got = f"{tuple(x.shape)} of type {str(x.dtype).removeprefix('torch.')}"
     if x.dtype.is_floating_point and form.dtype.is_floating_point:
@@ -164,11 +164,11 @@ def from_tensor(x: Tensor, form: InputSpec, place: str) -> InferenceInputs:
     if x.dim() == len(form.shape) == 3:
         x = x.unsqueeze(1)
     if x.dtype != form.dtype or x.dim() != 1 + len(form.shape):
-        raise RequestError(f"expected N inputs, each {form}, as the run stored them, got {got} in {place}")
+        raise ConfigError(f"expected N inputs, each {form}, as the run stored them, got {got} in {place}")
     if len(x) == 0:
-        raise RequestError(f"expected at least one input, got none in {place}")
+        raise ConfigError(f"expected at least one input, got none in {place}")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        raise RequestError(f"expected finite inputs, got NaN or infinite values in {place}")
+        raise ConfigError(f"expected finite inputs, got NaN or infinite values in {place}")
     return InferenceInputs(tuple(map(str, range(len(x)))), _fitted(x, form, place))
 
 
@@ -180,7 +180,7 @@ def _fitted(x: Tensor, form: InputSpec, place: str) -> Tensor:
         x = resize(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
     if x.shape[1:] != form.shape:
         hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
-        raise RequestError(f"expected inputs {form}, as the run stored them, got {_by(x.shape[1:])} in {place}{hint}")
+        raise ConfigError(f"expected inputs {form}, as the run stored them, got {_by(x.shape[1:])} in {place}{hint}")
     return x
 
 
@@ -192,7 +192,7 @@ def _recolored(x: Tensor, channels: int, place: str) -> Tensor:
         return x[:, :1]
     names = {1: "gray images", 3: "RGB images"}
     expected, got = (names.get(number, f"{number} channels") for number in (channels, x.shape[1]))
-    raise RequestError(f"expected {expected}, as the run's are, got {got} in {place}; convert them as you see fit")
+    raise ConfigError(f"expected {expected}, as the run's are, got {got} in {place}; convert them as you see fit")
 
 
 def _by(shape: Sequence[int]) -> str:
@@ -207,9 +207,9 @@ def _array(path: Path) -> Tensor:
         array = np.load(path, allow_pickle=False)
         return torch.from_numpy(np.array(array, order="C"))
     except OSError as error:
-        raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
+        raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
     except safe_pickle.NO_ARRAY as error:  # NumPy's words suggest unpickling it
-        raise RequestError(f"expected an array of numbers as NumPy saves it, got something else in '{path}'") from error
+        raise ConfigError(f"expected an array of numbers as NumPy saves it, got something else in '{path}'") from error
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -223,7 +223,7 @@ def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise RequestError(f"cannot read '{path}': {first_line(error)}") from error
+            raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
         rows.append(_fitted(decode_image(data, str(path)), form, str(path)))
     return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
@@ -233,7 +233,7 @@ def decode_image(data: bytes | None, place: str) -> Tensor:
     from PIL import UnidentifiedImageError
 
     if not data:
-        raise RequestError(f"expected an encoded image, got none in {place}")
+        raise ConfigError(f"expected an encoded image, got none in {place}")
     try:
         with bounds.open_image(data) as image:
             mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
@@ -241,20 +241,20 @@ def decode_image(data: bytes | None, place: str) -> Tensor:
             mode = mode or image.mode
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
         why = "" if isinstance(error, UnidentifiedImageError) else f": {first_line(error)}"
-        raise RequestError(f"expected an image, got bytes that do not decode in {place}{why}") from error
+        raise ConfigError(f"expected an image, got bytes that do not decode in {place}{why}") from error
     if mode in ("LA", "RGBA") and (pixels[..., -1] == 255).all():
         pixels = pixels[..., :-1]
         mode = mode[:-1]
     if mode not in ("L", "RGB"):
-        raise RequestError(f"expected a gray or an RGB image, got mode {mode} in {place}")
+        raise ConfigError(f"expected a gray or an RGB image, got mode {mode} in {place}")
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
 
 
 def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_column: str | None) -> InferenceInputs:
     if image_column is not None:
-        raise RequestError(f"image_column is of Parquet files, got '{image_column}' with '{path}'")
+        raise ConfigError(f"image_column is of Parquet files, got '{image_column}' with '{path}'")
     if not form.feature_names:
-        raise RequestError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
+        raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
     x_NF, spelt = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column)
     x = torch.from_numpy(x_NF).to(form.dtype)
     return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
@@ -280,7 +280,7 @@ def _from_texts(
     suffix = path.suffix.lower()
     if suffix == ".txt" and path.is_file():
         if given := text_column or label_column:
-            raise RequestError(f"text_column and label_column are of Parquet or CSV files, got '{given}' with '{path}'")
+            raise ConfigError(f"text_column and label_column are of Parquet or CSV files, got '{given}' with '{path}'")
         x = vocabulary.ids(text_files.read_lines(path))
         return _told_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
     if suffix == ".csv" and path.is_file():
@@ -293,7 +293,7 @@ def _from_texts(
     if path.is_dir():
         paths = parquet_files(path)
     if not paths:
-        raise RequestError(f"expected {_TEXTS}, got '{path}'{' without any' if path.is_dir() else ''}")
+        raise ConfigError(f"expected {_TEXTS}, got '{path}'{' without any' if path.is_dir() else ''}")
 
     def column(schema: Any, place: Path) -> str:
         usual = vocabulary.column if vocabulary.column in schema.names else None
@@ -311,7 +311,7 @@ def _told_unknown(texts: InferenceInputs) -> InferenceInputs:
 
 def _text(cell: Any, place: str) -> str:
     if cell is None:
-        raise RequestError(f"expected a text, got none in {place}")
+        raise ConfigError(f"expected a text, got none in {place}")
     return str(cell)
 
 
@@ -325,9 +325,7 @@ def _from_images_in_tables(
         found = image_columns(schema, stored_features(schema.metadata))
         image = pick_column("image", image_column, found, schema.names, place)
         if not holds_bytes(schema.field(image).type):
-            raise RequestError(
-                f"expected encoded images in column '{image}' of {place}, got {schema.field(image).type}"
-            )
+            raise ConfigError(f"expected encoded images in column '{image}' of {place}, got {schema.field(image).type}")
         return image
 
     def made(cell: Any, place: str) -> Tensor:
@@ -355,9 +353,9 @@ def _from_tables(
             rows.append(made(cell, place))
             labels += [] if label is None else [_numbered_label(label, form, place)]
     if not rows:
-        raise RequestError(f"expected at least one row in {paths[0]}, got an empty file")
+        raise ConfigError(f"expected at least one row in {paths[0]}, got an empty file")
     if labels and len(labels) < len(rows):
-        raise RequestError(f"expected a label in every row below {paths[0].parent}, or in none, got some without")
+        raise ConfigError(f"expected a label in every row below {paths[0].parent}, or in none, got some without")
     return tuple(names), rows, torch.tensor(labels) if labels else None
 
 
@@ -379,7 +377,7 @@ def _table(
         label = candidates[0]
     spelling: Any = features.get(label or "", {}).get("names")
     if label is not None and not holds_labels(schema.field(label).type):
-        raise RequestError(f"expected numbers or names in column '{label}' of {path}, got {schema.field(label).type}")
+        raise ConfigError(f"expected numbers or names in column '{label}' of {path}, got {schema.field(label).type}")
     try:
         for batch in file.iter_batches(batch_size=1000, columns=[content, *([label] if label else [])]):
             cells = batch.column(content).to_pylist()
@@ -388,7 +386,7 @@ def _table(
                 named = isinstance(spelling, list) and isinstance(mark, int) and 0 <= mark < len(spelling)
                 yield cell, spelling[mark] if named else mark
     except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+        raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
 def _numbered_label(label: Any, form: InputSpec, place: str) -> int:
@@ -399,4 +397,4 @@ def _numbered_label(label: Any, form: InputSpec, place: str) -> int:
     if isinstance(label, int) and 0 <= label < len(form.class_names):
         return int(label)
     known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
-    raise RequestError(f"expected labels among the run's classes ({known}), got '{name}' in {place}")
+    raise ConfigError(f"expected labels among the run's classes ({known}), got '{name}' in {place}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from polyfed.data.column_schema import Columns
 from polyfed.data.samples import of_so_many
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 _SIGNS = {-1, 1}  # the usual labels of two classes, beside 0 and 1
 _WHOLE = re.compile(r"-?[0-9]+")
@@ -30,7 +30,7 @@ def encode_labels(
         files: side -> what it was read from, to name the row of a label that is refused.
 
     Raises:
-        RequestError: a number that is none of the named classes, or is below 0, unless all labels are -1 and 1.
+        ConfigError: a number that is none of the named classes, or is below 0, unless all labels are -1 and 1.
     """
     values = np.unique(np.concatenate(list(raw.values())))
     names = columns.class_names
@@ -59,7 +59,7 @@ def _check_labels(
         if len(rows):
             first = labels[rows[0]]
             hint = "; -1 often means that there is none" if str(first) == "-1" else ""
-            raise RequestError(
+            raise ConfigError(
                 f"expected labels {expected}, got {first} in {_row_of(side, int(rows[0]), files.get(side, ()))}"
                 f"{of_so_many(len(rows))}{hint}; drop such rows, or name the column of the labels in label_column"
             )

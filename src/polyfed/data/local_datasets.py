@@ -15,7 +15,7 @@ from polyfed.data.dataset import Source, as_samples, channel_statistics, from_te
 from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import Samples
 from polyfed.data.text import LabeledTexts, TextConfig, encode_dataset
-from polyfed.errors import PolyfedError, RequestError, first_line
+from polyfed.errors import ConfigError, PolyfedError, first_line
 from polyfed.registry import import_object, nearest
 
 
@@ -51,7 +51,7 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> Source:
         features = read[homes[0]].feature_names
         for home, table in read.items():
             if table.feature_names != features:
-                raise RequestError(
+                raise ConfigError(
                     f"expected the columns of client '{homes[0].name}' ({', '.join(features)}) of every client, got "
                     f"{', '.join(table.feature_names)} of '{home.name}'; name those to use in feature_columns"
                 )
@@ -106,23 +106,21 @@ def from_function(name: str, options: SourceOptions) -> Source:
     reject_splits(name, options.train_splits)
     try:
         function = import_object("data set", name, options.beside)
-    except RequestError as error:
-        raise RequestError(f"{error}; before a path: {join_names(READERS)}") from error.__cause__
+    except ConfigError as error:
+        raise ConfigError(f"{error}; before a path: {join_names(READERS)}") from error.__cause__
     if not callable(function):
-        raise RequestError(
-            f"data set '{name}' should be a function without arguments; a {type(function).__name__} came"
-        )
+        raise ConfigError(f"data set '{name}' should be a function without arguments; a {type(function).__name__} came")
     try:
         made = function()
     except PolyfedError:
         raise
     except Exception as error:  # the function is the user's
-        raise RequestError(f"data set '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
+        raise ConfigError(f"data set '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
     if isinstance(made, Source):
         return with_columns(made, name, options.columns)
     sides = made if isinstance(made, Mapping) else {"train": made}
     if "train" not in sides or set(sides) - {"train", "test"}:
-        raise RequestError(f"expected a dictionary of 'train' and 'test' from '{name}', got {sorted(map(str, sides))}")
+        raise ConfigError(f"expected a dictionary of 'train' and 'test' from '{name}', got {sorted(map(str, sides))}")
     return with_columns(from_tensors(sides["train"], sides.get("test"), name=name), name, options.columns)
 
 
@@ -206,7 +204,7 @@ def with_columns(source: Source, name: str, columns: Sequence[str]) -> Source:
     for column in columns:
         if column not in source.train_columns:
             known = nearest(column, source.train_columns) if source.train_columns else "; it has no further columns"
-            raise RequestError(f"dataset '{name}' has no column '{column}'{known}")
+            raise ConfigError(f"dataset '{name}' has no column '{column}'{known}")
     return source
 
 
@@ -215,7 +213,7 @@ def is_text_dataset(name: str, words: TextConfig, image_column: str | None) -> b
     if words.column is None:
         reject_text_options(name, words)
     elif image_column is not None:
-        raise RequestError(f"expected image_column or text_column with dataset '{name}', got both")
+        raise ConfigError(f"expected image_column or text_column with dataset '{name}', got both")
     return words.column is not None
 
 
@@ -223,7 +221,7 @@ def reject_text_options(name: str, words: TextConfig) -> None:
     """Settings of texts where there are none."""
     if given := words.given():
         more = "" if given == "text_column" else "; text_column names the column of texts"
-        raise RequestError(
+        raise ConfigError(
             f"expected {given} with texts in Parquet or CSV files, or of the Hub, got dataset '{name}'{more}"
         )
 
@@ -242,14 +240,14 @@ def _refuse_columns(name: str, options: SourceOptions) -> None:
 
 def reject_splits(name: str, train_splits: Sequence[str]) -> None:
     if list(train_splits) != list(TRAIN):
-        raise RequestError(f"dataset '{name}' has no splits to choose from, got train_splits {list(train_splits)}")
+        raise ConfigError(f"dataset '{name}' has no splits to choose from, got train_splits {list(train_splits)}")
 
 
 def reject_options(name: str, **options: object) -> None:
     """Options that a data set has no use for."""
     for option, value in options.items():
         if value is not None:
-            raise RequestError(f"dataset '{name}' has no use for {option}, got '{value}'")
+            raise ConfigError(f"dataset '{name}' has no use for {option}, got '{value}'")
 
 
 def join_names(names: Iterable[object]) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyfed.data import bounds
 from polyfed.data.column_schema import check_column, column_values
 from polyfed.data.split_files import files_of
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 
 _ROWS = 50_000  # of a column at a time
 
@@ -30,7 +30,7 @@ def open_parquet(path: Path) -> Any:
     """A ``pyarrow.parquet.ParquetFile``.
 
     Raises:
-        RequestError: not a whole Parquet file, or no file.
+        ConfigError: not a whole Parquet file, or no file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -39,7 +39,7 @@ def open_parquet(path: Path) -> Any:
     try:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+        raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
 def read_extra_columns(paths: Sequence[Path], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
@@ -51,7 +51,7 @@ def read_extra_columns(paths: Sequence[Path], names: Sequence[str], needed: bool
         needed: whether each must be there; otherwise one that the first file lacks is left out.
 
     Raises:
-        RequestError: a column that is needed and absent, or absent in some files only; values that are no whole numbers
+        ConfigError: a column that is needed and absent, or absent in some files only; values that are no whole numbers
             or strings, or missing.
     """
     found: dict[str, NDArray[Any]] = {}
@@ -75,4 +75,4 @@ def column_batches(path: Path, name: str) -> Iterator[Any]:
         for batch in open_parquet(path).iter_batches(batch_size=_ROWS, columns=[name]):
             yield batch.column(0)
     except (pa.ArrowException, OSError) as error:
-        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+        raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error

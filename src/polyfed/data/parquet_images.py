@@ -26,7 +26,7 @@ from polyfed.data.label_encoding import encode_labels
 from polyfed.data.parquet_files import open_parquet, read_extra_columns
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import find_split_files
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
 
 _VERSION = "images-2"  # part of every cache key: raise it when decoding or label handling changes
@@ -73,7 +73,7 @@ def read_folder(
         columns: further columns of whole numbers or strings; one that the test side lacks is left out there.
 
     Raises:
-        RequestError: no training files, a file that is not whole Parquet, columns missing or ambiguous, an image that
+        ConfigError: no training files, a file that is not whole Parquet, columns missing or ambiguous, an image that
             does not decode, images of several shapes, labels that are missing, negative or out of range.
     """
     files = find_split_files(folder, train_splits)
@@ -82,7 +82,7 @@ def read_folder(
     try:
         sums = cache.file_checksums(every)
     except OSError as error:
-        raise RequestError(f"cannot read the files in {folder}: {first_line(error)}") from error
+        raise ConfigError(f"cannot read the files in {folder}: {first_line(error)}") from error
     sides = [side for side, paths in files.items() for _ in paths]
     parts = (f"{side} {checksum}" for side, checksum in zip(sides, sums, strict=True))
     key = cache.cache_key([_VERSION, found.image, found.label, *parts])
@@ -153,14 +153,14 @@ def _find_columns(paths: Sequence[Path], image_column: str | None, label_column:
     """The image and the label column, the same in every file.
 
     Raises:
-        RequestError: none, several, one that is named but absent, or files that differ.
+        ConfigError: none, several, one that is named but absent, or files that differ.
     """
     chosen: Columns | None = None
     for path in paths:
         schema = open_parquet(path).schema_arrow
         came = pick_columns(schema, stored_features(schema.metadata), image_column, label_column, path)
         if chosen is not None and came != chosen:
-            raise RequestError(
+            raise ConfigError(
                 f"expected the columns '{chosen.image}' and '{chosen.label}' with the same classes in every file, "
                 f"got '{came.image}' and '{came.label}' with other names or classes in {path}"
             )
@@ -187,7 +187,7 @@ def _read_side(
     """
     total = sum(open_parquet(path).metadata.num_rows for path in paths)
     if total < 1:
-        raise RequestError(f"expected at least one row in {paths[0]}, got an empty file")
+        raise ConfigError(f"expected at least one row in {paths[0]}, got an empty file")
     pixels: NDArray[np.uint8] | None = None
     labels: list[NDArray[Any]] = []
     row = 0
@@ -202,11 +202,11 @@ def _read_side(
                     pixels = _room((total, *shape), path)
                 check_shape(image.shape, shape, row - start, path)
                 if row == total:
-                    raise RequestError(f"expected {total} rows, as the files say, got more from {paths[0].parent}")
+                    raise ConfigError(f"expected {total} rows, as the files say, got more from {paths[0].parent}")
                 pixels[row] = image
                 row += 1
     if pixels is None or row != total:
-        raise RequestError(f"expected {total} rows, as the files say, got {row} from {paths[0].parent}")
+        raise ConfigError(f"expected {total} rows, as the files say, got {row} from {paths[0].parent}")
     return pixels, np.concatenate(labels)
 
 
@@ -216,7 +216,7 @@ def _room(shape: tuple[int, ...], path: Path) -> NDArray[np.uint8]:
     try:
         return np.empty(shape, dtype=np.uint8)
     except (MemoryError, ValueError):
-        raise RequestError(f"expected images for which there is memory, got {shape[0]} rows, as {path} says") from None
+        raise ConfigError(f"expected images for which there is memory, got {shape[0]} rows, as {path} says") from None
 
 
 def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None], NDArray[Any]]]:
@@ -232,17 +232,17 @@ def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None],
             if types.is_struct(cells.type):
                 cells = pc.struct_field(cells, "bytes")
             if marks.null_count:
-                raise RequestError(f"expected a label in every row, got an empty one in '{columns.label}' of {path}")
+                raise ConfigError(f"expected a label in every row, got an empty one in '{columns.label}' of {path}")
             whole = types.is_integer(marks.type) or types.is_boolean(marks.type)
             yield cells.to_pylist(), np.array(marks.to_pylist(), dtype=np.int64 if whole else None)
     except (pa.ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+        raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
 def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
     """One image as (C, H, W) uint8: gray stays one channel; black-and-white becomes gray, a palette RGB."""
     if not cell:
-        raise RequestError(f"expected an encoded image in row {row} of {path}, got none (paths alone are not followed)")
+        raise ConfigError(f"expected an encoded image in row {row} of {path}, got none (paths alone are not followed)")
     return to_pixels(lambda: bounds.open_image(cell), row, path)
 
 
@@ -250,27 +250,27 @@ def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.
     """What `opened` gives, a Pillow image, as (C, H, W) uint8 (see `_decode`).
 
     Raises:
-        RequestError: it does not decode, or is neither gray nor RGB.
+        ConfigError: it does not decode, or is neither gray nor RGB.
     """
     try:
         with opened() as image:
             mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
-        raise RequestError(
+        raise ConfigError(
             f"expected an image in row {row} of {where}, got bytes that do not decode: {first_line(error)}"
         ) from error
     if mode == "L":
         return pixels[None]
     if mode == "RGB":
         return pixels.transpose(2, 0, 1)
-    raise RequestError(f"expected gray (L) or RGB images, got mode {mode} in row {row} of {where}")
+    raise ConfigError(f"expected gray (L) or RGB images, got mode {mode} in row {row} of {where}")
 
 
 def check_shape(came: tuple[int, ...], shape: tuple[int, ...], row: int, where: object) -> None:
     """Refuse an image (C, H, W) that is unlike the first one."""
     if came != shape:
-        raise RequestError(
+        raise ConfigError(
             f"expected every image to have {_words(shape)}, as the first one has, "
             f"got {_words(came)} in row {row} of {where}"
         )

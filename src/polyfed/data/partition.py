@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 Rows = NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class Partition:
         shares: (K, C) fraction of each class's rows that each client was dealt; None when not known.
 
     Raises:
-        RequestError: a row that two clients hold or that one holds twice, or indices that are not whole numbers >= 0.
+        ConfigError: a row that two clients hold or that one holds twice, or indices that are not whole numbers >= 0.
     """
 
     rows: tuple[Rows, ...]
@@ -48,16 +48,16 @@ class Partition:
     def __post_init__(self) -> None:
         for client, rows in enumerate(self.rows):
             if rows.dtype != np.int64 or rows.ndim != 1 or (len(rows) and int(rows.min()) < 0):
-                raise RequestError(
+                raise ConfigError(
                     f"expected int64 row numbers >= 0 of shape (N,), client {client} came with {rows.dtype} of shape "
                     f"{rows.shape}"
                 )
         every = np.sort(np.concatenate(self.rows)) if self.rows else np.empty(0, dtype=np.int64)
         twice = every[1:][every[1:] == every[:-1]]
         if len(twice):
-            raise RequestError(f"expected every row in one client at most, got row {twice[0]} more than once")
+            raise ConfigError(f"expected every row in one client at most, got row {twice[0]} more than once")
         if self.unused < 0:
-            raise RequestError(f"expected a count of unused rows >= 0, got {self.unused}")
+            raise ConfigError(f"expected a count of unused rows >= 0, got {self.unused}")
 
 
 def iid(y: ArrayLike, clients: int, rng: np.random.Generator, class_count: int | None = None) -> Partition:
@@ -70,7 +70,7 @@ def iid(y: ArrayLike, clients: int, rng: np.random.Generator, class_count: int |
         class_count: C; default: the largest label plus one.
 
     Raises:
-        RequestError: no client, or more clients than rows.
+        ConfigError: no client, or more clients than rows.
     """
     labels, class_count = check_labels(y, clients, class_count)
     return sorted_partition(np.array_split(rng.permutation(len(labels)), clients), labels, class_count)
@@ -101,7 +101,7 @@ def dirichlet(
         class_count: C; default: the largest label plus one.
 
     Raises:
-        RequestError: alpha not above 0, a minimum that cannot be met, or one that `max_tries` draws did not meet.
+        ConfigError: alpha not above 0, a minimum that cannot be met, or one that `max_tries` draws did not meet.
     """
     labels, class_count = check_labels(y, clients, class_count)
     _check_draw("dirichlet", alpha, min_samples, clients, len(labels))
@@ -115,7 +115,7 @@ def dirichlet(
             break
         best = max(best, smallest)
     else:
-        raise RequestError(
+        raise ConfigError(
             f"expected each of {clients} clients to get {min_samples} rows in one of {max_tries} draws at alpha "
             f"{alpha}, got {best} for the smallest at best; use a larger alpha, fewer clients or a smaller min_samples"
         )
@@ -178,7 +178,7 @@ def quantity(
         class_count: C; default: the largest label plus one.
 
     Raises:
-        RequestError: alpha not above 0, or a minimum that cannot be met.
+        ConfigError: alpha not above 0, or a minimum that cannot be met.
     """
     labels, class_count = check_labels(y, clients, class_count)
     _check_draw("quantity", alpha, min_samples, clients, len(labels))
@@ -202,13 +202,13 @@ def by_group(values: ArrayLike, clients: int | None, rng: np.random.Generator) -
         rng: of the order of equal groups, and of the clients.
 
     Raises:
-        RequestError: no row, or more clients than values.
+        ConfigError: no row, or more clients than values.
     """
     names, group_N = np.unique(np.asarray(values), return_inverse=True)
     groups = len(names)
     clients = groups if clients is None else check_integer("clients", clients, 1)
     if not 0 < clients <= groups:
-        raise RequestError(
+        raise ConfigError(
             f"expected at most as many clients as there are values to deal by ({groups}), got {clients} clients"
         )
     client_G = np.arange(groups)
@@ -236,14 +236,14 @@ def partition_like(partition: Partition, y: ArrayLike) -> Partition:
         y: (M,) labels of the other side.
 
     Raises:
-        RequestError: the partition has no shares, or `y` has a class that it does not know.
+        ConfigError: the partition has no shares, or `y` has a class that it does not know.
     """
     labels = np.asarray(y, dtype=np.int64)
     if partition.shares is None:
-        raise RequestError("expected a partition with class shares to deal another side alike, got one without")
+        raise ConfigError("expected a partition with class shares to deal another side alike, got one without")
     clients, class_count = partition.shares.shape
     if len(labels) and not 0 <= labels.min() <= labels.max() < class_count:
-        raise RequestError(f"expected labels in 0..{class_count - 1}, got {labels.min()}..{labels.max()}")
+        raise ConfigError(f"expected labels in 0..{class_count - 1}, got {labels.min()}..{labels.max()}")
     held: list[list[Rows]] = [[] for _ in range(clients)]
     sizes_K = np.zeros(clients, dtype=np.int64)
     for label in range(class_count):
@@ -265,7 +265,7 @@ def hash_groups(values: ArrayLike, groups: int) -> NDArray[np.int64]:
         groups: how many.
 
     Raises:
-        RequestError: no whole number of groups.
+        ConfigError: no whole number of groups.
     """
     check_integer("num_groups", groups, 1)
     names, place_N = np.unique(np.asarray(values), return_inverse=True)
@@ -308,20 +308,20 @@ def check_integer(name: str, value: Any, least: int) -> int:
     """`value` as an int.
 
     Raises:
-        RequestError: not a whole number, or below `least`.
+        ConfigError: not a whole number, or below `least`.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise RequestError(f"expected {name} to be a whole number >= {least}, got {value!r}")
+        raise ConfigError(f"expected {name} to be a whole number >= {least}, got {value!r}")
     return int(value)
 
 
 def _check_draw(partition: str, alpha: float, min_samples: int, clients: int, rows: int) -> None:
     """Refuse an alpha or a minimum that cannot be."""
     if not (isinstance(alpha, numbers.Real) and math.isfinite(alpha) and alpha > 0):
-        raise RequestError(f"expected a finite alpha > 0 for the {partition} partition, got {alpha}")
+        raise ConfigError(f"expected a finite alpha > 0 for the {partition} partition, got {alpha}")
     check_integer("min_samples", min_samples, 1)
     if clients * min_samples > rows:
-        raise RequestError(
+        raise ConfigError(
             f"expected at least {clients * min_samples} rows for {clients} clients with min_samples {min_samples}, got "
             f"{rows}; use fewer clients or a min_samples of at most {rows // clients}"
         )
@@ -378,15 +378,15 @@ def check_labels(y: ArrayLike, clients: int, class_count: int | None) -> tuple[R
     """The labels as int64 and the number of classes, after the checks that all partitions share."""
     labels = np.asarray(y)
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise RequestError(f"expected whole-number labels of shape (N,), got {labels.dtype} of shape {labels.shape}")
+        raise ConfigError(f"expected whole-number labels of shape (N,), got {labels.dtype} of shape {labels.shape}")
     labels = labels.astype(np.int64)
     check_integer("clients", clients, 1)
     if clients > len(labels):
-        raise RequestError(f"expected at most as many clients as rows ({len(labels)}), got {clients} clients")
+        raise ConfigError(f"expected at most as many clients as rows ({len(labels)}), got {clients} clients")
     top = int(labels.max()) + 1
     class_count = top if class_count is None else check_integer("class_count", class_count, 1)
     if int(labels.min()) < 0 or top > class_count:
-        raise RequestError(f"expected labels in 0..{class_count - 1}, got {labels.min()}..{top - 1}")
+        raise ConfigError(f"expected labels in 0..{class_count - 1}, got {labels.min()}..{top - 1}")
     return labels, class_count
 
 

@@ -19,7 +19,7 @@ from polyfed.data.label_encoding import natural_sort, negative_name
 from polyfed.data.samples import Samples
 from polyfed.data.split_files import files_of
 from polyfed.data.text import RawTexts
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 COLUMN = "client"  # the further column that says whose a row is
 
@@ -33,23 +33,23 @@ def client_directories(place: Path) -> tuple[str, list[Path]]:
     They are in the order of their names, by value where all are whole numbers.
 
     Raises:
-        RequestError: no such folder, no folder in it, a client's without data, or clients with several kinds of data.
+        ConfigError: no such folder, no folder in it, a client's without data, or clients with several kinds of data.
     """
     if not place.is_dir():
-        raise RequestError(f"expected a folder with one folder per client at {place}, got no such folder")
+        raise ConfigError(f"expected a folder with one folder per client at {place}, got no such folder")
     homes = {p.name: p for p in place.iterdir() if p.is_dir() and not p.name.startswith(".")}
     if not homes:
-        raise RequestError(f"expected one folder per client (0/train.csv, 1/train.csv) in {place}, got none")
+        raise ConfigError(f"expected one folder per client (0/train.csv, 1/train.csv) in {place}, got none")
     names = natural_sort(homes)
     kinds = {name: _kind(homes[name]) for name in names}
     kind = kinds[names[0]]
     for name in names:
         if kinds[name] is None:
-            raise RequestError(
+            raise ConfigError(
                 f"expected Parquet files, CSV files or folders of images of client '{name}' in {homes[name]}, got none"
             )
         if kinds[name] != kind:
-            raise RequestError(
+            raise ConfigError(
                 f"expected {kind} of every client in {place}, as of '{names[0]}', got {kinds[name]} of '{name}'"
             )
     assert kind is not None  # the first client was looked at above
@@ -74,7 +74,7 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
         one: reads one.
 
     Raises:
-        RequestError: some clients have a test side and others none, inputs of one are unlike the first one's, or a
+        ConfigError: some clients have a test side and others none, inputs of one are unlike the first one's, or a
             label is below 0 (unless all are -1 and 1).
     """
     parts = {home.name: one(home) for home in homes}
@@ -82,7 +82,7 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
     for name, part in parts.items():
         _check_sides(name, part.test is not None, homes[0].name, first.test is not None)
         if (part.train.x.shape[1:], part.train.x.dtype) != (first.train.x.shape[1:], first.train.x.dtype):
-            raise RequestError(
+            raise ConfigError(
                 f"expected inputs of every client like those of '{homes[0].name}' ({_by(first)}), got {_by(part)} of "
                 f"'{name}'; data.image_size resizes folders of images"
             )
@@ -90,7 +90,7 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
     classes = first.class_names if len(names) == 1 else natural_sort({name for every in names for name in every})
     if (negative := negative_name(classes)) is not None:
         whose = next(name for name, part in parts.items() if negative in part.class_names)
-        raise RequestError(
+        raise ConfigError(
             f"expected labels from 0 on of every client, got {negative} of '{whose}'; drop such rows, or name the "
             "column of the labels in label_column"
         )
@@ -110,7 +110,7 @@ def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
     """The same of clients with texts: all clients' sides, and the columns that they stand in.
 
     Raises:
-        RequestError: some clients have a test side and others none, or columns or classes unlike the first one's.
+        ConfigError: some clients have a test side and others none, or columns or classes unlike the first one's.
     """
     parts = {home.name: one(home) for home in homes}
     first = homes[0].name
@@ -118,7 +118,7 @@ def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
     for name, (own, found) in parts.items():
         _check_sides(name, "test" in own, first, "test" in sides)
         if found != columns:
-            raise RequestError(
+            raise ConfigError(
                 f"expected texts in column '{columns.image}' and the same classes in '{columns.label}' of every client "
                 f"as of '{first}', got others ('{found.image}', '{found.label}') of '{name}'"
             )
@@ -137,7 +137,7 @@ def _joined_texts(parts: Mapping[str, RawTexts]) -> RawTexts:
 
 def _check_sides(name: str, has_test: bool, first: str, first_has: bool) -> None:
     if has_test != first_has:
-        raise RequestError(
+        raise ConfigError(
             f"expected a test side of every client or of none, got {'one' if has_test else 'none'} of '{name}', "
             f"unlike '{first}'"
         )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyfed.data import bounds, parquet_images, per_client_folders, safe_pickle
 from polyfed.data.label_encoding import natural_sort
 from polyfed.data.samples import Samples, classes_up_to
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
@@ -39,7 +39,7 @@ def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
         checked: makes samples of (x, y), the name of a side, and where they stand.
 
     Raises:
-        RequestError: no such folder or files; another number of clients than config.json says; a test side of some
+        ConfigError: no such folder or files; another number of clients than config.json says; a test side of some
             clients only; a file without x and y, without rows, of another shape or type than the first, with a label
             out of range or values that are not finite.
     """
@@ -47,13 +47,13 @@ def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
     train = sides["train"]
     test = sides["test"]
     if not train:
-        raise RequestError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, got none")
+        raise ConfigError(f"expected one file per client (train/0.npz, train/1.npz) in {place}, got none")
     if alone := sorted(set(test) - set(train)):
-        raise RequestError(f"expected training data of every client in {place}, got {test[alone[0]]} without")
+        raise ConfigError(f"expected training data of every client in {place}, got {test[alone[0]]} without")
     names = natural_sort(train)
     said = _config(place / "config.json")
     if said.get("num_clients", len(names)) != len(names):
-        raise RequestError(
+        raise ConfigError(
             f"expected {said['num_clients']} clients in {place / 'train'}, as {place / 'config.json'} says, got "
             f"{len(names)}"
         )
@@ -66,7 +66,7 @@ def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
         for side, part in parts.items():
             low, high = (int(label) for label in part.y.aminmax())
             if low < 0 or high >= classes:
-                raise RequestError(
+                raise ConfigError(
                     f"expected labels in 0..{classes - 1} in {sides[side][home.name]}, got {low if low < 0 else high}"
                 )
         return parquet_images.LabeledImages(parts["train"], parts.get("test"), tuple(map(str, range(classes))))
@@ -87,11 +87,11 @@ def _config(path: Path) -> dict[str, int]:
     try:
         given = dict(parse_json(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:
-        raise RequestError(f"expected a JSON object in {path}, got something else: {first_line(error)}") from error
+        raise ConfigError(f"expected a JSON object in {path}, got something else: {first_line(error)}") from error
     found = {key: given[key] for key in ("num_clients", "num_classes") if key in given}
     for key, value in found.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise RequestError(f"expected {key} in {path} as a whole number >= 1, got {value!r:.40}")
+            raise ConfigError(f"expected {key} in {path} as a whole number >= 1, got {value!r:.40}")
         if key == "num_classes":
             classes_up_to(value - 1, path)
     return found
@@ -108,7 +108,7 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
             else:
                 found = {name: _array(archive, name) for name in names}
     except _NO_ARRAYS as error:
-        raise RequestError(
+        raise ConfigError(
             f"expected arrays x and y as numpy.savez writes them, got something else in {path}"
         ) from error
     x = found.get("x")
@@ -116,9 +116,9 @@ def _side(side: str, path: Path, checked: _Check) -> Samples:
     if x is None or y is None:
         what = "x" if x is None else "y"
         came = "something else (texts as lists of ids?)" if what in found else f"{', '.join(found) or 'neither'}"
-        raise RequestError(f"expected arrays of numbers x and y in {path}, got {came} for {what}")
+        raise ConfigError(f"expected arrays of numbers x and y in {path}, got {came} for {what}")
     if np.ndim(x) > 1 and len(x) and not np.size(x):
-        raise RequestError(f"expected inputs of one number or more in {path}, got the shape {np.shape(x)}")
+        raise ConfigError(f"expected inputs of one number or more in {path}, got the shape {np.shape(x)}")
     return checked((x, y), {"train": "training"}.get(side, side), str(path))
 
 
@@ -145,7 +145,7 @@ def _check_alike(parts: dict[str, Samples], where: Path | None) -> None:
     train = parts["train"].x
     test = parts["test"].x if "test" in parts else parts["train"].x
     if test.shape[1:] != train.shape[1:] or test.dtype != train.dtype:
-        raise RequestError(
+        raise ConfigError(
             f"expected test inputs like the training inputs ({tuple(train.shape[1:])}, {train.dtype}), got "
             f"{tuple(test.shape[1:])}, {test.dtype} in {where}"
         )

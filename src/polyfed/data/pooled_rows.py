@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyfed.data.dataset import Source
 from polyfed.data.partition import Rows, balanced_counts, proportional_counts
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 
 
@@ -31,10 +31,10 @@ class PooledRows:
         """The further values of `rows` (training rows, test rows, or both) in a column.
 
         Raises:
-            RequestError: no name, no such column, or one that a side lacks.
+            ConfigError: no name, no such column, or one that a side lacks.
         """
         if name is None:
-            raise RequestError("partition 'by_group' expects group_by, the column to deal by, got none")
+            raise ConfigError("partition 'by_group' expects group_by, the column to deal by, got none")
         sides = (("training", self.source.train_columns), ("test", self.source.test_columns))
         used = [np.any(rows < len(self._sides[0])), np.any(rows >= len(self._sides[0]))]
         found = []
@@ -42,10 +42,10 @@ class PooledRows:
             if needed and name not in columns:
                 hint = nearest(name, columns) if columns else ""
                 more = "; with test = 'global' it needs none" if what == "test" else hint
-                raise RequestError(f"the {what} side of '{self.source.name}' has no column '{name}' to deal by{more}")
+                raise ConfigError(f"the {what} side of '{self.source.name}' has no column '{name}' to deal by{more}")
             found.append(columns[name] if needed else np.empty(len(side), dtype=np.int64))
         if all(used) and found[0].dtype.kind != found[1].dtype.kind:
-            raise RequestError(
+            raise ConfigError(
                 f"expected '{name}' of both sides of '{self.source.name}' in one type, got numbers and text"
             )
         values: NDArray[Any] = np.concatenate([part for part, needed in zip(found, used, strict=False) if needed])

@@ -12,7 +12,7 @@ from polyfed.data.datasets import Source
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import convert_channels, resize
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 _USUAL = 5000  # rows; FedHeNN's number of alignment inputs
 
@@ -30,18 +30,18 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
         `Samples` of uint8 images (rows, C, H, W).
 
     Raises:
-        RequestError: either set has no uint8 images, or fewer rows than were asked for.
+        ConfigError: either set has no uint8 images, or fewer rows than were asked for.
     """
     for source in (task, other):
         x = source.train.x
         if x.dtype != torch.uint8 or x.dim() != 4:
-            raise RequestError(
+            raise ConfigError(
                 f"data.public_dataset expects images stored as uint8, '{source.name}' has {tuple(x.shape[1:])} of "
                 f"{x.dtype}"
             )
     count = min(_USUAL, len(other.train)) if rows is None else check_integer("public_samples", rows, 1)
     if count > len(other.train):
-        raise RequestError(
+        raise ConfigError(
             f"expected public_samples of at most the {len(other.train)} training rows of '{other.name}', got {count}"
         )
     drawn = np.sort(rng.choice(len(other.train), count, replace=False))

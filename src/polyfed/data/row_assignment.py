@@ -25,7 +25,7 @@ from polyfed.data.partition import (
     quantity,
 )
 from polyfed.data.pooled_rows import PooledRows
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS
 
 Generators = Callable[[str], np.random.Generator]  # purpose -> generator
@@ -46,7 +46,7 @@ def assign_rows(pool: PooledRows, rows: Rows, options: PartitionOptions, generat
     """Deal rows of the pool; the result counts among them and always has class shares.
 
     Raises:
-        RequestError: a partition that does not fit the rows, the number of clients or its own settings.
+        ConfigError: a partition that does not fit the rows, the number of clients or its own settings.
     """
     y = pool.y[rows]
     class_count = pool.source.classes
@@ -109,7 +109,7 @@ def _as_partition(found: Any, rows: int) -> Partition:
     except (TypeError, ValueError):
         parts = []
     if not parts or any(part.ndim != 1 or (len(part) and part.dtype.kind not in "iu") for part in parts):
-        raise RequestError(
+        raise ConfigError(
             f"expected row numbers for every client, or a Partition, from the partition's function, got "
             f"{type(found).__name__}"
         )
@@ -120,7 +120,7 @@ def _as_partition(found: Any, rows: int) -> Partition:
 def _check_ready(partition: Partition, clients: int, holdout: int) -> None:
     """A ready partition says itself how many clients there are, and counts all rows."""
     if len(partition.rows) != clients or holdout:
-        raise RequestError(
+        raise ConfigError(
             f"a ready partition expects num_clients={len(partition.rows)} (its own number) and holdout=0, got "
             f"num_clients={clients}{' and a holdout' if holdout else ''}"
         )
@@ -129,7 +129,7 @@ def _check_ready(partition: Partition, clients: int, holdout: int) -> None:
 def _check_partition(partition: Partition, clients: int, count: int) -> None:
     """Whether a partition is one of so many clients and so many rows."""
     if len(partition.rows) != clients:
-        raise RequestError(f"expected a partition of {clients} clients, got one of {len(partition.rows)}")
+        raise ConfigError(f"expected a partition of {clients} clients, got one of {len(partition.rows)}")
     for client, rows in enumerate(partition.rows):
         if len(rows) and int(rows.max()) >= count:
-            raise RequestError(f"expected rows below {count} in the partition, client {client} has {rows.max()}")
+            raise ConfigError(f"expected rows below {count} in the partition, client {client} has {rows.max()}")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 
 # What NumPy raises over bytes that are no array: headers are Python's own words; a size that is none, a lack of memory.
 NO_ARRAY: tuple[type[Exception], ...] = (
@@ -96,7 +96,7 @@ def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
         Its arrays of numbers; None for a value that is something else.
 
     Raises:
-        RequestError: another opcode or name than such a dictionary has, or a stream that is not whole.
+        ConfigError: another opcode or name than such a dictionary has, or a stream that is not whole.
     """
     try:
         kept = _run(stream)
@@ -105,7 +105,7 @@ def read_arrays(stream: bytes, where: object) -> dict[str, NDArray[Any] | None]:
             raise ValueError("something else")
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, struct.error) as error:
         came = first_line(error) if isinstance(error, ValueError) else "opcodes that do not fit together"
-        raise RequestError(
+        raise ConfigError(
             f"expected a dictionary of arrays in {where}, which is read without running what it says, got "
             f"{came}; save them there as numpy.savez(file, x=x, y=y)"
         ) from error

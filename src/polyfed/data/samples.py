@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
 _MOST_CLASSES = 10**6
@@ -28,7 +28,7 @@ class Samples:
         y: (N,) int64 class numbers, 0-based.
 
     Raises:
-        RequestError: lengths differ, labels are not int64 or below 0, or a float input is not finite.
+        ConfigError: lengths differ, labels are not int64 or below 0, or a float input is not finite.
     """
 
     x: Tensor
@@ -36,14 +36,14 @@ class Samples:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise RequestError(f"expected as many labels as inputs, got {len(self.y)} labels for {len(self.x)} inputs")
+            raise ConfigError(f"expected as many labels as inputs, got {len(self.y)} labels for {len(self.x)} inputs")
         if self.y.dtype != torch.int64 or self.y.dim() != 1:
-            raise RequestError(
+            raise ConfigError(
                 f"expected labels of shape (N,) and type int64, got shape {tuple(self.y.shape)} of type {self.y.dtype}"
             )
         refuse_negative(self.y, "labels from 0 on")
         if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
-            raise RequestError("expected finite inputs, got NaN or infinite values")
+            raise ConfigError("expected finite inputs, got NaN or infinite values")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -78,7 +78,7 @@ def from_dataset(dataset: Any) -> Samples:
         x of the items' type; float64 becomes float32.
 
     Raises:
-        RequestError: no length or no items, items of another form, shapes or types that differ, a label that is missing
+        ConfigError: no length or no items, items of another form, shapes or types that differ, a label that is missing
             or no whole number from 0 on.
     """
     try:
@@ -87,19 +87,19 @@ def from_dataset(dataset: Any) -> Samples:
         count = None
     if count is None:
         hint = "; give its .dataset" if hasattr(dataset, "dataset") else ""
-        raise RequestError(
+        raise ConfigError(
             "expected (x, y), Samples, or a data set with a length and numbered items, got "
             f"{type(dataset).__name__}{hint}"
         )
     if not count:
-        raise RequestError(f"expected at least one item in a data set, got an empty {type(dataset).__name__}")
+        raise ConfigError(f"expected at least one item in a data set, got an empty {type(dataset).__name__}")
     inputs: list[Tensor] = []
     labels: list[int] = []
     for row in range(count):
         given, label = _pair(dataset[row], row)
         x = _input(given, row)
         if inputs and (x.shape != inputs[0].shape or x.dtype != inputs[0].dtype):
-            raise RequestError(
+            raise ConfigError(
                 f"expected items of one shape and type, {tuple(inputs[0].shape)}, {inputs[0].dtype} as the first, got "
                 f"{tuple(x.shape)}, {x.dtype} in item {row}"
             )
@@ -114,10 +114,10 @@ def _pair(item: Any, row: int) -> tuple[Any, Any]:
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
     if not isinstance(item, dict):
-        raise RequestError(f"expected (input, label) or a dictionary as item {row}, got {type(item).__name__}")
+        raise ConfigError(f"expected (input, label) or a dictionary as item {row}, got {type(item).__name__}")
     names = [name for name in LABEL_NAMES if name in item]
     if len(item) != 2 or len(names) != 1:
-        raise RequestError(
+        raise ConfigError(
             f"expected one input and one label (named {', '.join(LABEL_NAMES[:2])}, ...) in item {row}, got "
             f"{', '.join(map(str, item))}; keep two columns (select_columns) and rename them"
         )
@@ -128,11 +128,11 @@ def _input(given: Any, row: int) -> Tensor:
     """An input as a tensor; a Pillow image as (C, H, W) uint8."""
     picture = getattr(given, "mode", None) if hasattr(given, "getbands") else None
     if picture not in (None, "L", "RGB"):
-        raise RequestError(f"expected gray (L) or RGB images, got mode {picture} in item {row}")
+        raise ConfigError(f"expected gray (L) or RGB images, got mode {picture} in item {row}")
     try:
         x = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
     except (TypeError, ValueError) as error:
-        raise RequestError(
+        raise ConfigError(
             f"expected a tensor, an array or an image in item {row}, got {type(given).__name__}"
         ) from error
     return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
@@ -143,7 +143,7 @@ def _label(label: Any, row: int) -> int:
     value = label.tolist() if isinstance(label, Tensor | np.generic | np.ndarray) else label
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         hint = f"; {_NO_LABEL}" if value == -1 else ""
-        raise RequestError(f"expected a whole number from 0 on as label of item {row}, got {str(label)[:40]}{hint}")
+        raise ConfigError(f"expected a whole number from 0 on as label of item {row}, got {str(label)[:40]}{hint}")
     return value
 
 
@@ -157,7 +157,7 @@ def refuse_negative(y: Tensor, expected: str) -> None:
     rows = (y < 0).nonzero().flatten()
     if len(rows):
         first = int(rows[0])
-        raise RequestError(
+        raise ConfigError(
             f"expected {expected}, got {int(y[first])} in row {first}{of_so_many(len(rows))}; {_NO_LABEL}"
         )
 
@@ -180,8 +180,8 @@ def classes_up_to(largest: int, where: object) -> int:
     """How many classes there are where this is the largest label.
 
     Raises:
-        RequestError: more than a task can have: each gets a name, and a row of counts.
+        ConfigError: more than a task can have: each gets a name, and a row of counts.
     """
     if largest >= _MOST_CLASSES:
-        raise RequestError(f"expected labels below {_MOST_CLASSES} in {where}, got {largest}")
+        raise ConfigError(f"expected labels below {_MOST_CLASSES} in {where}, got {largest}")
     return 1 + largest

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
@@ -27,21 +27,21 @@ def find_split_files(
     """The files of the training side and, if there are any, of the test side; `suffix` is parquet or csv.
 
     Raises:
-        RequestError: no such file, no training file, or several data sets in one folder.
+        ConfigError: no such file, no training file, or several data sets in one folder.
     """
     kind = {"parquet": "Parquet", "csv": "CSV"}[suffix]
     if not folder.is_dir():
-        raise RequestError(f"expected a folder with {kind} files at {folder}, got no such folder")
+        raise ConfigError(f"expected a folder with {kind} files at {folder}, got no such folder")
     found = files_of(folder, suffix)
     if not found:
-        raise RequestError(f"expected {kind} files (train*.{suffix}, test*.{suffix}) in {folder}, got none")
+        raise ConfigError(f"expected {kind} files (train*.{suffix}, test*.{suffix}) in {folder}, got none")
     splits: dict[str, list[Path]] = {}  # "" for files whose names say nothing
     for path in found:
         splits.setdefault(_split_of(path, folder, train_splits) or "", []).append(path)
     if set(splits) == {""}:
         splits = {"train": splits[""]}
     if "train" in train_splits and "train" not in splits:
-        raise RequestError(
+        raise ConfigError(
             f"expected a training file (train*.{suffix}) in {folder}, got only {', '.join(p.name for p in found[:4])}"
         )
     unread = {word for path in splits.pop("", []) for word in _words_of(path.stem) if len(word) > 2}
@@ -49,7 +49,7 @@ def find_split_files(
     for split in sides["train"]:
         homes = sorted({path.parent.name for path in splits[split]})
         if len(homes) > 1:
-            raise RequestError(
+            raise ConfigError(
                 f"expected one data set in {folder}, got several: {', '.join(homes)}; name one as the root"
             )
     return {side: [path for split in chosen for path in splits[split]] for side, chosen in sides.items()}
@@ -61,15 +61,15 @@ def choose_splits(
     """Which splits are the training side and, if there is one, the test side; `others` are more names to suggest.
 
     Raises:
-        RequestError: a split of `train_splits` that is not there, is named twice, or is the test split.
+        ConfigError: a split of `train_splits` that is not there, is named twice, or is the test split.
     """
     named = {spelling: split for split, spellings in SPLITS.items() for spelling in spellings}
     train = [named.get(word, word) for word in train_splits]
     if not train or len(set(train)) < len(train) or "test" in train:
-        raise RequestError(f"expected train_splits as different splits, none of them 'test', got {list(train_splits)}")
+        raise ConfigError(f"expected train_splits as different splits, none of them 'test', got {list(train_splits)}")
     for split in train:
         if split not in splits:
-            raise RequestError(f"expected a split '{split}' in {where}, got none{nearest(split, {*splits, *others})}")
+            raise ConfigError(f"expected a split '{split}' in {where}, got none{nearest(split, {*splits, *others})}")
     test = next((split for split in ("test", "validation") if split in splits and split not in train), None)
     return {"train": train, "test": [test]} if test else {"train": train}
 

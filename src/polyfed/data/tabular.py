@@ -20,7 +20,7 @@ from polyfed.data.column_schema import Columns, column_values
 from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import LABEL_NAMES, Samples
 from polyfed.data.split_files import find_split_files
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 from polyfed.registry import nearest
 
 _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
@@ -63,7 +63,7 @@ def read(
         columns: further columns of whole numbers or words; one that the test side lacks is left out there.
 
     Raises:
-        RequestError: no such file or column, rows of another length than the first, a label that is missing,
+        ConfigError: no such file or column, rows of another length than the first, a label that is missing,
             fractional or below 0, a feature that is no finite number.
     """
     sheets = {side: [read_sheet(path) for path in paths] for side, paths in find_csv_files(place, train_splits).items()}
@@ -89,10 +89,10 @@ def statistics(table: LabeledTable, where: object) -> tuple[tuple[float, ...], t
     """Mean and (population) deviation of each feature over the training side; 1 for one that never varies.
 
     Raises:
-        RequestError: labels that are all the same, or a feature that cannot be told from a constant in float32.
+        ConfigError: labels that are all the same, or a feature that cannot be told from a constant in float32.
     """
     if len(table.sides.class_names) < 2:
-        raise RequestError(
+        raise ConfigError(
             f"expected labels of two or more classes in {where}, got '{table.sides.class_names[0]}' alone"
         )
     x_NF = table.sides.train.x.numpy()
@@ -101,7 +101,7 @@ def statistics(table: LabeledTable, where: object) -> tuple[tuple[float, ...], t
     std = np.where(varies, x_NF.std(axis=0), 1.0)
     flat = varies & (std < _LEAST_SPREAD * np.abs(x_NF).max(axis=0))
     if flat.any():
-        raise RequestError(
+        raise ConfigError(
             f"column '{table.feature_names[int(flat.argmax())]}' of {where} varies too little beside its size to be "
             f"kept in float32; subtract a constant from it first"
         )
@@ -123,7 +123,7 @@ def read_inference_csv(
         (N, F) values and the N labels as they are spelt, or None.
 
     Raises:
-        RequestError: a column that is not there, a value that is no finite number, a label that is missing.
+        ConfigError: a column that is not there, a value that is no finite number, a label that is missing.
     """
     sheet = read_sheet(path)
     return _matrix(sheet, features), new_labels(sheet, features, label_column, usual_label)
@@ -150,14 +150,14 @@ def find_csv_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[P
     """The files of the training side and, if there are any, of the test side; a file alone is a training side.
 
     Raises:
-        RequestError: neither a CSV file nor a folder with a training side.
+        ConfigError: neither a CSV file nor a folder with a training side.
     """
     if place.is_dir():
         return find_split_files(place, train_splits, "csv")
     if not place.exists():
-        raise RequestError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, got neither")
+        raise ConfigError(f"expected a CSV file, or a folder with train*.csv and test*.csv, at {place}, got neither")
     if list(train_splits) != ["train"]:
-        raise RequestError(f"the file {place} has no splits to choose from, got train_splits {list(train_splits)}")
+        raise ConfigError(f"the file {place} has no splits to choose from, got train_splits {list(train_splits)}")
     return {"train": [place]}
 
 
@@ -165,7 +165,7 @@ def read_sheet(path: Path) -> CsvTable:
     """A whole file.
 
     Raises:
-        RequestError: it is no such file, has no rows, or rows of other lengths than its first line.
+        ConfigError: it is no such file, has no rows, or rows of other lengths than its first line.
     """
     bounds.check_file(path)
     try:
@@ -181,15 +181,15 @@ def read_sheet(path: Path) -> CsvTable:
                 if is_blank:
                     continue
                 if len(row) != len(names):
-                    raise RequestError(
+                    raise ConfigError(
                         f"expected {len(names)} values in every line of {path}, got {len(row)} in line "
                         f"{reader.line_num}"
                     )
                 rows.append(row)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RequestError(f"expected a CSV file in UTF-8, got {path}: {first_line(error)}") from error
+        raise ConfigError(f"expected a CSV file in UTF-8, got {path}: {first_line(error)}") from error
     if not rows:
-        raise RequestError(f"expected at least one row below the columns' names in {path}, got none")
+        raise ConfigError(f"expected at least one row below the columns' names in {path}, got none")
     return CsvTable(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
 
 
@@ -198,7 +198,7 @@ def _check_names(names: Sequence[str], path: Path) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if not names or "" in names or twice or all(_number(name) is not None for name in names):
         came = f"'{twice[0]}' twice" if twice and twice[0] else f"'{','.join(names)[:40]}'"
-        raise RequestError(f"expected a name of its own for every column in the first line of {path}, got {came}")
+        raise ConfigError(f"expected a name of its own for every column in the first line of {path}, got {came}")
 
 
 def rows_of(sheets: Sequence[CsvTable]) -> Files:
@@ -213,7 +213,7 @@ def find_label(sheet: CsvTable, named: str | None) -> str:
     """The named column, else the only one of a usual name.
 
     Raises:
-        RequestError: no such column, none or several.
+        ConfigError: no such column, none or several.
     """
     if named is not None:
         check_column("label", named, sheet)
@@ -222,7 +222,7 @@ def find_label(sheet: CsvTable, named: str | None) -> str:
     if len(usual) == 1:
         return usual[0]
     came = f"several: {', '.join(usual)}" if usual else f"none among: {', '.join(sheet.cells)[:200]}"
-    raise RequestError(f"expected one label column in {sheet.path}, got {came}; name it with label_column")
+    raise ConfigError(f"expected one label column in {sheet.path}, got {came}; name it with label_column")
 
 
 def _features(
@@ -234,19 +234,19 @@ def _features(
         found = [name for name in cells if name != label and name not in others]
         asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
     if not asked:
-        raise RequestError(
+        raise ConfigError(
             f"expected columns of numbers besides '{label}' in {sheets[0].path}, got none; text_column names a column "
             "of texts"
         )
     if label in asked or len(set(asked)) < len(asked):
-        raise RequestError(f"expected different feature_columns, without the label '{label}', got {list(asked)}")
+        raise ConfigError(f"expected different feature_columns, without the label '{label}', got {list(asked)}")
     return tuple(asked)
 
 
 def check_column(what: str, name: str, sheet: CsvTable) -> None:
     """Refuse a column that is not there."""
     if name not in sheet.cells:
-        raise RequestError(
+        raise ConfigError(
             f"expected the {what} column '{name}' in {sheet.path}, got no such{nearest(name, sheet.cells)}"
         )
 
@@ -261,7 +261,7 @@ def _matrix(sheet: CsvTable, features: Sequence[str]) -> NDArray[np.float64]:
         wrong = np.argwhere(~np.isfinite(x_NF.astype(np.float32)))
     if len(wrong):
         row, column = wrong[0]
-        raise RequestError(
+        raise ConfigError(
             f"expected a finite number in row {row} of column '{features[column]}' of {sheet.path}, got "
             f"'{sheet.cells[features[column]][row][:40]}'; fill or drop such rows, or name other feature_columns"
         )
@@ -285,9 +285,7 @@ def extra_columns(sheets: Sequence[CsvTable], names: Sequence[str], needed: bool
             check_column("further", name, sheet)
         cells = [cell for sheet in sheets for cell in sheet.cells[name]]
         if "" in cells:
-            raise RequestError(
-                f"expected a value in every row of column '{name}' of {sheets[0].path}, got an empty one"
-            )
+            raise ConfigError(f"expected a value in every row of column '{name}' of {sheets[0].path}, got an empty one")
         found[name] = column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
     return found
 
@@ -300,7 +298,7 @@ def labels_of(sheet: CsvTable, label: str) -> list[str]:
     check_column("label", label, sheet)
     cells = sheet.cells[label]
     if "" in cells:
-        raise RequestError(
+        raise ConfigError(
             f"expected a label in every row, got an empty one in row {cells.index('')} of '{label}' of {sheet.path}"
         )
     return cells
@@ -313,7 +311,7 @@ def infer_types(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[s
         return {side: np.array(_whole(cells), dtype=np.int64) for side, cells in raw.items()}
     if all(_number(cell) is not None for cell in every):
         wrong = next(cell for cell in every if _whole([cell]) is None)
-        raise RequestError(
+        raise ConfigError(
             f"expected classes, whole numbers or words, in label column '{label}' of {place}, got '{wrong[:40]}'"
         )
     return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}

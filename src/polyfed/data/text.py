@@ -26,7 +26,7 @@ from polyfed.data import bounds
 from polyfed.data.column_schema import Columns
 from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 
 PADDING = 0
 UNKNOWN = 1
@@ -50,7 +50,7 @@ class TextConfig:
             vocabulary, and networks take their vectors as they are. Default: networks learn vectors.
 
     Raises:
-        RequestError: a vocabulary or a length below 1.
+        ConfigError: a vocabulary or a length below 1.
     """
 
     column: str | None = None
@@ -61,7 +61,7 @@ class TextConfig:
     def __post_init__(self) -> None:
         for name, value in (("vocabulary", self.vocabulary), ("length", self.length)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise RequestError(f"expected {name} to be a whole number >= 1, got {value!r}")
+                raise ConfigError(f"expected {name} to be a whole number >= 1, got {value!r}")
 
     @property
     def most(self) -> int:
@@ -183,16 +183,16 @@ def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextCon
         how: vocabulary, length and vectors.
 
     Raises:
-        RequestError: texts and labels in one column, labels that are all the same, a label out of range, a file of
+        ConfigError: texts and labels in one column, labels that are all the same, a label out of range, a file of
             vectors that is wrong.
     """
     if columns.image == columns.label:
-        raise RequestError(f"expected texts and labels in different columns, got '{columns.label}' for both")
+        raise ConfigError(f"expected texts and labels in different columns, got '{columns.label}' for both")
     words_in = {name: [tokenize(text) for text in side.texts] for name, side in sides.items()}
     raw, files = ({name: getattr(side, of) for name, side in sides.items()} for of in ("labels", "files"))
     labels, class_names = encode_labels(raw, columns, files)
     if len(class_names) < 2:
-        raise RequestError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
+        raise ConfigError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
     vectors = None
     if how.vectors is None:
         words = vocabulary(words_in["train"], how.most)
@@ -234,7 +234,7 @@ def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[
         wanted: the words to take.
 
     Raises:
-        RequestError: no such file, another encoding, lines of different widths, something else than finite numbers, or
+        ConfigError: no such file, another encoding, lines of different widths, something else than finite numbers, or
             none of the words.
     """
     found: dict[str, NDArray[np.float32]] = {}
@@ -246,18 +246,18 @@ def load_word_vectors(path: Path, wanted: Collection[str]) -> dict[str, NDArray[
                 fields = line.rstrip("\r\n ").split(" ")
                 width = width or len(fields) - 1
                 if width < 1 or len(fields) - 1 < width or (len(fields) - 1 > width and _number(fields[-width - 1])):
-                    raise RequestError(
+                    raise ConfigError(
                         f"expected a word and {width or 'its'} numbers on every line of {path}, as on the first, got "
                         f"{len(fields) - 1} in line {number}"
                     )
                 if len(fields) - 1 == width and fields[0] in wanted:
                     found[fields[0]] = _vector(fields[1:], number, path)
     except OSError as error:
-        raise RequestError(f"cannot read data.word_vectors '{path}': {first_line(error)}") from error
+        raise ConfigError(f"cannot read data.word_vectors '{path}': {first_line(error)}") from error
     except UnicodeDecodeError as error:
-        raise RequestError(f"expected UTF-8 in data.word_vectors '{path}', got other bytes: {error.reason}") from error
+        raise ConfigError(f"expected UTF-8 in data.word_vectors '{path}', got other bytes: {error.reason}") from error
     if not found:
-        raise RequestError(f"expected words of the training texts in data.word_vectors '{path}', got none of them")
+        raise ConfigError(f"expected words of the training texts in data.word_vectors '{path}', got none of them")
     return found
 
 
@@ -265,7 +265,7 @@ def _vector(fields: Sequence[str], line: int, path: Path) -> NDArray[np.float32]
     values = [_number(field) for field in fields]
     wrong = next((f for f, v in zip(fields, values, strict=True) if v is None or not abs(v) < 3e38), None)
     if wrong is not None:
-        raise RequestError(f"expected finite numbers in line {line} of {path}, got '{wrong[:40]}'")
+        raise ConfigError(f"expected finite numbers in line {line} of {path}, got '{wrong[:40]}'")
     return np.array(values, dtype=np.float32)
 
 

@@ -16,7 +16,7 @@ from polyfed.data.column_schema import Columns, holds_labels, label_columns, pic
 from polyfed.data.parquet_files import open_parquet, read_extra_columns
 from polyfed.data.split_files import find_split_files
 from polyfed.data.text import RawTexts
-from polyfed.errors import RequestError, first_line
+from polyfed.errors import ConfigError, first_line
 
 TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")  # the usual ones
 
@@ -43,7 +43,7 @@ def read_parquet(
         The sides, "train" and, if there is one, "test"; and the columns that were read.
 
     Raises:
-        RequestError: as for images; a text that is missing or no string.
+        ConfigError: as for images; a text that is missing or no string.
     """
     files = find_split_files(folder, train_splits)
     found = _find_columns([path for paths in files.values() for path in paths], text_column, label_column)
@@ -52,7 +52,7 @@ def read_parquet(
         by_file = {path: list(_rows(path, found)) for path in paths}
         rows = [row for path in paths for row in by_file[path]]
         if not rows:
-            raise RequestError(f"expected at least one row in {paths[0]}, got an empty file")
+            raise ConfigError(f"expected at least one row in {paths[0]}, got an empty file")
         more = read_extra_columns(paths, columns, needed=side == "train")
         texts = [text for text, _ in rows]
         labels = np.array([label for _, label in rows])
@@ -83,7 +83,7 @@ def read_csv(
         As `read_parquet` does.
 
     Raises:
-        RequestError: as for tables; a text that is missing.
+        ConfigError: as for tables; a text that is missing.
     """
     sheets = {
         side: [tabular.read_sheet(path) for path in paths]
@@ -116,7 +116,7 @@ def read_inference_csv(
         label_column, usual_label: see `polyfed.data.tabular.read_inference_csv`.
 
     Raises:
-        RequestError: a column that is not there, a text or a label that is missing.
+        ConfigError: a column that is not there, a text or a label that is missing.
     """
     sheet = tabular.read_sheet(path)
     column = _text_column(sheet, text_column or (usual_text if usual_text in sheet.cells else None))
@@ -127,16 +127,16 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a text file, one text each; blank lines do not count.
 
     Raises:
-        RequestError: no text file in UTF-8, or none but blank lines.
+        ConfigError: no text file in UTF-8, or none but blank lines.
     """
     bounds.check_file(path)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a text file in UTF-8, got {path}: {first_line(error)}") from error
+        raise ConfigError(f"expected a text file in UTF-8, got {path}: {first_line(error)}") from error
     texts = [line for line in lines if line]
     if not texts:
-        raise RequestError(f"expected a text in every line of {path}, got none")
+        raise ConfigError(f"expected a text in every line of {path}, got none")
     return texts
 
 
@@ -150,7 +150,7 @@ def _texts(sheet: tabular.CsvTable, column: str) -> list[str]:
     tabular.check_column("text", column, sheet)
     cells = sheet.cells[column]
     if "" in cells:
-        raise RequestError(
+        raise ConfigError(
             f"expected a text in every row, got an empty one in row {cells.index('')} of '{column}' of {sheet.path}; "
             f"drop such rows"
         )
@@ -170,12 +170,12 @@ def pick_columns(
     """The text and the label column of one Arrow schema; `features` is what `datasets` knows about the columns.
 
     Raises:
-        RequestError: none, several, one that is named but absent, or a type that cannot hold them.
+        ConfigError: none, several, one that is named but absent, or a type that cannot hold them.
     """
     text = find_text_column(schema, text_column, where)
     label = pick_column("label", label_column, label_columns(schema, features), schema.names, where)
     if not holds_labels(schema.field(label).type):
-        raise RequestError(
+        raise ConfigError(
             f"expected whole numbers or strings in label column '{label}' of {where}, got type "
             f"{schema.field(label).type}"
         )
@@ -187,12 +187,12 @@ def find_text_column(schema: Any, named: str | None, where: object) -> str:
     """The named column of an Arrow schema, else the only one with texts that has a usual name.
 
     Raises:
-        RequestError: no such column, none or several, or one without texts.
+        ConfigError: no such column, none or several, or one without texts.
     """
     usual = [name for name in schema.names if name in TEXT_NAMES and _holds_text(schema.field(name).type)]
     text = pick_column("text", named, usual, schema.names, where)
     if not _holds_text(schema.field(text).type):
-        raise RequestError(f"expected texts in column '{text}' of {where}, got type {schema.field(text).type}")
+        raise ConfigError(f"expected texts in column '{text}' of {where}, got type {schema.field(text).type}")
     return text
 
 
@@ -203,7 +203,7 @@ def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: 
         schema = open_parquet(path).schema_arrow
         came = pick_columns(schema, stored_features(schema.metadata), text_column, label_column, path)
         if chosen is not None and came != chosen:
-            raise RequestError(f"expected the same columns and classes in every file, got others in {path}")
+            raise ConfigError(f"expected the same columns and classes in every file, got others in {path}")
         chosen = came
     assert chosen is not None  # split_files gave at least one path
     return chosen
@@ -227,8 +227,8 @@ def _rows(path: Path, columns: Columns) -> Iterator[tuple[str, Any]]:
             for text, label in zip(cells, marks, strict=True):
                 if text is None or label is None:
                     what = columns.image if text is None else columns.label
-                    raise RequestError(f"expected '{what}' in every row, got an empty one in row {row} of {path}")
+                    raise ConfigError(f"expected '{what}' in every row, got an empty one in row {row} of {path}")
                 row += 1
                 yield text, label if isinstance(label, str) else int(label)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+        raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -33,14 +33,14 @@ def resize(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
         size: pixels a side, or (height, width); None, or the size that they have, leaves them as they are.
 
     Raises:
-        RequestError: the inputs are no images.
+        ConfigError: the inputs are no images.
     """
     x = samples.x
     size = (size, size) if isinstance(size, int) else size
     if size is None or x.shape[2:] == size:
         return samples
     if x.dim() != 4:
-        raise RequestError(f"data.image_size: expected images (N, C, H, W) to resize, got inputs {tuple(x.shape)}")
+        raise ConfigError(f"data.image_size: expected images (N, C, H, W) to resize, got inputs {tuple(x.shape)}")
     parts = [functional.interpolate(p.float(), size, mode="bilinear", antialias=True) for p in x.split(1000)]
     if x.dtype == torch.uint8:
         parts = [part.round().clamp(0, 255) for part in parts]
@@ -56,12 +56,12 @@ def convert_channels(x: Tensor, channels: int) -> Tensor:
         channels: 1 or 3.
 
     Raises:
-        RequestError: other channels.
+        ConfigError: other channels.
     """
     if x.shape[1] == channels:
         return x
     if {x.shape[1], channels} != {1, 3}:
-        raise RequestError(f"expected gray (1) or RGB (3) images, got {x.shape[1]} channels to make {channels} of")
+        raise ConfigError(f"expected gray (1) or RGB (3) images, got {x.shape[1]} channels to make {channels} of")
     if channels == 3:
         return x.repeat(1, 3, 1, 1)
     red, green, blue = x.to(torch.int32).unbind(1)
@@ -83,7 +83,7 @@ class Prepare:
         table: whether mean and std are those of a table's features.
 
     Raises:
-        RequestError: as many means as stds are expected, and positive stds; on call: images with other channels, rows
+        ConfigError: as many means as stds are expected, and positive stds; on call: images with other channels, rows
             with other features.
 
     >>> Prepare((0.5,), (0.25,))(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
@@ -96,7 +96,7 @@ class Prepare:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(s > 0 for s in self.std):
-            raise RequestError(f"expected one positive std per mean, got mean {self.mean} and std {self.std}")
+            raise ConfigError(f"expected one positive std per mean, got mean {self.mean} and std {self.std}")
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., C, H, W) uint8 to float32 of the same shape; (..., F) rows of a table likewise; others as they are."""
@@ -106,7 +106,7 @@ class Prepare:
             return x
         channels = len(self.mean)
         if x.dtype != torch.uint8 or x.dim() < 3 or x.shape[-3] != channels:
-            raise RequestError(
+            raise ConfigError(
                 f"expected uint8 images of shape (N, {channels}, H, W), got {tuple(x.shape)} of type {x.dtype}"
             )
         scale_C11, shift_C11 = self._constants.to(x.device, non_blocking=True)
@@ -114,7 +114,7 @@ class Prepare:
 
     def _standardized(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or x.shape[-1] != len(self.mean):
-            raise RequestError(f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}")
+            raise ConfigError(f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}")
         mean_F, std_F = self._features.to(x.device, non_blocking=True)
         standardized: Tensor = (x - mean_F) / std_F
         return standardized
@@ -145,10 +145,10 @@ def augment(x: Tensor, generator: torch.Generator) -> Tensor:
         (N, C, H, W) of x's type, a new tensor.
 
     Raises:
-        RequestError: not a batch of images.
+        ConfigError: not a batch of images.
     """
     if x.dim() != 4:
-        raise RequestError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
+        raise ConfigError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
     count, channels, height, width = x.shape
     device = generator.device
     corner_N2 = torch.randint(0, 2 * _PADDING + 1, (count, 2), generator=generator, device=device).to(x.device)
@@ -169,8 +169,8 @@ def augmentation(name: str) -> Augmentation | None:
     """The augmentation of that name; None for "none".
 
     Raises:
-        RequestError: unknown, with the nearest name.
+        ConfigError: unknown, with the nearest name.
     """
     if name not in AUGMENTATIONS:
-        raise RequestError(f"unknown augmentation '{name}'{nearest(str(name), AUGMENTATIONS)}")
+        raise ConfigError(f"unknown augmentation '{name}'{nearest(str(name), AUGMENTATIONS)}")
     return AUGMENTATIONS[name]

@@ -21,7 +21,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.deploy.flower_transport import RUN_CONFIG
 from polyfed.deploy.tls import AUTHORITY
 from polyfed.engine.run_folder import write_atomically
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.version import __version__
 
 __all__ = ["APP_FILES", "app_settings", "command_line", "init"]
@@ -64,15 +64,15 @@ def init(
         The files written.
 
     Raises:
-        RequestError: the recipe is wrong, or a file is there already; nothing has been written.
+        ConfigError: the recipe is wrong, or a file is there already; nothing has been written.
     """
     place = Path(folder)
     source = Path(recipe)
     chosen = Recipe.load(source, overrides, method=method, seed=seed, preset=preset)
     if not _HOST.fullmatch(host):
-        raise RequestError(f"expected --host as a name (fl.example.org) or an address, without a port, got '{host}'")
+        raise ConfigError(f"expected --host as a name (fl.example.org) or an address, without a port, got '{host}'")
     if place.exists() and not place.is_dir():
-        raise RequestError(f"expected a folder for the app, got the file {place}")
+        raise ConfigError(f"expected a folder for the app, got the file {place}")
     settings = app_settings(method=method, overrides=overrides, seed=seed, preset=preset)
     about = _about(place, chosen, host, command_line(method, overrides, seed, preset))
     files = {name: _filled(name, about) for name in ("federated_app.py", *_EXAMPLES)}
@@ -80,7 +80,7 @@ def init(
     files["pyproject.toml"] = tomli_w.dumps(_project(about, settings))
     taken = [place / name for name in files if (place / name).exists() and not _is_same(place / name, source)]
     if taken and not force:
-        raise RequestError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
+        raise ConfigError(f"{taken[0]} is there already; replace it with --overwrite, or choose another folder")
     return [_written(place / name, text) for name, text in sorted(files.items())]
 
 
@@ -99,11 +99,11 @@ def app_settings(
         others: any of `flower.RUN_CONFIG`, with "_" for "-".
 
     Raises:
-        RequestError: a setting with a ";", which separates settings.
+        ConfigError: a setting with a ";", which separates settings.
     """
     for text in overrides:
         if ";" in text:
-            raise RequestError(f"expected --set without ';', which separates settings in the app, got '{text}'")
+            raise ConfigError(f"expected --set without ';', which separates settings in the app, got '{text}'")
     given = {key.replace("_", "-"): value for key, value in others.items()}
     asked = {"method": method, "seed": seed, "preset": preset, "set": ";".join(overrides)}
     defaults = {key: default for key, (default, _) in RUN_CONFIG.items()}
@@ -177,5 +177,5 @@ def _written(path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
     except OSError as error:
-        raise RequestError(f"expected a place for {path}, got {error.strerror}") from None
+        raise ConfigError(f"expected a place for {path}, got {error.strerror}") from None
     return path

@@ -25,7 +25,7 @@ from polyfed.deploy.node_registry import Answer
 from polyfed.deploy.protocol import KINDS, Kind, Letter, Trouble
 from polyfed.deploy.requirements import expect
 from polyfed.deploy.server import serve
-from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import nearest
 from polyfed.results.read import parse_json
@@ -65,7 +65,7 @@ def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()
         trackers: who watches, besides a `Console` on standard error.
 
     Raises:
-        RequestError: Flower is not installed.
+        ConfigError: Flower is not installed.
     """
     expect("flwr", "polyfed.deploy.flower_transport")
     from flwr.serverapp import ServerApp
@@ -99,7 +99,7 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
         recipe: the same experiment as the server's; a TOML file, read when a letter comes, or a `Recipe`.
 
     Raises:
-        RequestError: Flower is not installed.
+        ConfigError: Flower is not installed.
     """
     expect("flwr", "polyfed.deploy.flower_transport")
     data = DataCache()
@@ -219,15 +219,15 @@ def _run_config(given: Mapping[str, Any]) -> dict[str, Any]:
     """The run configuration with all its keys.
 
     Raises:
-        RequestError: an unknown key, or a wrong type.
+        ConfigError: an unknown key, or a wrong type.
     """
     config = {key: default for key, (default, _) in RUN_CONFIG.items()}
     for key, value in given.items():
         if key not in config:
-            raise RequestError(f"run-config: unknown key '{key}'{nearest(key, config)}")
+            raise ConfigError(f"run-config: unknown key '{key}'{nearest(key, config)}")
         kind = type(config[key])
         if type(value) is not kind and not (kind is float and type(value) is int):
-            raise RequestError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, got {value!r}")
+            raise ConfigError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, got {value!r}")
         config[key] = kind(value)
     return config
 
@@ -241,6 +241,6 @@ def _recipe(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
     if not isinstance(recipe, Recipe):
         return Recipe.load(recipe, overrides, method=method, seed=seed, preset=preset)
     if overrides or preset:
-        raise RequestError("run-config: expected 'set' and 'preset' with a recipe's file, got them with a Recipe")
+        raise ConfigError("run-config: expected 'set' and 'preset' with a recipe's file, got them with a Recipe")
     chosen = recipe if method is None else recipe.choose(method)
     return chosen if seed is None else chosen.with_run(seed=seed)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 __all__ = ["NODES", "Gate", "check_system", "is_own", "keeper"]
 
@@ -69,10 +69,10 @@ def check_system() -> None:
     """Whether the system tells whose connections are.
 
     Raises:
-        RequestError: it does not.
+        ConfigError: it does not.
     """
     if not _TABLES[0].exists():
-        raise RequestError(
+        raise ConfigError(
             f"expected a server's machine with Linux, whose {_TABLES[0]} tells the keeper's programs from others', "
             "got another system"
         )

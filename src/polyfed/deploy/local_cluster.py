@@ -36,7 +36,7 @@ from polyfed.deploy.run_progress import Follower
 from polyfed.deploy.tls import AUTHORITY, certify, make_key
 from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import Interrupted, PolyfedError, RequestError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.tracking.console import Console
 
@@ -47,7 +47,7 @@ _START = 300.0  # seconds that a program has to come up, or to answer; a busy ma
 _PAUSE = 0.2  # seconds between two looks at how the run gets on
 _CONNECTION = "local"  # what Flower's configuration calls the server
 _HOST = "127.0.0.1"
-_ERROR = re.compile(r"(?:polyfed\.errors\.)?\b(RequestError|RunError): (.+)")  # the last line of a traceback
+_ERROR = re.compile(r"(?:polyfed\.errors\.)?\b(ConfigError|RunError): (.+)")  # the last line of a traceback
 _KEPT = re.compile(r"logs|node-\d+")
 _Words = list[str | Path]  # of a command line
 
@@ -93,16 +93,16 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
         What the run folder holds; a run that is finished already is only read.
 
     Raises:
-        RequestError: the request is wrong, or flwr is not installed; nothing has been written.
+        ConfigError: the request is wrong, or flwr is not installed; nothing has been written.
         RunError: the run failed, or did not end in time; says where the programs' logs are.
-        Interrupted: Ctrl-C, SIGTERM or SIGHUP; whole rounds are kept.
+        RunInterrupted: Ctrl-C, SIGTERM or SIGHUP; whole rounds are kept.
 
     Whatever happens, all programs have been ended.
     """
     expect("flwr", "deploy local")
     for what, seconds in (("deadline", deadline), ("timeout", timeout)):
         if seconds is not None and not 0 < seconds < float("inf"):
-            raise RequestError(f"expected --{what} as seconds, more than 0, got {seconds:g}")
+            raise ConfigError(f"expected --{what} as seconds, more than 0, got {seconds:g}")
     changes = [*overrides, *([] if nodes is None else [f"data.num_clients={nodes}"])]
     chosen = Recipe.load(recipe, changes, method=method, seed=seed, preset=preset, out=out)
     modules = chosen.to_dict()["run"].get("modules")
@@ -129,7 +129,7 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
                 loopback.start()
                 loopback.run(config, follower.look, until)
             except KeyboardInterrupt:
-                raise Interrupted(f"interrupted after {follower.done} whole rounds, which are kept") from None
+                raise RunInterrupted(f"interrupted after {follower.done} whole rounds, which are kept") from None
     return _read(folder)
 
 
@@ -250,7 +250,7 @@ class Loopback:
             app: in place of the one in the temporary folder.
 
         Raises:
-            RequestError, RunError: the server app's own; or the server ended, or the run was not over in time.
+            ConfigError, RunError: the server app's own; or the server ended, or the run was not over in time.
         """
         self.submit(config, app)
         while self.processes.runs("run"):
@@ -277,7 +277,7 @@ def _failure(log: Path, otherwise: str) -> PolyfedError:
     if not matches:
         return RunError(otherwise)
     kind, text = matches[-1].groups()
-    error = RequestError if kind == "RequestError" else RunError
+    error = ConfigError if kind == "ConfigError" else RunError
     return error(text.strip())
 
 
@@ -285,11 +285,11 @@ def _told(config: Mapping[str, Any]) -> str:
     """Settings as Flower reads them on a command line.
 
     Raises:
-        RequestError: a text with a quotation mark, for which Flower has no form there.
+        ConfigError: a text with a quotation mark, for which Flower has no form there.
     """
     for value in config.values():
         if isinstance(value, str) and any(mark in value for mark in '"\\\n'):
-            raise RequestError(f"expected a path without quotation marks and backslashes, got '{value}'")
+            raise ConfigError(f"expected a path without quotation marks and backslashes, got '{value}'")
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
 
 
@@ -302,12 +302,12 @@ def _program(name: str) -> Path:
     """One of Flower's programs: beside this Python, else wherever the system finds it.
 
     Raises:
-        RequestError: it is not there.
+        ConfigError: it is not there.
     """
     beside = Path(sys.executable).with_name(name)
     found = beside if beside.exists() else shutil.which(name)
     if found is None:
-        raise RequestError(f"expected the program {name} beside {sys.executable}, as flwr brings it, got none")
+        raise ConfigError(f"expected the program {name} beside {sys.executable}, as flwr brings it, got none")
     return Path(found)
 
 
@@ -331,14 +331,14 @@ def _kept(folder: Path, resume: bool) -> Iterator[Path]:
     """The folder beside a run's in which nodes keep what is theirs; it goes when the block ends well.
 
     Raises:
-        RequestError: there are other files in it, or what the nodes of a run that is to go on have kept is not there.
+        ConfigError: there are other files in it, or what the nodes of a run that is to go on have kept is not there.
     """
     place = folder.with_name(f"{folder.name}-nodes")
     entries = list(place.iterdir()) if place.is_dir() else []
     if place.exists() and not all(entry.is_dir() and _KEPT.fullmatch(entry.name) for entry in entries):
-        raise RequestError(f"expected an empty or new folder for what nodes keep, got {place} with other files in it")
+        raise ConfigError(f"expected an empty or new folder for what nodes keep, got {place} with other files in it")
     if resume and not entries and (folder / "rounds.jsonl").exists():
-        raise RequestError(
+        raise ConfigError(
             f"expected what the nodes of {folder} have kept in {place}, got none; begin anew with --overwrite"
         )
     if not resume and entries:
@@ -346,6 +346,6 @@ def _kept(folder: Path, resume: bool) -> Iterator[Path]:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError(f"expected a place for {place}, got {error.strerror}") from None
+        raise ConfigError(f"expected a place for {place}, got {error.strerror}") from None
     yield place
     shutil.rmtree(place)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, read_only
-from polyfed.core.method import Method, scores_are_outputs
+from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.modules import exported, split
 from polyfed.deploy.answer_ledger import Ledger
 from polyfed.deploy.node_checkpoints import Kept, Shelf, secret, token
@@ -40,14 +40,14 @@ from polyfed.deploy.protocol import (
 from polyfed.engine.architectures import architectures_of
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_fit
-from polyfed.engine.device import named_device
+from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Memory
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
 from polyfed.engine.model_readme import Guide
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import one_thread
 from polyfed.engine.weight_store import Store, row_of
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.models.zoo import build
@@ -67,7 +67,7 @@ class Node:
         data: where data are kept between letters that come to one process.
 
     Raises:
-        RequestError: its data or its network cannot be had.
+        ConfigError: its data or its network cannot be had.
     """
 
     def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache | None = None) -> None:
@@ -85,7 +85,7 @@ class Node:
         """
         task = read(Task, letter.facts)
         if found := difference(task.settings, agreed(self._recipe)):
-            raise RequestError(f"expected the server's recipe at client {self._place.client}, but {found}")
+            raise ConfigError(f"expected the server's recipe at client {self._place.client}, but {found}")
         with one_thread():
             turn = Turn(self._recipe, self._place, self._data, task)
             if letter.kind == "hello":
@@ -100,13 +100,13 @@ class Node:
         """Note that this is answered.
 
         Raises:
-            RequestError: there is no such round in this node's recipe. RunError: too much was answered already.
+            ConfigError: there is no such round in this node's recipe. RunError: too much was answered already.
         """
         rounds = self._recipe.training.rounds
         last = rounds + 1 if turn.closes else rounds  # the closing round has a number of its own
         trains = letter.kind == "train" and not task.closing
         if task.round > last or (trains and not 1 <= task.round <= rounds):
-            raise RequestError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
+            raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
         own = json.dumps(agreed(self._recipe), sort_keys=True).encode()
         ledger = Ledger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
         privacy = self._recipe.privacy
@@ -166,7 +166,7 @@ class Turn:
             self._method,
             {self._name: builders[self._name]},
             recipe.run.seed,
-            named_device(recipe.run.device),
+            parse_device(recipe.run.device),
             others=builders,
             companion=beside,
             precision=recipe.run.precision,
@@ -178,13 +178,13 @@ class Turn:
     @property
     def closes(self) -> bool:
         """Whether the method has a closing round."""
-        return bool(self._method.closing())
+        return bool(self._method.final_exchanges())
 
     def introduction(self) -> Introduction:
         """Who this node is; its data and its network can carry the method.
 
         Raises:
-            RequestError: they cannot.
+            ConfigError: they cannot.
         """
         client, source = self.client, self._source
         check_fit(self._method, [client], self._architectures, client.public)
@@ -193,7 +193,7 @@ class Turn:
         x = client.data.train.x
         augment = client.training.augmentation
         if augment != "none" and x.dim() != 4:
-            raise RequestError(f"training.augmentation '{augment}' expects images, client {client.id} has none")
+            raise ConfigError(f"training.augmentation '{augment}' expects images, client {client.id} has none")
         words = -1 if isinstance(source.words, Tensor) else source.words or 0
         return Introduction(
             client=client.id,
@@ -220,13 +220,13 @@ class Turn:
         """Where [privacy] bounds what leaves the node, mean and spread of its own rows do not.
 
         Raises:
-            RequestError: they would.
+            ConfigError: they would.
         """
         privacy, own = self._recipe.privacy, self._source.prepare
         of_rows = any(own.mean) or any(value != 1 for value in own.std)
         computed = self._recipe.data.mean is None and self._prepare == own and of_rows
         if self._place.data is not None and computed and (privacy.upload_clip_norm or privacy.max_grad_norm):
-            raise RequestError(
+            raise ConfigError(
                 f"expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client "
                 f"{self.client.id}'s own rows are not sent, got neither"
             )
@@ -255,7 +255,7 @@ class Turn:
         task = self._task
         client = self.client
         method = self._method
-        exchanges = method.closing() if task.closing else method.exchanges(task.round)
+        exchanges = method.final_exchanges() if task.closing else method.exchanges(task.round)
         if task.place >= len(exchanges):
             raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, got {task.place}")
         exchange = exchanges[task.place]
@@ -283,8 +283,10 @@ class Turn:
         keeper.round = task.round
         if message is not None:
             method.receive(keeper, read_only(message))
-        weights = {name: tensor.detach().cpu() for name, tensor in exported(method.personal(keeper.model)).items()}
-        state = {} if scores_are_outputs(method) else keeper.state
+        weights = {
+            name: tensor.detach().cpu() for name, tensor in exported(method.personal_model(keeper.model)).items()
+        }
+        state = {} if uses_default_predict(method) else keeper.state
         folder = RunFolder(self._folder)
         guide = Guide(self._architectures)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -305,10 +307,12 @@ class Turn:
         about, x = self._task.about, self.client.data.train.x
         method = self._recipe.method.name
         settings = self._recipe.to_dict()
-        knobs: dict[str, Any] = dataclasses.asdict(self._method) if dataclasses.is_dataclass(self._method) else {}
+        hyperparameters: dict[str, Any] = (
+            dataclasses.asdict(self._method) if dataclasses.is_dataclass(self._method) else {}
+        )
         own = {
             "method": method if is_own(method) else self._method.name,
-            "knobs": json.loads(json.dumps(knobs)),
+            "hyperparameters": json.loads(json.dumps(hyperparameters)),
             "architecture": self._name,
             "classes": len(self._names),
             "class_names": self._names,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 
 KEYS: Mapping[str, tuple[type, str]] = {
@@ -49,21 +49,21 @@ class NodeConfig:
         """From Flower's node configuration.
 
         Raises:
-            RequestError: an unknown key, a wrong type, no client or no folder.
+            ConfigError: an unknown key, a wrong type, no client or no folder.
         """
         for key, value in config.items():
             if key not in KEYS:
-                raise RequestError(f"node-config: unknown key '{key}'{nearest(key, KEYS)}")
+                raise ConfigError(f"node-config: unknown key '{key}'{nearest(key, KEYS)}")
             kind, meaning = KEYS[key]
             if type(value) is not kind or value == "":
-                raise RequestError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), got {value!r}")
+                raise ConfigError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), got {value!r}")
         number = config.get("client-id", config.get("partition-id"))
         if number is None or number < 0:
-            raise RequestError(f"node-config: expected client-id, {KEYS['client-id'][1]}, got {number}")
+            raise ConfigError(f"node-config: expected client-id, {KEYS['client-id'][1]}, got {number}")
         if config.get("answers", 1) < 1:
-            raise RequestError(f"node-config: expected 1 or more as 'answers', got {config['answers']}")
+            raise ConfigError(f"node-config: expected 1 or more as 'answers', got {config['answers']}")
         if "state-dir" not in config:
-            raise RequestError(f"node-config: expected state-dir, a {KEYS['state-dir'][1]}, which is missing")
+            raise ConfigError(f"node-config: expected state-dir, a {KEYS['state-dir'][1]}, which is missing")
         named = {key: config.get(key) for key in ("data", "root", "architecture", "device")}
         return cls(
             number,

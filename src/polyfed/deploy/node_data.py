@@ -11,7 +11,7 @@ from polyfed.core.method import Method
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData, Samples
 from polyfed.deploy.node_config import NodeConfig
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import MODELS, nearest
 
@@ -34,10 +34,10 @@ def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[Fe
     if place.data is None:
         dealt = data.federated(recipe)
         if place.client >= len(dealt.clients):
-            raise RequestError(f"expected a client-id below {len(dealt.clients)}, got {place.client}")
+            raise ConfigError(f"expected a client-id below {len(dealt.clients)}, got {place.client}")
         return dealt, place.client
     if recipe.data.test == "global":
-        raise RequestError("node-config: expected the recipe's data, as data.test is 'global', got data of its own")
+        raise ConfigError("node-config: expected the recipe's data, as data.test is 'global', got data of its own")
     settings = recipe.to_dict()
     kept = {key: value for key, value in settings["data"].items() if key in _OF_ROWS}
     caps = kept.get("max_train_per_client")
@@ -46,12 +46,12 @@ def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[Fe
     alone = {**settings, "data": {**kept, "dataset": place.data, "num_clients": 1}}
     dealt = data.federated(Recipe.from_dict(alone, beside=recipe.beside))
     if dealt.source.vocabulary is not None and recipe.data.word_vectors is None:
-        raise RequestError(
+        raise ConfigError(
             "node-config: expected data.word_vectors in the recipe for a node's own texts, as all must number words "
             f"alike, got '{place.data}' without"
         )
     if len(dealt.clients) != 1:
-        raise RequestError(f"node-config: expected the rows of one client as data, got {len(dealt.clients)} clients'")
+        raise ConfigError(f"node-config: expected the rows of one client as data, got {len(dealt.clients)} clients'")
     return dealt, 0
 
 
@@ -60,7 +60,7 @@ def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> Cl
     if list(own) == list(names):
         return data
     if missing := [name for name in own if name not in names]:
-        raise RequestError(f"expected the classes {', '.join(names)}, got '{missing[0]}' in this node's data")
+        raise ConfigError(f"expected the classes {', '.join(names)}, got '{missing[0]}' in this node's data")
     number = torch.tensor([names.index(name) for name in own])
     parts = (data.train, data.validation, data.test)
     return ClientData(*(Samples(part.x, number[part.y]) for part in parts))
@@ -68,8 +68,8 @@ def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> Cl
 
 def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> str:
     """The network beside the clients' own; of those that a server may name, none but the recipe's are imported."""
-    wanted = method.companion
+    wanted = method.auxiliary_model
     known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
     if told not in known:
-        raise RequestError(f"expected a companion that the recipe knows, got '{told}'{nearest(told, known)}")
+        raise ConfigError(f"expected a companion that the recipe knows, got '{told}'{nearest(told, known)}")
     return told

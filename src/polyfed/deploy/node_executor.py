@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, flatten, nbytes, not_finite, read_only, shallow, tensor
-from polyfed.core.method import Trained
+from polyfed.core.message import Group, Message, State, first_nonfinite, flatten, nbytes, read_only, shallow, tensor
+from polyfed.core.method import TrainingResult
 from polyfed.core.upload_forms import Entry, Known
 from polyfed.deploy.node_checkpoints import mark
 from polyfed.deploy.node_registry import Answer, Diary, Office, Roster
@@ -144,7 +144,7 @@ class Nodes:
             RunError: it is not.
         """
         weights, state = model
-        if name := not_finite({"weights": weights, **state}):
+        if name := first_nonfinite({"weights": weights, **state}):
             raise RunError(f"expected a personal model of finite numbers, got others ('{name}')")
         if (expected := self._federation.personal_tensors(client)) is None:
             return
@@ -197,7 +197,7 @@ class Nodes:
 
     def _score(self, told: Mapping[str, Any], client: Client, part: str) -> Score:
         """Counts of all the rows that a client said it has, and of no others."""
-        others = self._federation.method.also_scored if part == "test" else ()
+        others = self._federation.method.alternative_predictors if part == "test" else ()
         return score_read(told, self._federation.classes, len(getattr(client.data, part)), others)
 
     def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
@@ -225,7 +225,7 @@ class Nodes:
     def _outcome(self, job: Job, answer: Answer) -> Outcome:
         """What came of a job; whoever says nothing, or nothing that can be read, has dropped out."""
         client = job.client
-        outcome = Outcome(client.id, read_only({}), client.weights, client.state, Trained(), dropped=True)
+        outcome = Outcome(client.id, read_only({}), client.weights, client.state, TrainingResult(), dropped=True)
         with self._guarded(client):
             outcome = self._read(job, answer)
         return outcome
@@ -240,7 +240,7 @@ class Nodes:
         largest = self._federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
         facts, message = self._opened(answer)
         report = read(Report, facts)
-        trained = Trained(report.steps, report.samples, report.loss)
+        trained = TrainingResult(report.steps, report.samples, report.loss)
         refused = report.refused
         if refused is None and report.mark != mark(job.round, job.place):
             raise RunError(f"expected the mark {mark(job.round, job.place)}, got '{report.mark}'")
@@ -265,9 +265,9 @@ class Nodes:
     def _objection(self, job: Job, message: Message) -> str | None:
         """Why an upload is refused, if it is: its numbers, or a form that is not the method's."""
         federation = self._federation
-        if name := not_finite(message):
+        if name := first_nonfinite(message):
             return f"the upload is not finite ({name[:60]!r})"
-        outcome = Outcome(job.client.id, message, None, {}, Trained())
+        outcome = Outcome(job.client.id, message, None, {}, TrainingResult())
         came = federation.arrived(job, outcome)
         form = federation.method.form
         if came.refused is not None or form is None:
@@ -282,7 +282,7 @@ class Nodes:
             kinds = {name: isinstance(entry, Entry) for name, entry in method.form.items() if name in message}
         empty = read_only({name: torch.empty(0) if alone else {} for name, alone in kinds.items()})
         try:
-            method.paper_nbytes(empty)
+            method.nbytes_in_paper(empty)
         except Exception:  # of a method that says no form, whose own count it breaks
             return read_only({})
         return empty
@@ -333,7 +333,7 @@ class Nodes:
         trial = copy.copy(server)
         trial.state = shallow(server.state)
         trial.log = {}
-        trial.memory = {}
+        trial.cache = {}
         try:
             settings = self._federation.plugin("robust_aggregation").settings
             method.aggregate(trial, defended(settings, method, trial, uploads, Watch()))

@@ -18,7 +18,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.protocol import Introduction, Letter, Task, Trouble, agreed, read
 from polyfed.engine.run_folder import held, write_atomically, writing
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.results.read import check_links, parse_json
 
 DIARY, _RELEASED = "nodes.jsonl", "released"
@@ -93,7 +93,7 @@ class Diary:
             for line in lines:
                 self._take(line)
         except (OSError, ValueError, KeyError, IndexError, TypeError, RunError) as error:
-            raise RequestError(f"expected the diary of nodes in {self._path}, got something else: {error}") from None
+            raise ConfigError(f"expected the diary of nodes in {self._path}, got something else: {error}") from None
         self._whole = "".join(json.dumps(line) + "\n" for line in lines)
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -147,18 +147,18 @@ def release(folder: str | Path, client: int) -> Owner:
         Whose it was.
 
     Raises:
-        RequestError: the folder has no diary of nodes, the number is nobody's, or a part of the folder is a link.
+        ConfigError: the folder has no diary of nodes, the number is nobody's, or a part of the folder is a link.
     """
     check_links(Path(folder))
     path = Path(folder) / DIARY
     if not path.is_file():
-        raise RequestError(f"expected a run folder of a deployment with its {DIARY}, got {folder}")
+        raise ConfigError(f"expected a run folder of a deployment with its {DIARY}, got {folder}")
     with held(Path(folder)):
         diary = Diary(path, resume=True)
         owner = diary.owners.get(client)
         if owner is None:
             taken = ", ".join(map(str, sorted(diary.owners))) or "none"
-            raise RequestError(f"expected a client whose number belongs to a node ({taken}), got {client}")
+            raise ConfigError(f"expected a client whose number belongs to a node ({taken}), got {client}")
         diary.open()
         diary.note(_RELEASED, client=client, node=owner.node)
     return owner
@@ -279,7 +279,7 @@ class Roster:
             said = read(Introduction, answer.facts)
             said = said.model_copy(update={"token": hashlib.sha256(said.token.encode()).hexdigest()})
             self._check(said, node)
-        except (RunError, RequestError) as error:
+        except (RunError, ConfigError) as error:
             self._turn_away(node, str(error))
             return
         except Exception as error:  # whatever somebody else has said
@@ -305,32 +305,32 @@ class Roster:
         """Whether this can be a client.
 
         Raises:
-            RequestError: it cannot; says why.
+            ConfigError: it cannot; says why.
         """
         plain = said.feature_dim * (len(said.class_names) + 1)  # numbers of a linear layer
         head = max(sum(math.prod(shape) for shape in said.head.values()), plain if said.linear else 0)
         if math.prod(said.shape) > _INPUT:
-            raise RequestError(f"expected at most {_INPUT} numbers in an input, got the shape {said.shape}")
+            raise ConfigError(f"expected at most {_INPUT} numbers in an input, got the shape {said.shape}")
         if head > _HEAD:
-            raise RequestError(f"expected at most {_HEAD} numbers in a head, got {head}")
+            raise ConfigError(f"expected at most {_HEAD} numbers in a head, got {head}")
         if self.class_names is not None and said.class_names != self.class_names:
-            raise RequestError(f"expected the classes {_listed(self.class_names)}, got {_listed(said.class_names)}")
+            raise ConfigError(f"expected the classes {_listed(self.class_names)}, got {_listed(said.class_names)}")
         Prepare(tuple(said.mean), tuple(said.std), table=said.table)
         number = said.client
         other = self.node_of.get(said.client)
         if number >= self.count:
-            raise RequestError(f"expected a client-id below {self.count}, got {number}")
+            raise ConfigError(f"expected a client-id below {self.count}, got {number}")
         if other is not None and other != node and other in self._office.wire.nodes():
-            raise RequestError(f"client-id {number} is taken by node {other}")
+            raise ConfigError(f"client-id {number} is taken by node {other}")
         owner = self._diary.owners.get(number)
         if owner is not None and node != owner.node and said.token != owner.token:
-            raise RequestError(
+            raise ConfigError(
                 f"client-id {number} belongs to the node that came as {owner.node}, got another; where "
                 f"its keeper wants it so: polyfed deploy release RUN {number}"
             )
         before = self.known.get(number)
         if before is not None and (before.architecture, before.head) != (said.architecture, said.head):
-            raise RequestError(f"client {number} was '{before.architecture}' before, got as '{said.architecture}'")
+            raise ConfigError(f"client {number} was '{before.architecture}' before, got as '{said.architecture}'")
 
     def _settle(self) -> None:
         """One numbering of classes, where the recipe has none: that of most of the first clients, or of the first.

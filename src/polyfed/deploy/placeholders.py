@@ -14,7 +14,7 @@ from polyfed.core.model_factory import Builder
 from polyfed.data.samples import Samples
 from polyfed.deploy.protocol import Introduction
 from polyfed.engine.weight_store import Layout, Row, Store
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models.split import SplitModel
 from polyfed.models.zoo import build
 from polyfed.registry import MODELS
@@ -111,7 +111,7 @@ def check_size(said: Introduction, recipe: Recipe, classes: int) -> None:
     """Whether a network that the server builds for a client is one that it can hold; weighed without being built.
 
     Raises:
-        RequestError: it is not.
+        ConfigError: it is not.
     """
     if not is_known(said, recipe) or max(math.prod(said.shape), said.words) <= _SMALL:
         return
@@ -121,7 +121,7 @@ def check_size(said: Introduction, recipe: Recipe, classes: int) -> None:
     except (NotImplementedError, RuntimeError):  # one that cannot be weighed so
         return
     if count > _LARGEST:
-        raise RequestError(
+        raise ConfigError(
             f"client {said.client}: expected a network of at most {_LARGEST} numbers, got '{said.architecture}' for "
             f"inputs {tuple(said.shape)} with {count}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 __all__ = ["OFFLINE", "expect"]
 
@@ -24,7 +24,7 @@ def expect(package: str, purpose: str) -> None:
         purpose: who needs it, for the message: "deploy local".
 
     Raises:
-        RequestError: it is not installed.
+        ConfigError: it is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise RequestError(f"{purpose} needs the package '{package}'; install it with: pip install 'polyfed[flower]'")
+        raise ConfigError(f"{purpose} needs the package '{package}'; install it with: pip install 'polyfed[flower]'")

@@ -34,7 +34,7 @@ from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.weight_store import Store
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
 from polyfed.models.zoo import build
@@ -88,7 +88,7 @@ class Deployed(Federation):
         known: the clients it is made with; default: all that the roster knows.
 
     Raises:
-        RequestError: as `Federation`; or the method needs a network that only a node has.
+        ConfigError: as `Federation`; or the method needs a network that only a node has.
     """
 
     def __init__(
@@ -104,18 +104,18 @@ class Deployed(Federation):
         known: Mapping[int, Introduction] | None = None,
     ) -> None:
         if recipe.devices.on:
-            raise RequestError(
+            raise ConfigError(
                 "[devices]: expected none, as nodes are devices of their own, got a section that deals some"
             )
         if recipe.run.keep != "last":
-            raise RequestError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
+            raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
         if recipe.privacy.target_epsilon:
-            raise RequestError(
+            raise ConfigError(
                 f"privacy.target_epsilon: expected noise in numbers, which every node reads in its own recipe, got "
                 f"{recipe.privacy.target_epsilon:g}"
             )
         if recipe.method.alone or recipe.run.control:
-            raise RequestError("expected a federation's own method in a deployment, got a control: run it at one place")
+            raise ConfigError("expected a federation's own method in a deployment, got a control: run it at one place")
         method = recipe.chosen_method
         if known is None:
             known = roster.known
@@ -125,7 +125,7 @@ class Deployed(Federation):
         count = roster.count
         names = list(roster.class_names or first.class_names)
         if recipe.data.test == "global" and (odd := [i for i, said in known.items() if said.test != first.test]):
-            raise RequestError(
+            raise ConfigError(
                 f"client {odd[0]}: expected the {first.test} test rows of everybody, got {known[odd[0]].test}"
             )
         expected = [
@@ -203,7 +203,7 @@ class Deployed(Federation):
 
     def export(self, client_id: int) -> nn.Module:
         """Not to be had here."""
-        raise RequestError(f"client {client_id}'s model is with its node, in its state-dir")
+        raise ConfigError(f"client {client_id}'s model is with its node, in its state-dir")
 
     def _write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's personal model; those that are shared come into the run folder."""
@@ -232,7 +232,7 @@ class Deployed(Federation):
         if client.architecture in self.unseen:
             return None
         variant = self.method.variant(self.server, client.id)
-        return exported(self.method.personal(self.architectures.template(client.architecture, variant)))
+        return exported(self.method.personal_model(self.architectures.template(client.architecture, variant)))
 
     def arrived(self, job: Job, outcome: Outcome) -> Outcome:
         """An outcome as the method gets it: restored from compression, and rejected where the server objects."""
@@ -300,7 +300,7 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
     """Whether networks are what nodes say they are, and the method can do without those that only nodes have.
 
     Raises:
-        RequestError: they are not, or it cannot.
+        ConfigError: they are not, or it cannot.
     """
     method = federation.method
     server = federation.server
@@ -309,7 +309,7 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
         model = split(seen.as_built(said.architecture))
         here = {name: list(tensor.shape) for name, tensor in model.head.state_dict().items()}
         if (model.feature_dim, here) != (said.feature_dim, said.head):
-            raise RequestError(
+            raise ConfigError(
                 f"client {number}: expected '{said.architecture}' with {model.feature_dim} features and the head "
                 f"{here}, got {said.feature_dim} features and {said.head}"
             )
@@ -317,14 +317,14 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
         return
     unseen = [i for i, said in told.items() if said.architecture in federation.unseen]
     lack = f"which the server does not have; {method.name} needs it there: name it in models.architectures"
-    beside = method.companion
+    beside = method.auxiliary_model
     if beside is not None and (beside.network in BY_SIZE or any(said.words < 0 for said in told.values())):
-        raise RequestError(f"client {unseen[0]} has the network '{told[unseen[0]].architecture}', {lack}")
+        raise ConfigError(f"client {unseen[0]} has the network '{told[unseen[0]].architecture}', {lack}")
     trial = preview(method, server, told)
     for number in unseen:
         sent = flatten(method.broadcast(trial, number))
         if any(name.rpartition("/")[2].endswith(UNSEEN) for name in sent):
-            raise RequestError(f"client {number} has the network '{told[number].architecture}', {lack}")
+            raise ConfigError(f"client {number} has the network '{told[number].architecture}', {lack}")
 
 
 # the whole run ------------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def serve(
         trackers: who watches; see `Tracker`.
 
     Raises:
-        RequestError: the request is wrong, or nodes, method and settings do not fit. RunError: the run failed.
+        ConfigError: the request is wrong, or nodes, method and settings do not fit. RunError: the run failed.
     """
     count = _check_request(recipe, min_nodes, deadline, max_megabytes)
     path = Path(out or recipe.folder)
@@ -385,19 +385,19 @@ def _check_request(recipe: Recipe, min_nodes: int | None, deadline: float, max_m
     """How many clients there are.
 
     Raises:
-        RequestError: what is asked for cannot be, or not of a deployment.
+        ConfigError: what is asked for cannot be, or not of a deployment.
     """
     count = recipe.data.client_count or min_nodes
     if count is None:
-        raise RequestError("expected data.num_clients or min-nodes, how many clients there are, got neither")
+        raise ConfigError("expected data.num_clients or min-nodes, how many clients there are, got neither")
     if min_nodes is not None and not 1 <= min_nodes <= count:
-        raise RequestError(f"min-nodes: expected 1 to {count}, the clients of the recipe, got {min_nodes}")
+        raise ConfigError(f"min-nodes: expected 1 to {count}, the clients of the recipe, got {min_nodes}")
     if not deadline > 0:
-        raise RequestError(f"deadline: expected seconds above 0, got {deadline}")
+        raise ConfigError(f"deadline: expected seconds above 0, got {deadline}")
     if not max_megabytes > 0:
-        raise RequestError(f"max-megabytes: expected more than 0, got {max_megabytes}")
+        raise ConfigError(f"max-megabytes: expected more than 0, got {max_megabytes}")
     if recipe.adversaries.in_effect():
-        raise RequestError("adversaries: expected none in a deployment, whose clients are what they are, got some")
+        raise ConfigError("adversaries: expected none in a deployment, whose clients are what they are, got some")
     return count
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from polyfed.deploy.gate import Gate, check_system, keeper
 from polyfed.deploy.requirements import OFFLINE, expect
 from polyfed.deploy.tls import AUTHORITY, SERVER, SERVER_KEY
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 __all__ = ["serve_nodes"]
 
@@ -29,13 +29,13 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         database: file that remembers which nodes are registered; made if missing.
 
     Raises:
-        RequestError: a file is missing, Flower or a part of it is not installed, or the system is not Linux.
+        ConfigError: a file is missing, Flower or a part of it is not installed, or the system is not Linux.
     """
     expect("flwr", "deploy server")
     check_system()
     for name in _FILES.values():
         if not (Path(keys) / name).is_file():
-            raise RequestError(f"expected {name} in {keys}, as 'polyfed deploy certify' writes it, got none")
+            raise ConfigError(f"expected {name} in {keys}, as 'polyfed deploy certify' writes it, got none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     words = [word for option, name in _FILES.items() for word in (option, str(Path(keys) / name))]
@@ -46,9 +46,7 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
         from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
         from flwr.superlink.main import create_app
     except ImportError as error:
-        raise RequestError(
-            f"expected a version of Flower that the extra 'flower' names, got another: {error}"
-        ) from None
+        raise ConfigError(f"expected a version of Flower that the extra 'flower' names, got another: {error}") from None
     config = _parse_superlink_lifespan_config()
     uvicorn.run(
         Gate(create_app(config, SuperLinkLifespan), keeper()),

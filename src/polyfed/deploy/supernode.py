@@ -25,7 +25,7 @@ from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Letter, Task, agreed
 from polyfed.deploy.requirements import OFFLINE, expect
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.signals import raise_on_termination
 
@@ -50,13 +50,13 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         key: private half of this node's key pair. port: of 127.0.0.1, free, between the SuperNode and this process.
 
     Raises:
-        RequestError: a setting is wrong, a file is missing, or data and network cannot be had.
+        ConfigError: a setting is wrong, a file is missing, or data and network cannot be had.
         RunError: the SuperNode has ended: the server does not know the key, for one.
     """
     expect("flwr", "deploy node")
     for file, maker in ((authority, "certify"), (key, "key")):
         if not Path(file).is_file():
-            raise RequestError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
+            raise ConfigError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     place = NodeConfig.read(_settings(config))
     data = DataCache()
@@ -74,7 +74,7 @@ def _settings(config: str) -> Mapping[str, Any]:
     """A node's configuration as Flower reads one on a command line.
 
     Raises:
-        RequestError: it cannot be read.
+        ConfigError: it cannot be read.
     """
     import click
     from flwr.common.config import parse_config_args
@@ -82,7 +82,7 @@ def _settings(config: str) -> Mapping[str, Any]:
     try:
         return dict(parse_config_args([config]))
     except (click.ClickException, ValueError, OSError) as error:
-        raise RequestError(f"--node-config: expected 'key=1 key=\"text\"', got {config!r}: {error}") from None
+        raise ConfigError(f"--node-config: expected 'key=1 key=\"text\"', got {config!r}: {error}") from None
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.deploy.requirements import expect
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.places import check_name
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
         The files written.
 
     Raises:
-        RequestError: no host, a host that is neither name nor address, a certificate is there already, half an
+        ConfigError: no host, a host that is neither name nor address, a certificate is there already, half an
             authority, or `cryptography` is missing.
     """
     expect("cryptography", "making keys")
@@ -58,16 +58,16 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
     place = Path(folder)
     names = [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
     if not hosts:
-        raise RequestError("expected a host name or address that nodes call the server by, got none")
+        raise ConfigError("expected a host name or address that nodes call the server by, got none")
     if not 1 <= days <= _LONGEST:
-        raise RequestError(f"expected a certificate that is good for 1 to {_LONGEST} days, got {days} days")
+        raise ConfigError(f"expected a certificate that is good for 1 to {_LONGEST} days, got {days} days")
     taken = [place / name for name in (SERVER, SERVER_KEY) if (place / name).exists()]
     if taken and not force:
-        raise RequestError(f"{taken[0]} is there already; replace the server's certificate with --overwrite")
+        raise ConfigError(f"{taken[0]} is there already; replace the server's certificate with --overwrite")
     has = [(place / name).exists() for name in (AUTHORITY, AUTHORITY_KEY)]
     if any(has) and not all(has):
         missing, there = (AUTHORITY, AUTHORITY_KEY) if has[1] else (AUTHORITY_KEY, AUTHORITY)
-        raise RequestError(f"expected {missing} beside {place / there}, got none; both make the authority")
+        raise ConfigError(f"expected {missing} beside {place / there}, got none; both make the authority")
     signer, key, written = _authority(place, days) if all(has) else _new_authority(place, 10 * days)
     own = _new_key()
     certificate = _certificate(hosts[0], own, signer, key, days, names)
@@ -80,7 +80,7 @@ def make_key(path: str | Path, force: bool = False) -> list[Path]:
     """Write a node's key pair: `path` and, beside it, `path`.pub, both in OpenSSH's form, as SuperNodes read them.
 
     Raises:
-        RequestError: one of the files is there already, or `cryptography` is missing.
+        ConfigError: one of the files is there already, or `cryptography` is missing.
     """
     expect("cryptography", "making keys")
     from cryptography.hazmat.primitives import serialization as form
@@ -90,7 +90,7 @@ def make_key(path: str | Path, force: bool = False) -> list[Path]:
     public = private.with_name(f"{private.name}.pub")
     for file in (private, public):
         if file.exists() and not force:
-            raise RequestError(f"{file} is there already; replace the node's keys with --overwrite")
+            raise ConfigError(f"{file} is there already; replace the node's keys with --overwrite")
     key = _new_key()
     _write(private, key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()), private=True)
     _write(public, key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH) + b"\n")
@@ -125,13 +125,13 @@ def _authority(folder: Path, days: int) -> tuple[x509.Certificate, EllipticCurve
         ends = certificate.not_valid_after_utc
         certificate.subject.rfc4514_string()  # read now, as what is looked at later may be damaged
     except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise RequestError(f"expected an authority in {folder}, got files that cannot be read: {error}") from None
+        raise ConfigError(f"expected an authority in {folder}, got files that cannot be read: {error}") from None
     except OSError as error:
-        raise RequestError(f"expected an authority in {folder}, got {error.strerror}") from None
+        raise ConfigError(f"expected an authority in {folder}, got {error.strerror}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != public:
-        raise RequestError(f"expected {AUTHORITY_KEY} to be the key of {AUTHORITY} in {folder}, got another one")
+        raise ConfigError(f"expected {AUTHORITY_KEY} to be the key of {AUTHORITY} in {folder}, got another one")
     if ends < _now() + datetime.timedelta(days=days):
-        raise RequestError(
+        raise ConfigError(
             f"expected an authority good for {days} days or more in {folder}, got one that ends on {ends.date()}"
         )
     return certificate, key, []
@@ -197,7 +197,7 @@ def _subject_name(host: str) -> x509.GeneralName:
     except ValueError:
         if host.isascii() and len(host) <= 253 and all(map(_NAME.fullmatch, host.removesuffix(".").split("."))):
             return x509.DNSName(host.removesuffix("."))
-        raise RequestError(f"expected a host name (fl.example.org) or an address (10.0.0.5), got '{host}'") from None
+        raise ConfigError(f"expected a host name (fl.example.org) or an address (10.0.0.5), got '{host}'") from None
 
 
 def _now() -> datetime.datetime:
@@ -229,4 +229,4 @@ def _write(path: Path, data: bytes, private: bool = False) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RequestError(f"expected a place for {path}, got {error.strerror}") from None
+        raise ConfigError(f"expected a place for {path}, got {error.strerror}") from None

@@ -22,7 +22,7 @@ from typing import Any
 
 from polyfed.core.releases import Release
 from polyfed.core.settings import Accountant, Privacy
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.gaussian_mechanism import gaussian_delta, gaussian_epsilon
 
 _ORDERS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 257, 512, 1024]  # whole ones: quick, and no warnings
@@ -38,7 +38,7 @@ def epsilon_of(releases: Iterable[Release], delta: float, accountant: Accountant
         accountant: how it is bounded where rows are drawn; without that there is one exact answer.
 
     Raises:
-        RequestError: rows are drawn, and dp-accounting is not installed.
+        ConfigError: rows are drawn, and dp-accounting is not installed.
     """
     counted = list(releases)
     if not counted:
@@ -57,7 +57,7 @@ def least_noise(released: Callable[[float], Iterable[Iterable[Release]]], settin
         released: noise -> what each client releases in all.
 
     Raises:
-        RequestError: what else they release is too much already.
+        ConfigError: what else they release is too much already.
     """
 
     @functools.cache
@@ -72,7 +72,7 @@ def least_noise(released: Callable[[float], Iterable[Iterable[Release]]], settin
     while not fits(high):
         high *= 2
         if high > _LOUDEST:
-            raise RequestError(
+            raise ConfigError(
                 f"privacy.target_epsilon: expected one that noise can reach, got {settings.target_epsilon:g}"
             )
     low = high / 2
@@ -96,7 +96,7 @@ def require(releases: Iterable[Release]) -> None:
     """Whether these can be accounted for here.
 
     Raises:
-        RequestError: rows are drawn, and dp-accounting is not installed.
+        ConfigError: rows are drawn, and dp-accounting is not installed.
     """
     if any(one.sampled for one in releases):
         _package()
@@ -109,7 +109,7 @@ def _package() -> Any:
         import dp_accounting.pld
         import dp_accounting.rdp
     except ImportError:
-        raise RequestError(
+        raise ConfigError(
             "privacy: expected the package 'dp-accounting', which counts what drawn rows give away, got none; install "
             "it with: pip install 'polyfed[privacy]'"
         ) from None

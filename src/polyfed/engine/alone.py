@@ -6,7 +6,7 @@ own, which knows of nobody else. Only the others are gone. Nothing leaves a clie
 A server of a single client is that client's own already: there the method is called as it stands, so that with one
 client alone is the method, bit for bit. Where there are more, `Server.state` holds the state of client 3's server under
 names that begin with "client 3: ", in one state for checkpoints and for resuming. A network beside the clients' own
-(`Method.companion`) stays that of the whole federation.
+(`Method.auxiliary_model`) stays that of the whole federation.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class _Alone(Method):
         """As it is made."""
         return f"alone({super().__repr__()})"
 
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         """Before round 1: every client's server fills its state."""
-        start = super().start
-        for _, own in _own_servers(server, server.everybody):
+        start = super().init_server
+        for _, own in _own_servers(server, server.all_client_ids):
             start(own)
 
-    def plan(self, server: Server, selected: Sequence[int]) -> None:
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
         """Every server that is there plans for its own client, as far as that is selected."""
-        plan = super().plan
+        plan = super().start_round
         for number, own in _own_servers(server, server.clients):
             plan(own, [one for one in selected if one == number])
 
@@ -74,14 +74,14 @@ class _Alone(Method):
         for number, own in _own_servers(server, server.clients):
             aggregate(own, {one: message for one, message in uploads.items() if one == number})
 
-    def paper_nbytes(self, message: Message) -> int:
+    def nbytes_in_paper(self, message: Message) -> int:
         """Nothing crosses."""
         return 0
 
 
 def _own_server(server: Server, client_id: int) -> Server:
     """One client's own server, to be read."""
-    return server if len(server.everybody) == 1 else server.of_one(client_id)
+    return server if len(server.all_client_ids) == 1 else server.of_one(client_id)
 
 
 def _own_servers(server: Server, numbers: Iterable[int]) -> Iterator[tuple[int, Server]]:
@@ -89,7 +89,7 @@ def _own_servers(server: Server, numbers: Iterable[int]) -> Iterator[tuple[int, 
 
     Numbers that several of them log stand in the record as their mean.
     """
-    everybody = server.everybody
+    everybody = server.all_client_ids
     if len(everybody) == 1:
         yield everybody[0], server
         return

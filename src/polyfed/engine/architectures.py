@@ -28,12 +28,12 @@ def architectures_of(
         others: of what else the companion may be. companion: name of the network it turned out to be, where known.
         precision: what networks train in.
     """
-    wanted = method.companion
+    wanted = method.auxiliary_model
     if wanted is not None and companion is not None:
         wanted = replace(wanted, network=companion)
-    alone = getattr(method.beside, "__func__", None) is Method.beside  # clients train nothing but their own
-    beside = None if alone else method.beside
-    starts = {"blank": method.starts_blank, "common_head": method.common_head}
+    alone = getattr(method.join_models, "__func__", None) is Method.join_models  # clients train nothing but their own
+    beside = None if alone else method.join_models
+    starts = {"blank": method.ignores_initial_weights, "common_head": method.common_head}
     return Architectures(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from polyfed.core.client import Client, Public, as_floats, samples_of
+from polyfed.core.client import Client, PublicData, as_floats, samples_of
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
 from polyfed.core.settings import Evaluation, Settings
@@ -21,7 +21,7 @@ from polyfed.data.samples import ClientData, Samples, classes_up_to
 from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.errors import RequestError, described, nearest
+from polyfed.errors import ConfigError, described, nearest
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
 from polyfed.places import check_characters
@@ -34,17 +34,17 @@ def clients_of(given: Any) -> list[Client]:
     """Copies of the clients, in order.
 
     Raises:
-        RequestError: none, or something else than clients.
+        ConfigError: none, or something else than clients.
     """
     write = "polyfed.Client(model, train=(x, y), test=(x, y))"
     if isinstance(given, Client) or not isinstance(given, Iterable):
-        raise RequestError(f"clients: expected a list of {write}, got {described(given)}")
+        raise ConfigError(f"clients: expected a list of {write}, got {described(given)}")
     clients = list(given)
     if not clients:
-        raise RequestError("expected at least one client, got none")
+        raise ConfigError("expected at least one client, got none")
     for place, client in enumerate(clients):
         if not isinstance(client, Client):
-            raise RequestError(f"clients: expected {write} in place {place}, got {described(client)}")
+            raise ConfigError(f"clients: expected {write} in place {place}, got {described(client)}")
     return [copy.copy(client) for client in clients]
 
 
@@ -52,7 +52,7 @@ def method_of(given: Any) -> Method:
     """The method.
 
     Raises:
-        RequestError: a method's name or class, or something else.
+        ConfigError: a method's name or class, or something else.
     """
     if isinstance(given, Method):
         return given
@@ -60,32 +60,32 @@ def method_of(given: Any) -> Method:
     if isinstance(kind, type) and issubclass(kind, Method):
         ours = kind.__module__.startswith("polyfed.methods.")
         write = f"polyfed.methods.{kind.__name__}()" if ours else f"{kind.__name__}()"
-        raise RequestError(f"method: expected an object of its class, got {described(given)}; write {write}")
-    raise RequestError(f"method: expected one such as polyfed.methods.FedAvg(), got {described(given)}")
+        raise ConfigError(f"method: expected an object of its class, got {described(given)}; write {write}")
+    raise ConfigError(f"method: expected one such as polyfed.methods.FedAvg(), got {described(given)}")
 
 
 def settings_of(name: str, given: Any, kind: type[_Kind]) -> _Kind:
     """The settings of that name, or their defaults for None.
 
     Raises:
-        RequestError: something else than settings of this kind.
+        ConfigError: something else than settings of this kind.
     """
     if given is None:
         return kind()
     if not isinstance(given, kind):
         key = next(iter(kind.model_fields))
-        raise RequestError(f"{name}: expected {kind.__name__}({key}=..., ...), got {described(given)}")
+        raise ConfigError(f"{name}: expected {kind.__name__}({key}=..., ...), got {described(given)}")
     return given
 
 
-def public_of(given: Any) -> Public | None:
+def public_of(given: Any) -> PublicData | None:
     """What everybody may see.
 
     Raises:
-        RequestError: something else than `Public`.
+        ConfigError: something else than `PublicData`.
     """
-    if given is not None and not isinstance(given, Public):
-        raise RequestError(f"public: expected polyfed.Public((x, y)), got {described(given)}")
+    if given is not None and not isinstance(given, PublicData):
+        raise ConfigError(f"public: expected polyfed.PublicData((x, y)), got {described(given)}")
     return given
 
 
@@ -93,12 +93,12 @@ def list_of(name: str, given: Any) -> list[Any]:
     """What was given as a list.
 
     Raises:
-        RequestError: a single thing.
+        ConfigError: a single thing.
     """
     if isinstance(given, Mapping):
-        raise RequestError(f"{name}: expected a list, got {described(given)}")
+        raise ConfigError(f"{name}: expected a list, got {described(given)}")
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise RequestError(f"{name}: expected a list, got {described(given)}; put it into [ ]")
+        raise ConfigError(f"{name}: expected a list, got {described(given)}; put it into [ ]")
     return list(given)
 
 
@@ -106,7 +106,7 @@ def plugins_of(given: Any) -> list[Plugin]:
     """All plugins of a federation: those of the library, with the settings that were given, and one's own behind them.
 
     Raises:
-        RequestError: neither settings of a plugin nor a plugin; or two for one concern.
+        ConfigError: neither settings of a plugin nor a plugin; or two for one concern.
     """
     kinds: dict[str, type[Plugin]] = {name: PLUGINS[name] for name in PLUGINS}
     of_settings = {kind.settings_class: name for name, kind in kinds.items() if kind.settings_class is not None}
@@ -120,9 +120,9 @@ def plugins_of(given: Any) -> list[Plugin]:
             plugin, name = each, each.name
         else:
             known = ", ".join(kind.__name__ for kind in of_settings if kind is not None)
-            raise RequestError(f"plugins: expected settings ({known}) or a polyfed.Plugin, got {described(each)}")
+            raise ConfigError(f"plugins: expected settings ({known}) or a polyfed.Plugin, got {described(each)}")
         if name in ours or name in [other.name for other in own]:
-            raise RequestError(f"plugins: expected one '{name}', got two")
+            raise ConfigError(f"plugins: expected one '{name}', got two")
         if name in kinds:
             ours[name] = plugin
         else:
@@ -134,12 +134,12 @@ def execution_of(given: Any) -> Execution:
     """How work is done: the name of an executor, or all of it.
 
     Raises:
-        RequestError: neither.
+        ConfigError: neither.
     """
     if isinstance(given, str):
         return Execution(given)
     if not isinstance(given, Execution):
-        raise RequestError(f"executor: expected its name or polyfed.Execution(...), got {described(given)}")
+        raise ConfigError(f"executor: expected its name or polyfed.Execution(...), got {described(given)}")
     return given
 
 
@@ -147,11 +147,11 @@ def output_of(given: Any) -> Output:
     """What is written: the run folder's path, or all of it.
 
     Raises:
-        RequestError: neither, or a value that cannot be.
+        ConfigError: neither, or a value that cannot be.
     """
     output = given if isinstance(given, Output) else Output(given)
     if output.keep not in ("last", "best"):
-        raise RequestError(f"keep: expected 'last' or 'best', got {output.keep!r}")
+        raise ConfigError(f"keep: expected 'last' or 'best', got {output.keep!r}")
     every = check_integer("checkpoint_every", output.checkpoint_every, 1)
     return replace(output, path=folder_of(output.path), checkpoint_every=every)
 
@@ -160,10 +160,10 @@ def task_of(given: Any) -> Task:
     """What is classified; the defaults for None.
 
     Raises:
-        RequestError: something else.
+        ConfigError: something else.
     """
     if given is not None and not isinstance(given, Task):
-        raise RequestError(f"task: expected polyfed.Task(classes=..., ...), got {described(given)}")
+        raise ConfigError(f"task: expected polyfed.Task(classes=..., ...), got {described(given)}")
     return Task() if given is None else given
 
 
@@ -171,10 +171,10 @@ def mapping_of(name: str, given: Any) -> dict[str, Any]:
     """What was given by name; nothing for None.
 
     Raises:
-        RequestError: no dictionary.
+        ConfigError: no dictionary.
     """
     if given is not None and not isinstance(given, Mapping):
-        raise RequestError(f"{name}: expected a dictionary of functions by name, got {described(given)}")
+        raise ConfigError(f"{name}: expected a dictionary of functions by name, got {described(given)}")
     return dict(given or {})
 
 
@@ -182,10 +182,10 @@ def folder_of(given: Any) -> Path | None:
     """The run folder.
 
     Raises:
-        RequestError: no path.
+        ConfigError: no path.
     """
     if given is not None and not isinstance(given, str | os.PathLike):
-        raise RequestError(f"out: expected the path of a folder, got {described(given)}")
+        raise ConfigError(f"out: expected the path of a folder, got {described(given)}")
     return None if given is None else Path(given)
 
 
@@ -198,7 +198,7 @@ def builders_by_name(
         clients: with their data. classes: of the task. vocabulary: of texts.
 
     Raises:
-        RequestError: a name that nobody knows, or inputs that are not as the network's weights want them.
+        ConfigError: a name that nobody knows, or inputs that are not as the network's weights want them.
     """
     found: dict[str, Builder] = {}
     for client in clients:
@@ -216,14 +216,14 @@ def _check_named(client: Client, own: Collection[str]) -> None:
     """Whether a named network is known, and takes the client's inputs as they are prepared."""
     name = client.architecture
     if ":" not in name and name.partition("?")[0] not in MODELS:
-        raise RequestError(
+        raise ConfigError(
             f"client {client.id}: expected a network, a name in builders or that of a registered model, got '{name}'"
             f"{nearest(name, [*MODELS, *own])}"
         )
     if client.prepare is not as_floats or client.data.train.x.dtype != torch.uint8:
         return
     if (wanted := pretrained_normalization(name)) is not None:
-        raise RequestError(
+        raise ConfigError(
             f"'{name}' wants images normalized with mean {wanted[0]} and std {wanted[1]}; write "
             "Client(..., prepare=polyfed.data.transforms.Prepare(mean, std))"
         )
@@ -254,7 +254,7 @@ def check_texts(task: Task, output: Output, metrics: Mapping[str, Any]) -> None:
     """Whether all texts can be written.
 
     Raises:
-        RequestError: one holds half a character.
+        ConfigError: one holds half a character.
     """
     said: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names, "label": output.label}
     said |= {"feature_names": task.feature_names, "label_column": task.label_column}
@@ -269,7 +269,7 @@ def complete_task(task: Task, clients: Sequence[Client]) -> Task:
     classes = known if task.classes is None else check_integer("classes", task.classes, 1)
     names = list(map(str, range(classes))) if task.class_names is None else list(task.class_names)
     if len(names) != classes:
-        raise RequestError(f"expected {classes} class names, got {len(names)}")
+        raise ConfigError(f"expected {classes} class names, got {len(names)}")
     return replace(
         task,
         classes=classes,
@@ -289,7 +289,7 @@ def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: 
         ("run.keep = 'best'", output.keep == "best", "by which the best round is told"),
     ):
         if asked:
-            raise RequestError(
+            raise ConfigError(
                 f"{key}: expected validation data, {why}, got none; give data.split a validation part ('8:1:1', "
                 "'official:9:1')"
             )

@@ -21,14 +21,14 @@ def averaged(method: Method, owners: Sequence[str], templates: Mapping[str, nn.M
     """One line: whose networks a method averages whole, and what across architectures.
 
     Args:
-        method: has a knob `aggregation`. owners: every client's architecture.
+        method: has a hyperparameter `aggregation`. owners: every client's architecture.
         templates: architecture -> its network.
 
     Example: ``averaged: 5 clients of cnn1 whole, 5 of mlp whole; head.weight (640 weights) across all 10``
     """
     aggregation = getattr(method, "aggregation", "same-shape")
     counts = Counter(owners)
-    parts = method.needs.nested_parts
+    parts = method.requirements.shared_parts
     what = "whole" if parts is None else "in " + " and ".join(parts)
     each = [f"{count} of {architecture} {what}" for architecture, count in counts.items()]
     if len(each) > _SHOWN:

@@ -31,7 +31,7 @@ from polyfed.core.message import State, flatten, from_bytes, group, read_only, t
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.run_folder import sync_folder
 from polyfed.engine.weight_store import Layout, Row, Store
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.results.read import parse_json, seal, unseal
 
 KEPT = 2
@@ -117,7 +117,7 @@ def latest(
         before: only those of earlier rounds than this.
 
     Raises:
-        RequestError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
+        ConfigError: there are checkpoints and none of them is whole; or it is whole, and of other clients or networks.
     """
     found = [path for path in _all(folder) if before is None or path.name < _name(before)]
     for path in reversed(found):
@@ -131,11 +131,11 @@ def latest(
             try:
                 return snapshot if store is None else replace(snapshot, weights=_rows(path, clients, store))
             except _DAMAGE as error:
-                raise RequestError(
+                raise ConfigError(
                     f"{path} does not fit this federation: {error}; start again with --overwrite"
                 ) from None
     if found:
-        raise RequestError(
+        raise ConfigError(
             f"expected a whole checkpoint in {folder}, all {len(found)} are damaged; start again with --overwrite"
         )
     return None
@@ -145,13 +145,13 @@ def of_round(folder: Path, number: int, clients: int, store: Store) -> Snapshot:
     """The checkpoint of a round.
 
     Raises:
-        RequestError: it is not there, or not whole.
+        ConfigError: it is not there, or not whole.
     """
     path = folder / _name(number)
     try:
         return replace(_read(path, clients), weights=_rows(path, clients, store))
     except _DAMAGE as error:
-        raise RequestError(f"expected a whole checkpoint in {path}, got another: {error}") from None
+        raise ConfigError(f"expected a whole checkpoint in {path}, got another: {error}") from None
 
 
 def is_whole(folder: Path, number: int) -> bool:

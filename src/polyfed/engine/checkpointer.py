@@ -13,7 +13,7 @@ from polyfed.engine.history import best_round, stopped_after
 from polyfed.engine.run_folder import RunFolder, writing
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import Store
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 class Checkpointer:
@@ -114,13 +114,11 @@ class Checkpointer:
         """The checkpoint to go on from: the last one; for more rounds than there were to be, that before a final one.
 
         Raises:
-            RequestError: there was one and it has gone, or what the final round gave away cannot be taken back.
+            ConfigError: there was one and it has gone, or what the final round gave away cannot be taken back.
         """
         snapshot = self.latest(folder)
         if snapshot is None and folder.read_result() is not None:
-            raise RequestError(
-                f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --overwrite"
-            )
+            raise ConfigError(f"expected a checkpoint to go on from in {folder.checkpoints}, got none; use --overwrite")
         if snapshot is None or not longer:
             return snapshot
         *earlier_records, last = folder.records(snapshot.round)
@@ -128,16 +126,14 @@ class Checkpointer:
         if not last["closing"] or self.has_stopped():
             return snapshot
         if last.get("releases"):
-            raise RequestError(
+            raise ConfigError(
                 f"{folder.path} cannot go on for more rounds: its closing round has given away what counts in epsilon; "
                 "choose another --out or --overwrite"
             )
         earlier = self.latest(folder, before=snapshot.round)
         if earlier is None:
             place = folder.checkpoints
-            raise RequestError(
-                f"expected the checkpoint before the closing round in {place}, got none; use --overwrite"
-            )
+            raise ConfigError(f"expected the checkpoint before the closing round in {place}, got none; use --overwrite")
         checkpoint.remove(folder.checkpoints, snapshot.round)
         return earlier
 
@@ -164,10 +160,10 @@ class Checkpointer:
             records = folder.records(number)
             known = {str(client) for client in range(self._clients)}
             if strange := {each for record in records for each in record["bytes_by_client"]} - known:
-                raise RequestError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
+                raise ConfigError(f"the records tell of a client {min(strange)[:20]!r}, who is not in the run")
             self._summarize(records)
             best = best_round(records) if self._keep == "best" else None
             if best not in (None, number) and not checkpoint.is_whole(folder.checkpoints, best or 0):
-                raise RequestError(f"that of the best round before it, {best}, is damaged")
+                raise ConfigError(f"that of the best round before it, {best}, is damaged")
 
         return expect

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client, Public
-from polyfed.core.method import Method, Needs
+from polyfed.core.client import Client, PublicData
+from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import BY_SIZE, Architectures
 from polyfed.core.modules import floats, split
 from polyfed.engine.averaging_summary import listed, only_heads_shared
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.functional.feature_pooling import layout
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel, cuts
 from polyfed.registry import nearest
 
 
-class Unfit(RequestError):
+class Unfit(ConfigError):
     """Models or data do not fit the method.
 
     Attributes:
@@ -34,8 +34,10 @@ class Unfit(RequestError):
         self.problems = tuple(problems)
 
 
-def check_fit(method: Method, clients: Sequence[Client], architectures: Architectures, public: Public | None) -> None:
-    """Check every architecture against its clients' data and against `method.needs`.
+def check_fit(
+    method: Method, clients: Sequence[Client], architectures: Architectures, public: PublicData | None
+) -> None:
+    """Check every architecture against its clients' data and against `method.requirements`.
 
     Raises:
         Unfit: all that does not fit, each with the client, both sides and what to do.
@@ -46,7 +48,7 @@ def check_fit(method: Method, clients: Sequence[Client], architectures: Architec
     for question in _questions(method, clients, architectures, public, templates, first):
         try:
             question()
-        except RequestError as error:
+        except ConfigError as error:
             problems.append(str(error))
     if problems:
         raise Unfit(problems)
@@ -60,9 +62,9 @@ def _working(
     for architecture, client in sorted(first.items(), key=lambda one: one[1].id):
         try:
             module = architectures.template(architecture, alone=True)
-            module = module if architectures.together else method.personal(module)
+            module = module if architectures.together else method.personal_model(module)
             _check_forward(client, module)
-        except RequestError as error:
+        except ConfigError as error:
             problems.append(str(error))
         else:
             templates[architecture] = module
@@ -73,23 +75,23 @@ def _questions(
     method: Method,
     clients: Sequence[Client],
     architectures: Architectures,
-    public: Public | None,
+    public: PublicData | None,
     templates: Mapping[str, nn.Module],
     first: Mapping[str, Client],
 ) -> Iterator[Callable[[], None]]:
     """What is to be asked of data, settings and the networks that work, one after the other."""
-    needs = method.needs
+    needs = method.requirements
     name = method.name or type(method).__name__
     yield lambda: _check_public(name, needs, public)
     yield lambda: _check_inputs(name, needs, clients, public)
     yield lambda: _check_rounds(name, needs, clients[0].training.rounds)
     yield lambda: _check_validation(name, needs, clients)
-    if needs.split_model or needs.one_feature_dim or needs.one_head or needs.linear_head or needs.equal_cuts:
+    if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
         whole = [architecture for architecture, module in templates.items() if not isinstance(module, SplitModel)]
         yield from (functools.partial(_refuse_whole, name, first[a], templates[a]) for a in whole)
         templates = {architecture: module for architecture, module in templates.items() if architecture not in whole}
     yield from _questions_of_parts(name, needs, templates, first)
-    if needs.nested:
+    if needs.shared_shapes:
         yield lambda: _check_nested(name, needs, templates, first)
     if needs.more_than_head:
         yield lambda: _check_more_than_head(name, needs, templates, clients)
@@ -100,28 +102,28 @@ def _questions(
 
 
 def _questions_of_parts(
-    name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
+    name: str, needs: Requirements, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
 ) -> Iterator[Callable[[], None]]:
     """What is to be asked of the networks' heads, widths and cuts."""
     if needs.linear_head:
         yield lambda: _check_linear(name, templates, first)
     for needed, what, facts in (
-        (needs.one_architecture, "one architecture for all clients", {a: a for a in templates}),
-        (needs.one_feature_dim, "one feature width for all clients", _facts(templates, _feature_dim)),
-        (needs.one_head, "heads with the same tensors", _facts(templates, _head)),
+        (needs.same_architecture, "one architecture for all clients", {a: a for a in templates}),
+        (needs.same_feature_dim, "one feature width for all clients", _facts(templates, _feature_dim)),
+        (needs.same_head, "heads with the same tensors", _facts(templates, _head)),
     ):
         if needed:
             yield functools.partial(_check_equal, name, needs, what, facts, first)
-    if needs.equal_cuts:
+    if needs.same_cut_shapes:
         what, cut = "equally shaped cuts (into and out of the intermediate part)", _cut_shapes
         yield lambda: _check_equal(name, needs, what, {a: cut(first[a], m) for a, m in templates.items()}, first)
-    if needs.cuts_on_grids:
+    if needs.gridlike_cuts:
         for architecture, module in templates.items():
             yield functools.partial(_check_grid, name, first[architecture], module)
 
 
 def _refuse_whole(name: str, client: Client, module: nn.Module) -> None:
-    raise RequestError(
+    raise ConfigError(
         f"{name} needs split models; client {client.id} ('{client.architecture}') is a plain "
         f"{type(module).__name__}; split it with polyfed.split(module, head=..., extractor=...)"
     )
@@ -131,11 +133,11 @@ def check_companion(method: Method, known: Collection[str]) -> None:
     """Whether the companion that a method names is among the networks that can be built.
 
     Raises:
-        RequestError: it is not.
+        ConfigError: it is not.
     """
-    wanted = method.companion
+    wanted = method.auxiliary_model
     if wanted is not None and wanted.network not in (*BY_SIZE, *known):
-        raise RequestError(
+        raise ConfigError(
             f"{method.name or type(method).__name__}: expected 'smallest', 'largest' or a network that can be built "
             f"beside the clients' own, got '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
         )
@@ -154,10 +156,10 @@ def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
             scores = module(x)
     except Exception as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RequestError(f"{who} cannot take inputs of shape {tuple(x.shape[1:])}: {problem}") from error
+        raise ConfigError(f"{who} cannot take inputs of shape {tuple(x.shape[1:])}: {problem}") from error
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
         came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-        raise RequestError(f"expected scores for {client.classes} classes per sample from {who}, got {came}")
+        raise ConfigError(f"expected scores for {client.classes} classes per sample from {who}, got {came}")
 
 
 def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
@@ -171,27 +173,27 @@ def _check_together(method: Method, architectures: Architectures, first: Mapping
         raise
     except Exception as error:  # the builder may be the user's
         reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
-        raise RequestError(f"{who} cannot be built: {reason}") from error
-    if method.needs.split_model and not isinstance(module, SplitModel):
-        raise RequestError(
+        raise ConfigError(f"{who} cannot be built: {reason}") from error
+    if method.requirements.split_model and not isinstance(module, SplitModel):
+        raise ConfigError(
             f"{name} needs split models; {who} is a plain {type(module).__name__}; split it with polyfed.split(module, "
             f"head=..., extractor=...)"
         )
     theirs = architectures.template(next(iter(first)), alone=True)
-    if method.needs.one_head and isinstance(theirs, SplitModel) and _head(split(module)) != _head(theirs):
-        raise RequestError(
+    if method.requirements.same_head and isinstance(theirs, SplitModel) and _head(split(module)) != _head(theirs):
+        raise ConfigError(
             f"{name} needs heads with the same tensors; {who} gives {_head(split(module))}, the clients' networks "
-            f"{_head(theirs)}" + (f"; {method.needs.instead}" if method.needs.instead else "")
+            f"{_head(theirs)}" + (f"; {method.requirements.hint}" if method.requirements.hint else "")
         )
     for client in first.values():
         _check_forward(client, module, who)
     if not architectures.together:
         return
     for architecture, client in first.items():
-        _check_forward(client, method.personal(architectures.template(architecture)))
+        _check_forward(client, method.personal_model(architectures.template(architecture)))
 
 
-def _check_public(name: str, needs: Needs, public: Public | None) -> None:
+def _check_public(name: str, needs: Requirements, public: PublicData | None) -> None:
     fits = public is not None and needs.public_origin in ("", public.origin)
     held = len(public) if public is not None and fits else 0
     if held < needs.public:
@@ -199,44 +201,44 @@ def _check_public(name: str, needs: Needs, public: Public | None) -> None:
         rows = "inputs of another data set" if other else "rows that everybody may see"
         kind = "" if public is None or fits else f" (and {len(public)} of the kind '{public.origin}')"
         place = "name one as data.public_dataset, with" if other else "set data.holdout to"
-        raise RequestError(
+        raise ConfigError(
             f"{name} needs {needs.public} {rows}, got {held}{kind}; {place} at least {needs.public} (for every method "
-            f"that is compared alike), or ask the method for fewer; in Python give public=polyfed.Public(...)"
+            f"that is compared alike), or ask the method for fewer; in Python give public=polyfed.PublicData(...)"
         )
 
 
-def _check_inputs(name: str, needs: Needs, clients: Sequence[Client], public: Public | None) -> None:
+def _check_inputs(name: str, needs: Requirements, clients: Sequence[Client], public: PublicData | None) -> None:
     inputs = {f"client {client.id}": client.data.train.x for client in clients}
     if needs.public and public is not None:
         inputs["what everybody may see"] = public.samples.x
     kinds = {owner: f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for owner, x in inputs.items()}
     first = next(iter(kinds))
     for owner, kind in kinds.items():
-        if needs.one_input and kind != kinds[first]:
-            raise RequestError(
+        if needs.same_input_shape and kind != kinds[first]:
+            raise ConfigError(
                 f"{name} needs stored inputs of one shape and type; {owner} has {kind}, {first} {kinds[first]}"
             )
 
 
-def _check_validation(name: str, needs: Needs, clients: Sequence[Client]) -> None:
+def _check_validation(name: str, needs: Requirements, clients: Sequence[Client]) -> None:
     without = [client.id for client in clients if not len(client.data.validation)]
     if needs.validation and without:
-        raise RequestError(
+        raise ConfigError(
             f"{name} needs validation rows at every client, client {without[0]} has none; give data.split a validation "
             f"part ('8:1:1', 'official:9:1')"
         )
 
 
-def _check_rounds(name: str, needs: Needs, rounds: int) -> None:
+def _check_rounds(name: str, needs: Requirements, rounds: int) -> None:
     if needs.warmup >= rounds:
-        raise RequestError(
+        raise ConfigError(
             f"{name} warms up for {needs.warmup} rounds, in which nobody trains, and needs more than these; got "
             f"training.rounds = {rounds}; raise it, or lower the method's warm-up"
         )
 
 
 def _check_second_derivatives(
-    name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
+    name: str, needs: Requirements, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
 ) -> None:
     for architecture, module in templates.items():
         w = {n: p.detach().requires_grad_() for n, p in module.named_parameters() if p.requires_grad}
@@ -247,9 +249,9 @@ def _check_second_derivatives(
             # backward reaches every node, also those that only raise; grad would pass them by, and give too little
             torch.stack([g.square().sum() for g in grads if g is not None]).sum().backward()
         except RuntimeError as error:
-            raise RequestError(
+            raise ConfigError(
                 f"{name} needs networks with second derivatives; client {first[architecture].id} ('{architecture}') "
-                f"has none: {str(error).splitlines()[0]}" + (f"; {needs.instead}" if needs.instead else "")
+                f"has none: {str(error).splitlines()[0]}" + (f"; {needs.hint}" if needs.hint else "")
             ) from error
 
 
@@ -257,22 +259,24 @@ def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[
     for architecture, module in templates.items():
         head = split(module).head
         if not isinstance(head, nn.Linear) or head.bias is None:
-            raise RequestError(
+            raise ConfigError(
                 f"{name} needs a head that is one linear layer with a bias; client {first[architecture].id} "
                 f"('{architecture}') has {type(head).__name__}"
             )
 
 
-def _check_equal(name: str, needs: Needs, what: str, facts: Mapping[str, Any], first: Mapping[str, Client]) -> None:
+def _check_equal(
+    name: str, needs: Requirements, what: str, facts: Mapping[str, Any], first: Mapping[str, Client]
+) -> None:
     """All architectures must give the same fact; the message names the first client and the first that differs."""
     ordered = sorted(facts, key=lambda architecture: first[architecture].id)
     for other in ordered[1:]:
         if facts[other] != facts[ordered[0]]:
             a = first[other]
             b = first[ordered[0]]
-            raise RequestError(
+            raise ConfigError(
                 f"{name} needs {what}; client {a.id} ('{other}') gives {facts[other]}, client {b.id} ('{ordered[0]}') "
-                f"gives {facts[ordered[0]]}" + (f"; {needs.instead}" if needs.instead else "")
+                f"gives {facts[ordered[0]]}" + (f"; {needs.hint}" if needs.hint else "")
             )
 
 
@@ -282,13 +286,15 @@ def _check_grid(name: str, client: Client, module: nn.Module) -> None:
         layout(into)
     except ValueError as error:
         what = f"what enters the intermediate part of client {client.id} ('{client.architecture}')"
-        raise RequestError(f"{name} cannot project {what}: {error}") from None
+        raise ConfigError(f"{name} cannot project {what}: {error}") from None
 
 
-def _check_nested(name: str, needs: Needs, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
+def _check_nested(
+    name: str, needs: Requirements, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
+) -> None:
     known: dict[str, tuple[tuple[int, ...], str]] = {}
     for architecture in sorted(templates, key=lambda a: first[a].id):
-        for tensor_name, tensor in floats(templates[architecture], parts=needs.nested_parts).items():
+        for tensor_name, tensor in floats(templates[architecture], parts=needs.shared_parts).items():
             shape, owner = known.setdefault(tensor_name, (tuple(tensor.shape), architecture))
             if shape != tuple(tensor.shape):
                 facts = {architecture: f"'{tensor_name}' {tuple(tensor.shape)}", owner: f"'{tensor_name}' {shape}"}
@@ -296,7 +302,7 @@ def _check_nested(name: str, needs: Needs, templates: Mapping[str, nn.Module], f
 
 
 def _check_more_than_head(
-    name: str, needs: Needs, templates: Mapping[str, nn.Module], clients: Sequence[Client]
+    name: str, needs: Requirements, templates: Mapping[str, nn.Module], clients: Sequence[Client]
 ) -> None:
     """Averaging by name is meant for networks of one family: among others a head alone would be averaged."""
     lonely = only_heads_shared({a: templates[a] for a in (client.architecture for client in clients) if a in templates})
@@ -304,9 +310,9 @@ def _check_more_than_head(
         return
     first = next(client for client in clients if client.architecture in lonely)
     what = lonely[first.architecture]
-    raise RequestError(
+    raise ConfigError(
         f"{name} would average nothing but the head ({listed(what)}) of client {first.id} ('{first.architecture}') "
-        f"with clients of other architectures; {needs.instead}, or 'by-name' if that is meant"
+        f"with clients of other architectures; {needs.hint}, or 'by-name' if that is meant"
     )
 
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import torch
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 _LONGEST = 160  # characters of what PyTorch says
 _NVIDIA = {"gpu", "cuda", "nvidia"}  # what people call it
 _APPLE = {"mps", "metal", "apple"}
 
 
-def named_device(name: str) -> torch.device:
+def parse_device(name: str) -> torch.device:
     """The device of that name ("cpu", "cuda", "cuda:1").
 
     Raises:
-        RequestError: no such device, or it is not here; says which are, and what to do.
+        ConfigError: no such device, or it is not here; says which are, and what to do.
     """
     try:
         found = torch.device(name)
         torch.zeros(1, device=found).cpu()
     except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         here = ", ".join(f"'{one}'" for one in _here())
-        raise RequestError(f"expected a device that is here ({here}), got '{name}'; {_hint(name, error)}") from None
+        raise ConfigError(f"expected a device that is here ({here}), got '{name}'; {_hint(name, error)}") from None
     return found
 
 

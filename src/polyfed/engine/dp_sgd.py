@@ -27,12 +27,12 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import to_bytes
-from polyfed.core.method import BY_ROW, Batch, Context, Gradients, Method, Phase
+from polyfed.core.method import BY_ROW, Batch, Context, Method, Phase, StepResult
 from polyfed.core.model_factory import Architectures
 from polyfed.core.modules import trainable
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.drift import Normals, released
 from polyfed.functional.modes import channels_first, has_batchnorm
 from polyfed.functional.secure_noise import KeyedNormals, KeyedUniforms
@@ -141,7 +141,7 @@ class _Rows:
         self._layout.__exit__(None, None, None)
         self._warnings.__exit__(None, None, None)
 
-    def gradients(self, loss: Loss, batch: Batch, context: Context, expected: int | None) -> Gradients:
+    def gradients(self, loss: Loss, batch: Batch, context: Context, expected: int | None) -> StepResult:
         """The noisy sum of the bounded gradients, over `expected` rows; None: over the batch's."""
         value, sums = self.taken(loss, batch, context)
         self._steps.expected_batch_size = expected or len(batch.y)
@@ -153,7 +153,7 @@ class _Rows:
             noisy = released({name: g for name, g in found.items() if g is not None}, 0.0, self._std, self._own)
             found |= {name: tensor / (expected or len(batch.y)) for name, tensor in noisy.items()}
         self._steps.zero_grad(set_to_none=True)
-        return Gradients(found, value, sums)
+        return StepResult(found, value, sums)
 
     def taken(self, loss: Loss, batch: Batch, context: Context) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss and sums of a batch; the gradients of its rows lie in the parameters' `grad_sample`."""
@@ -187,22 +187,22 @@ def check_rows(
         clients: one for each architecture.
 
     Raises:
-        RequestError: they cannot; says which, and what would do.
+        ConfigError: they cannot; says which, and what would do.
     """
     if not settings.max_grad_norm:
         return
     name = method.name or type(method).__name__
-    if not method.by_row:
-        raise RequestError(
-            f"privacy.max_grad_norm: expected a method and knobs whose loss is a mean over rows and of nothing else, "
-            f"got {name}; see docs/privacy.md"
+    if not method.supports_dp_sgd:
+        raise ConfigError(
+            f"privacy.max_grad_norm: expected a method and hyperparameters whose loss is a mean over rows and of nothing "
+            f"else, got {name}; see docs/privacy.md"
         )
     if precision != "float32":
-        raise RequestError(f"privacy.max_grad_norm: expected run.precision = 'float32', got '{precision}'")
+        raise ConfigError(f"privacy.max_grad_norm: expected run.precision = 'float32', got '{precision}'")
     phases = [phase for exchange in method.exchanges(1) for phase in exchange.phases or ()]
     for phase in [*phases, *method.phases(clients[0].training)]:
         if phase.data != "train" or phase.rows is not None:
-            raise RequestError(
+            raise ConfigError(
                 f"privacy.max_grad_norm: expected training on all rows of a client, got {name}, on others"
             )
     _package()
@@ -210,19 +210,19 @@ def check_rows(
         module = architectures.template(client.architecture, alone=True)
         try:
             _try_rows(method, settings, client, module)
-        except RequestError as problem:
+        except ConfigError as problem:
             who = f"client {client.id} ('{client.architecture}')"
-            raise RequestError(f"privacy.max_grad_norm: {who} cannot be trained row by row: {problem}") from None
+            raise ConfigError(f"privacy.max_grad_norm: {who} cannot be trained row by row: {problem}") from None
 
 
 def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Module) -> None:
     """Rows of the client's data have, together, the gradients that they have alone.
 
     Raises:
-        RequestError: they have not, or none at all.
+        ConfigError: they have not, or none at all.
     """
     if has_batchnorm(module):
-        raise RequestError("BatchNorm mixes them; take a network with GroupNorm or LayerNorm, or without either")
+        raise ConfigError("BatchNorm mixes them; take a network with GroupNorm or LayerNorm, or without either")
     device, train = next(iter(module.parameters())).device, client.data.train
     x = client.prepare(train.x[:_TRIED].to(device))
     y = train.y[:_TRIED].to(device)
@@ -233,11 +233,11 @@ def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Modu
             for place in range(len(y)):
                 row = slice(place, place + 1)
                 _compare_row(method, module, Batch(x[row], y[row], torch.ones(1, device=device)), found, place)
-        except RequestError:
+        except ConfigError:
             raise
         except Exception as error:  # Opacus's own, of layers that it does not know
             reason = str(error).strip().splitlines()
-            raise RequestError(reason[0] if reason else type(error).__name__) from None
+            raise ConfigError(reason[0] if reason else type(error).__name__) from None
 
 
 def _compare_row(method: Method, module: nn.Module, batch: Batch, found: Sequence[Tensor | None], place: int) -> None:
@@ -252,9 +252,9 @@ def _compare_row(method: Method, module: nn.Module, batch: Batch, found: Sequenc
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)
     for name, together, own in zip(names, found, gradients, strict=True):
         if together is None or own is None:
-            raise RequestError(f"'{name}' has no gradient by row")
+            raise ConfigError(f"'{name}' has no gradient by row")
         if (together[place] - own).norm() > _NEAR * (1 + own.norm()):
-            raise RequestError(f"the gradient of '{name}' for a row depends on the others, or is not known")
+            raise ConfigError(f"the gradient of '{name}' for a row depends on the others, or is not known")
 
 
 @contextlib.contextmanager
@@ -278,7 +278,7 @@ def _package() -> tuple[Any, Any]:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
     except ImportError:
-        raise RequestError(
+        raise ConfigError(
             "privacy.max_grad_norm: expected the package 'opacus', which takes gradients row by row, got none; install "
             "it with: pip install 'polyfed[privacy]'"
         ) from None

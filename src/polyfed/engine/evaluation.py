@@ -16,11 +16,11 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Method, scores_are_outputs
+from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.modules import split
 from polyfed.core.settings import Evaluation, Metric, Stage
 from polyfed.data.samples import Samples
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.functional import metrics
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel
@@ -37,7 +37,7 @@ class Score:
     """A client's counts, from which every figure is made.
 
     confusion: (C, C) int64; rows the true class, columns the predicted one. auc: NaN where it was not asked for, or is
-    not defined. others: by the other predictors that the method names (`also_scored`).
+    not defined. others: by the other predictors that the method names (`alternative_predictors`).
     """
 
     confusion: Tensor
@@ -82,7 +82,7 @@ def score_model(
         others: also by the other predictors that the method names, from the same weights and state.
         represented: of a split model's, the samples' representations, `CHUNK` rows each, where they are known.
     """
-    named = method.also_scored if others else {}
+    named = method.alternative_predictors if others else {}
     return replace(
         _score(client, method, samples, auc, represented),
         others={name: _score(client, other, samples, False) for name, other in named.items()},
@@ -92,7 +92,7 @@ def score_model(
 def _score(
     client: Client, method: Method, samples: Samples, auc: bool, represented: Sequence[Tensor] | None = None
 ) -> Score:
-    model = method.personal(client.model)
+    model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
     predicted = []
     kept = []
@@ -205,17 +205,17 @@ def check_measures(measures: Mapping[str, Measure]) -> dict[str, Measure]:
     """Figures of the user's own, by name.
 
     Raises:
-        RequestError: a name that is taken or has more than letters, digits, "_" and "-", or something that cannot be
+        ConfigError: a name that is taken or has more than letters, digits, "_" and "-", or something that cannot be
             called.
     """
     taken = ("accuracy", *get_args(Metric))
     for name, measure in measures.items():
         if not isinstance(name, str) or not re.fullmatch(r"\w[\w-]*", name) or name in taken:
-            raise RequestError(
+            raise ConfigError(
                 f"metrics: expected a name of letters, digits, '_' and '-', none of {', '.join(taken)}, got {name!r}"
             )
         if not callable(measure):
-            raise RequestError(f"metrics: expected a function of a client's counts as '{name}', got {measure!r}")
+            raise ConfigError(f"metrics: expected a function of a client's counts as '{name}', got {measure!r}")
     return dict(measures)
 
 
@@ -302,7 +302,7 @@ class Memory:
         """
         if not shared:
             return self._take(client, method, samples, others, own_body)
-        model = method.personal(client.model)
+        model = method.personal_model(client.model)
         inputs = (id(samples), id(client.prepare))
         content = (client.architecture, inputs, fingerprint(_content(model.state_dict(), client.state)))
         if content not in self._by_content:
@@ -310,9 +310,9 @@ class Memory:
         return self._by_content[content]
 
     def _take(self, client: Client, method: Method, samples: Samples, others: bool, own_body: str | None) -> Score:
-        model = method.personal(client.model)
+        model = method.personal_model(client.model)
         known = None
-        if own_body is not None and scores_are_outputs(method) and isinstance(model, SplitModel):
+        if own_body is not None and uses_default_predict(method) and isinstance(model, SplitModel):
             known = self._representations(client, own_body, samples, model)
         else:
             self.scored += 1

@@ -13,7 +13,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
-from polyfed.core.server import Member, Server
+from polyfed.core.server import ClientInfo, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
@@ -38,7 +38,7 @@ from polyfed.engine.arguments import (
 from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
 from polyfed.engine.compatibility import check_companion, check_fit
-from polyfed.engine.device import named_device
+from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Measure, check_measures
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Crew, Executor
@@ -57,7 +57,7 @@ from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import Store
-from polyfed.errors import RequestError, described
+from polyfed.errors import ConfigError, described
 from polyfed.registry import TRACKERS
 from polyfed.tracking.base import Tracker as Tracker
 from polyfed.tracking.base import tell, watcher
@@ -86,7 +86,7 @@ class Federation:
             the predicted one; NaN where it is not defined. They stand in records and tables beside the others.
 
     Raises:
-        RequestError: models or data do not fit the method or the settings, or a simulated device's memory; a device is
+        ConfigError: models or data do not fit the method or the settings, or a simulated device's memory; a device is
             not there, the executor is not possible here, there are no clients, or a tracker or a metric is none.
     """
 
@@ -116,7 +116,7 @@ class Federation:
         self.execution = execution_of(executor)
         self.output = output_of(out)
         self.seed = check_integer("seed", seed, 0)
-        self.stages = self.evaluation.stages(method.scored)
+        self.stages = self.evaluation.stages(method.evaluation_stage)
         task = task_of(task)
         check_texts(task, self.output, self.metrics)
         self.task = complete_task(task, self.clients)
@@ -192,13 +192,13 @@ class Federation:
         self._by_name = builders_by_name(self.clients, builders, self.classes, task.vocabulary)
         named = name_architectures(self.clients, {**builders, **self._by_name})
         check_companion(method, [*named, *builders])
-        device = named_device(str(self.execution.device))
+        device = parse_device(str(self.execution.device))
         self.architectures = architectures_of(
             method, named, self.seed, device, others=builders, precision=self.execution.precision
         )
         check_fit(method, self.clients, self.architectures, task.public)
         return Server(
-            {client.id: Member(client.architecture, client.n) for client in self.clients},
+            {client.id: ClientInfo(client.architecture, client.n) for client in self.clients},
             self.architectures,
             rounds=self.training.rounds,
             classes=self.classes,
@@ -228,7 +228,7 @@ class Federation:
         for plugin in self.plugins:
             plugin.validate(setup)
         if not self.present(1):
-            raise RequestError("expected a client in round 1, got none: all are left out or join later")
+            raise ConfigError("expected a client in round 1, got none: all are left out or join later")
         return setup
 
     def _make_store(self) -> Store:
@@ -262,12 +262,12 @@ class Federation:
         """The plugin of that name.
 
         Raises:
-            RequestError: there is none.
+            ConfigError: there is none.
         """
         for plugin in self.plugins:
             if plugin.name == name:
                 return plugin
-        raise RequestError(f"expected one of the plugins {', '.join(p.name for p in self.plugins)}, got '{name}'")
+        raise ConfigError(f"expected one of the plugins {', '.join(p.name for p in self.plugins)}, got '{name}'")
 
     def present(self, number: int) -> list[int]:
         """Who is in the federation in round `number`, asked or not."""
@@ -297,7 +297,7 @@ class Federation:
             return ""
         owners = [client.architecture for client in self.clients]
         templates = {name: self.architectures.template(name, alone=True) for name in first_of(self.clients)}
-        return averaged(self.method, owners, {name: self.method.personal(one) for name, one in templates.items()})
+        return averaged(self.method, owners, {name: self.method.personal_model(one) for name, one in templates.items()})
 
     # running ------------------------------------------------------------------------------------------------
 
@@ -313,13 +313,13 @@ class Federation:
         start.
 
         Raises:
-            RequestError: the run folder is taken, or holds another recipe's run; nothing has been written then.
+            ConfigError: the run folder is taken, or holds another recipe's run; nothing has been written then.
             RunError: a client or the server failed; says which, when and where.
-            Interrupted: Ctrl-C; a checkpoint of the last whole round has been written.
+            RunInterrupted: Ctrl-C; a checkpoint of the last whole round has been written.
         """
         for name, value in (("resume", resume), ("force", force), ("progress", progress)):
             if not isinstance(value, bool):
-                raise RequestError(f"run: expected {name} to be True or False, got {described(value)}")
+                raise ConfigError(f"run: expected {name} to be True or False, got {described(value)}")
         given = self.trackers
         if progress:
             self.trackers = [TRACKERS["console"](), *given]
@@ -373,7 +373,7 @@ class Federation:
         """A copy of the client's personal model; where it has none of this kind yet, what it would receive now.
 
         Raises:
-            RequestError: there is no such client, or it has not joined yet.
+            ConfigError: there is no such client, or it has not joined yet.
         """
         return self.exporter.export(client_id)
 
@@ -419,7 +419,7 @@ class Federation:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
         assert self.folder is not None
         snapshot = self.checkpointer.latest(self.folder)
-        closed = result.get("closed", bool(self.method.closing()))
+        closed = result.get("closed", bool(self.method.final_exchanges()))
         last = (result.get("stopped_after") or self.training.rounds) + closed
         records = self.folder.rounds(last)
         if snapshot is not None and snapshot.round == last:
@@ -431,7 +431,7 @@ class Federation:
         return Run(result, History(self.history), models, self.folder.path)
 
     def _gone(self, client_id: int) -> nn.Module:
-        raise RequestError(f"the run's last checkpoint is gone; client {client_id}'s weights are in its models/ folder")
+        raise ConfigError(f"the run's last checkpoint is gone; client {client_id}'s weights are in its models/ folder")
 
     def _client_done(self, total: int, done: int) -> None:
         self.tell("client_done", done, total)

@@ -13,7 +13,7 @@ import torch
 
 from polyfed.engine.evaluation import NOT_EVALUATED
 from polyfed.engine.notebook import of_history
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.version import __version__
 
 _LOST_LOSS = 1e3  # far above that of guessing, log C, 14 among a million classes
@@ -43,12 +43,12 @@ class History(list[dict[str, Any]]):
         records. Where a round lacks a number, it is NaN.
 
         Raises:
-            RequestError: pandas is not installed.
+            ConfigError: pandas is not installed.
         """
         try:
             pandas = importlib.import_module("pandas")
         except ImportError:
-            raise RequestError("to_frame needs the package 'pandas'; install it with: pip install pandas") from None
+            raise ConfigError("to_frame needs the package 'pandas'; install it with: pip install pandas") from None
         rows = [dict(_numbers(record)) for record in self]
         columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name != "round"]
         index = pandas.Index([record["round"] for record in self], name="round")
@@ -114,7 +114,7 @@ def result_of(
 
     Args:
         records: one per round, in order.
-        facts: method, knobs, dataset, clients, rounds, seed, evaluation, label.
+        facts: method, hyperparameters, dataset, clients, rounds, seed, evaluation, label.
         clients: one per client, in order: id, architecture, samples.
     """
     stage = facts["evaluation"]["stage"]

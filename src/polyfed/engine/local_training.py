@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group, group, tensor
-from polyfed.core.method import Batch, Context, Method, Phase, Trained
+from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
 from polyfed.core.modules import split, steady
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import augmentation
@@ -34,7 +34,7 @@ def train(
     most: int | None = None,
     phases: Sequence[Phase] | None = None,
     step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> Trained:
+) -> TrainingResult:
     """Train `client.model` in place, as `client.training` and the phases say.
 
     Args:
@@ -66,7 +66,7 @@ def train(
                 continue
             optimizer = Optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
             for batch in itertools.islice(_batches(client, phase, rows, order, noise, hiding.chance), most):
-                with_inputs = {**context, **bounded, **method.inputs(client, steps, draws)}
+                with_inputs = {**context, **bounded, **method.step_inputs(client, steps, draws)}
                 with step():
                     grads, loss, extra, raw = method.gradients(model, batch, with_inputs)
                 before = {} if mask is None else _copies(names, parameters, mask)
@@ -81,7 +81,7 @@ def train(
                 _add(raw_sums, raw)
     client.phase = ""
     total = sum(float(loss) * count for loss, count in losses)  # now, as asking a GPU for a number stops it
-    return Trained(steps, samples, total / max(samples, 1), sums, raw_sums)
+    return TrainingResult(steps, samples, total / max(samples, 1), sums, raw_sums)
 
 
 def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from polyfed.core.client import Client, as_floats
 from polyfed.core.message import Message, read_only
-from polyfed.core.method import Method, scores_are_outputs
+from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.model_factory import Architectures
 from polyfed.core.modules import exported
 from polyfed.core.server import Server
@@ -20,7 +20,7 @@ from polyfed.engine.executors.base import at_work, has_own
 from polyfed.engine.model_readme import Guide
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Task
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 class ModelExport:
@@ -28,7 +28,7 @@ class ModelExport:
 
     Args:
         clients: by number. task: its class names have been filled in. settings: of the run folder's recipe.
-        facts: of the method, "method" and "knobs". by_name: architectures that a recipe can name.
+        facts: of the method, "method" and "hyperparameters". by_name: architectures that a recipe can name.
     """
 
     def __init__(
@@ -54,23 +54,23 @@ class ModelExport:
         """A copy of the client's personal model; where it has none of this kind yet, what it would receive now.
 
         Raises:
-            RequestError: there is no such client, or it has not joined yet.
+            ConfigError: there is no such client, or it has not joined yet.
         """
         if client_id not in self._server.clients:
             here = ", ".join(map(str, self._server.clients))
-            raise RequestError(f"expected a client that is present ({here}), got {client_id}")
-        return copy.deepcopy(self._method.personal(self._personal_client(client_id).model)).eval()
+            raise ConfigError(f"expected a client that is present ({here}), got {client_id}")
+        return copy.deepcopy(self._method.personal_model(self._personal_client(client_id).model)).eval()
 
     def write(self, folder: RunFolder) -> None:
         """Write the models of everybody present into the run folder, and a guide to them."""
-        alone = scores_are_outputs(self._method)  # else what clients keep may have a say
+        alone = uses_default_predict(self._method)  # else what clients keep may have a say
         guide = Guide(self._architectures, alone)
         vocabulary = self._task.vocabulary
         with folder.models() as write:
             words = None if vocabulary is None else folder.write_words(vocabulary.words)
             for client in self.present():
                 personal = self._personal_client(client.id)
-                weights = exported(self._method.personal(personal.model))
+                weights = exported(self._method.personal_model(personal.model))
                 about = self.about(client, words)
                 state = {} if alone else personal.state
                 write(client.id, weights, state, about)
@@ -122,7 +122,7 @@ class ModelExport:
             "image_size": self._settings.get("data", {}).get("image_size"),
             "prepare": normalized or plain,
             "method": self._facts["method"],
-            "knobs": self._facts["knobs"],
+            "hyperparameters": self._facts["hyperparameters"],
             "variant": self._method.variant(self._server, client.id),
             "companion": None if self._architectures.chosen is None else self._architectures.chosen.network,
             "round": self._server.round,

@@ -21,7 +21,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import shallow, tensor
 from polyfed.core.method import Batch, Context, Method, Phase
 from polyfed.core.modules import steady
-from polyfed.core.randomness import derive, scoped_global
+from polyfed.core.randomness import derive, seeded_global_rng
 from polyfed.engine.executors.context_stacking import outline
 from polyfed.engine.local_training import data_of, only
 from polyfed.engine.optimizers import Optimizer
@@ -122,7 +122,7 @@ def training_operations(client: Client, method: Method, context: Context, phases
     draws = client.generator("inputs")
     total = 0
     taken = 0
-    with scoped_global(derive(client.seed, "operations", client.exchange, client.round, client.id)):
+    with seeded_global_rng(derive(client.seed, "operations", client.exchange, client.round, client.id)):
         for phase in phases:
             worker.phase = phase.name
             known: dict[Hashable, int] = {}
@@ -130,7 +130,7 @@ def training_operations(client: Client, method: Method, context: Context, phases
                 if not parameters:
                     continue
                 for rows in _sizes(worker, phase, context):
-                    inputs = method.inputs(worker, taken, draws)
+                    inputs = method.step_inputs(worker, taken, draws)
                     kind = (rows, outline(inputs, exact=True))
                     if kind not in known:
                         known[kind] = _one_step(worker, method, {**context, **inputs}, phase, rows, step)

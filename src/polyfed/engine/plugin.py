@@ -100,7 +100,7 @@ class Plugin:
         """Look at the federation before round 1, and prepare.
 
         Raises:
-            RequestError: what is asked for cannot be done here.
+            ConfigError: what is asked for cannot be done here.
         """
 
     def prepare_client(self, client: Client, count: int) -> None:

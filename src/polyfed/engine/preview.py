@@ -18,10 +18,10 @@ def preview(method: Method, server: Server, present: Iterable[int] | None = None
     trial = copy.copy(server)
     trial.state = {}
     trial.log = {}
-    trial.memory = {}
+    trial.cache = {}
     trial.round = 1
     if present is not None:
-        trial.admit(present)
-    method.start(trial)
-    method.plan(trial, list(trial.clients))
+        trial.set_available(present)
+    method.init_server(trial)
+    method.start_round(trial, list(trial.clients))
     return trial

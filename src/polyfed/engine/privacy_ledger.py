@@ -10,7 +10,7 @@ from typing import Any
 from polyfed.core.releases import Release, Unit
 from polyfed.core.settings import Privacy
 from polyfed.engine.accounting import counted, epsilon_of
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 Releases = Sequence[Release]
 UNITS: tuple[Unit, ...] = ("client", "sample")
@@ -29,14 +29,14 @@ def read(entries: Iterable[Mapping[str, Any]]) -> dict[int, list[Release]]:
     """The inverse of `told`, of entries of the shape `recorded.RECORD`.
 
     Raises:
-        RequestError: rows are drawn, and none of them.
+        ConfigError: rows are drawn, and none of them.
     """
     names = [field.name for field in dataclasses.fields(Release)]
     found = dict[int, list[Release]]()
     for entry in entries:
         one = Release(**{name: entry[name] for name in names})
         if one.sampled and one.drawn < 1:
-            raise RequestError(f"expected releases about one row or more, got one about {one.drawn} of {one.held}")
+            raise ConfigError(f"expected releases about one row or more, got one about {one.drawn} of {one.held}")
         for client in entry["clients"]:
             found.setdefault(client, []).append(one)
     return found

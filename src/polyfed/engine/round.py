@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, in_plain_order, read_only
+from polyfed.core.message import Message, contiguous, read_only
 from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
@@ -59,9 +59,9 @@ class RoundRunner:
 
     def start(self, present: Iterable[int]) -> None:
         """Before round 1: the server knows who is there, and the method begins."""
-        self.server.admit(present)
+        self.server.set_available(present)
         with server_stage("start", 0):
-            self.method.start(self.server)
+            self.method.init_server(self.server)
 
     def run(self, round: Round, exchanges: Sequence[Exchange]) -> dict[str, Any]:
         """Run a round; its record, but for the seconds.
@@ -80,7 +80,7 @@ class RoundRunner:
         """
         selected = self._select(round)
         with self._at_server(round, "planning", "aggregate"):
-            self.method.plan(self.server, selected)
+            self.method.start_round(self.server, selected)
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
             sent = self.executor.run(jobs, functools.partial(self.progress, len(jobs)))
@@ -90,7 +90,7 @@ class RoundRunner:
                 for plugin in self.plugins:
                     uploads = plugin.deliver(round, uploads)
                 self.aggregate(round, uploads)
-                self.server.state = in_plain_order(self.server.state)
+                self.server.state = contiguous(self.server.state)
             del sent, read, uploads  # which nobody needs while the clients are scored
         self.server.exchange = "train"
         return selected
@@ -100,7 +100,7 @@ class RoundRunner:
         self.server.round = round.number
         for plugin in self.plugins:
             plugin.select(round)
-        self.server.admit(round.present)
+        self.server.set_available(round.present)
         if round.final:
             round.cohort = list(round.present)
         elif not round.cohort:
@@ -149,7 +149,7 @@ class RoundRunner:
         for job, outcome in zip(jobs, read, strict=True):
             if outcome.dropped:
                 round.failed.add(outcome.client_id)
-            with server_stage("paper_nbytes", round.number):
+            with server_stage("nbytes_in_paper", round.number):
                 round.totals.add(job, outcome, self.method, outcome.client_id not in round.silenced)
         counted = [outcome for outcome in read if outcome.counts]
         self.transaction.commit(counted)

@@ -20,7 +20,7 @@ class Round:
     """A round under way.
 
     Attributes:
-        number: from 1. final: whether it is the method's round after the last one (`Method.closing`).
+        number: from 1. final: whether it is the method's round after the last one (`Method.final_exchanges`).
         method, server: of the federation. history: the records of the rounds before.
         present: who is in the federation, in order of number. cohort: who is asked to take part; drawn of those
         present unless it is given.
@@ -82,8 +82,8 @@ class RoundTotals:
         number = outcome.client_id
         self.down[number] = self.down.get(number, 0) + sent_nbytes(method, job.message)
         self.up[number] = self.up.get(number, 0) + (outcome.bytes_up if heard else 0)
-        self.in_paper[0] += method.paper_nbytes(job.message)
-        self.in_paper[1] += method.paper_nbytes(outcome.message) if heard else 0
+        self.in_paper[0] += method.nbytes_in_paper(job.message)
+        self.in_paper[1] += method.nbytes_in_paper(outcome.message) if heard else 0
         if outcome.refused is not None:
             self.rejected.append({"client": number, "reason": outcome.refused})
         if not outcome.counts:

@@ -28,7 +28,7 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
         evaluation["clients"] = "honest"
     facts: dict[str, Any] = {
         "method": _called(federation.method, federation.output.settings),
-        "knobs": dataclasses.asdict(federation.method) if dataclasses.is_dataclass(federation.method) else {},
+        "hyperparameters": dataclasses.asdict(federation.method) if dataclasses.is_dataclass(federation.method) else {},
         "label": federation.output.label,
         "dataset": federation.task.dataset,
         "class_names": federation.class_names,
@@ -46,15 +46,15 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
 
 def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     """What a run folder records of a federation that was made in Python."""
-    knobs = {k: v for k, v in federation.facts["knobs"].items() if v is not None}
+    hyperparameters = {k: v for k, v in federation.facts["hyperparameters"].items() if v is not None}
     kept = {} if federation.output.keep == "last" else {"keep": federation.output.keep}
     size = stack_size(federation.execution.executor, str(federation.execution.device), federation.execution.workers)
     stacked = {"executor": "vectorized", "workers": size} if size > 1 else {}
     sections = {p.name: federation.facts[p.name] for p in federation.plugins if p.name in federation.facts}
     if federation.method.alone:
-        knobs["alone"] = True
+        hyperparameters["alone"] = True
     return {
-        "method": {"name": federation.facts["method"], **knobs},
+        "method": {"name": federation.facts["method"], **hyperparameters},
         "training": federation.training.in_effect(),
         "evaluation": federation.evaluation.in_effect(),
         **sections,

@@ -30,7 +30,7 @@ from polyfed.core.message import Message, to_bytes
 from polyfed.data.text import WORDS_FILE
 from polyfed.engine.executors.vectorized import stack_size
 from polyfed.engine.longer import obstacle, rounds_of
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.results.fields import Record, validated
 from polyfed.results.read import (
     ANALYSIS,
@@ -114,20 +114,20 @@ class RunFolder:
             resume, force: see `open`. planned: what of the method depends on the number of rounds.
 
         Raises:
-            RequestError: the folder holds a run and neither `resume` nor `force` was given, it holds a run of another
+            ConfigError: the folder holds a run and neither `resume` nor `force` was given, it holds a run of another
                 recipe or one that cannot go on for more rounds, a part of it is a link, or something else lies in its
                 place.
         """
         if resume and force:
-            raise RequestError("expected one of --resume and --overwrite, got both")
+            raise ConfigError("expected one of --resume and --overwrite, got both")
         check_links(self.path)
         if self.path.exists() and not self.path.is_dir():
-            raise RequestError(f"expected a folder for the run, got the file {self.path}")
+            raise ConfigError(f"expected a folder for the run, got the file {self.path}")
         present = [name for name in PARTS if (self.path / name).exists()]
         if self.path.exists() and not present and not all(_is_ours(entry.name) for entry in self.path.iterdir()):
-            raise RequestError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
+            raise ConfigError(f"expected an empty or new folder for the run, got {self.path} with other files in it")
         if present and not resume and not force:
-            raise RequestError(
+            raise ConfigError(
                 f"{self.path} already holds a run; continue it with --resume (resume=True) or replace it with "
                 "--overwrite (force=True)"
             )
@@ -140,18 +140,18 @@ class RunFolder:
             stored = parse_toml(path.read_bytes())
             validated(StoredRecipe, stored)
         except (OSError, ValueError) as error:
-            raise RequestError(f"expected the run's recipe in {path}, got nothing readable: {error}") from None
+            raise ConfigError(f"expected the run's recipe in {path}, got nothing readable: {error}") from None
         asked = tomllib.loads(tomli_w.dumps(settings))
         before = rounds_of(stored)
         now = rounds_of(asked)
         if before < now:
             stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
-            raise RequestError(
+            raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
             )
         if before < now and (why := obstacle(asked, self.read_result(), planned)):
-            raise RequestError(
+            raise ConfigError(
                 f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --overwrite"
             )
 
@@ -163,7 +163,7 @@ class RunFolder:
         killed process left half-written goes too.
 
         Raises:
-            RequestError: see `check`; or another process is at work in the folder.
+            ConfigError: see `check`; or another process is at work in the folder.
         """
         self.check(settings, resume, force, planned)
         with writing(self.path):
@@ -221,7 +221,7 @@ class RunFolder:
         """The records of rounds 1 to `upto`, or of all; with `sealed`, one without a seal counts as damaged.
 
         Raises:
-            RequestError: they are not all there, or one is not as it was written.
+            ConfigError: they are not all there, or one is not as it was written.
         """
         path = self.path / "rounds.jsonl"
         lines = self._lines()
@@ -233,10 +233,10 @@ class RunFolder:
                 if sealed:
                     check_complete(record)
             except ValueError as error:
-                raise RequestError(f"{path}, line {number}, is damaged: {error}") from None
+                raise ConfigError(f"{path}, line {number}, is damaged: {error}") from None
         expected = len(lines) if upto is None else upto
         if len(kept) != expected or any(record.get("round") != number for number, record in enumerate(kept, 1)):
-            raise RequestError(
+            raise ConfigError(
                 f"expected rounds 1 to {expected} in {path}, as the checkpoint says; they are not all there"
             )
         return kept
@@ -262,7 +262,7 @@ class RunFolder:
         try:
             return path.read_bytes().splitlines(keepends=True) if path.exists() else []
         except OSError as error:
-            raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """The last thing written of a run.
@@ -283,7 +283,7 @@ class RunFolder:
             result = parse_json(path.read_bytes())
             validated(RunResult, result)
         except (OSError, ValueError) as error:
-            raise RequestError(f"expected a run's result in {path}, got something else: {error}") from None
+            raise ConfigError(f"expected a run's result in {path}, got something else: {error}") from None
         return dict(result)
 
     def finished(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -362,7 +362,7 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RequestError(f"another process is at work in {folder}; let it end, or choose another --out") from None
+            raise ConfigError(f"another process is at work in {folder}; let it end, or choose another --out") from None
         yield
     finally:
         os.close(handle)

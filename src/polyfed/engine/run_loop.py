@@ -14,7 +14,7 @@ from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
-from polyfed.errors import Interrupted
+from polyfed.errors import RunInterrupted
 from polyfed.profiling import watching
 
 
@@ -29,7 +29,7 @@ class RunLoop:
         """The rounds after the last checkpoint, and then the result.
 
         Raises:
-            RunError: a client or the server failed. Interrupted: Ctrl-C; whole rounds are kept.
+            RunError: a client or the server failed. RunInterrupted: Ctrl-C; whole rounds are kept.
         """
         federation = self._federation
         with one_thread(), contextlib.closing(federation.executor):
@@ -43,7 +43,7 @@ class RunLoop:
                 if done:
                     federation.checkpointer.save(done)
                 federation.tell("end", None)
-                raise Interrupted(f"interrupted after {done} whole rounds, which are kept") from None
+                raise RunInterrupted(f"interrupted after {done} whole rounds, which are kept") from None
             except BaseException:
                 federation.tell("end", None)
                 raise
@@ -90,7 +90,7 @@ class RunLoop:
             return
         if done < federation.training.rounds:
             federation.tell("message", f"round {done}: stopped, {self._why_stopped()}")
-        final = federation.method.closing()
+        final = federation.method.final_exchanges()
         if not final:
             return
         refusal = federation.why_not([done + 1], final=True)
@@ -113,7 +113,7 @@ class RunLoop:
             federation.transaction.undo()
             if number > 1:
                 federation.checkpointer.save(number - 1)
-            raise Interrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
+            raise RunInterrupted(f"interrupted in round {number}; {number - 1} whole rounds are kept") from None
         except RoundRefused:
             federation.transaction.undo()
             self._last_was_refused = True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from polyfed.core.client import Public
+from polyfed.core.client import PublicData
 from polyfed.core.model_factory import Precision
 from polyfed.data.samples import Samples
 from polyfed.data.text import Vocabulary
@@ -32,7 +32,7 @@ class Task:
 
     classes: int | None = None
     class_names: Sequence[str] | None = None
-    public: Public | None = None
+    public: PublicData | None = None
     test: Samples | tuple[Any, Any] | None = None
     dataset: str = "own data"
     feature_names: Sequence[str] = ()

@@ -76,7 +76,7 @@ class Transaction:
         server.state = shallow(snapshot.server)
         server.round = snapshot.round
         server.exchange = "train"
-        server.admit(self._present(max(1, snapshot.round)))
+        server.set_available(self._present(max(1, snapshot.round)))
         server.log.clear()
         for plugin in self._plugins:
             plugin.late_uploads = [upload for upload in snapshot.late if plugin.holds_uploads]

@@ -22,8 +22,8 @@ def sent_nbytes(method: Method, message: Message) -> int:
 
 
 def counterparts(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:
-    """What came down of those tensors of a group that go up as changes of it (`Method.changes`)."""
-    if isinstance(value, Tensor) or name not in method.changes:
+    """What came down of those tensors of a group that go up as changes of it (`Method.delta_entries`)."""
+    if isinstance(value, Tensor) or name not in method.delta_entries:
         return {}
     down = members(received, name)
     return {key: t for key, t in down.items() if key in value and value[key].shape == t.shape and t.is_floating_point()}

@@ -18,7 +18,7 @@ from polyfed.engine.arguments import list_of
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.errors import RequestError, described
+from polyfed.errors import ConfigError, described
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled, pooled_method, with_pooled_rows
 from polyfed.models.zoo import build
@@ -48,7 +48,7 @@ def build_federation(
         wrap_executor: makes the executor that is used of the recipe's.
 
     Raises:
-        RequestError: data that are not there or cannot be dealt so, models or a method that do not fit.
+        ConfigError: data that are not there or cannot be dealt so, models or a method that do not fit.
     """
     method = recipe.chosen_method
     live = [TRACKERS[name]() for name in recipe.run.loggers]  # whether they can be had is asked of a check, too
@@ -60,7 +60,7 @@ def build_federation(
     source = federated.source
     prepare = input_normalization(source, recipe.models.architectures)
     if recipe.training.augmentation != "none" and source.train.x.dim() != 4:
-        raise RequestError(
+        raise ConfigError(
             f"training.augmentation '{recipe.training.augmentation}' expects images, '{source.name}' has none"
         )
     names = assign_architectures(recipe, len(federated.clients))
@@ -142,7 +142,7 @@ def assign_architectures(recipe: Recipe, count: int) -> list[str]:
 
 def auxiliary_candidates(method: Method) -> list[str]:
     """Networks that a method may name to stand beside the clients' own: all registered, or one that it imports."""
-    wanted = method.companion
+    wanted = method.auxiliary_model
     if wanted is None:
         return []
     return [*MODELS, wanted.network] if ":" in wanted.network else list(MODELS)
@@ -154,20 +154,20 @@ def resolve_recipe(
     """A recipe from a file, or the one given with the same changes."""
     if not isinstance(recipe, Recipe | str | os.PathLike):
         write = "; write polyfed.Recipe.from_dict(...)" if isinstance(recipe, Mapping) else ""
-        raise RequestError(f"recipe: expected a recipe's file or a Recipe, got {described(recipe)}{write}")
+        raise ConfigError(f"recipe: expected a recipe's file or a Recipe, got {described(recipe)}{write}")
     if method is not None and not isinstance(method, str):
-        raise RequestError(
-            f"method: expected a method's name, such as 'fedgh', got {described(method)}; its knobs are overrides, "
-            "such as 'method.header_lr=0.1'"
+        raise ConfigError(
+            f"method: expected a method's name, such as 'fedgh', got {described(method)}; its hyperparameters are "
+            "overrides, such as 'method.header_lr=0.1'"
         )
     for text in list_of("overrides", overrides):
         if not isinstance(text, str):
-            raise RequestError(f"overrides: expected texts such as 'data.num_clients=20', got {described(text)}")
+            raise ConfigError(f"overrides: expected texts such as 'data.num_clients=20', got {described(text)}")
     if not isinstance(recipe, Recipe):
         return Recipe.load(recipe, overrides, method=method, **settings)
     for what, given in (("overrides", overrides), ("a preset", settings.pop("preset", None))):
         if given:
-            raise RequestError(f"expected {what} together with a recipe's file, got {what} with a Recipe")
+            raise ConfigError(f"expected {what} together with a recipe's file, got {what} with a Recipe")
     chosen = recipe if method is None else recipe.choose(method)
     changes = {key: value for key, value in settings.items() if value is not None}
     if "out" in changes:
@@ -180,4 +180,4 @@ def check_run_folder_place(place: Path) -> None:
     check_name(place)
     above = next(above for above in (place, *place.absolute().parents) if above.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise RequestError(f"expected a place for the run folder {place}, got {above}, where nothing can be written")
+        raise ConfigError(f"expected a place for the run folder {place}, got {above}, where nothing can be written")

@@ -10,7 +10,7 @@ from pathlib import Path
 from polyfed.config.recipe import Recipe
 from polyfed.engine.arguments import list_of
 from polyfed.engine.federation import Tracker
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import resolve_recipe
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
@@ -94,16 +94,18 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
             Local, and training on all clients' rows (`polyfed.experiments.controls`).
 
     Raises:
-        RequestError: the request is wrong; nothing has been written.
-        Interrupted: Ctrl-C; call it again to go on.
+        ConfigError: the request is wrong; nothing has been written.
+        RunInterrupted: Ctrl-C; call it again to go on.
     """
     given = list(dict.fromkeys(list_of("methods", methods or ())))
     seeds = list_of("seeds", seeds)
     base = resolve_recipe(recipe, overrides, given[0] if given else None, device=device, workers=workers, preset=preset)
     if any(text.strip().startswith("method.") for text in overrides):
-        raise RequestError("expected --set methods.NAME.KEY=VALUE, which says whose knob it is, got --set method.*")
+        raise ConfigError(
+            "expected --set methods.NAME.KEY=VALUE, which says whose hyperparameter it is, got --set method.*"
+        )
     if not seeds:
-        raise RequestError("expected at least one seed, got none")
+        raise ConfigError("expected at least one seed, got none")
     wanted = None if target is None else Target.parse(target)
     folder = Path(out if out is not None else base.run.out or f"runs/{base.stem}")
     data = DataCache()

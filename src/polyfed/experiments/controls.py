@@ -19,7 +19,7 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import data_of
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.plugins.device_profiles import Devices
@@ -35,7 +35,7 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         base: what they were chosen of. chosen: name -> recipe, as `Recipe.choose` gives it. data: kept between calls.
 
     Raises:
-        RequestError: a control cannot be made of these settings.
+        ConfigError: a control cannot be made of these settings.
     """
     federated = {name: one for name, one in chosen.items() if not one.method.alone and one.method.name != "local"}
     controls = {f"{name}-alone": base.choose_alone(name) for name in federated}
@@ -68,10 +68,10 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
     """The ceiling: plain training on the rows of all, by all clients, whatever else the recipe says of them.
 
     Raises:
-        RequestError: some clients are hostile, who would spoil the rows of all.
+        ConfigError: some clients are hostile, who would spoil the rows of all.
     """
     if base.adversaries.in_effect():
-        raise RequestError(
+        raise ConfigError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )
     local = base.choose("local")
@@ -105,7 +105,7 @@ def epochs_of_local(federation: Federation) -> int:
     taken = Fraction(0)
     for number in range(1, training.rounds + 1):
         taken += _steps(federation, method.exchanges(number))
-    taken += _steps(federation, method.closing())
+    taken += _steps(federation, method.final_exchanges())
     drawn = _share_drawn(training, len(federation.clients))
     epoch = sum(_batches(client, len(client.data.train)) for client in federation.clients)
     return math.ceil(taken / (training.rounds * drawn * epoch))

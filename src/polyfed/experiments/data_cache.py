@@ -11,7 +11,7 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.config.schema import Data
-from polyfed.core.client import Public
+from polyfed.core.client import PublicData
 from polyfed.core.randomness import numpy_generator
 from polyfed.data.dataset import Source, with_declared
 from polyfed.data.datasets import load, load_source
@@ -22,7 +22,7 @@ from polyfed.data.public import public_inputs
 from polyfed.data.row_assignment import Generators
 from polyfed.data.samples import Samples
 from polyfed.data.transforms import Prepare, resize
-from polyfed.errors import RequestError, described
+from polyfed.errors import ConfigError, described
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.registry import PARTITIONS
 from polyfed.validation.effect import without_effect
@@ -47,7 +47,7 @@ class DataCache:
         if self._source is None or self._source[0] != key:
             whole = load_source(data.dataset, data.root, options)
             if data.limit_test is not None and whole.test is None:
-                raise RequestError(f"data.limit_test: expected no value, as '{data.dataset}' has no official test side")
+                raise ConfigError(f"data.limit_test: expected no value, as '{data.dataset}' has no official test side")
             cut = whole.first(*limits)
             train = resize(cut.train, data.image_size)
             test = None if cut.test is None else resize(cut.test, data.image_size)
@@ -64,7 +64,7 @@ class DataCache:
             self._federated = (key, found)
         return self._federated[1]
 
-    def public(self, recipe: Recipe) -> Public | None:
+    def public(self, recipe: Recipe) -> PublicData | None:
         """What everybody may see: inputs of ``data.public_dataset`` where there is one, else the hold-out, if there is
         any.
         """
@@ -74,13 +74,13 @@ class DataCache:
         federated = self.federated(recipe)
         prepare = input_normalization(federated.source, recipe.models.architectures)
         if data.public_dataset is None:
-            return Public(federated.holdout, prepare)
+            return PublicData(federated.holdout, prepare)
         key = (data, recipe.beside, seed)
         if self._public is None or self._public[0] != key:
             other = load(data.public_dataset, data.root, image_size=data.image_size, beside=recipe.beside)
             drawn = public_inputs(other, federated.source, data.public_samples, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
-        return Public(self._public[1], prepare, origin="other")
+        return PublicData(self._public[1], prepare, origin="other")
 
 
 def data_generators(seed: int) -> Generators:
@@ -105,11 +105,11 @@ def federate(
         how: the further keys, ``classes_per_client=2, split="8:1:1"``; see `polyfed.data.options.PartitionOptions`.
 
     Raises:
-        RequestError: settings that cannot be, or rows that cannot be dealt so.
+        ConfigError: settings that cannot be, or rows that cannot be dealt so.
     """
     if not isinstance(source, Source):
         write = "polyfed.from_tensors((x, y))"
-        raise RequestError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
+        raise ConfigError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
     seed = check_integer("seed", seed, 0)
     _check_all_act(partition, how)
     options = PartitionOptions(num_clients=num_clients, partition=partition, **how)
@@ -123,7 +123,7 @@ def _check_all_act(partition: object, how: Mapping[str, Any]) -> None:
     settings |= {"partition": partition if isinstance(partition, str) else [*known, "a deal of your own"][0], **how}
     problem = without_effect(Data.model_fields, settings, how)
     if problem:
-        raise RequestError(problem)
+        raise ConfigError(problem)
 
 
 def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
@@ -133,7 +133,7 @@ def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
     channels it is the mean of the channels' values.
 
     Raises:
-        RequestError: pre-trained weights that want it in several ways, or cannot be asked.
+        ConfigError: pre-trained weights that want it in several ways, or cannot be asked.
     """
     asked = {name: pretrained_normalization(name) for name in dict.fromkeys(names)}
     stated = {name: wanted for name, wanted in asked.items() if wanted is not None}
@@ -142,7 +142,7 @@ def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
     (first, wanted), *others = stated.items()
     for other, another in others:
         if another != wanted:
-            raise RequestError(
+            raise ConfigError(
                 f"expected pre-trained networks that want images normalized alike, got '{first}' (mean {wanted[0]}, "
                 f"std {wanted[1]}) and '{other}' (mean {another[0]}, std {another[1]}); choose weights that agree"
             )

@@ -42,7 +42,7 @@ def check(
     The arguments are those of `run`.
 
     Raises:
-        RequestError: the request is wrong, or models and data do not fit the method.
+        ConfigError: the request is wrong, or models and data do not fit the method.
         RunError: the method fails; says with which client.
     """
     resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=profile)
@@ -132,8 +132,8 @@ def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int
     """Bytes down and up in round 2 by network (`ArchitectureCheck.name`), from a trial of one batch a round.
 
     Nobody is scored. So that methods that pass over all of a client's data stay quick, a client keeps the first rows of
-    every class only: as many as a batch has, or as the largest whole number among the method's knobs, which may count
-    rows. The federation cannot be run afterwards.
+    every class only: as many as a batch has, or as the largest whole number among the method's hyperparameters, which
+    may count rows. The federation cannot be run afterwards.
 
     Raises:
         RunError: the method fails; says with which client and in which round.
@@ -175,7 +175,7 @@ def _scored_rows(federation: Federation, client: Client, trains: float) -> float
     """
     rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
     evaluations = math.ceil(rounds / every)
-    if federation.method.closing():
+    if federation.method.final_exchanges():
         evaluations += 1
     anew = {stage: 1.0 if stage == "received" else trains for stage in federation.stages}
     rows = sum(anew.values()) * len(client.data.test) + anew[federation.stages[0]] * len(client.data.validation)
@@ -206,7 +206,7 @@ def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dic
             for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
         ]
         profile = simulation.profile(client.id)
-        need = simulation.needs[client.id]
+        need = simulation.requirements[client.id]
         first, later = (spent(profile, effort) for effort in efforts)
         fits = client.id not in simulation.excluded
         device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory_bytes, "needs": need}

@@ -14,7 +14,7 @@ import torch
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes, tensor
-from polyfed.core.method import Exchange, Method, Phase, Trained
+from polyfed.core.method import Exchange, Method, Phase, TrainingResult
 from polyfed.core.model_factory import Architectures
 from polyfed.engine.evaluation import CHUNK, score_model
 from polyfed.engine.executors.base import Job, Outcome, Serial, carry_out
@@ -131,7 +131,7 @@ class MeasuringExecutor(Serial):
         cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
         return outcome
 
-    def _train(self, client: Client, job: Job, method: Method, architectures: Architectures) -> Trained:
+    def _train(self, client: Client, job: Job, method: Method, architectures: Architectures) -> TrainingResult:
         """Train on a few batches, and measure what training and scoring cost."""
         began = time.perf_counter()
         cost = self.costs[job.round, client.id]

@@ -47,8 +47,8 @@ def check_methods(
 ) -> Iterator[Compatibility]:
     """For every method, and every variant in the recipe's ``[methods]``: does it run on these models and data?
 
-    With the knobs that the recipe gives to a method; the others have their defaults. Bytes are those of messages, from
-    two rounds of one batch each with one client of every network. Nothing is written.
+    With the hyperparameters that the recipe gives to a method; the others have their defaults. Bytes are those of
+    messages, from two rounds of one batch each with one client of every network. Nothing is written.
 
     Args:
         recipe: a TOML file, or a `Recipe`. overrides: ``"data.num_clients=20"``, as ``--set`` on the command line.
@@ -57,7 +57,7 @@ def check_methods(
             for the seconds of a round.
 
     Raises:
-        RequestError: the recipe is wrong, a method is not known, or the data are not there.
+        ConfigError: the recipe is wrong, a method is not known, or the data are not there.
     """
     base = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe, overrides)
     names = list(dict.fromkeys([*METHODS, *base.variants()]))

@@ -1,6 +1,7 @@
 """The methods side by side: what each is, sends, keeps and takes.
 
-What is said of a method is said once, in its own file: class variables of `Method` and the comments beside the knobs.
+What is said of a method is said once, in its own file: class variables of `Method` and the comments beside the
+hyperparameters.
 """
 
 from __future__ import annotations
@@ -56,25 +57,25 @@ class Hyperparameter:
 
 
 def describe() -> list[dict[str, Any]]:
-    """One row per registered method: name, paper, differs, down, up, states, scored, needs, knobs (name -> default)
-    and about (name -> what the knob does).
+    """One row per registered method: name, paper, differs, down, up, states, scored, needs, hyperparameters (name ->
+    default) and about (name -> what the hyperparameter does).
     """
     return [_described(name, kind) for name, kind in METHODS.items()]
 
 
 def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
-    """All that is said of one method: a row of `describe`, and kinds (knob -> what values it takes), summary, text (how
-    it works) and deviations (from its paper).
+    """All that is said of one method: a row of `describe`, and kinds (hyperparameter -> what values it takes), summary,
+    text (how it works) and deviations (from its paper).
 
     Args:
         name: of a registered method, or ``"package.module:Class"``. beside: folders in which the module is looked for.
 
     Raises:
-        RequestError: no such method, or it is none.
+        ConfigError: no such method, or it is none.
     """
-    from polyfed.own_methods import method_class, with_knobs
+    from polyfed.own_methods import method_class, with_hyperparameters
 
-    kind: Any = with_knobs(name, method_class(name, beside))
+    kind: Any = with_hyperparameters(name, method_class(name, beside))
     summary, _, own = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")
     _, _, whole = (inspect.getdoc(inspect.getmodule(kind)) or "").partition("\n\n")
     text, head, deviations = (own or whole).partition("Deviations from the paper")
@@ -91,8 +92,8 @@ def _described(name: str, kind: Any) -> dict[str, Any]:
     method = kind()
     own = hyperparameters(kind)
     told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
-    row = {"name": name, **told, "scored": method.scored, "needs": _needs(method.needs)}
-    return row | {"knobs": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
+    row = {"name": name, **told, "scored": method.evaluation_stage, "needs": _needs(method.requirements)}
+    return row | {"hyperparameters": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
 
 
 def _kinds(kind: type[Any]) -> dict[str, str]:
@@ -108,7 +109,7 @@ def _kinds(kind: type[Any]) -> dict[str, str]:
 
 
 def kind_of(hint: Any) -> str:
-    """What values a knob of this type takes, in words.
+    """What values a hyperparameter of this type takes, in words.
 
     >>> kind_of(bool), kind_of(Literal["a", "b"]), kind_of(int | None)
     ('true or false', '"a" or "b"', 'whole number or none')
@@ -188,7 +189,7 @@ def _above(line: int, last: int, comments: Mapping[int, str]) -> list[str]:
 
 
 def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
-    """The rows of `describe` for a terminal: a paragraph per method, a line per knob."""
+    """The rows of `describe` for a terminal: a paragraph per method, a line per hyperparameter."""
     lines = []
     for row in rows:
         lines += [f"{row['name']}: {row['paper']}"]
@@ -201,7 +202,7 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
             ("needs", ", ".join(row["needs"]) or "nothing"),
         ):
             lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
-        for name, default in row["knobs"].items():
+        for name, default in row["hyperparameters"].items():
             head = f"{name} = {format_value(default)}"
             about = f"  # {row['about'][name]}" if row["about"][name] else ""
             lines += textwrap.wrap(head + about, width, initial_indent="    ", subsequent_indent=" " * 8)
@@ -219,10 +220,19 @@ def symbols_in(text: str) -> list[tuple[str, str]]:
 
 def to_markdown() -> str:
     """The table of methods as docs/methods/README.md has it."""
-    heads = ["method", "paper", "may differ between clients", "down", "up", "kept between rounds", "scored", "knobs"]
+    heads = [
+        "method",
+        "paper",
+        "may differ between clients",
+        "down",
+        "up",
+        "kept between rounds",
+        "scored",
+        "hyperparameters",
+    ]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for row in describe():
-        own = ", ".join(f"`{name}` {format_value(default)}" for name, default in row["knobs"].items())
+        own = ", ".join(f"`{name}` {format_value(default)}" for name, default in row["hyperparameters"].items())
         cells = [
             f"[{row['name']}]({row['name']}.md)",
             *(row[key] for key in ("paper", "differs", "down", "up", "states")),
@@ -231,8 +241,8 @@ def to_markdown() -> str:
     symbols = "\n".join(f"| {_cell(symbol)} | {_cell(meaning)} |" for symbol, meaning in _SYMBOLS)
     return (
         "# Methods\n\n"
-        "Made by `polyfed methods --markdown`; `polyfed methods` also says what each knob does. Sizes are in\n"
-        "numbers, of 4 bytes where nothing else is said, per client and round. For bytes with models and data of\n"
+        "Made by `polyfed methods --markdown`; `polyfed methods` also says what each hyperparameter does. Sizes are\n"
+        "in numbers, of 4 bytes where nothing else is said, per client and round. For bytes with models and data of\n"
         "your own, and for what does not fit them: `polyfed methods --compatible-with RECIPE.toml`.\n\n"
         + "\n".join(lines)
         + "\n\n| symbol | |\n| --- | --- |\n"

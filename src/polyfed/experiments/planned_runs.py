@@ -9,7 +9,7 @@ from pathlib import Path
 from polyfed.config.recipe import Recipe
 from polyfed.engine.federation import Tracker
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import Interrupted, PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation, check_run_folder_place
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.run_records import RunRecord
@@ -38,12 +38,12 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
         members: all runs. folder: where tables will lie. force: also those that are done. data: kept between calls.
 
     Raises:
-        RequestError: a folder is taken or cannot be made, data that are not there, models that do not fit.
+        ConfigError: a folder is taken or cannot be made, data that are not there, models that do not fit.
     """
     pending = []
     check_run_folder_place(folder)
     if (folder / "rounds.jsonl").exists() or (folder / "recipe.toml").exists():
-        raise RequestError(f"expected a folder for many runs, got {folder}, which holds a single one")
+        raise ConfigError(f"expected a folder for many runs, got {folder}, which holds a single one")
     for member in members:
         place = RunFolder(member.folder)
         settings = member.recipe.to_dict()
@@ -72,7 +72,7 @@ def run_planned(
         ``"fedin, seed 0"`` -> why it failed.
 
     Raises:
-        Interrupted: Ctrl-C; what is done is kept.
+        RunInterrupted: Ctrl-C; what is done is kept.
     """
     failures: dict[str, str] = {}
     for member in members:
@@ -83,8 +83,8 @@ def run_planned(
         try:
             federation = build_federation(member.recipe, out=member.folder, trackers=watchers, data=data)
             federation.run(resume=not force, force=force)
-        except Interrupted as stop:
-            raise Interrupted(f"{member.title}: {stop}; the same command goes on") from None
+        except RunInterrupted as stop:
+            raise RunInterrupted(f"{member.title}: {stop}; the same command goes on") from None
         except PolyfedError as error:
             failures[member.title] = str(error)
             for watcher in watchers:

@@ -17,11 +17,11 @@ import torch
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Context, Method, Phase, Trained
+from polyfed.core.method import Context, Method, Phase, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.data.samples import ClientData, Samples
 from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods.local import Local
 
 __all__ = ["LocalByRows", "SharedByNetwork", "check_pooled", "is_pooled", "pooled_method", "with_pooled_rows"]
@@ -38,7 +38,7 @@ def check_pooled(recipe: Recipe) -> None:
     """Whether a recipe can be that of a ceiling.
 
     Raises:
-        RequestError: it cannot; says what is in the way.
+        ConfigError: it cannot; says what is in the way.
     """
     on = [section for section in _SECTIONS if getattr(recipe, section).in_effect()]
     wrong = ""
@@ -51,7 +51,7 @@ def check_pooled(recipe: Recipe) -> None:
     elif recipe.run.executor == "ray":
         wrong = "run.executor 'ray'"
     if wrong:
-        raise RequestError(
+        raise ConfigError(
             f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "
             f"clients, nothing else), got {wrong}"
         )
@@ -133,4 +133,6 @@ def _of_client(outcome: Outcome, client_id: int) -> Outcome:
     """The outcome as this client's; work counts where it was done."""
     if outcome.client_id == client_id:
         return outcome
-    return dataclasses.replace(outcome, client_id=client_id, trained=Trained(), sums={}, score=None, operations=0)
+    return dataclasses.replace(
+        outcome, client_id=client_id, trained=TrainingResult(), sums={}, score=None, operations=0
+    )

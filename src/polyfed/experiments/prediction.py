@@ -29,13 +29,13 @@ from polyfed.core.client import as_floats
 from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
 from polyfed.core.modules import exported
-from polyfed.core.randomness import scoped_global
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import architectures_of
-from polyfed.engine.device import named_device
-from polyfed.errors import RequestError, described
+from polyfed.engine.device import parse_device
+from polyfed.errors import ConfigError, described
 from polyfed.escaping import csv_text
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
@@ -48,7 +48,12 @@ __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
 CHUNK = 128  # rows per forward pass
 _LEAST = 2  # bytes that a weight takes
-_BUILDING = ("architecture", "companion", "method", "knobs")  # what of an entry of the index networks are made by
+_BUILDING = (
+    "architecture",
+    "companion",
+    "method",
+    "hyperparameters",
+)  # what of an entry of the index networks are made by
 _MOST = 2**24  # classes, words, or anything else that an entry of the index says how many there are of
 _LARGEST_INPUT = 2**28  # numbers of one input
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -158,14 +163,14 @@ def predict(
         trust: whether code that the folder names may be imported, see `load_model`.
 
     Raises:
-        RequestError: see `load_model` and `polyfed.data.inference_inputs.read`.
+        ConfigError: see `load_model` and `polyfed.data.inference_inputs.read`.
     """
     model = load_model(run, client, device, trust)
     form = _resizing(model.form) if resize else model.form
     if isinstance(data, Tensor | np.ndarray):
         inputs = from_tensor(torch.as_tensor(data), form, "the tensor given")
     elif not isinstance(data, str | os.PathLike):
-        raise RequestError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
+        raise ConfigError(f"data: expected the path of files, or inputs as a tensor, got {described(data)}")
     else:
         inputs = read(Path(data), form, image_column, label_column, text_column)
     return _predicted(model, inputs)
@@ -174,7 +179,7 @@ def predict(
 def _resizing(form: InputSpec) -> InputSpec:
     """The form, for images of any size."""
     if not form.images:
-        raise RequestError(f"resize is of images, got it where the run's inputs are {form}")
+        raise ConfigError(f"resize is of images, got it where the run's inputs are {form}")
     height, width = form.shape[1:]
     return dataclasses.replace(form, image_size=(height, width))
 
@@ -186,7 +191,7 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
         if inputs.x.dtype != torch.int64:
             raise
         low, high = inputs.x.aminmax()
-        raise RequestError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
+        raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
     return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown)
 
 
@@ -203,11 +208,11 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
             you have read.
 
     Raises:
-        RequestError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
+        ConfigError: no finished run, no such client, code that is not trusted, a damaged file, a link, weights that do
             not fit the network, a network that a run folder cannot rebuild.
     """
     folder = Path(run) / "models"
-    place = named_device(device)
+    place = parse_device(device)
     check_links(Path(run))
     name, entry = _entry(Path(run), client)
     check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
@@ -215,12 +220,12 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
         validated(ModelEntry, entry)
         _check_sizes(entry, name)
         if not entry["zoo"]:
-            raise RequestError(
+            raise ConfigError(
                 f"client {client}'s network came as a module, which a run folder does not hold; make it again and "
                 f"load {folder / name} into it with safetensors.torch.load_model"
             )
         if entry.get("vectors") is not None:
-            raise RequestError(
+            raise ConfigError(
                 f"client {client}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
                 f"does not hold; such runs are scored while they train"
             )
@@ -234,16 +239,16 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
             _vocabulary(entry, folder),
         )
         prepare = _prepare(entry["prepare"], client)
-        method = _method(entry["method"], entry["knobs"], entry.get("modules", []))
+        method = _method(entry["method"], entry["hyperparameters"], entry.get("modules", []))
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         _check_room(entry, len(files[name]), folder / name)
         state = next((from_bytes(data) for file, data in files.items() if file != name), {})
-        with scoped_global(0):  # initial weights are drawn, and overwritten
-            network = method.personal(_built(entry, method, form.shape))
+        with seeded_global_rng(0):  # initial weights are drawn, and overwritten
+            network = method.personal_model(_built(entry, method, form.shape))
         _fill(network, files[name], folder / name)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise RequestError(f"expected {folder / 'index.json'} as this version writes it, got another: {why}") from error
+        raise ConfigError(f"expected {folder / 'index.json'} as this version writes it, got another: {why}") from error
     state = {
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }
@@ -253,7 +258,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
 def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
     """From stored inputs to the network's, as an entry of the index says."""
     if said is None:
-        raise RequestError(
+        raise ConfigError(
             f"client {client}'s inputs went through a function of your own (prepare), which a run folder does not "
             "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
         )
@@ -295,10 +300,10 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     return architectures.template(own, entry["variant"])
 
 
-def _method(name: str, knobs: Mapping[str, Any], beside: Sequence[str]) -> Method:
-    """The method with the knobs of a JSON file, in which tuples are lists."""
+def _method(name: str, hyperparameters: Mapping[str, Any], beside: Sequence[str]) -> Method:
+    """The method with the hyperparameters of a JSON file, in which tuples are lists."""
     kind = method_class(name, beside)
-    return TypeAdapter(kind).validate_json(json.dumps(knobs)) if dataclasses.is_dataclass(kind) else kind()
+    return TypeAdapter(kind).validate_json(json.dumps(hyperparameters)) if dataclasses.is_dataclass(kind) else kind()
 
 
 def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
@@ -326,10 +331,10 @@ def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
 def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
     """The name of a client's weights, and what the index says of them."""
     if isinstance(client, bool) or not isinstance(client, int | np.integer):
-        raise RequestError(f"client: expected the number of a client, got {described(client)}")
+        raise ConfigError(f"client: expected the number of a client, got {described(client)}")
     if not (run / "result.json").exists():
         came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
-        raise RequestError(f"expected the folder of a finished run, got {came}")
+        raise ConfigError(f"expected the folder of a finished run, got {came}")
     path = run / "models" / "index.json"
     try:
         index = parse_json(_listed(path))
@@ -339,10 +344,10 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         if name in index:
             return name, dict(index[name])
     except (OSError, ValueError, TypeError) as error:
-        raise RequestError(f"expected a list of models in {path}, got nothing readable: {error}") from None
+        raise ConfigError(f"expected a list of models in {path}, got nothing readable: {error}") from None
     numbers = [file.removeprefix("client-").partition(".")[0].lstrip("0") or "0" for file in index]
     known = ", ".join(numbers[:10]) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
-    raise RequestError(f"expected a client whose model is in {path.parent} ({known}), got {client}")
+    raise ConfigError(f"expected a client whose model is in {path.parent} ({known}), got {client}")
 
 
 def _check_room(entry: Mapping[str, Any], size: int, path: Path) -> None:
@@ -351,11 +356,11 @@ def _check_room(entry: Mapping[str, Any], size: int, path: Path) -> None:
     size: bytes of the file with the weights.
 
     Raises:
-        RequestError: there cannot.
+        ConfigError: there cannot.
     """
     for key in ("classes", "feature_dim", "vocabulary"):
         if _LEAST * (entry.get(key) or 0) > size:
-            raise RequestError(f"expected weights of {entry[key]} ({key}) in {path}, got a file of {size} bytes")
+            raise ConfigError(f"expected weights of {entry[key]} ({key}) in {path}, got a file of {size} bytes")
 
 
 def _listed(path: Path) -> bytes:
@@ -369,9 +374,9 @@ def _checked(path: Path, wanted: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     if hashlib.sha256(data).hexdigest() != wanted:
-        raise RequestError(f"{path} is damaged: it is not what its checksum says")
+        raise ConfigError(f"{path} is damaged: it is not what its checksum says")
     return data
 
 
@@ -380,17 +385,17 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
     try:
         weights = safetensors.torch.load(data)
     except (SafetensorError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
-        raise RequestError(f"expected weights as safetensors in {path}, got something else: {error}") from None
+        raise ConfigError(f"expected weights as safetensors in {path}, got something else: {error}") from None
     own = exported(network)
     if strange := sorted(own.keys() ^ weights.keys()):
         whose = "the network" if strange[0] in own else "the file"
-        raise RequestError(f"{path} does not fit the network as it is built now: only {whose} has '{strange[0]}'")
+        raise ConfigError(f"{path} does not fit the network as it is built now: only {whose} has '{strange[0]}'")
     with torch.no_grad():
         for name, tensor in own.items():
             if tensor.shape != weights[name].shape:
                 built = tuple(tensor.shape)
                 came = tuple(weights[name].shape)
-                raise RequestError(
+                raise ConfigError(
                     f"{path} does not fit the network as it is built now: '{name}' is {came}, not {built}"
                 )
             tensor.copy_(weights[name])

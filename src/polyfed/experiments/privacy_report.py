@@ -11,7 +11,7 @@ from pathlib import Path
 from polyfed.core.releases import Release, Unit
 from polyfed.engine.accounting import counted, epsilon_of
 from polyfed.engine.privacy_ledger import UNITS, read
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.gaussian_mechanism import classic_epsilon
 from polyfed.report.run_records import RunRecord, find_runs
 from polyfed.report.text_tables import Column, percent, render_text
@@ -55,13 +55,13 @@ def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spe
         delta: at which; None: as each run says.
 
     Raises:
-        RequestError: no such run, a delta that is none, or dp-accounting is needed and not installed.
+        ConfigError: no such run, a delta that is none, or dp-accounting is needed and not installed.
     """
     if delta is not None and not 0 < delta < 1:
-        raise RequestError(f"--delta: expected a number above 0 and below 1, got {delta:g}")
+        raise ConfigError(f"--delta: expected a number above 0 and below 1, got {delta:g}")
     found = [one for run in find_runs(folders) if run.finished for one in _of_run(run, delta)]
     if not found:
-        raise RequestError(
+        raise ConfigError(
             "expected runs with noise on what clients send or in how they train ([privacy], a method's feature_clip), "
             "got none"
         )

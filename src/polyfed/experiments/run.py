@@ -8,7 +8,7 @@ from pathlib import Path
 from polyfed.config.recipe import Recipe
 from polyfed.engine.federation import Run
 from polyfed.engine.run_folder import RunFolder
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation, check_run_folder_place, resolve_recipe
 
 __all__ = ["run"]
@@ -51,9 +51,9 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
 
     Raises:
-        RequestError: the request is wrong; nothing has been written.
+        ConfigError: the request is wrong; nothing has been written.
         RunError: the run failed.
-        Interrupted: Ctrl-C; a checkpoint has been written.
+        RunInterrupted: Ctrl-C; a checkpoint has been written.
     """
     options = {"seed": seed, "out": out, "device": device, "workers": workers, "preset": preset}
     resolved = resolve_recipe(recipe, overrides, method, **options)
@@ -62,8 +62,8 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
         check_run_folder_place(Path(folder))
         RunFolder(folder).check(resolved.to_dict(), resume, force, resolved.planned)  # before data are loaded
     elif resume:
-        raise RequestError("expected a run folder to resume from, got none; name it with out=...")
+        raise ConfigError("expected a run folder to resume from, got none; name it with out=...")
     elif resolved.run.loggers:
-        raise RequestError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
+        raise ConfigError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
     federation = build_federation(resolved, out=folder, trackers=trackers, timings=timings)
     return federation.run(resume=resume, force=force, progress=progress)

@@ -20,7 +20,7 @@ import tomli_w
 from polyfed.config.overrides import parse_override
 from polyfed.config.recipe import Recipe
 from polyfed.engine.federation import Tracker
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
 from polyfed.markup import notes, paragraph
@@ -31,7 +31,7 @@ from polyfed.tracking.console import Console
 
 __all__ = ["Sweep", "parse", "sweep"]
 
-_OWN = ("method", "methods")  # the tables of a method's own knobs, which mean nothing to Local
+_OWN = ("method", "methods")  # the tables of a method's own hyperparameters, which mean nothing to Local
 _SLUG = 100  # characters of a folder's name
 _TOKEN = re.compile(r""" "(?:\\.|[^"\\])*" | '[^']*' | . """, re.VERBOSE | re.DOTALL)  # a TOML string, or a character
 
@@ -83,14 +83,14 @@ def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
     Commas within TOML's quotes and brackets separate nothing. A key given twice has the values given last.
 
     Raises:
-        RequestError: no ``SECTION.KEY=VALUE``, or nothing between two commas.
+        ConfigError: no ``SECTION.KEY=VALUE``, or nothing between two commas.
     """
     found: dict[str, list[Any]] = {}
     for text in texts:
         key, _, values = text.partition("=")
         pieces = _split(values)
         if len(pieces) > 1 and not all(pieces):
-            raise RequestError(f"expected values with commas between ({key}=A,B), got '{text}'")
+            raise ConfigError(f"expected values with commas between ({key}=A,B), got '{text}'")
         parsed = [parse_override(f"{key}={piece}" if "=" in text else text) for piece in pieces]
         name = ".".join(parsed[0][0])
         found.pop(name, None)
@@ -145,8 +145,8 @@ def sweep(
         device, workers, preset: as for `polyfed.run`.
 
     Raises:
-        RequestError: the request is wrong, or there are no validation rows; nothing has been written.
-        Interrupted: Ctrl-C; call it again to go on.
+        ConfigError: the request is wrong, or there are no validation rows; nothing has been written.
+        RunInterrupted: Ctrl-C; call it again to go on.
     """
     values = {key: list(value) if isinstance(value, list | tuple) else [value] for key, value in settings.items()}
     swept = _swept(values, seeds)
@@ -196,16 +196,16 @@ def _swept(values: Mapping[str, Sequence[Any]], seeds: Sequence[int]) -> list[st
     """The keys with several values, once it is known that they can be swept."""
     for key, given in values.items():
         if not given:
-            raise RequestError(f"{key}: expected at least one value, got none")
+            raise ConfigError(f"{key}: expected at least one value, got none")
         if key == "run.seed":
-            raise RequestError("run.seed: expected a setting of the experiment; for seeds give --seeds 0,1")
+            raise ConfigError("run.seed: expected a setting of the experiment; for seeds give --seeds 0,1")
         if key.startswith("run.") and len(given) > 1:
-            raise RequestError(f"{key}: expected one value, as [run] is no part of the experiment, got {len(given)}")
+            raise ConfigError(f"{key}: expected one value, as [run] is no part of the experiment, got {len(given)}")
     if not seeds:
-        raise RequestError("expected at least one seed, got none")
+        raise ConfigError("expected at least one seed, got none")
     swept = [key for key, given in values.items() if len(given) > 1]
     if not swept:
-        raise RequestError("expected several values for at least one setting (--set training.lr=0.01,0.1), got none")
+        raise ConfigError("expected several values for at least one setting (--set training.lr=0.01,0.1), got none")
     return swept
 
 
@@ -223,7 +223,7 @@ def _points(
 
 
 def _local(point: _Point) -> _Point:
-    """Local with the same settings, but for the method's own knobs."""
+    """Local with the same settings, but for the method's own hyperparameters."""
     settings = {key: value for key, value in point.settings.items() if key.partition(".")[0] not in _OWN}
     local = point.recipe.choose("local")
     if not settings:
@@ -249,7 +249,7 @@ def _toml(value: Any) -> str:
     try:
         return tomli_w.dumps({"value": value}).partition(" = ")[2].strip()
     except TypeError:
-        raise RequestError(f"expected values that a recipe can hold, got {value!r}") from None
+        raise ConfigError(f"expected values that a recipe can hold, got {value!r}") from None
 
 
 def _word(key: str, value: Any) -> str:
@@ -264,7 +264,7 @@ def _check_different(points: Sequence[_Point]) -> None:
     for point in points:
         settings = json.dumps(point.recipe.with_run(overrides=[]).to_dict(), sort_keys=True, default=str)
         if settings in seen:
-            raise RequestError(
+            raise ConfigError(
                 f"expected values that make a difference, got {seen[settings].name} and {point.name}, which come to "
                 "the same settings"
             )
@@ -274,7 +274,7 @@ def _check_different(points: Sequence[_Point]) -> None:
 def _check_validation(pending: Sequence[PlannedRun], data: DataCache) -> None:
     for member in pending:
         if not any(len(client.validation) for client in data.federated(member.recipe).clients):
-            raise RequestError(
+            raise ConfigError(
                 f"a sweep chooses by validation accuracy: expected validation rows ({member.title}), got none with "
                 f"data.split = '{member.recipe.data.split}'; use for instance '8:1:1' or 'official:9:1'"
             )

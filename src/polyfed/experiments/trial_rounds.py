@@ -74,7 +74,7 @@ class TrialRounds:
         method = federation.method
         server = federation.server
         with one_thread():
-            federation.runner.start(server.everybody)
+            federation.runner.start(server.all_client_ids)
         later = range(2, federation.training.rounds + 1)  # the first of them in which somebody trains
         self._later = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
         server.round = self._later
@@ -103,7 +103,7 @@ class TrialRounds:
         with one_thread():
             first = self._round(1, method.exchanges(1))
             second = self._round(self._later, method.exchanges(self._later))
-            last = self._round(self._later + 1, method.closing(), final=True)
+            last = self._round(self._later + 1, method.final_exchanges(), final=True)
         self.server_seconds = second.server_seconds
         return [self._described(client, first, second, last) for client in self._measured]
 
@@ -118,7 +118,7 @@ class TrialRounds:
             method=federation.method,
             server=federation.server,
             history=federation.history,
-            present=federation.server.everybody,
+            present=federation.server.all_client_ids,
             evaluated=False,
             cohort=self._cohort(),
         )
@@ -130,7 +130,7 @@ class TrialRounds:
 
     def _cohort(self) -> list[int]:
         """As many as take part in a round, all measured clients among them."""
-        everybody = self._federation.server.everybody
+        everybody = self._federation.server.all_client_ids
         measured = [client.id for client in self._measured]
         others = [number for number in everybody if number not in measured]
         count = self._federation.training.drawn(len(everybody))
@@ -144,7 +144,7 @@ class TrialRounds:
         own = architectures.template(client.architecture, variant, alone=True)
         split = own if isinstance(own, SplitModel) else None
         early, late, final = (self.executor.costs[played.number, client.id] for played in (first, second, last))
-        closing = final.batch * self.executor.steps(client, federation.method.closing()) + final.rest
+        closing = final.batch * self.executor.steps(client, federation.method.final_exchanges()) + final.rest
         return ArchitectureCheck(
             name=self.networks[client.id],
             client=client.id,
@@ -158,7 +158,7 @@ class TrialRounds:
             seconds_batch=late.batch,
             seconds_rest=late.rest,
             seconds_row=late.row,
-            flops=flops(federation.method.personal(module), one_input(client, module)),
+            flops=flops(federation.method.personal_model(module), one_input(client, module)),
             peak=sum(tensor.nbytes for tensor in module.state_dict().values()) + late.peak,
             closing=(last.down.get(client.id, 0), last.up.get(client.id, 0), closing),
             operations=(early.operations, late.operations),

@@ -1,4 +1,4 @@
-"""Gradients, and rows of features, of bounded length."""
+"""StepResult, and rows of features, of bounded length."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class FactorStream:
             kernel does not drown the others. Representations with equal rows then count 0.
 
     Raises:
-        ValueError: a knob is out of range.
+        ValueError: a hyperparameter is out of range.
 
     Source: K_bar of FedHeNN, eq. 6.
     """
@@ -181,7 +181,7 @@ def kernel_factor(
         rank, exact_rank, norm: as in `FactorStream`.
 
     Raises:
-        ValueError: no representations; weights unusable or not one each; rows differ; a knob is out of range.
+        ValueError: no representations; weights unusable or not one each; rows differ; a hyperparameter is out of range.
     """
     shares = normalize(weights)
     stream = FactorStream(rank, exact_rank, norm)

@@ -6,7 +6,7 @@ Client k:  E local epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(
 Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who sent one: leave one out, so that
            N_c Z[c] = (N_c - n_kc) Z_k[c] + n_kc z_k[c], Z[c] the mean over all, N_c = sum_j n_jc.
 Sent per round, C classes, S classes at the client: up 4 (S C + 2 S); down 4 (S C + S), less for classes that nobody
-else has. FedGH's Table 3 counts 4 S C each way, labels and counts not: `paper_nbytes`.
+else has. FedGH's Table 3 counts 4 S C each way, labels and counts not: `nbytes_in_paper`.
 Deviations from the paper: (1) its mean over devices counts each once (`weighting = "uniform"`, no counts sent); by
 default every sample counts. (2) z_k is taken in one pass after training; the paper's is a sum kept during training.
 (3) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no target, and the
@@ -28,7 +28,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, nbytes, tensor
-from polyfed.core.method import Batch, Context, Method, Trained, knobs
+from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.class_targets import dense, merge, soft_cross_entropy
 from polyfed.functional.losses import cross_entropy
@@ -37,7 +37,7 @@ from polyfed.methods.building_blocks import prototypes
 _TABLE = ("owners", "labels", "outputs", "counts")  # what the server keeps of each row that counts
 
 
-@knobs
+@hyperparameters
 class FD(Method):
     """Federated distillation: one mean output per class is all that is exchanged."""
 
@@ -57,11 +57,11 @@ class FD(Method):
     weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True  # outputs of an earlier round are as good as those that are kept
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         no_longer = "probabilities, which noise would leave none; use method.outputs = 'logits'"
         return {"outputs": no_longer} if self.outputs == "probabilities" else {}
 
@@ -105,7 +105,7 @@ class FD(Method):
         taught = soft_cross_entropy(scores[:, : targets.shape[1]], batch.y, batch.w, targets, context["known"])
         return task + self.lambda_ * taught, {"distillation": taught}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         model = client.model
 
         def outputs(x: Tensor) -> Tensor:
@@ -116,6 +116,6 @@ class FD(Method):
         return prototypes.means(client, rows, "outputs", counts=self.weighting == "count")
 
     # accounting --------------------------------------------------------------------------------------------
-    def paper_nbytes(self, message: Message) -> int:
+    def nbytes_in_paper(self, message: Message) -> int:
         """The outputs alone, as FedGH's Table 3 counts: no labels, no counts."""
         return nbytes({"outputs": message["outputs"]}) if "outputs" in message else 0

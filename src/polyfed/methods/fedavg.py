@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -26,7 +26,7 @@ from polyfed.core.upload_forms import SAMPLES, Form, as_sent
 from polyfed.methods.building_blocks import weight_averaging
 
 
-@knobs
+@hyperparameters
 class FedAvg(Method):
     """Averaging of weights."""
 
@@ -36,24 +36,24 @@ class FedAvg(Method):
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w"
-    changes: ClassVar[tuple[str, ...]] = ("model",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     # "same-shape": within each architecture; "by-name": also a head alone
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         return weight_averaging.needs(self.aggregation)
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "received"
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         """Seeded initial weights."""
         weight_averaging.init(server, self.aggregation)
 
@@ -73,6 +73,6 @@ class FedAvg(Method):
         load(client.model, group(message, "model"))
         return {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         """Weights and number of samples."""
         return weight_averaging.upload(client)

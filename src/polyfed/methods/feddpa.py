@@ -30,7 +30,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, tensor
-from polyfed.core.method import Batch, Context, Phase, Trained, knobs
+from polyfed.core.method import Batch, Context, Phase, TrainingResult, hyperparameters
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -41,7 +41,7 @@ from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
-@knobs
+@hyperparameters
 class FedDPA(FedAvg):
     """Averaging of updates to a model of which each client keeps what its data depend on."""
 
@@ -50,7 +50,7 @@ class FedDPA(FedAvg):
     down: ClassVar[str] = "P (and 1 with noise)"
     up: ClassVar[str] = "P"
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent}
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # F above it is personal; 1: nothing is, below 0: everything
     lambda1: Annotated[float, Field(ge=0)] = 0.1  # pull of personal entries to w; 0 is off
@@ -69,11 +69,11 @@ class FedDPA(FedAvg):
         return self
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "personal"
 
     # server ------------------------------------------------------------------------------------------------
-    def plan(self, server: Server, selected: Sequence[int]) -> None:
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
         if self.noise:
             server.state["selected"] = torch.tensor(max(1, len(selected)))
 
@@ -114,7 +114,7 @@ class FedDPA(FedAvg):
         shared = Phase(training.local_epochs, rows="shared rows", mask="shared", name="shared")
         return personal, shared
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"personal turn": client.phase == "personal"}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -126,7 +126,7 @@ class FedDPA(FedAvg):
             return task + self.lambda2 / 2 * drift.bound_gap(w_k, context["w"], self.bound)
         return task
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         model = floats(client.model)
         w = client.context["w"]
         sent = {name: torch.where(mask, w[name], model[name]) for name, mask in client.context["personal"].items()}

@@ -27,12 +27,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core import inference
-from polyfed.core.client import Public
+from polyfed.core.client import PublicData
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Needs, knobs
-from polyfed.core.model_factory import Companion
+from polyfed.core.method import Requirements, hyperparameters
+from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import head_names
-from polyfed.core.randomness import scoped_global
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.consensus import Consensus, consensus, transfer_loss
@@ -40,7 +40,7 @@ from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
-@knobs
+@hyperparameters
 class FedET(FedAvg):
     """A large server network taught by all clients' networks; its head goes back to them."""
 
@@ -58,26 +58,26 @@ class FedET(FedAvg):
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # of SGD in w; 0 leaves all but its head as it was drawn
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         nested = self.aggregation != "same-shape"
         instead = "set models.feature_dim to give all one width, or use fedmd, which averages no weights"
-        return Needs(
+        return Requirements(
             split_model=True,
-            one_head=True,
-            nested=nested,
-            one_input=True,
+            same_head=True,
+            shared_shapes=nested,
+            same_input_shape=True,
             public=self.server_batch if self.server_steps else 0,
-            instead=f"use method.aggregation = 'same-shape', {instead}" if nested else instead,
+            hint=f"use method.aggregation = 'same-shape', {instead}" if nested else instead,
         )
 
     @property
-    def companion(self) -> Companion:
-        return Companion(self.network)
+    def auxiliary_model(self) -> AuxiliaryModel:
+        return AuxiliaryModel(self.network)
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        super().start(server)
-        w = server.initial(server.companion)
+    def init_server(self, server: Server) -> None:
+        super().init_server(server)
+        w = server.initial(server.auxiliary_model)
         server.state["server"] = w
         self._share_head(server, w)
 
@@ -97,12 +97,12 @@ class FedET(FedAvg):
 
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
         """The server's network takes the head and learns; the head that it ends with goes to all architectures."""
-        names = head_names(server.model(server.companion, {}))
+        names = head_names(server.model(server.auxiliary_model, {}))
         w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
             targets = agree(server, models, server.public)
             how = Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
-            model = server.model(server.companion, w)
+            model = server.model(server.auxiliary_model, w)
             w, loss = distill(model, server.public, targets, how, server.generator("transfer"))
             server.log["transfer_loss"] = loss
             server.log["disputed"] = float(targets.disputed.float().mean())
@@ -111,7 +111,7 @@ class FedET(FedAvg):
 
     def _share_head(self, server: Server, w: Group) -> None:
         """Every architecture's shared model gets the head of the server's network `w`."""
-        head = self._head(server, server.companion, w)
+        head = self._head(server, server.auxiliary_model, w)
         for architecture in server.architectures:
             names = head_names(server.model(architecture, {}))
             tensors = {own: head[inner] for own, inner in names.items()}
@@ -134,7 +134,7 @@ class Transfer:
     diversity: float
 
 
-def agree(server: Server, models: Mapping[int, Group], public: Public) -> Consensus:
+def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
     """What clients' networks (client number -> weights) agree on, over all public inputs; on the CPU."""
     scores = []
     for i, weights in models.items():
@@ -144,7 +144,7 @@ def agree(server: Server, models: Mapping[int, Group], public: Public) -> Consen
 
 
 def distill(
-    model: nn.Module, public: Public, targets: Consensus, how: Transfer, draws: torch.Generator
+    model: nn.Module, public: PublicData, targets: Consensus, how: Transfer, draws: torch.Generator
 ) -> tuple[dict[str, Tensor], float]:
     """Train a network on what others agree on; its last weights and statistics, on the CPU, and its mean loss.
 
@@ -160,7 +160,7 @@ def distill(
     optimizer = torch.optim.SGD(model.parameters(), how.lr)
     total = 0.0
     model.train()
-    with scoped_global(int(torch.randint(2**62, (), generator=draws))):
+    with seeded_global_rng(int(torch.randint(2**62, (), generator=draws))):
         for rows in order[:wanted].split(how.inputs):
             scores = model(public.prepare(public.samples.x[rows].to(device)))
             loss = transfer_loss(scores, Consensus(*(t[rows].to(device) for t in targets)), how.diversity)

@@ -32,7 +32,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy
@@ -40,7 +40,7 @@ from polyfed.functional.mixing import distance, improvements, moved_towards, pos
 from polyfed.methods.building_blocks import weight_averaging
 
 
-@knobs
+@hyperparameters
 class FedFomo(Method):
     """A mixture of others' models for every client, by their validation loss there."""
 
@@ -56,7 +56,7 @@ class FedFomo(Method):
             (upload_forms.UpTo("M", lambda known: sum(n.startswith("candidate") for n in known.sent)),)
         ),
     }
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     models: Annotated[int, Field(ge=1)] = 5  # M, others' models that a client is sent
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # chance of a random model in round 1; 0: always the best known
@@ -65,22 +65,22 @@ class FedFomo(Method):
     aggregation: weight_averaging.Aggregation = "layer-wise"
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         return dataclasses.replace(weight_averaging.needs(self.aggregation), validation=True)
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         return {"model": "whole weights, which others weigh up"}
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         start = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
-        message: dict[str, Group] = {} if server.has_kept(client_id) else {"start": start}
+        message: dict[str, Group] = {} if server.has_weights(client_id) else {"start": start}
         for place, n in enumerate(self._chosen(server, client_id)):
-            weights = server.weights(n)
+            weights = server.client_weights(n)
             message[f"candidate {place}"] = {name: t for name, t in weights.items() if name in start}
         return message
 
@@ -90,7 +90,7 @@ class FedFomo(Method):
             if "delta" in message:
                 affinity[i, self._chosen(server, i)] += tensor(message, "delta").double()
         for i, message in uploads.items():
-            server.keep(i, group(message, "model"))
+            server.store_weights(i, group(message, "model"))
         server.state["affinity"] = affinity
 
     def _affinity(self, server: Server) -> Tensor:
@@ -103,7 +103,7 @@ class FedFomo(Method):
 
     def _chosen(self, server: Server, client_id: int) -> list[int]:
         """Whose models a client is sent in this round; the same whenever it is asked before they are taken in."""
-        others = [n for n in server.clients if n != client_id and server.has_kept(n)]
+        others = [n for n in server.clients if n != client_id and server.has_weights(n)]
         if self.aggregation == "same-shape":
             own = server.clients[client_id].architecture
             others = [n for n in others if server.clients[n].architecture == own]
@@ -149,7 +149,7 @@ class FedFomo(Method):
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
         return improvements(losses[0], losses[1:], [distance(weights, one) for one in candidates])
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         delta: Tensor = client.context["delta"]
         message: dict[str, Tensor | Group] = {"model": floats(client.model)}
         if len(delta):

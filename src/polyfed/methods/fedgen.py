@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy, divergence
@@ -48,7 +48,7 @@ _WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every parameter
 
 
-@knobs
+@hyperparameters
 class FedGen(FedAvg):
     """Averaging of weights, and features of all classes from a generator trained on the clients' heads."""
 
@@ -59,7 +59,7 @@ class FedGen(FedAvg):
     up: ClassVar[str] = "P + C"
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on features made for drawn classes; 0 is off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0 is off
@@ -73,14 +73,14 @@ class FedGen(FedAvg):
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         nested = self.aggregation != "same-shape"
         instead = "use method.aggregation = 'same-shape'"
-        return Needs(split_model=True, one_feature_dim=True, nested=nested, instead=instead)
+        return Requirements(split_model=True, same_feature_dim=True, shared_shapes=nested, hint=instead)
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        super().start(server)
+    def init_server(self, server: Server) -> None:
+        super().init_server(server)
         features = split(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("generator")
         server.state["generator"] = initial_generator(self.noise, server.classes, self.hidden, features, draws)
@@ -129,7 +129,7 @@ class FedGen(FedAvg):
         b = decayed(self.beta, self.decay, client.round)
         return {"generator": generator, "counts": tensor(message, "counts").clone(), "weights": like.new_tensor([a, b])}
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "generator" not in client.context:
             return {}
         device = client.context["weights"].device
@@ -154,7 +154,7 @@ class FedGen(FedAvg):
         generated = a * invented + b * divergence(scores, teacher, batch.w)
         return task + generated, {"own_loss": task, "generated_loss": generated}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         counts = torch.bincount(client.data.train.y, minlength=client.classes).int()
         return {"model": super().upload(client, trained)["model"], "counts": counts}
 

@@ -7,7 +7,7 @@ Sent per round, D features, C classes, S classes at the client: down 4 (D C + C)
 Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says; by default one pair, clients in
 order of number, classes ascending. (2) The gradient is clipped at norm 50, as in the authors' code.
 From the authors' code: its server never trains the header (`header_lr = 0` does the same); it averages the means of
-minibatches, which is not the mean. The paper counts the header without its bias: `paper_nbytes`.
+minibatches, which is not the mean. The paper counts the header without its bias: `nbytes_in_paper`.
 Shapes: M pairs received, D feature width, C classes.
 """
 
@@ -24,13 +24,13 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.inference import represent
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Context, Exposed, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load, split
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means, header_step
 
 
-@knobs
+@hyperparameters
 class FedGH(Method):
     """A generalized global header, trained on class means of representations."""
 
@@ -44,7 +44,7 @@ class FedGH(Method):
         "labels": upload_forms.LABELS,
         "lars": upload_forms.rows_of("D"),
     }
-    unaligned: ClassVar[tuple[str, ...]] = ("lars",)
+    unaligned_entries: ClassVar[tuple[str, ...]] = ("lars",)
 
     header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
@@ -53,16 +53,16 @@ class FedGH(Method):
     clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Needs(split_model=True, one_feature_dim=True, one_head=True, linear_head=True, instead=instead)
+        return Requirements(split_model=True, same_feature_dim=True, same_head=True, linear_head=True, hint=instead)
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True  # a LAR of an earlier round is a pair like any other
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         first = server.architectures[0]
         head = split(server.model(first, server.initial(first))).head
         server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
@@ -103,7 +103,7 @@ class FedGH(Method):
         load(split(client.model).head, group(message, "header"))
         return {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
         z_ND = represent(client.model, train.x, client.prepare).cpu()
         labels, lars, _ = class_means(z_ND, train.y, client.classes)
@@ -114,7 +114,7 @@ class FedGH(Method):
         return Exposed("prototypes", "lars", lambda client: {"prototypes": split(client.model).represent})
 
     # accounting --------------------------------------------------------------------------------------------
-    def paper_nbytes(self, message: Message) -> int:
+    def nbytes_in_paper(self, message: Message) -> int:
         """Without the header's bias, as Table 3 counts."""
         bias = group(message, "header")["bias"] if "header" in message else torch.empty(0)
         return nbytes(message) - nbytes({"bias": bias})

@@ -27,7 +27,17 @@ from polyfed import profiling
 from polyfed.core import inference
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs, table
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Exchange,
+    Method,
+    Requirements,
+    StepResult,
+    TrainingResult,
+    hyperparameters,
+    table,
+)
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -45,7 +55,7 @@ _ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, c
 _FORM: Form = {"model": own_network, "n": SAMPLES, **kernel_alignment.FORM}
 
 
-@knobs
+@hyperparameters
 class FedHeNN(Method):
     """Alignment of representations through centered kernel alignment on common unlabeled inputs."""
 
@@ -57,7 +67,7 @@ class FedHeNN(Method):
     down: ClassVar[str] = "L inputs + L r (homogeneous: P)"
     up: ClassVar[str] = "P (kernels: L D)"
     states: ClassVar[str] = "server: the RAD, latest w_k or A_k"
-    changes: ClassVar[tuple[str, ...]] = ("model",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[Form | None] = _FORM
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
@@ -103,19 +113,19 @@ class FedHeNN(Method):
         return self.eta(round) > 0
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         uses_rad = self.uses_rad(2)
-        return Needs(
+        return Requirements(
             split_model=True,
-            one_architecture=self.setting == "homogeneous",
-            instead="use method.setting = 'heterogeneous'",
+            same_architecture=self.setting == "homogeneous",
+            hint="use method.setting = 'heterogeneous'",
             public=self.alignment_data.size if uses_rad else 0,
-            one_input=uses_rad,
+            same_input_shape=uses_rad,
         )
 
     # client: a step ----------------------------------------------------------------------------------------
     @profiling.timed("align")
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         """The rows of the RAD that enter one step, and their target."""
         if "target" not in client.context or step % self.alignment_data.every:
             return {}
@@ -138,7 +148,7 @@ class FedHeNN(Method):
         profiling.backward("align", d, task)
         return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         """The gradient of `loss`; that of a term with many rows is taken with the graph of some of them at a time."""
         if "rad_x" not in context or len(context["rad_x"]) <= _ROWS_AT_ONCE:
             with profiling.section("train"):
@@ -154,7 +164,7 @@ class FedHeNN(Method):
             if grad is not None:
                 grads[name] = context["eta"] * grad + (0 if own is None else own)
         sums = {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
-        return Gradients(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
+        return StepResult(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
 
     def _distance(self, a_Bd: Tensor, context: Context) -> Tensor:
         """The distance of the representation of a step's rows from their target."""
@@ -163,7 +173,7 @@ class FedHeNN(Method):
         return distance(kernel.similarity, a_Bd, context["rad_target"], factor=is_factor, width=kernel.width)
 
 
-@knobs
+@hyperparameters
 class HeterogeneousFedHeNN(FedHeNN):
     """Algorithm 2: networks of any kind; each is aligned to the mean kernel of all, and stays with its client."""
 
@@ -181,7 +191,7 @@ class HeterogeneousFedHeNN(FedHeNN):
             raise ValueError(f"uploads 'kernels': expected alignment_data.refresh 0, a fixed RAD, got {refresh}")
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         if self.uploads == "weights":
             return {"model": "whole weights, of which nothing came down"}
         precision = self.kernel.precision
@@ -190,11 +200,11 @@ class HeterogeneousFedHeNN(FedHeNN):
         return {}
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "personal"
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True
 
     def uses_rad(self, round: int) -> bool:
@@ -202,7 +212,7 @@ class HeterogeneousFedHeNN(FedHeNN):
         return self.eta(round) > 0 or (self.uploads == "kernels" and self.eta(2) > 0)
 
     # server ------------------------------------------------------------------------------------------------
-    def plan(self, server: Server, selected: Sequence[int]) -> None:
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
         if not self.uses_rad(server.round):
             return
         self.alignment_data.draw(server)
@@ -229,7 +239,7 @@ class HeterogeneousFedHeNN(FedHeNN):
             return {"rad": rad}
         return {"rad": rad, "target": unpack(group(message, "factor")).clone()}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
         if self.uploads == "weights":
             message["model"] = floats(client.model)
@@ -238,7 +248,7 @@ class HeterogeneousFedHeNN(FedHeNN):
         return message
 
 
-@knobs
+@hyperparameters
 class HomogeneousFedHeNN(FedHeNN):
     """Algorithm 1: one architecture, averaged as in FedAvg; each client is aligned to the weights that it received."""
 
@@ -253,21 +263,21 @@ class HomogeneousFedHeNN(FedHeNN):
             raise ValueError("kernel.control: expected setting 'heterogeneous', as the other has no mean kernel")
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         return {"model": "whole weights, of which nothing came down"} if self.final_average else {}
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "received"
 
-    def closing(self) -> Sequence[Exchange]:
+    def final_exchanges(self) -> Sequence[Exchange]:
         return (Exchange("average", who="all", trains=False),) if self.final_average else ()
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         weight_averaging.init(server, "same-shape")
 
-    def plan(self, server: Server, selected: Sequence[int]) -> None:
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
         if self.uses_rad(server.round):
             self.alignment_data.draw(server)
 
@@ -294,7 +304,7 @@ class HomogeneousFedHeNN(FedHeNN):
             return {}
         return {"rad": rad, "target": inference.represent(client.model, rad, client.prepare).cpu()}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         n = torch.tensor(client.n)
         if client.exchange == "average" and client.weights is None:  # it never trained
             return {"n": n}

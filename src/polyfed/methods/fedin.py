@@ -26,7 +26,16 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Batch, Context, Exposed, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Exposed,
+    Method,
+    Requirements,
+    StepResult,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import copy_parameters, floats, load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -37,7 +46,7 @@ from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
 
 
-@knobs
+@hyperparameters
 class FedIN(Method):
     """Intermediate layers learning."""
 
@@ -47,7 +56,7 @@ class FedIN(Method):
     down: ClassVar[str] = "P + n_S q"
     up: ClassVar[str] = "P + n_S q"
     states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
-    changes: ClassVar[tuple[str, ...]] = ("model",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[Form | None] = feature_pairs.FORM
 
     aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
@@ -66,15 +75,15 @@ class FedIN(Method):
     projection_features: feature_pairs.Size = 512  # F, numbers of s_out in it
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         is_projected = self.train_in and self.common is not None
         instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
         return weight_averaging.needs(
             self.aggregation,
             split_model=True,
-            instead=instead,
-            equal_cuts=self.train_in and not is_projected,
-            cuts_on_grids=is_projected,
+            hint=instead,
+            same_cut_shapes=self.train_in and not is_projected,
+            gridlike_cuts=is_projected,
         )
 
     @property
@@ -90,11 +99,11 @@ class FedIN(Method):
         )
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "received"
 
     @property
-    def by_row(self) -> bool:
+    def supports_dp_sgd(self) -> bool:
         return not self.mu and not self._training_noise
 
     @property
@@ -107,7 +116,7 @@ class FedIN(Method):
         """The level of the noise on pairs that are sent."""
         return self.noise if self.train_in and self.noise_where != "forward" else 0.0
 
-    def releases(self, training: Training, rows: int) -> feature_pairs.Releases:
+    def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
         count = self.pairs or training.batch_size
         return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
 
@@ -138,7 +147,7 @@ class FedIN(Method):
         return {"s_in": lambda x: project(x)["s_in"], "s_out": lambda x: project(x)["s_out"]}
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -171,7 +180,7 @@ class FedIN(Method):
             context["cuts"] = feature_pairs.cut_shapes(client)
         return context
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         size = client.training.batch_size
         inputs = feature_pairs.draw_noise(client.context.get("cuts", {}), size, generator)
         if "pairs" in client.context:
@@ -186,7 +195,7 @@ class FedIN(Method):
             return task
         return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         local = super().gradients(model, batch, context)
         g_local = {n: g for n, g in local.grads.items() if g is not None and model.part_of(n) == "intermediate"}
         if "s_in" not in context or not g_local:
@@ -200,9 +209,9 @@ class FedIN(Method):
         combined = combine(g_local, g_in, self.combine, self.lambda_)
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
         raw = dict(zip(matrices, grads[len(intermediate) :], strict=True))
-        return Gradients({**local.grads, **combined}, local.loss, {**local.sums, **sums}, raw)
+        return StepResult({**local.grads, **combined}, local.loss, {**local.sums, **sums}, raw)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: dict[str, Tensor | Group] = {"model": floats(client.model)}
         if not self.train_in:
             return message

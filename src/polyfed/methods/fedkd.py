@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import floats
 from polyfed.core.server import Server
 from polyfed.functional import low_rank
@@ -39,7 +39,7 @@ from polyfed.methods.building_blocks import auxiliary_model
 _UPDATE = tuple(f"update {name}" for name in low_rank.GROUPS)  # in the server's state
 
 
-@knobs
+@hyperparameters
 class FedKD(auxiliary_model.Accompanied):
     """A private mentor and a common mentee, whose updates are compressed both ways."""
 
@@ -48,7 +48,7 @@ class FedKD(auxiliary_model.Accompanied):
     down: ClassVar[str] = "sum K (m + n + 1), or P_m"
     up: ClassVar[str] = "sum K (m + n + 1) + 1"
     states: ClassVar[str] = "client: mentor, W_k, m; server: m, update"
-    changes: ClassVar[tuple[str, ...]] = ()
+    delta_entries: ClassVar[tuple[str, ...]] = ()
     form: ClassVar[upload_forms.Form | None] = {
         **dict.fromkeys(low_rank.GROUPS, auxiliary_model.in_low_rank),
         "n": upload_forms.SAMPLES,
@@ -60,18 +60,18 @@ class FedKD(auxiliary_model.Accompanied):
     mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0 is off
 
     @property
-    def needs(self) -> Needs:
-        return Needs(split_model=True)
+    def requirements(self) -> Requirements:
+        return Requirements(split_model=True)
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         return dict.fromkeys(low_rank.GROUPS, "an update in low rank, of which clipping and noise spoil the factors")
 
     @property
     def planned(self) -> str:
         return "the energy that is sent" if self.energy_start != self.energy_end else ""
 
-    def beside(self, own: Any, companion_: Any) -> nn.Module:
+    def join_models(self, own: Any, companion_: Any) -> nn.Module:
         pair = auxiliary_model.Pair(own, companion_)
         pair.projector = nn.Linear(companion_.feature_dim, own.feature_dim, bias=False)
         return pair
@@ -91,7 +91,7 @@ class FedKD(auxiliary_model.Accompanied):
             return
         before = auxiliary_model.held(server)
         updates = {i: {**message, "model": low_rank.decode(_groups(message), before)} for i, message in uploads.items()}
-        statistics = auxiliary_model.statistics(server.model(server.companion, before))
+        statistics = auxiliary_model.statistics(server.model(server.auxiliary_model, before))
         update = low_rank.encode(auxiliary_model.mean(updates, self.weighting), self._energy(server), statistics)
         server.state |= {f"update {name}": entries for name, entries in update.items()}
         server.state["companion"] = _moved(before, low_rank.decode(update, before))
@@ -123,7 +123,7 @@ class FedKD(auxiliary_model.Accompanied):
         loss: Tensor = task + (self.distil * kl + self.mimic * distance) / s
         return loss
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         mentee: Any = client.model.companion
         synced = group(client.state, "synced")
         change = {name: t.cpu() - synced[name] for name, t in floats(mentee).items()}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import split
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
@@ -41,7 +41,7 @@ _SERVER_LR = {"logits": 0.1, "representation": 100.0}
 _CLIP = 100.0  # largest norm of the server's gradient
 
 
-@knobs
+@hyperparameters
 class FedL2G(Method):
     """One vector per class that local training is drawn to, trained by how much that helps on held-back samples."""
 
@@ -62,26 +62,26 @@ class FedL2G(Method):
     server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         if not self.weight:
-            return Needs()
+            return Requirements()
         features = self.guide == "representation"
         instead = "fd, which takes first derivatives alone"
         if features:
             instead = f"models.feature_dim, which adds a projection, method.guide = 'logits', or {instead}"
-        return Needs(
+        return Requirements(
             split_model=features,
-            one_feature_dim=features,
+            same_feature_dim=features,
             twice_differentiable=True,
             warmup=self.warmup,
-            instead=f"use {instead}",
+            hint=f"use {instead}",
         )
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return (Exchange(trains=not self.weight or round > self.warmup),)
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         if not self.weight:
             return
         entries = server.classes
@@ -133,7 +133,7 @@ class FedL2G(Method):
         z = model.represent(x)
         return model.head(z), z
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         if "guides" not in client.context:
             return {}
         guides = client.context["guides"]

@@ -26,7 +26,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
-from polyfed.core.method import Batch, Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.averaging import weighted_mean
@@ -34,7 +34,7 @@ from polyfed.functional.losses import absolute_error, cross_entropy
 from polyfed.methods.building_blocks import weight_averaging
 
 
-@knobs
+@hyperparameters
 class FedMD(Method):
     """Every client learns from the mean of all clients' scores on public data, then from its own."""
 
@@ -43,7 +43,7 @@ class FedMD(Method):
     down: ClassVar[str] = "L C, L public rows"
     up: ClassVar[str] = "L C"
     states: ClassVar[str] = "client: whether it has had its transfer learning; server: s"
-    comparable: ClassVar[tuple[str, ...]] = ("scores",)
+    aligned_entries: ClassVar[tuple[str, ...]] = ("scores",)
     form: ClassVar[upload_forms.Form | None] = {"scores": upload_forms.Entry((lambda known: _asked(known), "C"))}
 
     public_epochs: Annotated[int, Field(ge=0)] = 10  # once, on the public rows and their labels; 0 is off
@@ -53,11 +53,11 @@ class FedMD(Method):
     weighting: weight_averaging.Weighting = "uniform"  # c_k; "samples": in proportion to training samples
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         if not (self.public_epochs or self.digest_epochs):
-            return Needs()
+            return Requirements()
         origin: Literal["holdout", ""] = "holdout" if self.public_epochs else ""  # labels of another set mean nothing
-        return Needs(public=self.rows or 1, public_origin=origin, one_input=True)
+        return Requirements(public=self.rows or 1, public_origin=origin, same_input_shape=True)
 
     # server ------------------------------------------------------------------------------------------------
     def exchanges(self, round: int) -> Sequence[Exchange]:
@@ -68,7 +68,7 @@ class FedMD(Method):
             exchanges.insert(0, Exchange("transfer", who="all", phases=self._transfer()))
         return exchanges
 
-    def plan(self, server: Server, selected: Sequence[int]) -> None:
+    def start_round(self, server: Server, selected: Sequence[int]) -> None:
         server.state.pop("consensus", None)  # of other rows, or of networks as they were
         if self.rows and self.digest_epochs:
             server.state["seed"] = torch.tensor(server.generator("rows").initial_seed())
@@ -122,7 +122,7 @@ class FedMD(Method):
         own = Phase(self.private_epochs, rows="own", name="own")
         return tuple(phase for phase in (public, own) if phase.epochs)
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"digests": client.phase == "digest"}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -132,7 +132,7 @@ class FedMD(Method):
         target = context["targets"][batch.rows]
         return absolute_error(scores[:, : target.shape[1]], target, batch.w)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         is_ready = "transferred" in client.state or not self._transfer()
         if client.exchange != "scores":
             if not is_ready:

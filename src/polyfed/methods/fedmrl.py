@@ -23,10 +23,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from polyfed.core.method import Batch, Context, Needs, knobs
-from polyfed.core.model_factory import Companion
+from polyfed.core.method import Batch, Context, Requirements, hyperparameters
+from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import Composite, exported
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import auxiliary_model
 
@@ -57,7 +57,7 @@ class Fused(Composite):
         return {**exported(self.own), **added}
 
 
-@knobs
+@hyperparameters
 class FedMRL(auxiliary_model.Accompanied):
     """Private networks that look through a shared one as well, and heads nested in one representation."""
 
@@ -68,23 +68,23 @@ class FedMRL(auxiliary_model.Accompanied):
     features: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; none: as the common network has
 
     @property
-    def needs(self) -> Needs:
-        return Needs(split_model=True)
+    def requirements(self) -> Requirements:
+        return Requirements(split_model=True)
 
     @property
-    def companion(self) -> Companion:
-        return Companion(self.shared, self.features)
+    def auxiliary_model(self) -> AuxiliaryModel:
+        return AuxiliaryModel(self.shared, self.features)
 
-    def beside(self, own: Any, companion: Any) -> nn.Module:
+    def join_models(self, own: Any, companion: Any) -> nn.Module:
         if companion.feature_dim > own.feature_dim:
-            raise RequestError(
+            raise ConfigError(
                 f"FedMRL needs a common network of at most as many features as the clients' own; '{own.architecture}' "
                 f"has {own.feature_dim}, the common network {companion.feature_dim}; set method.features to at most "
                 f"{own.feature_dim}"
             )
         return Fused(own, companion)
 
-    def personal(self, module: Any) -> nn.Module:
+    def personal_model(self, module: Any) -> nn.Module:
         fused: nn.Module = module
         return fused
 

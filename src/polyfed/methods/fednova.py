@@ -23,10 +23,10 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, tensor
-from polyfed.core.method import Batch, Context, Trained, knobs
+from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
 from polyfed.core.modules import copy_parameters
 from polyfed.core.server import Server
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.averaging import layer_wise_mean, normalized_mean
 from polyfed.functional.effective_steps import normalizer
 from polyfed.functional.losses import cross_entropy, squared_distance
@@ -34,7 +34,7 @@ from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
-@knobs
+@hyperparameters
 class FedNova(FedAvg):
     """Averaging of updates, each divided by the length of its client's steps."""
 
@@ -47,20 +47,20 @@ class FedNova(FedAvg):
         "n": upload_forms.SAMPLES,
         "a": upload_forms.NUMBER,
     }
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the server's step; 0 is off
     mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term of local solvers; 0 is off
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         training = server.training
         if training.optimizer == "sgd" and self.mu * training.lr >= 1:
-            raise RequestError(
+            raise ConfigError(
                 f"fednova: expected mu times training.lr below 1, got {self.mu:g} times {training.lr:g}; "
                 f"such steps would overshoot what holds them"
             )
-        super().start(server)
+        super().init_server(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         shares = weight_averaging.client_shares(uploads, self.weighting)
@@ -88,7 +88,7 @@ class FedNova(FedAvg):
             return task
         return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         training = client.training
         a = float(trained.steps)
         if training.optimizer == "sgd":

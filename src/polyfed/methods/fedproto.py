@@ -6,7 +6,7 @@ Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(
 Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + 2 S); down 4 (C D + C), or 4 (S D + S) with
-candidates = "own". The paper counts 4 S D each way, labels and counts not: `paper_nbytes`.
+candidates = "own". The paper counts 4 S D each way, labels and counts not: `nbytes_in_paper`.
 Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the number of senders, too, so that
 prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
 mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
@@ -22,14 +22,14 @@ from typing import ClassVar, Literal
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
-from polyfed.core.method import Trained, knobs
+from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
 from polyfed.functional.class_targets import merge, renewed
 from polyfed.methods.building_blocks import prototypes
 
 
-@knobs
+@hyperparameters
 class FedProto(prototypes.Prototypes):
     """Class means of representations, averaged, which everybody is drawn to."""
 
@@ -39,7 +39,7 @@ class FedProto(prototypes.Prototypes):
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: P as last received; server: P, who has which classes"
     form: ClassVar[Form | None] = prototypes.Prototypes.form
-    unaligned: ClassVar[tuple[str, ...]] = ("prototypes",)
+    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
 
@@ -66,5 +66,5 @@ class FedProto(prototypes.Prototypes):
         server.state |= {"labels": labels, "prototypes": rows}
 
     # client ------------------------------------------------------------------------------------------------
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return self._means(client, counts=self.weighting == "count")

@@ -19,19 +19,19 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, knobs
+from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.modules import copy_parameters
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.fedavg import FedAvg
 
 
-@knobs
+@hyperparameters
 class FedProx(FedAvg):
     """Averaging of weights that a proximal term holds near those received."""
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0 is FedAvg
 

@@ -23,14 +23,14 @@ from pydantic import Field, model_validator
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Context, Exchange, Method, Needs, Phase, Trained, knobs
+from polyfed.core.method import Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import BODY, HEAD, floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.methods.building_blocks import weight_averaging
 
 
-@knobs
+@hyperparameters
 class FedRep(Method):
     """A shared extractor under personal heads, trained in turn."""
 
@@ -40,7 +40,7 @@ class FedRep(Method):
     down: ClassVar[str] = "P - P_h"
     up: ClassVar[str] = "P - P_h"
     states: ClassVar[str] = "client: h_k; server: phi"
-    changes: ClassVar[tuple[str, ...]] = ("model",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent}
     common_head: ClassVar[bool] = True
 
@@ -57,19 +57,19 @@ class FedRep(Method):
         return self
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         return weight_averaging.needs(self.aggregation, split_model=True, parts=BODY)
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "received"
 
-    def closing(self) -> Sequence[Exchange]:
+    def final_exchanges(self) -> Sequence[Exchange]:
         fit = Exchange("head", who="all", phases=(Phase(self.final_head_epochs, HEAD, name="head"),))
         return (fit,) if self.final_head_epochs else ()
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation, parts=BODY)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -89,5 +89,5 @@ class FedRep(Method):
         epochs = training.local_epochs if self.extractor_epochs is None else self.extractor_epochs
         return Phase(self.head_epochs, HEAD, name="head"), Phase(epochs, BODY, name="extractor")
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return {"model": floats(client.model, parts=BODY)} if client.exchange == "train" else {}

@@ -26,13 +26,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.method import knobs
+from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.channel_slices import rolling
 from polyfed.methods.building_blocks import width_slicing
 
 
-@knobs
+@hyperparameters
 class FedRolex(width_slicing.Narrowing):
     """Narrower copies of one network, of channels that change from round to round."""
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, State, group, tensor
-from polyfed.core.method import Context, Method, Needs, Phase, Trained, knobs
+from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -42,7 +42,7 @@ from polyfed.methods.building_blocks import weight_averaging
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@knobs
+@hyperparameters
 class FedSelect(Method):
     """Averaging of those entries that clients do not keep for themselves."""
 
@@ -53,7 +53,7 @@ class FedSelect(Method):
     up: ClassVar[str] = "P - M_k (and P / 32 when M_k has grown)"
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.thinned, "mask": upload_forms.bits}
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
     limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
@@ -63,15 +63,15 @@ class FedSelect(Method):
     weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         return weight_averaging.needs(self.aggregation)
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         return {"model": "entries of weights, others whenever a mask has grown"}
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -143,7 +143,7 @@ class FedSelect(Method):
         personal = Phase(training.local_epochs, rows="rows", mask="personal", name="personal")
         return personal, Phase(training.local_epochs, mask="shared", name="shared")
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         state = client.state
         mask = _masks(state, "mask")
         state["rounds"] = tensor(state, "rounds") + 1 if "rounds" in state else torch.tensor(1)

@@ -8,7 +8,7 @@ Server:    P = a network of a trained embedding of the classes: linear, ReLU, li
            mean means: own prototypes must be nearer than others by delta.
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), down 4 (C D + C). Without labels, which
-the paper does not count: `paper_nbytes`.
+the paper does not count: `nbytes_in_paper`.
 Deviations from the paper: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part
 in the loss. (2) Where a round has one class only, delta is `margin`. (3) The network keeps its weights from round to
 round; its optimizer has no momentum and so nothing to keep.
@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 
 from polyfed.core.message import Message, group, tensor
-from polyfed.core.method import knobs
+from polyfed.core.method import hyperparameters
 from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
@@ -32,7 +32,7 @@ from polyfed.functional.class_targets import merge
 from polyfed.methods.building_blocks import prototypes
 
 
-@knobs
+@hyperparameters
 class FedTGP(prototypes.Prototypes):
     """Prototypes trained by the server, with a margin between classes."""
 
@@ -41,7 +41,7 @@ class FedTGP(prototypes.Prototypes):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "client: P as last received; server: the network behind P, P"
-    unaligned: ClassVar[tuple[str, ...]] = ("prototypes",)
+    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the squared distance, mean over D; 0 is Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, the most that delta can be; 0 is off
@@ -49,7 +49,7 @@ class FedTGP(prototypes.Prototypes):
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # of the server's SGD; 0 keeps P as it was drawn
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         features = split(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("prototypes")
         server.state["network"] = prototype_network.fresh(server.classes, features, features, draws)

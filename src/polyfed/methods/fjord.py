@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
 from polyfed.functional.channel_slices import first
@@ -34,7 +34,7 @@ from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.methods.building_blocks import width_slicing
 
 
-@knobs
+@hyperparameters
 class FjORD(width_slicing.Slicing):
     """Prefixes of one network, trained side by side."""
 
@@ -45,7 +45,7 @@ class FjORD(width_slicing.Slicing):
     up: ClassVar[str] = "P(p_i), and S(p_i) + 1 for the statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by width"
     form: ClassVar[Form | None] = width_slicing.FORM
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg
     distill: bool = True  # narrower passes learn from the widest; False: from the labels, and alone
@@ -57,7 +57,7 @@ class FjORD(width_slicing.Slicing):
     # server ------------------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:
         """p_i times n, from 1 to n."""
-        everybody = server.everybody
+        everybody = server.all_client_ids
         return 1 + everybody.index(client_id) * self.widths // len(everybody)
 
     def variant(self, server: Server, client_id: int) -> str:
@@ -83,7 +83,7 @@ class FjORD(width_slicing.Slicing):
     def receive(self, client: Client, message: Message) -> Context:
         return width_slicing.receive(client, message, masked=False)
 
-    def inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         return {"width": int(torch.randint(width_slicing.widths(client.model), (), generator=generator))}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
@@ -95,5 +95,5 @@ class FjORD(width_slicing.Slicing):
         narrow_logits = width_slicing.narrower(model, width, batch.x)
         return cross_entropy(widest_logits, batch.y, batch.w) + divergence(narrow_logits, widest_logits, batch.w)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return width_slicing.upload(client, masked=False)

@@ -17,12 +17,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.method import Batch, Context, knobs
+from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.functional.losses import cross_entropy, divergence
 from polyfed.methods.building_blocks import auxiliary_model
 
 
-@knobs
+@hyperparameters
 class FML(auxiliary_model.Accompanied):
     """A private network and an averaged common one, each a teacher of the other."""
 

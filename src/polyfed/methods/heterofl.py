@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyfed.core.method import knobs
+from polyfed.core.method import hyperparameters
 from polyfed.methods.building_blocks import width_slicing
 
 
-@knobs
+@hyperparameters
 class HeteroFL(width_slicing.Narrowing):
     """Narrower copies of one network, averaged where they overlap."""
 

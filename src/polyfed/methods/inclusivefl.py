@@ -29,7 +29,7 @@ from torch import Tensor
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import load
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -40,7 +40,7 @@ from polyfed.methods.building_blocks import weight_averaging
 _LAYERS: weight_averaging.Aggregation = "layer-wise"
 
 
-@knobs
+@hyperparameters
 class InclusiveFL(Method):
     """Layer-wise averaging, with the last blocks of smaller networks taught by the next larger one."""
 
@@ -50,23 +50,23 @@ class InclusiveFL(Method):
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w, every architecture's own layers and m"
-    changes: ClassVar[tuple[str, ...]] = ("model",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES}
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation
     local_last_block: bool = True  # False: last blocks are averaged layer-wise, too
 
     @property
-    def needs(self) -> Needs:
-        return Needs(nested=True, instead="use fedavg with method.aggregation = 'same-shape'")
+    def requirements(self) -> Requirements:
+        return Requirements(shared_shapes=True, hint="use fedavg with method.aggregation = 'same-shape'")
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "received"
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         weight_averaging.init(server, _LAYERS)
         for architecture in server.architectures:
             w = self._model(server, architecture)
@@ -115,7 +115,7 @@ class InclusiveFL(Method):
         load(client.model, group(message, "model"))
         return {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return weight_averaging.upload(client)
 
 

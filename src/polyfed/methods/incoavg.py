@@ -22,14 +22,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from polyfed.core.message import Group, Message
-from polyfed.core.method import knobs
+from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.cross_layer import corrected, references
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
-@knobs
+@hyperparameters
 class InCoAvg(FedAvg):
     """Averaging, with the updates of deep layers steered by those of shallow ones."""
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group
-from polyfed.core.method import Context, Method, Needs, Trained, knobs
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import BODY, HEAD, floats, head_names, load
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
@@ -31,7 +31,7 @@ from polyfed.validation.effect import ActsWith
 _SHARED = {"none": (), "head": HEAD, "upper": (*BODY[1:], *HEAD), "all": (*BODY, *HEAD)}
 
 
-@knobs
+@hyperparameters
 class LGFedAvg(Method):
     """A shared head on extractors that stay with their clients."""
 
@@ -41,7 +41,7 @@ class LGFedAvg(Method):
     down: ClassVar[str] = "P_h"
     up: ClassVar[str] = "P_h"
     states: ClassVar[str] = "server: h"
-    changes: ClassVar[tuple[str, ...]] = ("shared",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("shared",)
     form: ClassVar[upload_forms.Form | None] = {"shared": upload_forms.as_sent}
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
@@ -49,15 +49,17 @@ class LGFedAvg(Method):
     weighting: Annotated[weight_averaging.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         parts = _SHARED[self.shares]
         instead = "set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads"
         some = bool(parts)
         inner = len(parts) > 1
-        return Needs(split_model=some, one_head=some, nested=inner, nested_parts=parts or None, instead=instead)
+        return Requirements(
+            split_model=some, same_head=some, shared_shapes=inner, shared_parts=parts or None, hint=instead
+        )
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         models = {a: server.initial(a) for a in server.architectures}
         shared: dict[str, Tensor] = {}
         for a in sorted(models, key=lambda a: sum(t.numel() for t in models[a].values())):  # the largest has its way
@@ -85,7 +87,7 @@ class LGFedAvg(Method):
             load(client.model, {names[name]: t for name, t in group(message, "shared").items()})
         return {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         own = client.model.state_dict()
         shared = {name: own[mine] for name, mine in self._names(client.model).items()}
         return {"shared": shared} if shared else {}

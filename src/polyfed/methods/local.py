@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from polyfed.core.method import Method, knobs
+from polyfed.core.method import Method, hyperparameters
 from polyfed.core.upload_forms import Form
 
 
-@knobs
+@hyperparameters
 class Local(Method):
     """No exchange at all."""
 

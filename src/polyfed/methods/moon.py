@@ -22,26 +22,26 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Needs, knobs
+from polyfed.core.method import Batch, Context, Requirements, hyperparameters
 from polyfed.core.modules import floats, frozen
 from polyfed.functional.losses import contrast, cross_entropy
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
-@knobs
+@hyperparameters
 class MOON(FedAvg):
     """Averaging of weights, with representations drawn to the received model's and away from the client's last."""
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0 is FedAvg
     temperature: Annotated[float, Field(gt=0)] = 0.5  # T; the larger, the weaker
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         return weight_averaging.needs(self.aggregation, split_model=True)
 
     def receive(self, client: Client, message: Message) -> Context:

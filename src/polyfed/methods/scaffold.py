@@ -27,17 +27,17 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Batch, Context, Gradients, Trained, knobs
+from polyfed.core.method import Batch, Context, StepResult, TrainingResult, hyperparameters
 from polyfed.core.modules import floats
 from polyfed.core.server import Server
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 _SUM = "control"  # in the server's state: the sum of all c_k
 
 
-@knobs
+@hyperparameters
 class SCAFFOLD(FedAvg):
     """Averaging of weights, with steps corrected for what a client's data alone would do."""
 
@@ -51,21 +51,21 @@ class SCAFFOLD(FedAvg):
         "n": upload_forms.SAMPLES,
         "control": upload_forms.as_sent,
     }
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
     server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
     weighting: weight_averaging.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         return {"control": "changes of control variates, whose sum the server must keep exactly"}
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         if self.control == "II" and not server.training.lr:
-            raise RequestError("scaffold: control 'II' divides by training.lr, got 0; take control 'mean'")
-        super().start(server)
+            raise ConfigError("scaffold: control 'II' divides by training.lr, got 0; take control 'mean'")
+        super().init_server(server)
         weight_averaging.init_zeros(server, self.aggregation, _SUM)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -93,14 +93,14 @@ class SCAFFOLD(FedAvg):
         correction = {name: (c[name] - own[name]).to(w) for name, w in received.items()}
         return {"received": received, "correction": correction, "own": own}
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         plain = super().gradients(model, batch, context)
         correction: Mapping[str, Tensor] = context["correction"]
         grads = {name: correction[name] if g is None else g + correction[name] for name, g in plain.grads.items()}
         raw = {name: g for name, g in plain.grads.items() if g is not None} if self.control == "mean" else {}
-        return Gradients(grads, plain.loss, plain.sums, raw)
+        return StepResult(grads, plain.loss, plain.sums, raw)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         own: Group = client.context["own"]
         new = {name: t.cpu() for name, t in self._new_control(client, trained).items()}
         client.state |= {"before": dict(own), "control": new, "said": torch.tensor(client.round)}
@@ -110,7 +110,7 @@ class SCAFFOLD(FedAvg):
         outcome = self.loss(model, batch, {})
         return outcome[0] if isinstance(outcome, tuple) else outcome
 
-    def _new_control(self, client: Client, trained: Trained) -> dict[str, Tensor]:
+    def _new_control(self, client: Client, trained: TrainingResult) -> dict[str, Tensor]:
         """c_k+, on the network's device."""
         received = client.context["received"]
         correction = client.context["correction"]

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
-from polyfed.core.method import Batch, Context, Exchange, Trained, knobs
+from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
 from polyfed.functional.channel_slices import Kept, first
@@ -62,7 +62,7 @@ def _checked(text: str) -> str:
     return text
 
 
-@knobs
+@hyperparameters
 class ScaleFL(width_slicing.Slicing):
     """Narrower and shallower copies of one network with early exits, averaged where they overlap."""
 
@@ -73,7 +73,7 @@ class ScaleFL(width_slicing.Slicing):
     up: ClassVar[str] = "P(l), and S(l) + 1 for the statistics"
     states: ClassVar[str] = "server: w with its exits, clients' levels, BatchNorm's statistics by level"
     form: ClassVar[Form | None] = width_slicing.FORM
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each
     gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of what early exits learn from the last one; 0 is off
@@ -96,7 +96,7 @@ class ScaleFL(width_slicing.Slicing):
         return _levels(self.levels)[int(variant) - 1] if variant else Level(1.0, 1.0)
 
     def variant(self, server: Server, client_id: int) -> str:
-        return str(int(tensor(server.state, "levels")[server.everybody.index(client_id)]))
+        return str(int(tensor(server.state, "levels")[server.all_client_ids.index(client_id)]))
 
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
@@ -104,14 +104,14 @@ class ScaleFL(width_slicing.Slicing):
         width_slicing.build(whole, width, self.statistics)
         return whole.until(depth)
 
-    def personal(self, module: Any) -> nn.Module:
+    def personal_model(self, module: Any) -> nn.Module:
         scored: nn.Module = module.last()
         return scored
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
-        super().start(server)
-        clients = len(server.everybody)
+    def init_server(self, server: Server) -> None:
+        super().init_server(server)
+        clients = len(server.all_client_ids)
         levels = len(_levels(self.levels))
         order = torch.randperm(clients, generator=server.generator("levels"))
         server.state["levels"] = levels - order * levels // clients  # the whole network is never without a client
@@ -136,5 +136,5 @@ class ScaleFL(width_slicing.Slicing):
         gamma = self.gamma if context["distils"] else 0.0
         return exits_loss(model(batch.x), batch.y, batch.w, gamma, self.temperature)
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return width_slicing.upload(client, masked=False)

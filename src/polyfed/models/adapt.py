@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.errors import RequestError, described, nearest
+from polyfed.errors import ConfigError, described, nearest
 from polyfed.functional.modes import evaluating
 from polyfed.models.captured_head import CapturedHead
 from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
@@ -54,7 +54,7 @@ def split(
         `export` gives the module's own keys back.
 
     Raises:
-        RequestError: there is no such submodule; it is not called exactly once; the forward cannot be recorded, and an
+        ConfigError: there is no such submodule; it is not called exactly once; the forward cannot be recorded, and an
             extractor is named; something computed before the cut is used after it; something follows the head; parts
             share a parameter; the feature width is unknown; the example disagrees. Where the forward is not recorded,
             how often the head is called and what follows it is seen when the network runs: with `example` at once.
@@ -66,23 +66,23 @@ def split(
     """
     if not isinstance(module, nn.Module):
         write = f"; write {module.__name__}(...), which makes one" if isinstance(module, type) else ""
-        raise RequestError(f"split expects an nn.Module, got {described(module)}{write}")
+        raise ConfigError(f"split expects an nn.Module, got {described(module)}{write}")
     if isinstance(module, SplitModel):
-        raise RequestError(f"{module.architecture} is a SplitModel already; use it as it is")
+        raise ConfigError(f"{module.architecture} is a SplitModel already; use it as it is")
     model = Adapted(module, head, extractor, architecture or type(module).__name__)
     if example is None:
         model.feature_dim = in_features(model.head)
         return model
     if not isinstance(example, Tensor):
-        raise RequestError(f"example: expected a batch as a tensor, got {described(example)}")
+        raise ConfigError(f"example: expected a batch as a tensor, got {described(example)}")
     with evaluating(model), torch.no_grad():
         z = model.represent(example)
         agrees = torch.equal(model.head(z), logits_of(module(example)))
     if not isinstance(z, Tensor) or z.dim() != 2:
         shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
-        raise RequestError(f"the input of head '{head}' should be N x D; {shape} came: name a later submodule as head")
+        raise ConfigError(f"the input of head '{head}' should be N x D; {shape} came: name a later submodule as head")
     if not agrees:
-        raise RequestError(
+        raise ConfigError(
             f"the parts of {model.architecture} do not repeat its own forward on the example (does it draw random "
             "numbers or keep state in eval mode?); build it as polyfed.models.Staged(extractor, intermediate, head)"
         )
@@ -134,7 +134,7 @@ class Adapted(SplitModel):
     def part_of(self, name: str) -> Part:
         """Which part a name of this wrapper (``original.*``) belongs to."""
         if name not in self._parts:
-            raise RequestError(f"{self.architecture} has no tensor '{name}'{nearest(name, self._parts)}")
+            raise ConfigError(f"{self.architecture} has no tensor '{name}'{nearest(name, self._parts)}")
         return self._parts[name]
 
     def export(self) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ class Adapted(SplitModel):
         training = self.original.training
         if self._mode_matters and any(self.original.get_submodule(name).training != training for name in self._entered):
             where = " and ".join(name or "the module" for name in self._entered)
-            raise RequestError(
+            raise ConfigError(
                 f"{self.architecture} asks for its mode in its forward (functional dropout?), so {where} must be in "
                 "one mode; use nn.Dropout instead"
             )
@@ -170,7 +170,7 @@ class Adapted(SplitModel):
             cut = self._traced()
         except UnrecordedForward as reason:
             if self._extractor is not None:
-                raise RequestError(
+                raise ConfigError(
                     f"{self.architecture} cannot be cut after '{self._extractor}': {reason}; or pass extractor=None, "
                     "which does without a record and is enough for most methods, or build it as "
                     "polyfed.models.Staged(extractor, intermediate, head)"
@@ -247,7 +247,7 @@ class Adapted(SplitModel):
         remedy = "name another end of the extractor, or pass extractor=None"
         if "head" in (part, other):
             remedy = "give the head tensors of its own"
-        raise RequestError(
+        raise ConfigError(
             f"{self.architecture}: '{name.removeprefix(ROOT + '.')}' is used both in the {part} and in the {other}, "
             f"so it cannot belong to one part; {remedy}"
         )
@@ -272,9 +272,9 @@ def _canonical(module: nn.Module, name: str, role: str) -> str:
     names = {found: m for found, m in module.named_modules(remove_duplicate=False) if found}
     if not isinstance(name, str):
         write = next((f"; write '{found}'" for found, m in names.items() if m is name or found == str(name)), "")
-        raise RequestError(f"{role}: expected the dotted name of a submodule, got {described(name)}{write}")
+        raise ConfigError(f"{role}: expected the dotted name of a submodule, got {described(name)}{write}")
     if name not in names:
         hint = nearest(name, names) if name else "; pass its dotted name"
         other = "; or pass extractor=None" if role == "extractor" else ""
-        raise RequestError(f"{type(module).__name__} has no submodule '{name}' to be its {role}{hint}{other}")
+        raise ConfigError(f"{type(module).__name__} has no submodule '{name}' to be its {role}{hint}{other}")
     return str(next(found for found, m in names.items() if m is names[name]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.models.traced_forward import ROOT, describe_returned, head_not_last, logits_of
 
 __all__ = ["CapturedHead"]
@@ -50,17 +50,17 @@ class CapturedHead:
             if not calls:
                 raise
             problem = head_not_last(self._name, self._head, f"the forward goes on ({type(error).__name__})")
-            raise RequestError(problem) from error
+            raise ConfigError(problem) from error
         if not calls:
             raise self._refusal("is never called in the forward; expected exactly once")
         if returned is not placeholder:
-            raise RequestError(
+            raise ConfigError(
                 head_not_last(self._name, self._head, f"the forward returns {describe_returned(returned)}")
             )
         return calls[0]
 
-    def _refusal(self, what: str) -> RequestError:
-        return RequestError(f"{self._name}: its head '{self._head}' {what}")
+    def _refusal(self, what: str) -> ConfigError:
+        return ConfigError(f"{self._name}: its head '{self._head}' {what}")
 
 
 class _Placeholder:

@@ -45,7 +45,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models.split import SplitModel, Staged, channels_last, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -74,7 +74,7 @@ def _cnn(
 
     if after_blocks(min(height, width)) < 1:
         least = next(size for size in range(1, 1000) if after_blocks(size))
-        raise RequestError(
+        raise ConfigError(
             f"{name} needs images of at least {least} x {least}; {height} x {width} came: "
             "resize the images, or choose a network for small ones (digits-cnn1..5 take 8 x 8)"
         )

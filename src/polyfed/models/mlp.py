@@ -15,7 +15,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models.split import Staged
 
 _FIRST, _LAST = 64, 32  # units
@@ -34,7 +34,7 @@ def mlp_64_64_32(in_shape: tuple[int, ...], classes: int) -> Staged:
 def _mlp(name: str, in_shape: tuple[int, ...], classes: int, more: bool) -> Staged:
     features = math.prod(in_shape)
     if not in_shape or features < 1 or classes < 1:
-        raise RequestError(f"{name} needs inputs with features and at least one class, got {in_shape} and {classes}")
+        raise ConfigError(f"{name} needs inputs with features and at least one class, got {in_shape} and {classes}")
     first: OrderedDict[str, nn.Module] = OrderedDict(
         flatten=nn.Flatten(), fc=nn.Linear(features, _FIRST), relu=nn.ReLU()
     )

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models.split import SplitModel, Staged, channels_last, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -119,7 +119,7 @@ def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: i
 def _image_channels(name: str, in_shape: ImageShape, classes: int) -> int:
     channels, height, width = check_request(name, in_shape, classes)
     if min(height, width) < _LEAST:
-        raise RequestError(f"{name} needs images of at least {_LEAST} x {_LEAST}; {height} x {width} came: resize them")
+        raise ConfigError(f"{name} needs images of at least {_LEAST} x {_LEAST}; {height} x {width} came: resize them")
     return channels
 
 

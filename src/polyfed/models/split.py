@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.modes import evaluating
 
 Part = Literal["extractor", "intermediate", "head"]
@@ -69,18 +69,18 @@ class SplitModel(nn.Module):
         """Which part a state-dict key, parameter name or buffer name belongs to.
 
         Raises:
-            RequestError: no part has this name.
+            ConfigError: no part has this name.
         """
         first = name.partition(".")[0]
         for part in PARTS:
             if first == part:
                 return part
-        raise RequestError(f"{self.architecture} has no tensor '{name}'; its names begin with {', '.join(PARTS)}")
+        raise ConfigError(f"{self.architecture} has no tensor '{name}'; its names begin with {', '.join(PARTS)}")
 
     def names(self, part: Part) -> tuple[str, ...]:
         """The state-dict keys of one part, in order; an intermediate part without weights gives none."""
         if part not in PARTS:
-            raise RequestError(f"unknown part '{part}'; a model has the parts {', '.join(PARTS)}")
+            raise ConfigError(f"unknown part '{part}'; a model has the parts {', '.join(PARTS)}")
         return tuple(name for name in self.state_dict() if self.part_of(name) == part)
 
     def export(self) -> dict[str, Tensor]:
@@ -89,7 +89,7 @@ class SplitModel(nn.Module):
 
     def projected(self, feature_dim: int) -> SplitModel:
         """See `with_projection`, which also checks the request."""
-        raise RequestError(
+        raise ConfigError(
             f"{type(self).__name__} cannot take a projection to {feature_dim} features; "
             "build it as polyfed.models.Staged, or leave models.feature_dim out"
         )
@@ -106,7 +106,7 @@ class Staged(SplitModel):
         feature_dim: D; by default ``head.in_features``.
 
     Raises:
-        RequestError: the feature width is neither given nor known from the head.
+        ConfigError: the feature width is neither given nor known from the head.
 
     >>> body = nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.ReLU())
     >>> model = Staged(nn.Conv2d(1, 2, 3), body, nn.Linear(5, 3))
@@ -166,10 +166,10 @@ def with_projection(model: SplitModel, feature_dim: int) -> SplitModel:
         feature_dim: the new D, at least 1.
 
     Raises:
-        RequestError: the width is not a positive whole number, or the head is no ``nn.Linear``.
+        ConfigError: the width is not a positive whole number, or the head is no ``nn.Linear``.
     """
     if not isinstance(feature_dim, int) or isinstance(feature_dim, bool) or feature_dim < 1:
-        raise RequestError(f"models.feature_dim must be a whole number of at least 1; {feature_dim!r} came")
+        raise ConfigError(f"models.feature_dim must be a whole number of at least 1; {feature_dim!r} came")
     return model if feature_dim == model.feature_dim else model.projected(feature_dim)
 
 
@@ -177,10 +177,10 @@ def projection_and_head(head: nn.Module, feature_dim: int) -> tuple[nn.Linear, n
     """Fresh layers D -> feature_dim and feature_dim -> C in place of `head`, on its device and in its dtype.
 
     Raises:
-        RequestError: `head` is no ``nn.Linear``.
+        ConfigError: `head` is no ``nn.Linear``.
     """
     if not isinstance(head, nn.Linear):
-        raise RequestError(f"models.feature_dim needs a head that is an nn.Linear; this one is a {type(head).__name__}")
+        raise ConfigError(f"models.feature_dim needs a head that is an nn.Linear; this one is a {type(head).__name__}")
     device, dtype = head.weight.device, head.weight.dtype
     projection = nn.Linear(head.in_features, feature_dim, device=device, dtype=dtype)
     return projection, nn.Linear(feature_dim, head.out_features, head.bias is not None, device=device, dtype=dtype)
@@ -199,11 +199,11 @@ def in_features(head: nn.Module) -> int:
     """``head.in_features``.
 
     Raises:
-        RequestError: the head does not say how wide its input is.
+        ConfigError: the head does not say how wide its input is.
     """
     width = getattr(head, "in_features", None)
     if not isinstance(width, int):
-        raise RequestError(
+        raise ConfigError(
             f"the head, a {type(head).__name__}, has no in_features to read the feature width from; "
             "pass feature_dim (Staged) or example (split)"
         )
@@ -227,11 +227,11 @@ def check_request(name: str, in_shape: Sequence[int], classes: int) -> tuple[int
     """Returns (channels, height, width), or says which of them a builder cannot use.
 
     Raises:
-        RequestError: `in_shape` is not three positive whole numbers, or there is no class.
+        ConfigError: `in_shape` is not three positive whole numbers, or there is no class.
     """
     if len(in_shape) != 3 or any(not isinstance(n, int) or n < 1 for n in in_shape):
-        raise RequestError(f"{name} needs images (channels, height, width); the shape {tuple(in_shape)} came")
+        raise ConfigError(f"{name} needs images (channels, height, width); the shape {tuple(in_shape)} came")
     if not isinstance(classes, int) or classes < 1:
-        raise RequestError(f"{name} needs at least one class; {classes!r} came")
+        raise ConfigError(f"{name} needs at least one class; {classes!r} came")
     channels, height, width = in_shape
     return channels, height, width

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.modes import evaluating
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request
@@ -47,12 +47,12 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
     fetch: load the weights of ``?pretrained``; False: leave them as drawn, for who has others to load.
 
     Raises:
-        RequestError: something else than ``pretrained`` behind the question mark, or a network without such weights.
+        ConfigError: something else than ``pretrained`` behind the question mark, or a network without such weights.
     """
     plain, mark, wanted = name.partition("?")
     package, _, called = plain.partition(":")
     if mark and (mark + wanted != _PRETRAINED or (package not in _IMAGES and plain not in _TRAINED)):
-        raise RequestError(
+        raise ConfigError(
             f"model '{name}': expected '{_PRETRAINED}' behind the name of a network of timm, torchvision or hf, or "
             f"behind vit-s8 to vit-s12, got '{mark}{wanted}' behind '{plain}'"
         )
@@ -77,7 +77,7 @@ def _trained(name: str, fetch: bool, in_shape: tuple[int, ...], classes: int) ->
     plain = name.removesuffix(_PRETRAINED)
     _, *sides = check_request(plain, in_shape, classes)
     if min(sides) < LARGE:
-        raise RequestError(
+        raise ConfigError(
             f"'{name}' expects images of at least {LARGE} x {LARGE}, which are cut into the patches of its weights, "
             f"got {sides[0]} x {sides[1]}; set data.image_size = 224, or leave '{_PRETRAINED}' out"
         )
@@ -93,7 +93,7 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
     None for networks whose weights are drawn, and where the package does not tell.
 
     Raises:
-        RequestError: the package is missing, or has no such weights.
+        ConfigError: the package is missing, or has no such weights.
     """
     plain, mark, _ = name.partition("@")[0].partition("?")
     package, _, called = plain.partition(":")
@@ -114,12 +114,12 @@ def cut(module: nn.Module, name: str, classes: int, end: str | None) -> SplitMod
             first of `FIRST_BLOCKS` after which the network can be cut, and an empty intermediate part without any.
 
     Raises:
-        RequestError: no such head; the network cannot be cut there.
+        ConfigError: no such head; the network cannot be cut there.
     """
     names = [found for found, _ in module.named_modules() if found]
     head = _head_of(module, classes)
     if head is None:
-        raise RequestError(
+        raise ConfigError(
             f"model '{name}' should return a SplitModel, or a module with an nn.Linear of {classes} outputs for its "
             f"head; a {type(module).__name__} without one came: wrap it with polyfed.split(module, head=..., "
             "extractor=...)"
@@ -142,7 +142,7 @@ def _cut(module: nn.Module, head: str, name: str, end: str | None, names: list[s
         for found in (n for n in names if f".{n}".endswith(f".{block}")):
             try:
                 return split(module, head, found, architecture=name)
-            except RequestError:
+            except ConfigError:
                 continue
     return split(module, head, None, architecture=name)
 
@@ -224,10 +224,10 @@ def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) 
         with torch.random.fork_rng(devices=[]), evaluating(module), torch.no_grad():
             came = module(torch.zeros(2, *in_shape))
     except Exception as error:  # somebody else's code
-        raise RequestError(f"{name} cannot take {shape} images ({_first_line(error)}); set data.image_size") from error
+        raise ConfigError(f"{name} cannot take {shape} images ({_first_line(error)}); set data.image_size") from error
     logits = getattr(came, "logits", came)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
-        raise RequestError(f"{name} should give {classes} logits per image; it is not a classifier of {shape} images")
+        raise ConfigError(f"{name} should give {classes} logits per image; it is not a classifier of {shape} images")
 
 
 # pre-trained weights ------------------------------------------------------------------------------------------------
@@ -260,10 +260,10 @@ def _fetching(package: str, called: str) -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except RequestError:
+    except ConfigError:
         raise
     except Exception as error:  # no network, no weights under this name, no space left
-        raise RequestError(
+        raise ConfigError(
             f"cannot fetch the pre-trained weights of '{package}:{called}' ({_first_line(error)}); they are fetched "
             f"once, from the network, and kept by {package}; without '{_PRETRAINED}' weights are drawn"
         ) from error
@@ -282,7 +282,7 @@ def _load(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: 
             given = _for_channels(given, tensor.shape[1])
         if given is None or given.shape != tensor.shape:
             came = "nothing" if given is None else f"{tuple(given.shape)}"
-            raise RequestError(
+            raise ConfigError(
                 f"the weights of '{name}' do not fit: expected '{key}' of shape {tuple(tensor.shape)}, got {came}; "
                 "set data.image_size to the size of the images that they were trained with (mostly 224)"
             )
@@ -328,15 +328,15 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision's operators are another PyTorch's
-        raise RequestError(
+        raise ConfigError(
             f"{name} cannot be imported ({_first_line(error)}); install the extra 'vision': pip install "
             "'polyfed[vision]', with torch and torchvision of versions that belong together"
         ) from error
 
 
-def _unknown(name: str, package: str, known: Iterable[str]) -> RequestError:
+def _unknown(name: str, package: str, known: Iterable[str]) -> ConfigError:
     near = ", ".join(f"'{package}:{found}'" for found in difflib.get_close_matches(name, list(known), 3, 0.6))
-    return RequestError(
+    return ConfigError(
         f"unknown model '{package}:{name}'; "
         + (f"did you mean {near}?" if near else f"{package}.list_models() lists those that there are")
     )
@@ -384,12 +384,12 @@ def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modu
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # no such repository, no network, or no configuration of a network in it
-        raise RequestError(f"unknown model 'hf:{name}': {_first_line(error)}") from error
+        raise ConfigError(f"unknown model 'hf:{name}': {_first_line(error)}") from error
     kinds = transformers.AutoModelForImageClassification
     try:
         module: nn.Module = kinds.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        raise RequestError(
+        raise ConfigError(
             f"'hf:{name}' classifies no images (model type '{config.model_type}'); for others write a function that "
             "returns polyfed.split(module, head=..., extractor=None)"
         ) from error

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.errors import RequestError, described
+from polyfed.errors import ConfigError, described
 from polyfed.functional.fx_graph import Steps
 
 __all__ = [
@@ -43,7 +43,7 @@ class CutForward:
         self.s_in = self._call(extractor, "extractor")
         at_cut = self.nodes.index(self.s_in) + 1
         if at_cut > at_head:
-            raise RequestError(f"{architecture}: the extractor's end '{extractor}' is called after the head '{head}'")
+            raise ConfigError(f"{architecture}: the extractor's end '{extractor}' is called after the head '{head}'")
         early = self.nodes[:at_cut]
         after = self.nodes[at_cut:at_head]
         # a parameter or buffer is read once, and belongs to where it is used: after the cut, before it, or both
@@ -59,12 +59,12 @@ class CutForward:
         following = self.nodes[self.nodes.index(head_node) + 1 : -1]
         returned = self.nodes[-1].args[0]
         if following:
-            raise RequestError(head_not_last(self._name, head, f"'{spell_call(following[0])}' is called"))
+            raise ConfigError(head_not_last(self._name, head, f"'{spell_call(following[0])}' is called"))
         if returned is not head_node:
-            raise RequestError(head_not_last(self._name, head, f"the forward returns {describe_returned(returned)}"))
+            raise ConfigError(head_not_last(self._name, head, f"the forward returns {describe_returned(returned)}"))
         inputs = [*head_node.args, *head_node.kwargs.values()]
         if len(inputs) != 1 or not isinstance(inputs[0], fx.Node):
-            raise RequestError(f"{self._name}: the head '{head}' must be called with one tensor; {len(inputs)} came")
+            raise ConfigError(f"{self._name}: the head '{head}' must be called with one tensor; {len(inputs)} came")
         return inputs[0]
 
     def _check_only_link(
@@ -74,7 +74,7 @@ class CutForward:
         for node in after:
             for needed in node.all_input_nodes:
                 if needed in early and needed is not self.s_in and needed not in late:
-                    raise RequestError(
+                    raise ConfigError(
                         f"{self._name} cannot be cut after '{extractor}': '{spell_call(node)}', after the cut, also "
                         f"needs {_origin(needed)}; end the extractor where a single tensor passes, or pass "
                         "extractor=None"
@@ -84,7 +84,7 @@ class CutForward:
         """Refuse an extractor that returns several values, of which some are taken."""
         for node in self.after:
             if node.target is operator.getitem and node.args[0] is self.s_in and isinstance(node.args[1], int):
-                raise RequestError(
+                raise ConfigError(
                     f"{self._name}: '{extractor}' returns several values; end the extractor at a submodule that "
                     "returns one tensor, or pass extractor=None"
                 )
@@ -93,7 +93,7 @@ class CutForward:
         calls = [n for n in self.nodes if n.op == "call_module" and n.target == f"{ROOT}.{name}"]
         if len(calls) != 1:
             often = f"called {len(calls)} times" if calls else "never called"
-            raise RequestError(f"{self._name}: its {role} '{name}' is {often} in the forward; expected exactly once")
+            raise ConfigError(f"{self._name}: its {role} '{name}' is {often} in the forward; expected exactly once")
         return calls[0]
 
     def halves(self) -> tuple[Steps, Steps]:

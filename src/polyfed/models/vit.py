@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.models.split import SplitModel, Staged, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -153,7 +153,7 @@ def vision_transformer(
         name: for messages.
 
     Raises:
-        RequestError: the images do not fit, or these sizes make no network.
+        ConfigError: the images do not fit, or these sizes make no network.
 
     >>> vision_transformer((1, 8, 8), 10, depth=2, width=12, heads=3)(torch.zeros(5, 1, 8, 8)).shape
     torch.Size([5, 10])
@@ -162,13 +162,13 @@ def vision_transformer(
     if patch is None:
         patch = 16 if min(height, breadth) >= LARGE else 4
     if min(depth, patch, width, heads) < 1 or width % heads or not 0 <= dropout < 1:
-        raise RequestError(
+        raise ConfigError(
             f"{name} needs depth, patch, width and heads of at least 1, a width that heads divides, and dropout in "
             f"[0, 1); got depth {depth}, patch {patch}, width {width}, heads {heads}, dropout {dropout}"
         )
     if min(height, breadth) < 2 * patch or height % patch or breadth % patch:
         fits = patch * max(2, round(min(height, breadth) / patch))
-        raise RequestError(
+        raise ConfigError(
             f"{name} needs images of at least {2 * patch} x {2 * patch} whose sides are multiples of {patch}; "
             f"{height} x {breadth} came: resize them (data.image_size = {fits})"
         )

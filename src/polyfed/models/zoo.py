@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.models import third_party
 from polyfed.models.split import SplitModel, with_projection
 from polyfed.registry import MODELS, import_object
@@ -65,7 +65,7 @@ def build(
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
 
     Raises:
-        RequestError: no such model or builder; the data do not fit the network; the builder failed or returned
+        ConfigError: no such model or builder; the data do not fit the network; the builder failed or returned
             something else.
 
     >>> build("digits-cnn1", (1, 8, 8), 10).feature_dim
@@ -77,7 +77,7 @@ def build(
         builder = import_object("model", called, beside) if ":" in called else MODELS[called]
     made = _call(name, builder, in_shape, classes, words)
     if end and isinstance(made, SplitModel):
-        raise RequestError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
+        raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
     model = made if isinstance(made, SplitModel) else third_party.cut(made, name, classes, end or None)
     model.architecture = name
     if feature_dim is None:
@@ -86,7 +86,7 @@ def build(
         return with_projection(model, feature_dim)
     except (RuntimeError, MemoryError, TypeError) as error:  # no memory for so many weights, or no such number
         why = _reason(error)
-        raise RequestError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
+        raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
 
 
 def describe() -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def _call(
     name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int, words: int | Tensor | None
 ) -> nn.Module:
     if not callable(builder):
-        raise RequestError(f"model '{name}' should be a function (in_shape, classes); a {type(builder).__name__} came")
+        raise ConfigError(f"model '{name}' should be a function (in_shape, classes); a {type(builder).__name__} came")
     try:
         more = {} if words is None or "words" not in inspect.signature(builder).parameters else {"words": words}
         model = builder(tuple(in_shape), classes, **more)
@@ -127,11 +127,11 @@ def _call(
         raise
     except Exception as error:  # the builder may be the user's
         shape = " x ".join(map(str, in_shape))
-        raise RequestError(
+        raise ConfigError(
             f"building '{name}' for {shape} inputs, {classes} classes failed: {_reason(error)}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise RequestError(f"model '{name}' should return a SplitModel or an nn.Module; a {type(model).__name__} came")
+        raise ConfigError(f"model '{name}' should return a SplitModel or an nn.Module; a {type(model).__name__} came")
     return model
 
 

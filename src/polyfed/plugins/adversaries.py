@@ -3,7 +3,7 @@
 Four kinds, as `[adversaries]` asks for them, drawn by the seed:
 
 - label_flip: trains on labels C - 1 - y. All else is done as by everybody.
-- sign_flip: of what the method uploads, trained weights w (groups that the method declares as `changes`) become
+- sign_flip: of what the method uploads, trained weights w (groups that the method declares as `delta_entries`) become
   w0 - scale (w - w0), w0 being what came down under the same names; other floats are negated, of packed matrices the
   values. Whole numbers, booleans, single numbers and running statistics go up as they are: they would betray it.
 - inner_product, alie: these know what all honest clients send. With m the mean and s the standard deviation, number by
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, not_finite
+from polyfed.core.message import Group, Message, first_nonfinite
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.data.samples import ClientData, Samples
@@ -35,7 +35,7 @@ from polyfed.engine.executors.base import Job, Outcome
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, running_statistics
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Adversaries
 from polyfed.plugins.upload_segments import Copy, holders_of, parts_of
 
@@ -51,12 +51,12 @@ def assign_attacks(settings: Adversaries, count: int, seed: int) -> dict[int, Ki
         count: of the federation's clients, also those that join later.
 
     Raises:
-        RequestError: nobody would be honest.
+        ConfigError: nobody would be honest.
     """
     counts = {kind: math.ceil(getattr(settings, f"{kind}_fraction") * count - 1e-9) for kind in KINDS}
     if count <= sum(counts.values()):
         told = " and ".join(f"{number} with {kind}" for kind, number in counts.items() if number)
-        raise RequestError(f"adversaries: expected at least one of the {count} clients to be honest, got {told}")
+        raise ConfigError(f"adversaries: expected at least one of the {count} clients to be honest, got {told}")
     order = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
     found: dict[int, Kind] = {}
     for kind in KINDS:
@@ -83,7 +83,7 @@ class AdversarialClients(Plugin):
         """Draw who is hostile, and flip the labels of those who train on flipped ones.
 
         Raises:
-            RequestError: nobody would be honest.
+            ConfigError: nobody would be honest.
         """
         self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed)
         setup.unscored.update(self.kinds)
@@ -112,7 +112,7 @@ class AdversarialClients(Plugin):
         if self.kinds.get(client.id) != "sign_flip":
             return upload
         opposite = flipped(upload, client, method, received, self.settings.attack_scale)
-        if name := not_finite(opposite):
+        if name := first_nonfinite(opposite):
             raise Rejected(f"the upload is not finite ('{name}')")
         return opposite
 

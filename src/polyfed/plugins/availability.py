@@ -16,7 +16,7 @@ from polyfed.core.randomness import generator
 from polyfed.engine.late_uploads import UploadQueue
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Availability
 
 
@@ -42,10 +42,10 @@ class ClientAvailability(Plugin):
         """Draw the joiners.
 
         Raises:
-            RequestError: nobody would be there in round 1, or a setting could not act.
+            ConfigError: nobody would be there in round 1, or a setting could not act.
         """
         if setup.method.alone and self.settings.delay_rate:
-            raise RequestError(
+            raise ConfigError(
                 f"{setup.method.name}, alone: expected no availability.delay_rate, as nothing crosses that could be "
                 f"late, got {self.settings.delay_rate:g}"
             )
@@ -53,12 +53,12 @@ class ClientAvailability(Plugin):
         rounds = setup.training.rounds
         count = len(setup.clients)
         if joiners >= count:
-            raise RequestError(
+            raise ConfigError(
                 f"availability.late_joiners: expected fewer than the {count} clients, as one at least is there from "
                 f"round 1, got {joiners}"
             )
         if joiners and self.settings.join_round > rounds:
-            raise RequestError(
+            raise ConfigError(
                 f"availability.join_round: expected at most training.rounds = {rounds}, got {self.settings.join_round}"
             )
         self._seed = setup.seed
@@ -82,7 +82,7 @@ class ClientAvailability(Plugin):
         waiting = list(self.late_uploads)
         if round.final:
             waiting = []
-        self._queue = UploadQueue(round.number, waiting, settings.delay_rounds, round.method.accepts_late)
+        self._queue = UploadQueue(round.number, waiting, settings.delay_rounds, round.method.accepts_stale_uploads)
         if round.final:
             return
         dropped = self._drawn("drop", settings.dropout_rate, round)

@@ -3,9 +3,9 @@
 1. ``top_k_fraction``: of every tensor of a change the entries of largest magnitude; the rest is kept for next time.
 2. ``dtype``: float32 numbers in 16 or 8 bits.
 
-Of groups that the method declares as `changes`, trained weights, this is done to their difference to what came down
-under the same names, which the server adds again. Other floats are taken as they are, and are not thinned out. Whole
-numbers, booleans, single numbers (a count, a learning rate) and running statistics go up unaltered.
+Of groups that the method declares as `delta_entries`, trained weights, this is done to their difference to what came
+down under the same names, which the server adds again. Other floats are taken as they are, and are not thinned out.
+Whole numbers, booleans, single numbers (a count, a learning rate) and running statistics go up unaltered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, every_tensor, members, running_statistics, sends, sent_nbytes
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.functional.quantization import Precision
 from polyfed.functional.sparsification import (
     kept,
@@ -51,15 +51,15 @@ class UploadCompression(Plugin):
         """A share of changes needs changes.
 
         Raises:
-            RequestError: the method sends none.
+            ConfigError: the method sends none.
         """
         method = setup.method
         if self.settings.top_k_fraction == 1 or not sends(method):
             return
-        messages = setup.first_messages.values() if method.changes else ()
-        if not any(entry in sent for sent in messages for entry in method.changes):
+        messages = setup.first_messages.values() if method.delta_entries else ()
+        if not any(entry in sent for sent in messages for entry in method.delta_entries):
             name = method.name or type(method).__name__
-            raise RequestError(
+            raise ConfigError(
                 f"compression.top_k_fraction: expected a method that sends changes of weights that came down, got "
                 f"{name}"
             )

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.randomness import generator, numpy_generator
 from polyfed.core.settings import Finite, Settings, Share
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Availability
 from polyfed.registry import nearest
 from polyfed.validation.effect import ActsWith
@@ -80,11 +80,11 @@ class Devices(Settings):
         """The profile of that name, one's own or built in."""
         return self.custom[name] if name in self.custom else BUILT_IN[name]
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         if not self.on:
             return set(type(self).model_fields)
         off = {key for key in ("profiles", "fractions", "by_client", "custom", "time_jitter") if not getattr(self, key)}
-        return super()._idle() | off
+        return super()._inactive_keys() | off
 
     @field_validator("custom", mode="before")
     @classmethod
@@ -133,12 +133,12 @@ def check_lateness(availability: Availability, devices: Devices) -> None:
     """Whether anybody can be late by `delay_rounds`.
 
     Raises:
-        RequestError: it was given, and nobody can: nothing arrives late, and there is no deadline to miss.
+        ConfigError: it was given, and nobody can: nothing arrives late, and there is no deadline to miss.
     """
     default = Availability.model_fields["delay_rounds"].default
     off = not availability.delay_rate and "delay_rate" not in availability.model_fields_set
     if off and devices.round_timeout is None and availability.delay_rounds != default:
-        raise RequestError(
+        raise ConfigError(
             f"availability: delay_rounds = {availability.delay_rounds} does nothing beside delay_rate = 0.0; set "
             f"delay_rate above 0 or devices.round_timeout, or leave delay_rounds at {default}"
         )
@@ -150,7 +150,7 @@ def dealt(devices: Devices, clients: int, seed: int) -> list[str]:
     Fractions become whole numbers of clients by largest remainders, and the seed says which clients these are.
 
     Raises:
-        RequestError: `by_client` names a client that is not there, or nothing says what some client has.
+        ConfigError: `by_client` names a client that is not there, or nothing says what some client has.
 
     >>> dealt(Devices(profiles=["laptop", "gpu"], by_client={"2": "phone-low"}), 4, seed=0)
     ['laptop', 'gpu', 'phone-low', 'gpu']
@@ -160,10 +160,10 @@ def dealt(devices: Devices, clients: int, seed: int) -> list[str]:
     found = dict(enumerate(_by_rule(devices, clients, seed)))
     for number, name in devices.by_client.items():
         if int(number) >= clients:
-            raise RequestError(f"devices.by_client: expected clients 0 to {clients - 1}, got {number}")
+            raise ConfigError(f"devices.by_client: expected clients 0 to {clients - 1}, got {number}")
         found[int(number)] = name
     if missing := [number for number in range(clients) if number not in found]:
-        raise RequestError(
+        raise ConfigError(
             f"devices.by_client: expected a device for each of the {clients} clients, or profiles or fractions for the "
             f"others, got none for {', '.join(map(str, missing))}"
         )

@@ -26,7 +26,7 @@ from polyfed.engine.operation_counter import Operations, step_memory
 from polyfed.engine.plugin import Plugin, Setup, find
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import sent_nbytes
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.device_profiles import Devices, Profile, check_lateness, dealt
 from polyfed.units import human_bytes
@@ -79,7 +79,7 @@ class DeviceSimulation(Plugin):
     def __init__(self, settings: Devices | None = None) -> None:
         super().__init__(settings)
         self.names: Sequence[str] = ()
-        self.needs: Sequence[int] = ()
+        self.requirements: Sequence[int] = ()
         self.excluded: frozenset[int] = frozenset()
         self._seed = 0
         self._clock = Clock(self, 0, None)
@@ -94,11 +94,11 @@ class DeviceSimulation(Plugin):
         """Deal the devices, and compare what networks need with what devices have.
 
         Raises:
-            RequestError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
+            ConfigError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
                 out, or are all there are; or a deadline where every client is alone.
         """
         if setup.method.alone and self.settings.round_timeout is not None:
-            raise RequestError(
+            raise ConfigError(
                 f"{setup.method.name}, alone: expected no devices.round_timeout, as every client's own server waits "
                 f"for it, got {self.settings.round_timeout:g}"
             )
@@ -184,7 +184,7 @@ class DeviceSimulation(Plugin):
         Args:
             needs: bytes of each client (`memory_needs`). networks: their names, for the refusal.
         """
-        self.needs = needs
+        self.requirements = needs
         wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory_bytes]
         kinds: dict[str, list[int]] = {}
         for number in wide:
@@ -193,12 +193,12 @@ class DeviceSimulation(Plugin):
             kinds.setdefault(f"{self.names[number]}, {has}: {networks[number]} takes {takes}", []).append(number)
         told = "; ".join(f"{', '.join(map(str, who))} ({what})" for what, who in kinds.items())
         if wide and self.settings.on_out_of_memory == "refuse":
-            raise RequestError(
+            raise ConfigError(
                 f"devices: expected networks that fit the clients' memory, got {len(wide)} that do not: clients "
                 f"{told}; give them smaller networks or batches, or set devices.on_out_of_memory = 'leave out'"
             )
         if len(wide) == len(needs):
-            raise RequestError(f"devices: expected a client whose network fits its memory, got none: clients {told}")
+            raise ConfigError(f"devices: expected a client whose network fits its memory, got none: clients {told}")
         self.excluded = frozenset(wide)
 
 
@@ -277,7 +277,7 @@ def memory_needs(setup: Setup) -> tuple[list[int], list[str], list[str]]:
         variant = method.variant(setup.preview, client.id)
         name = f"{client.architecture} {variant}".rstrip()
         if name not in known:
-            own = method.personal(at_work(client, variant, architectures).model)
+            own = method.personal_model(at_work(client, variant, architectures).model)
             known[name] = step_memory(client, own)
             if companion:
                 known[name] += step_memory(client, architectures.template(companion, alone=True))

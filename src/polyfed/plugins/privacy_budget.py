@@ -17,7 +17,7 @@ from polyfed.engine.plugin import Plugin, RoundRefused, Setup, find
 from polyfed.engine.privacy_ledger import Ledger, told
 from polyfed.engine.round_state import Records, Round
 from polyfed.engine.uploads import sends
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.gaussian_mechanism import analytic_sigma
 from polyfed.plugins.upload_privacy import UploadPrivacy, bounded
 
@@ -40,7 +40,7 @@ class PrivacyBudget(Plugin):
         """Make the noise that a target asks for, and give it to the clients.
 
         Raises:
-            RequestError: what is released cannot be accounted for, a budget cannot be kept, or DP-SGD cannot be had of
+            ConfigError: what is released cannot be accounted for, a budget cannot be kept, or DP-SGD cannot be had of
                 these networks.
         """
         self._method, self._training = setup.method, setup.training
@@ -94,7 +94,7 @@ class PrivacyBudget(Plugin):
         """What has been released, in this round and in all.
 
         Raises:
-            RoundRefused: that is more than the budget. RequestError: already in the first round.
+            RoundRefused: that is more than the budget. ConfigError: already in the first round.
         """
         if not self.has_noise:
             return {}
@@ -111,7 +111,7 @@ class PrivacyBudget(Plugin):
         accounting.require(release for client in range(len(self._rows)) for release in self._expected(client))
         budget = self.settings.max_epsilon
         if budget and (sends(self._method) or self.settings.max_grad_norm) and not self.has_noise:
-            raise RequestError(
+            raise ConfigError(
                 f"privacy.max_epsilon: expected noise, without which there is no epsilon, got {budget:g} alone"
             )
         if budget and self.would_exceed([], self._cohort(1)):
@@ -132,9 +132,9 @@ class PrivacyBudget(Plugin):
         self._ledger.follow(records)
         return self._ledger.exceeded(self._ledger.next_of(clients))
 
-    def _too_little(self, released: Mapping[int, Sequence[Release]]) -> RequestError:
+    def _too_little(self, released: Mapping[int, Sequence[Release]]) -> ConfigError:
         least = max(self._ledger.epsilon(released).values())
-        return RequestError(
+        return ConfigError(
             f"privacy.max_epsilon: expected at least {least:.4g}, what the first round comes to, got "
             f"{self.settings.max_epsilon:g}"
         )
@@ -145,7 +145,7 @@ class PrivacyBudget(Plugin):
             phases = self._method.phases(self._training) if exchange.phases is None else exchange.phases
             found += of_training(settings, self._training, phases, self._rows[client])
         if entries is not None and sends(self._method):
-            found += self._method.releases(self._training, self._rows[client])
+            found += self._method.privacy_releases(self._training, self._rows[client])
             if settings.upload_noise_multiplier and entries:
                 found.append(Release("upload", "client", settings.hidden(entries) / math.sqrt(entries)))
         return found
@@ -163,7 +163,7 @@ class PrivacyBudget(Plugin):
             for client in self._cohort(number):
                 turns[client].extend(self._method.exchanges(number))
         for own in turns:
-            own.extend(self._method.closing())
+            own.extend(self._method.final_exchanges())
         made = {}
         if settings.upload_clip_norm and sends(self._method):
             made["upload_noise_multiplier"] = analytic_sigma(1.0, settings.target_epsilon, settings.delta) * math.sqrt(

@@ -37,7 +37,7 @@ from polyfed.engine.executors.base import Job
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import counterparts, every_tensor, sends
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional import robust
 from polyfed.plugins.settings import RobustAggregation
 from polyfed.plugins.upload_segments import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
@@ -72,10 +72,10 @@ class RobustAggregator(Plugin):
         """A rule can be applied to what the method uploads.
 
         Raises:
-            RequestError: it cannot; says what the method sends. Or every client is alone.
+            ConfigError: it cannot; says what the method sends. Or every client is alone.
         """
         if setup.method.alone and (self.settings.aggregator != "none" or self.settings.max_update_norm):
-            raise RequestError(
+            raise ConfigError(
                 f"{setup.method.name}, alone: expected no [robust_aggregation], got one, which holds clients' uploads "
                 "to one another where no client has others beside it"
             )
@@ -110,17 +110,17 @@ def check_rule(method: Method, rule: str) -> None:
     if rule == "none" or not sends(method):
         return
     name = method.name or type(method).__name__
-    for entry, reason in method.rigid.items():
-        raise RequestError(
+    for entry, reason in method.fixed_entries.items():
+        raise ConfigError(
             f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {name}, "
             f"which sends '{entry}': {reason}; with aggregator 'none' max_update_norm still holds"
         )
-    if rule in _BY_COORDINATE and method.unaligned:
-        raise RequestError(
+    if rule in _BY_COORDINATE and method.unaligned_entries:
+        raise ConfigError(
             f"robust_aggregation.aggregator: expected 'geometric_median', 'multi_krum' or 'norm_clipping' for {name}, "
             f"got '{rule}', which goes number by number: in "
-            f"'{method.unaligned[0]}', features of the clients' own networks, a number means something else at every "
-            "client"
+            f"'{method.unaligned_entries[0]}', features of the clients' own networks, a number means something else at "
+            "every client"
         )
 
 
@@ -131,8 +131,9 @@ def objection(
 
     No number may be larger than `robust_aggregation.max_magnitude`, and none that stands alone (a count of steps, of
     parameters) larger than what any count can be: squares and sums of such numbers are finite, so that one upload
-    spoils no arithmetic. Of a group of the method's `changes` the size is the L2 norm of the change since `received`,
-    of any other tensor the root mean square of its rows' L2 norms; whole numbers and single numbers have none.
+    spoils no arithmetic. Of a group of the method's `delta_entries` the size is the L2 norm of the change since
+    `received`, of any other tensor the root mean square of its rows' L2 norms; whole numbers and single numbers have
+    none.
 
     Args:
         classes: of the task. message: finite. received: what the client was sent.
@@ -185,7 +186,7 @@ def defended(
     """
     if settings.aggregator == "none" or not uploads:
         return uploads
-    sent = {i: method.broadcast(server, i) if method.changes else {} for i in uploads}
+    sent = {i: method.broadcast(server, i) if method.delta_entries else {} for i in uploads}
     parts = parts_of(method, uploads, sent, of_changes=settings.aggregator == "norm_clipping")
     holders = holders_of(parts)
     watch.few += sum(len(who) < _FEW for who in holders.values())

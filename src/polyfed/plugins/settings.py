@@ -32,9 +32,9 @@ class Availability(Settings):
         2, description="the first round of the late joiners"
     )
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         off = {key for key in ("dropout_rate", "delay_rate", "late_joiners") if not getattr(self, key)}
-        return super()._idle() | off | ({"delay_rounds"} if not self.delay_rate else set())
+        return super()._inactive_keys() | off | ({"delay_rounds"} if not self.delay_rate else set())
 
 
 class Compression(Settings):
@@ -53,9 +53,9 @@ class Compression(Settings):
         """Whether anything is compressed."""
         return self.dtype != "float32" or self.top_k_fraction < 1
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         off = {"dtype": self.dtype == "float32", "top_k_fraction": self.top_k_fraction == 1}
-        return super()._idle() | {key for key, is_off in off.items() if is_off}
+        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
 
 class RobustAggregation(Settings):
@@ -86,14 +86,14 @@ class RobustAggregation(Settings):
         1e6, description="largest magnitude of a number in an upload; above it is refused; 0: any that is finite"
     )
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         off = {
             "aggregator": self.aggregator == "none",
             "bucket_size": self.bucket_size == 1,
             "max_update_norm": not self.max_update_norm,
             "max_magnitude": self.max_magnitude == type(self).model_fields["max_magnitude"].default,
         }
-        return super()._idle() | {key for key, is_off in off.items() if is_off}
+        return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
 
 class Adversaries(Settings):
@@ -113,7 +113,7 @@ class Adversaries(Settings):
         1.0, description="factor of the negated change (sign_flip) or mean (inner_product), of the spreads (alie)"
     )
 
-    def _idle(self) -> set[str]:
+    def _inactive_keys(self) -> set[str]:
         off = {
             kind
             for kind in ("label_flip_fraction", "sign_flip_fraction", "inner_product_fraction", "alie_fraction")

@@ -6,8 +6,8 @@
 2. ``upload_noise_multiplier``: plus N(0, (multiplier * norm)^2) on every number of it, from the client's own stream,
    or by its secret.
 
-Of groups that the method declares as `changes`, trained weights, this is done to their difference to what came down
-under the same names. Other floats are taken as they are. Whole numbers, booleans and single numbers (a count, a
+Of groups that the method declares as `delta_entries`, trained weights, this is done to their difference to what came
+down under the same names. Other floats are taken as they are. Whole numbers, booleans and single numbers (a count, a
 learning rate) go up unaltered. What epsilon that is: `plugins.privacy_budget`.
 """
 
@@ -28,7 +28,7 @@ from polyfed.core.modules import static_statistics
 from polyfed.core.settings import Privacy
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.uploads import counterparts, endings, members, running_statistics, sends
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.drift import Normals, released
 from polyfed.functional.secure_noise import KeyedNormals
 
@@ -43,31 +43,31 @@ class UploadPrivacy(Plugin):
         """Clipping fits what the method uploads.
 
         Raises:
-            RequestError: it does not; says what the method sends.
+            ConfigError: it does not; says what the method sends.
         """
         method = setup.method
         if not self.settings.upload_clip_norm or not sends(method):
             return
         name = method.name or type(method).__name__
-        for entry, reason in method.rigid.items():
+        for entry, reason in method.fixed_entries.items():
             sent = f"'{entry}': {reason}"
-            raise RequestError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
-        if not method.changes:
+            raise ConfigError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
+        if not method.delta_entries:
             return
         for architecture, client in setup.first_of_each_architecture().items():
             network = setup.architectures.template(architecture)
             statistics = running_statistics(network)
-            for entry in method.changes:
+            for entry in method.delta_entries:
                 sent_statistics = sorted(statistics & members(setup.first_messages[client.id], entry).keys())
                 sent_statistics.extend(static_statistics(network))  # taken and sent after training
                 if sent_statistics:
-                    raise RequestError(_no_statistics(name, sent_statistics[0]))
+                    raise ConfigError(_no_statistics(name, sent_statistics[0]))
 
     def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
         """The upload, clipped and noised.
 
         Raises:
-            RequestError: something in it cannot be clipped.
+            ConfigError: something in it cannot be clipped.
         """
         if not client.privacy.upload_clip_norm:
             return upload
@@ -136,16 +136,16 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
     """Tensors of the client's network go up as changes, and are parameters; others may be anything.
 
     Raises:
-        RequestError: they do not.
+        ConfigError: they do not.
     """
     statistics = running_statistics(client.model)
     weights = endings(name for name, _ in client.model.named_parameters())
     who = method.name or type(method).__name__
     for key in floats:
         if key in statistics:
-            raise RequestError(_no_statistics(who, key))
+            raise ConfigError(_no_statistics(who, key))
         if key in weights and key not in base:
-            raise RequestError(
+            raise ConfigError(
                 f"privacy: expected changes of weights that came down, or figures of the data, from {who}, got whole "
-                f"weights, '{name}/{key}' (see Method.changes)"
+                f"weights, '{name}/{key}' (see Method.delta_entries)"
             )

@@ -1,10 +1,10 @@
 """What of several clients' uploads can be laid side by side, number by number: their parts.
 
-- Tensors of the groups that a method declares as `changes`, of one name and shape, that began at the same numbers: what
-  counts is the change since. So it is layer by layer where architectures differ and share layers, within an
-  architecture where each is averaged alone, within a rate where clients train slices.
+- Tensors of the groups that a method declares as `delta_entries`, of one name and shape, that began at the same
+  numbers: what counts is the change since. So it is layer by layer where architectures differ and share layers, within
+  an architecture where each is averaged alone, within a rate where clients train slices.
 - Rows of one class, in tensors with a row for each of the message's "labels" (class means, prototypes, outputs).
-- Tensors that a method declares as `comparable` (outputs on common inputs), of one name and shape.
+- Tensors that a method declares as `aligned_entries` (outputs on common inputs), of one name and shape.
 
 Parts of one sort that the same clients have sent are one vector for each of them, but for rows, which stay apart.
 """
@@ -87,11 +87,11 @@ def _of_entry(
     value = message[entry]
     labels = message.get("labels")
     for name, tensor in floats_of({entry: value}):
-        if entry in method.changes and name is not None:
+        if entry in method.delta_entries and name is not None:
             base = bases.get((entry, name))
             key = (entry, name, *tensor.shape, None if base is None else family)
             yield Part((entry, name, None), key, (entry, key[-1]), tensor, base)
-        elif entry in method.comparable:
+        elif entry in method.aligned_entries:
             yield Part((entry, name, None), (entry, name, *tensor.shape), entry, tensor, None)
         elif name is None and isinstance(labels, Tensor) and labels.shape == tensor.shape[:1]:
             for row, label in enumerate(labels.tolist()):

@@ -6,20 +6,20 @@ import os
 import tempfile
 from pathlib import Path
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 
 def make_folder(folder: str | Path) -> Path:
     """The folder, made if it is missing.
 
     Raises:
-        RequestError: something else stands there, or it cannot be made.
+        ConfigError: something else stands there, or it cannot be made.
     """
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RequestError(f"cannot make the folder {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot make the folder {path}: {error.strerror or error}") from error
     return path
 
 
@@ -27,7 +27,7 @@ def write_whole(path: Path, content: bytes) -> Path:
     """Write beside the target, then rename: a reader sees the old file or the new one, never half of one.
 
     Raises:
-        RequestError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
     temporary: str | None = None
     try:
@@ -43,5 +43,5 @@ def write_whole(path: Path, content: bytes) -> Path:
     except OSError as error:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
-        raise RequestError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
     return path

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import Drawing, canvas, fills, legend, tidy
 from polyfed.report.run_records import RunRecord
@@ -54,13 +54,13 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawin
         runs: from ``find_runs``. stage: which stage's accuracy; by default each run's own evaluation.
 
     Raises:
-        RequestError: nothing is finished, a run lacks the stage, or no accuracy is recorded.
+        ConfigError: nothing is finished, a run lacks the stage, or no accuracy is recorded.
     """
     groups, _ = group_runs(runs, stage)
     every = [(group, bars(group, stage)) for group in groups]
     found = [(group, mine) for group, mine in every if mine]
     if not found:
-        raise RequestError("nothing to draw: no accuracy of these runs is recorded")
+        raise ConfigError("nothing to draw: no accuracy of these runs is recorded")
     return [
         _draw(group, mine, stage, f"variants-{number}" if len(found) > 1 else "variants")
         for number, (group, mine) in enumerate(found, start=1)

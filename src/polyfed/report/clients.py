@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import (
     HEIGHT,
@@ -143,7 +143,7 @@ def clients(runs: Iterable[RunRecord]) -> list[Drawing]:
     """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy.
 
     Raises:
-        RequestError: nothing is finished, or no client was scored.
+        ConfigError: nothing is finished, or no client was scored.
     """
     return [_clients(group, scores, stem) for group, scores, stem in _scored(runs, "accuracy-per-client")]
 
@@ -177,14 +177,14 @@ def architectures(runs: Iterable[RunRecord]) -> list[Drawing]:
     """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method.
 
     Raises:
-        RequestError: nothing is finished, or no run says which client has which architecture.
+        ConfigError: nothing is finished, or no run says which client has which architecture.
     """
     drawn = []
     for group, scores, stem in _scored(runs, "accuracy-by-architecture"):
         if found := by_architecture(scores):
             drawn.append(_architectures(group, found, stem))
     if not drawn:
-        raise RequestError("nothing to draw: no result.json of these runs names its clients' architectures")
+        raise ConfigError("nothing to draw: no result.json of these runs names its clients' architectures")
     return drawn
 
 
@@ -220,14 +220,14 @@ def sizes(runs: Iterable[RunRecord]) -> list[Drawing]:
     """``accuracy-by-size``: each client's accuracy against its number of training samples.
 
     Raises:
-        RequestError: nothing is finished, or no run says how much data its clients have.
+        ConfigError: nothing is finished, or no run says how much data its clients have.
     """
     drawn = []
     for group, scores, stem in _scored(runs, "accuracy-by-size"):
         if known := [score for score in scores if score.samples is not None]:
             drawn.append(_sizes(group, known, stem))
     if not drawn:
-        raise RequestError("nothing to draw: no result.json of these runs says how many samples its clients have")
+        raise ConfigError("nothing to draw: no result.json of these runs says how many samples its clients have")
     return drawn
 
 
@@ -256,7 +256,7 @@ def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[Clie
     every = [(group, client_scores(group)) for group in groups]
     found = [(group, scores) for group, scores in every if scores]
     if not found:
-        raise RequestError("nothing to draw: no client of these runs was scored")
+        raise ConfigError("nothing to draw: no client of these runs was scored")
     return [
         (group, scores, f"{stem}-{number}" if len(found) > 1 else stem)
         for number, (group, scores) in enumerate(found, start=1)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 from polyfed.report import paper_results
 from polyfed.report.atomic_files import make_folder, write_whole
@@ -60,7 +60,7 @@ def comparison(
         target: an accuracy, as `Target.parse` takes it: also tell the rounds, bytes and seconds that it took.
 
     Raises:
-        RequestError: no finished run, two runs with the same name and seed, a run without the stage, or a target that
+        ConfigError: no finished run, two runs with the same name and seed, a run without the stage, or a target that
             is none.
     """
     wanted = target if target is None or isinstance(target, Target) else Target.parse(target)
@@ -327,7 +327,7 @@ def _run_of(run: RunRecord, score: _Score) -> OneRun:
         bytes_down=finite(result.bytes_down),
         seconds=finite(result.seconds),
         refused=finite(result.refused),
-        knobs=result.knobs,
+        hyperparameters=result.hyperparameters,
     )
 
 
@@ -397,10 +397,10 @@ def write(
         The files written.
 
     Raises:
-        RequestError: unknown format, or the folder cannot be written to.
+        ConfigError: unknown format, or the folder cannot be written to.
     """
     for form in formats:
         if form not in FORMATS:
-            raise RequestError(f"unknown table format '{form}'{nearest(form, FORMATS)}")
+            raise ConfigError(f"unknown table format '{form}'{nearest(form, FORMATS)}")
     path = make_folder(folder)
     return [write_whole(path / f"{name}.{form}", FORMATS[form](table).encode("utf-8")) for form in formats]

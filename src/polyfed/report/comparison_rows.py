@@ -20,7 +20,7 @@ class Row:
     A margin is half the width of the 95 % interval of the mean (Student's t).
 
     Attributes:
-        name: method or label, with the knobs that tell variants apart.
+        name: method or label, with the hyperparameters that tell variants apart.
         method: the method's registered name.
         control: what the row is a control for: "alone", "longer", "pooled", "pooled-steps"; "" for a method itself.
             A control leads nowhere, is nobody's rival, and stands beside no paper.
@@ -105,7 +105,7 @@ class OneRun:
     bytes_down: float | None
     seconds: float | None
     refused: float | None
-    knobs: Mapping[str, Any] | None
+    hyperparameters: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.comparison_formats import Table
 from polyfed.report.decomposition import Decomposition, decompose
@@ -29,13 +29,13 @@ def decompositions(runs: Iterable[RunRecord], stage: str | None = None) -> list[
         runs: from ``find_runs``. stage: which stage's accuracy; by default each run's own evaluation.
 
     Raises:
-        RequestError: nothing is finished, a run lacks the stage, or no method ran alone, too.
+        ConfigError: nothing is finished, a run lacks the stage, or no method ran alone, too.
     """
     groups, _ = group_runs(runs, stage)
     every = [(group, decompose(group.rows, group.stages(stage))) for group in groups]
     found = [(group, ours) for group, ours in every if any(one.gain.mean is not None for one in ours)]
     if not found:
-        raise RequestError("nothing to draw: no method of these runs ran alone, too; see `polyfed compare --controls`")
+        raise ConfigError("nothing to draw: no method of these runs ran alone, too; see `polyfed compare --controls`")
     drawings = []
     for number, (group, ours) in enumerate(found, start=1):
         stem = f"decomposition-{number}" if len(found) > 1 else "decomposition"
@@ -52,7 +52,7 @@ def write_decompositions(
         runs, stage: as for `decompositions`. table: their `comparison`, in the same stage.
 
     Raises:
-        RequestError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
     if not any(one.gain.mean is not None for section in table.sections for one in section.decompositions):
         return []

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.registry import nearest
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.grouping import Group, group_runs
@@ -84,7 +84,7 @@ def curves(
         The files written: ``<metric>-by-<x>.png`` and ``.svg``, numbered where there are several figures.
 
     Raises:
-        RequestError: unknown axis or metric, nothing to draw, a run without the stage, or the folder cannot be written
+        ConfigError: unknown axis or metric, nothing to draw, a run without the stage, or the folder cannot be written
             to.
     """
     drawings = curve_drawings(runs, x, stage, metric)
@@ -106,19 +106,19 @@ def curve_drawings(
         smooth: each point is the mean of this many evaluated rounds, itself the last of them; 1 smooths nothing.
 
     Raises:
-        RequestError: as `curves`.
+        ConfigError: as `curves`.
     """
     if x not in AXES:
-        raise RequestError(f"unknown axis x='{x}'{nearest(x, AXES)}")
+        raise ConfigError(f"unknown axis x='{x}'{nearest(x, AXES)}")
     if metric not in METRICS:
-        raise RequestError(f"unknown metric '{metric}'{nearest(metric, METRICS)}")
+        raise ConfigError(f"unknown metric '{metric}'{nearest(metric, METRICS)}")
     groups, _ = group_runs(runs, stage)
     every = [(group, series(group, x, stage, metric)) for group in groups]
     drawn = [(group, found) for group, found in every if found]
     if not drawn:
         why = "was evaluated" if metric == "accuracy" else f"has recorded '{metric}' (see [evaluation] metrics)"
         why = "has a simulated time (see [devices])" if x == "simulated" else why
-        raise RequestError(f"nothing to draw: no round of these runs {why}")
+        raise ConfigError(f"nothing to draw: no round of these runs {why}")
     drawings = []
     for number, (group, lines) in enumerate(drawn, start=1):
         stem = f"{metric}-by-{x}" + (f"-{number}" if len(drawn) > 1 else "")

@@ -2,7 +2,7 @@
 
 Two runs are comparable when they had the same data (dealt alike), the same number of clients and of rounds, the same
 preset, and were scored on the same test data with the same mean, over all clients or the honest ones. Everything else
-(knobs, learning rates, networks) is what a comparison is about, or is told in a note.
+(hyperparameters, learning rates, networks) is what a comparison is about, or is told in a note.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 from textwrap import shorten
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.run_records import EXPERIMENT, RunRecord, show_value
 from polyfed.results.schema import EvaluationFacts
 
@@ -81,18 +81,18 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
         The groups, and notes on runs that were left out or odd.
 
     Raises:
-        RequestError: nothing is finished, two runs claim the same row and seed, or a run lacks the stage.
+        ConfigError: nothing is finished, two runs claim the same row and seed, or a run lacks the stage.
     """
     runs = list(runs)
     notes = tuple(f"left out: {note}" if not run.finished else note for run in runs for note in run.notes)
     finished = [run for run in runs if run.finished]
     if not finished:
         where = f"; unfinished: {', '.join(str(run.path) for run in runs)}" if runs else ""
-        raise RequestError(f"no finished run to report on{where}")
+        raise ConfigError(f"no finished run to report on{where}")
     for run in finished:
         known = scored_stages(run)
         if stage is not None and stage not in known:
-            raise RequestError(f"{run.path} was not scored in stage '{stage}'; it has: {', '.join(known)}")
+            raise ConfigError(f"{run.path} was not scored in stage '{stage}'; it has: {', '.join(known)}")
     keyed: dict[str, list[RunRecord]] = {}
     for run in finished:
         keyed.setdefault(json.dumps(_context(run), sort_keys=True, default=str), []).append(run)
@@ -131,7 +131,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
         for one, two in pairwise(members):
             if one.seed == two.seed:
                 both = f"{one.path} and {two.path}"
-                raise RequestError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
+                raise ConfigError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
     seeds = tuple(sorted({run.seed for run in runs}))
     notes = (*_unlike(rows), *_ended(rows))
     return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import finite, finite_ones
@@ -76,7 +76,7 @@ def heat_maps(group: Group, cells: int) -> dict[str, Any]:
         out, or "".
 
     Raises:
-        RequestError: a file of an analysis is broken (names the file).
+        ConfigError: a file of an analysis is broken (names the file).
     """
     alike: dict[str, list[_Found]] = {}
     for seed in group.seeds:
@@ -166,7 +166,7 @@ def _read(path: Path) -> Any:
     try:
         return parse_json(path.read_bytes())
     except (ValueError, OSError) as error:
-        raise RequestError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _holders(

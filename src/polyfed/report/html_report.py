@@ -62,7 +62,7 @@ def write_page(runs: Iterable[RunRecord], table: Table, folder: str | Path, stag
         The file.
 
     Raises:
-        RequestError: a file in a run folder cannot be read, or the folder cannot be written to.
+        ConfigError: a file in a run folder cannot be read, or the folder cannot be written to.
     """
     return write_whole(make_folder(folder) / "report.html", page(runs, table, stage).encode("utf-8"))
 
@@ -71,7 +71,7 @@ def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None) -> s
     """The page as text; the arguments are those of `write_page`.
 
     Raises:
-        RequestError: a file in a run folder cannot be read.
+        ConfigError: a file in a run folder cannot be read.
     """
     data = page_data(runs, table, stage)
     parts = {"title": html.escape(data["title"]), "data": _embedded(data)}
@@ -104,7 +104,7 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     """Everything on the page as plain values; one section for each set of comparable runs.
 
     Raises:
-        RequestError: as `page`.
+        ConfigError: as `page`.
     """
     groups, _ = group_runs(runs, stage)
     lines = sum(len(group.rows) for group in groups)

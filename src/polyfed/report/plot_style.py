@@ -82,7 +82,7 @@ class Drawing:
         """``<stem>.png``, ``.svg``, ``.json`` and ``.csv`` in the folder (made if missing), each whole or not at all.
 
         Raises:
-            RequestError: the folder cannot be written to.
+            ConfigError: the folder cannot be written to.
         """
         place = make_folder(folder)
         table = csv_text(list(self.rows[0]), self.rows)
@@ -95,7 +95,7 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
     """Write ``<stem>.png`` and ``<stem>.svg`` into the folder (made if missing), each whole or not at all.
 
     Raises:
-        RequestError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
     place = make_folder(folder)
     written = []

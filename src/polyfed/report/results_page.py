@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text, visible
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.comparison import comparison
@@ -55,7 +55,7 @@ def read_command(folder: Path) -> MadeBy:
     """What ``compare.json`` tells; nothing where there is none.
 
     Raises:
-        RequestError: it cannot be read, or is a link.
+        ConfigError: it cannot be read, or is a link.
     """
     check_links(folder)
     try:
@@ -63,7 +63,7 @@ def read_command(folder: Path) -> MadeBy:
     except FileNotFoundError:
         return MadeBy()
     except (OSError, ValueError) as error:
-        raise RequestError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{folder / COMMAND} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(found, dict):
         return MadeBy()
     told = {key: str(found[key]) for key in ("command", "date") if key in found}
@@ -76,7 +76,7 @@ def write_results(
     """Write the page, whole or not at all; the arguments are those of `results_page`.
 
     Raises:
-        RequestError: see `results_page`; or the file cannot be written.
+        ConfigError: see `results_page`; or the file cannot be written.
     """
     path = Path(file)
     text = results_page(folders, stage, target, path)
@@ -97,7 +97,7 @@ def results_page(
         file: where the page will lie: other pages in a folder of its name beside it are listed at its end.
 
     Raises:
-        RequestError: no finished run in a folder, a stage that was not scored, or a target that is none.
+        ConfigError: no finished run in a folder, a stage that was not scored, or a target that is none.
     """
     wanted = None if target is None else Target.parse(target)
     parts = [_HEAD.format(name=file.name)]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.places import check_name
 from polyfed.results.fields import Record, validated
 from polyfed.results.read import check_links, flat_table, parse_json, parse_toml, unseal
@@ -47,7 +47,7 @@ class RunRecord:
         stored: ``result.json``; None when the run is unfinished.
         rounds: the lines of ``rounds.jsonl``.
         recipe: ``recipe.toml``; empty when there is none.
-        name: the run's label or method, with the knobs that tell it from the other runs found with it.
+        name: the run's label or method, with the hyperparameters that tell it from the other runs found with it.
         notes: what was odd about the folder, for people.
         trusted: whether code that the folder names may be imported.
     """
@@ -70,10 +70,10 @@ class RunRecord:
         """``result.json`` of a finished run.
 
         Raises:
-            RequestError: the run is unfinished.
+            ConfigError: the run is unfinished.
         """
         if self.stored is None:
-            raise RequestError(f"expected the folder of a finished run, got {self.path}, which holds no result.json")
+            raise ConfigError(f"expected the folder of a finished run, got {self.path}, which holds no result.json")
         return self.stored
 
     @property
@@ -130,9 +130,13 @@ class RunRecord:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What may tell two runs of one method apart: its knobs, how clients trained, their networks. Not the seed."""
-        knobs = None if self.stored is None else self.stored.knobs
-        found = flat_table(knobs or {key: value for key, value in self.recipe.method.items() if key != "name"})
+        """What may tell two runs of one method apart: its hyperparameters, how clients trained, their networks. Not the
+        seed.
+        """
+        hyperparameters = None if self.stored is None else self.stored.hyperparameters
+        found = flat_table(
+            hyperparameters or {key: value for key, value in self.recipe.method.items() if key != "name"}
+        )
         for section in EXPERIMENT:
             for key, value in self.recipe.section(section).items():
                 if key != "rounds":  # a different number of rounds makes a different table
@@ -157,7 +161,7 @@ def find_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> 
         The runs, finished first, otherwise in the order of the paths given and of their names below.
 
     Raises:
-        RequestError: a path is missing, nothing was found, a file is broken (names the file), or a part of a run
+        ConfigError: a path is missing, nothing was found, a file is broken (names the file), or a part of a run
             folder is a link.
     """
     given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
@@ -165,13 +169,13 @@ def find_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> 
     for path in given:
         check_name(path)
         if not path.is_dir():
-            raise RequestError(f"{path} is {'not a folder' if path.exists() else 'not there'}; give run folders")
+            raise ConfigError(f"{path} is {'not a folder' if path.exists() else 'not there'}; give run folders")
         for folder in _run_folders(path):
             key = folder.resolve()
             if key not in records:
                 records[key] = replace(_read(folder), trusted=trust)
     if not records:
-        raise RequestError(
+        raise ConfigError(
             f"no run folder (one holding result.json) in {', '.join(map(str, given)) or 'no path at all'}"
         )
     finished = [record for record in records.values() if record.finished]
@@ -222,11 +226,11 @@ def _parse(path: Path, parse: Callable[[bytes], Any], model: type[R]) -> R:
     try:
         found = parse(path.read_bytes())
     except (ValueError, OSError) as error:  # JSON, TOML and UTF-8 errors are ValueErrors
-        raise RequestError(f"{path} cannot be read: {_one_line(error)}") from error
+        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
     try:
         return validated(model, found)
     except ValueError as error:
-        raise RequestError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _one_line(error: Exception) -> str:
@@ -239,7 +243,7 @@ def _read_rounds(path: Path, notes: list[str]) -> list[RoundRecord]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise RequestError(f"{path} cannot be read: {_one_line(error)}") from error
+        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
     rounds: list[RoundRecord] = []
     lines = content.split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -251,7 +255,7 @@ def _read_rounds(path: Path, notes: list[str]) -> list[RoundRecord]:
             if number == len(lines):  # no newline after it: the writer was stopped in the middle
                 notes.append(f"{path}: the last line is cut off and was ignored")
                 break
-            raise RequestError(f"{path}, line {number}, cannot be read: {_one_line(error)}") from error
+            raise ConfigError(f"{path}, line {number}, cannot be read: {_one_line(error)}") from error
     return rounds
 
 
@@ -281,8 +285,8 @@ def _as_text(value: Any) -> str:
 def _full_name(record: RunRecord, keys: list[str]) -> str:
     identity = _identity(record)
     base = record.label_or_method
-    knobs = ", ".join(f"{key}={show_value(identity[key])}" for key in keys if identity.get(key) is not None)
-    return f"{base} ({knobs})" if knobs else base
+    hyperparameters = ", ".join(f"{key}={show_value(identity[key])}" for key in keys if identity.get(key) is not None)
+    return f"{base} ({hyperparameters})" if hyperparameters else base
 
 
 def show_value(value: Any) -> str:

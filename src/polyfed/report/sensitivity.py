@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.places import check_name
 from polyfed.report.plot_style import SHADES, WIDTH, Drawing, add_colorbar, canvas, inches
 from polyfed.report.run_records import show_value
@@ -33,7 +33,7 @@ def read_sweep(folder: str | Path) -> SweepTable:
     """The table of a finished sweep.
 
     Raises:
-        RequestError: no ``sweep.json`` there, not one of this version, or a link.
+        ConfigError: no ``sweep.json`` there, not one of this version, or a link.
     """
     check_links(Path(folder))
     path = Path(folder) / SWEEP
@@ -41,9 +41,9 @@ def read_sweep(folder: str | Path) -> SweepTable:
         stored = validated(StoredSweep, parse_json(path.read_bytes()))
         stored.check_settings()
     except OSError as error:
-        raise RequestError(f"expected the folder of a sweep, got {folder}: {error.strerror or error}") from None
+        raise ConfigError(f"expected the folder of a sweep, got {folder}: {error.strerror or error}") from None
     except ValueError as error:
-        raise RequestError(f"expected {path} as `polyfed sweep` writes it, got another: {error}") from None
+        raise ConfigError(f"expected {path} as `polyfed sweep` writes it, got another: {error}") from None
     rows = tuple(SweepRow(**dict(row)) for row in stored.rows)
     return SweepTable(stored.keys, stored.caption, rows, stored.notes)
 
@@ -52,7 +52,7 @@ def sensitivity(folder: str | Path) -> list[Drawing]:
     """``sensitivity``: accuracy against a swept number; ``sensitivity-map``: against two of them.
 
     Raises:
-        RequestError: no sweep there, or one in which no setting is a number with several values.
+        ConfigError: no sweep there, or one in which no setting is a number with several values.
     """
     table = read_sweep(folder)
     rows = [row for row in table.rows if row.words]
@@ -65,7 +65,7 @@ def sensitivity(folder: str | Path) -> list[Drawing]:
         found.append(Drawing("sensitivity-map", _draw(table, both), data, flat))
     if not found:
         keys = ", ".join(table.keys)
-        raise RequestError(f"nothing to draw: expected one or two swept settings, a number among them, got {keys}")
+        raise ConfigError(f"nothing to draw: expected one or two swept settings, a number among them, got {keys}")
     return found
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import finite, finite_ones, mean_of, std_of
 from polyfed.results.schema import RoundRecord
@@ -127,17 +127,17 @@ class Target:
         Local, or of the best row.
 
         Raises:
-            RequestError: something else, or not between 0 and 1 (100 %).
+            ConfigError: something else, or not between 0 and 1 (100 %).
         """
         wanted = "an accuracy such as 0.6 or '60 %', or a share such as '90 % of local' or '90 % of best'"
         found = _TARGET.fullmatch(str(text).strip())
         if found is None:
-            raise RequestError(f"target: expected {wanted}, got '{text}'")
+            raise ConfigError(f"target: expected {wanted}, got '{text}'")
         number, percent_sign, of = found.groups()
         share = float(number) / 100 if percent_sign else float(number)
         if not 0 < share <= 1:
             hint = f"; did you mean '{number} %'?" if not percent_sign and 1 < share <= 100 else ""
-            raise RequestError(f"target: expected {wanted}, got '{text}'{hint}")
+            raise ConfigError(f"target: expected {wanted}, got '{text}'{hint}")
         return cls(share, (of or "").lower())
 
     def __str__(self) -> str:

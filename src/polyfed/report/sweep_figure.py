@@ -24,7 +24,7 @@ def draw(table: SweepTable, folder: str | Path) -> list[Path]:
     """The figure of `figure_of`, if there is one, as ``sweep.png`` and ``sweep.svg``.
 
     Raises:
-        RequestError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
     figure = figure_of(table)
     return [] if figure is None else save(figure, folder, "sweep")

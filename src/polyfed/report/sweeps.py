@@ -45,7 +45,7 @@ class Cell:
     """One combination of settings and its finished runs.
 
     Attributes:
-        settings: swept key -> value; a run of Local has no values for the knobs of another method.
+        settings: swept key -> value; a run of Local has no values for the hyperparameters of another method.
         runs: one per seed. complete: whether no seed is missing.
         beside: the runs of Local with the same settings otherwise; none for Local itself.
         words: the command line's words that ask for this combination, ``("--set", "method.header_lr=0.1")``.
@@ -336,7 +336,7 @@ def write(table: SweepTable, folder: str | Path) -> list[Path]:
     """``sweep.md``, ``sweep.csv`` and ``sweep.json`` in the folder (made if missing), each whole or not at all.
 
     Raises:
-        RequestError: the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
     path = make_folder(folder)
     texts = {"md": to_markdown(table), "csv": to_csv(table), "json": to_json(table)}

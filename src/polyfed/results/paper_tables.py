@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfed.errors import RequestError, nearest
+from polyfed.errors import ConfigError, nearest
 
 __all__ = ["Entry", "entries", "footnote", "tables"]
 
@@ -75,11 +75,11 @@ def footnote(name: str) -> str:
     """A footnote's text.
 
     Raises:
-        RequestError: no such footnote.
+        ConfigError: no such footnote.
     """
     texts = _footnotes(SOURCE)
     if name not in texts:
-        raise RequestError(f"published.csv names a footnote '{name}' that is not there{nearest(name, texts)}")
+        raise ConfigError(f"published.csv names a footnote '{name}' that is not there{nearest(name, texts)}")
     return texts[name]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.places import check_name
 
 PARTS = ("result.json", "checkpoint", "rounds.jsonl", "models", "tensorboard", "recipe.toml")  # in order of removal
@@ -102,7 +102,7 @@ def check_links(folder: Path) -> None:
     folder: of a run, a comparison or a sweep; itself it may be a link, as the user has named it.
 
     Raises:
-        RequestError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
+        ConfigError: a part of it is a link, or neither a file nor a folder; or there can be no such folder.
     """
     check_name(folder)
     waiting = [folder / name for name in (*PARTS, ANALYSIS, ATTACK, COMMAND, SWEEP, DIARY)]
@@ -116,7 +116,7 @@ def check_links(folder: Path) -> None:
             continue
         if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
             came = "a link" if stat.S_ISLNK(mode) else "something else"
-            raise RequestError(
+            raise ConfigError(
                 f"expected files and folders in {folder}, got {came}: {place}, which is not followed; put a copy of "
                 "what you mean in its place"
             )

@@ -267,7 +267,7 @@ class RunResult(Record):
     """A finished run, result.json: first the run's facts, then what its records add up to."""
 
     method: Text = Field(description="name of the method")
-    knobs: IfPresent[dict[str, Any]] = Field(None, description="all hyperparameters of the method")
+    hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="all hyperparameters of the method")
     label: Text | None = Field(None, description="name of the variant, if it has one")
     dataset: Text = Field(description="name of the data set")
     class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")

@@ -162,7 +162,7 @@ class ModelEntry(Record):
         "for clients made in Python; null for a function of your own",
     )
     method: IfPresent[Text] = Field(None, description="the method whose `build` and `predict` the network went through")
-    knobs: IfPresent[dict[str, Any]] = Field(None, description="hyperparameters of the method")
+    hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="hyperparameters of the method")
     variant: IfPresent[Text] = Field(None, description="variant of the network, if the method has several")
     companion: Text | None = Field(
         None, description="name of the auxiliary network that the method adds; null if there is none"
@@ -180,7 +180,17 @@ class ModelEntry(Record):
 
 # what a node is told of a model that it writes itself
 _NODES_KEYS = (
-    *("architecture", "companion", "method", "knobs", "variant", "zoo", "classes", "class_names", "feature_names"),
+    *(
+        "architecture",
+        "companion",
+        "method",
+        "hyperparameters",
+        "variant",
+        "zoo",
+        "classes",
+        "class_names",
+        "feature_names",
+    ),
     *("feature_dim", "vocabulary", "texts", "input", "vectors", "samples", "round"),
 )
 

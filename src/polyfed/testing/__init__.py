@@ -25,7 +25,7 @@ def violations(method: Method, only: Sequence[str] | None = None, **options: Any
     """What is wrong with a method: property -> what was found. Empty where all is well.
 
     Args:
-        method: with the knobs that are to be tested.
+        method: with the hyperparameters that are to be tested.
         only: names of properties; default: all that apply.
         options: see `Kit`.
     """
@@ -85,6 +85,6 @@ def applicable(kit: Kit) -> list[str]:
         "expected_bytes": kit.expected_bytes,
         "oracle": kit.oracle,
         "counted": kit.counted,
-        "knobs_bite": kit.knobs,
+        "hyperparameters_matter": kit.hyperparameters,
     }
     return [name for name in PROPERTIES if name not in kit.skip and (name not in asked or asked[name])]

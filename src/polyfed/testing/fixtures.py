@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client, Prepare, Public, as_floats
+from polyfed.core.client import Client, Prepare, PublicData, as_floats
 from polyfed.core.message import Message, flatten, read_only
-from polyfed.core.method import Method, Needs
+from polyfed.core.method import Method, Requirements
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors.base import Executor, at_work
@@ -69,13 +69,13 @@ def plain() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
 
 
-def family(needs: Sequence[Needs], one: bool = False, norm: bool = False) -> list[Build]:
+def family(needs: Sequence[Requirements], one: bool = False, norm: bool = False) -> list[Build]:
     """Networks as different as the needs allow."""
-    if one or any(n.one_architecture for n in needs):
+    if one or any(n.same_architecture for n in needs):
         kinds = [(1, 4, 6)]
-    elif any(n.nested or n.equal_cuts for n in needs):
+    elif any(n.shared_shapes or n.same_cut_shapes for n in needs):
         kinds = [(1, 4, 6), (2, 4, 6), (0, 4, 6)]
-    elif any(n.one_feature_dim or n.one_head for n in needs):
+    elif any(n.same_feature_dim or n.same_head for n in needs):
         kinds = [(1, 4, 6), (2, 3, 6), (0, 5, 6)]
     else:
         kinds = [(1, 4, 6), (2, 3, 5), (0, 5, 7)]
@@ -96,7 +96,7 @@ class World:
 
     clients: Sequence[Client]
     builders: Mapping[str, Build]
-    public: Public | None
+    public: PublicData | None
 
     def federation(  # noqa: PLR0913 - what tests vary, each by its name
         self,
@@ -167,7 +167,7 @@ def world(
         )
         for place, samples in enumerate(train)
     ]
-    return World(clients, builders, Public(draw(public, range(CLASSES), 99)) if public else None)
+    return World(clients, builders, PublicData(draw(public, range(CLASSES), 99)) if public else None)
 
 
 class Reordered(Client):
@@ -221,9 +221,9 @@ def predictions(federation: Federation) -> dict[str, Tensor]:
     for client in federation.clients:
         worker = at_work(client, method.variant(federation.server, client.id), federation.architectures)
         worker.round = federation.server.round
-        if method.scored == "received" or client.weights is None:
+        if method.evaluation_stage == "received" or client.weights is None:
             method.receive(worker, read_only(method.broadcast(federation.server, client.id)))
-        model = method.personal(worker.model)
+        model = method.personal_model(worker.model)
         with torch.inference_mode(), evaluating(model):
             scores = method.predict(model, client.prepare(client.data.test.x), worker.state)
         found[f"client {client.id}: scores"] = scores.clone()

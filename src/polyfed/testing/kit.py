@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import Message, copied, flatten, not_finite, shallow
+from polyfed.core.message import Message, copied, first_nonfinite, flatten, shallow
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -36,7 +36,7 @@ class NotAsked(Exception):
 
 @dataclass(frozen=True)
 class Bite:
-    """Another value for a knob, and the knobs that must be set for it to matter."""
+    """Another value for a hyperparameter, and the hyperparameters that must be set for it to matter."""
 
     value: Any
     given: Mapping[str, Any] = field(default_factory=dict)
@@ -47,16 +47,16 @@ class Reduction:
     """`method` must give the same weights as `to`, bit for bit.
 
     Args:
-        method: the knobs that switch the tested method off, or a method. to: the simpler method.
+        method: the hyperparameters that switch the tested method off, or a method. to: the simpler method.
         stage: which weights: "personal" (what the clients keep) or "received" (what they would be sent).
-        one_architecture: all clients share a network. equal_sizes: and have equally many samples.
+        same_architecture: all clients share a network. equal_sizes: and have equally many samples.
         part: prefix of the tensors of `method`'s network that make up the other's ("private.").
     """
 
     method: Method | Mapping[str, Any]
     to: Method
     stage: Stage = "personal"
-    one_architecture: bool = False
+    same_architecture: bool = False
     equal_sizes: bool = False
     part: str = ""
 
@@ -66,9 +66,10 @@ class Kit:
     """A method, and what the properties may take for granted.
 
     Args:
-        method: with the knobs that are tested.
-        bites: knob -> another value (or `Bite`) that must change something; default: made from the knob's type.
-        inert: knob -> why it may change nothing at all; then it must change nothing.
+        method: with the hyperparameters that are tested.
+        bites: hyperparameter -> another value (or `Bite`) that must change something; default: made from the
+        hyperparameter's type.
+        inert: hyperparameter -> why it may change nothing at all; then it must change nothing.
         reductions: what the method must equal.
         expected_bytes: (server, client's number) -> bytes (down, up) of the last of two rounds, by the paper's formula.
         oracle: the loss again by independent means: (model, batch, context) -> number.
@@ -94,7 +95,7 @@ class Kit:
         return self.method.name or type(self.method).__name__
 
     @property
-    def knobs(self) -> tuple[str, ...]:
+    def hyperparameters(self) -> tuple[str, ...]:
         """The method's settings; those of a table by their dotted names."""
         return tuple(flat_settings(self.method)) if dataclasses.is_dataclass(self.method) else ()
 
@@ -109,7 +110,7 @@ class Kit:
 
     def all_finite(self, federation: Federation, when: str) -> None:
         """Weights and states must be finite after a run; `when` says in which."""
-        if bad := not_finite({"all": worlds.state(federation)}):
+        if bad := first_nonfinite({"all": worlds.state(federation)}):
             self.fail(f"'{bad}' is not finite {when}")
 
     def no_offence(self, *kinds: str) -> None:
@@ -122,7 +123,7 @@ class Kit:
 
     def world(self, *others: Method, one: bool = False, norm: bool = False, **options: Any) -> World:
         """Clients that fit the method (and others): `one` architecture, networks with BatchNorm (`norm`)."""
-        needs = [m.needs for m in (self.method, *others)]
+        needs = [m.requirements for m in (self.method, *others)]
         builds = self.models if self.models and not norm else worlds.family(needs, one, norm)
         return worlds.world(builds[:1] if one else builds, max(24, *(2 * n.public for n in needs)), **options)
 
@@ -297,19 +298,22 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-# knobs ------------------------------------------------------------------------------------------------------------
+# hyperparameters
+# ------------------------------------------------------------------------------------------------------------
 
 
-def is_fixed(method: Method, knob: str) -> bool:
-    """Whether the class of the method leaves this knob one value only."""
-    hint = _hint(method, knob)
+def is_fixed(method: Method, hyperparameter: str) -> bool:
+    """Whether the class of the method leaves this hyperparameter one value only."""
+    hint = _hint(method, hyperparameter)
     return typing.get_origin(hint) is Literal and len(typing.get_args(hint)) == 1
 
 
-def others(method: Method, knob: str) -> tuple[list[Any], bool]:
-    """Other values of a knob, made from its type and value; and whether each of them must make a difference."""
-    value = flat_settings(method)[knob]
-    hint = _hint(method, knob)
+def others(method: Method, hyperparameter: str) -> tuple[list[Any], bool]:
+    """Other values of a hyperparameter, made from its type and value; and whether each of them must make a
+    difference.
+    """
+    value = flat_settings(method)[hyperparameter]
+    hint = _hint(method, hyperparameter)
     choices = [
         choice for part in _parts(hint) if typing.get_origin(part) is Literal for choice in typing.get_args(part)
     ]
@@ -328,12 +332,12 @@ def others(method: Method, knob: str) -> tuple[list[Any], bool]:
     return [], False
 
 
-def _hint(method: Any, knob: str) -> Any:
+def _hint(method: Any, hyperparameter: str) -> Any:
     """The type of a setting, by its dotted name."""
-    table, _, inner = knob.partition(".")
+    table, _, inner = hyperparameter.partition(".")
     if inner:
         return _hint(getattr(method, table), inner)
-    return typing.get_type_hints(type(method), include_extras=False).get(knob)
+    return typing.get_type_hints(type(method), include_extras=False).get(hyperparameter)
 
 
 def _parts(hint: Any) -> list[Any]:
@@ -344,12 +348,12 @@ def _parts(hint: Any) -> list[Any]:
     return [hint]
 
 
-def replaced(method: Method, **knobs: Any) -> Method | None:
-    """The method with other knobs, by their dotted names; None where it does not take these values."""
+def replaced(method: Method, **hyperparameters: Any) -> Method | None:
+    """The method with other hyperparameters, by their dotted names; None where it does not take these values."""
     given: dict[str, Any] = {}
     try:
-        for knob, value in knobs.items():
-            table, _, inner = knob.partition(".")
+        for hyperparameter, value in hyperparameters.items():
+            table, _, inner = hyperparameter.partition(".")
             if inner:
                 before: Any = given.get(table, getattr(method, table, None))
                 given[table] = dataclasses.replace(before, **{inner: value})

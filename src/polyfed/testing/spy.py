@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.message import flatten
-from polyfed.core.method import Method, Needs
-from polyfed.core.model_factory import Companion
+from polyfed.core.method import Method, Requirements
+from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 
 HOOKS = (
     "start", "plan", "exchanges", "closing", "broadcast", "aggregate", "variant", "build", "beside", "personal",
-    "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "remark", "paper_nbytes",
+    "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "remark", "nbytes_in_paper",
 )  # fmt: skip
 
 Around = Callable[..., Any]  # (call, *arguments) -> result; it decides whether to call
@@ -35,7 +35,9 @@ class Spy(Method):
     """
 
     def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:
-        vars(self).update(name=inner.name, paper=inner.paper, changes=inner.changes, form=inner.form, inner=inner)
+        vars(self).update(
+            name=inner.name, paper=inner.paper, delta_entries=inner.delta_entries, form=inner.form, inner=inner
+        )
 
         for hook in HOOKS:
             call = getattr(inner, hook)
@@ -47,34 +49,34 @@ class Spy(Method):
                 vars(self)[hook] = call
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         """Those of the method."""
         inner: Method = vars(self)["inner"]
-        return inner.needs
+        return inner.requirements
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         """That of the method."""
         inner: Method = vars(self)["inner"]
-        return inner.scored
+        return inner.evaluation_stage
 
     @property
-    def companion(self) -> Companion | None:
+    def auxiliary_model(self) -> AuxiliaryModel | None:
         """That of the method."""
         inner: Method = vars(self)["inner"]
-        return inner.companion
+        return inner.auxiliary_model
 
     @property
-    def also_scored(self) -> Mapping[str, Method]:
+    def alternative_predictors(self) -> Mapping[str, Method]:
         """Those of the method."""
         inner: Method = vars(self)["inner"]
-        return inner.also_scored
+        return inner.alternative_predictors
 
     @property
-    def rigid(self) -> Mapping[str, str]:
+    def fixed_entries(self) -> Mapping[str, str]:
         """That of the method."""
         inner: Method = vars(self)["inner"]
-        return inner.rigid
+        return inner.fixed_entries
 
     @property
     def planned(self) -> str:
@@ -83,10 +85,10 @@ class Spy(Method):
         return inner.planned
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         """That of the method."""
         inner: Method = vars(self)["inner"]
-        return inner.accepts_late
+        return inner.accepts_stale_uploads
 
 
 def _through(function: Around, *first: Any) -> Callable[..., Any]:
@@ -113,7 +115,7 @@ def tensors(thing: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors(value, place)
 
 
-def _of_public(public: Public | None) -> tuple[Tensor, ...]:
+def _of_public(public: PublicData | None) -> tuple[Tensor, ...]:
     """The tensors of what everybody may see."""
     return () if public is None else (public.samples.x, public.samples.y)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 _EVENTS = ("start", "client_done", "round", "message", "end")
 
@@ -47,15 +47,15 @@ def watcher(given: Any) -> Any:
         given: an object with at least one of `Tracker`'s methods, or a function of a round's record.
 
     Raises:
-        RequestError: neither.
+        ConfigError: neither.
     """
     if isinstance(given, type):
-        raise RequestError(f"trackers: expected an object, got the class {given.__name__}; write {given.__name__}()")
+        raise ConfigError(f"trackers: expected an object, got the class {given.__name__}; write {given.__name__}()")
     if any(callable(getattr(given, event, None)) for event in _EVENTS):
         return given
     if callable(given):
         return _OfRounds(given)
-    raise RequestError(
+    raise ConfigError(
         f"trackers: expected a function of a round's record or an object with one of {', '.join(_EVENTS)}, got "
         f"{type(given).__name__}"
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 
 __all__ = ["TensorBoard"]
 
@@ -32,14 +32,14 @@ class TensorBoard:
     round.
 
     Raises:
-        RequestError: TensorBoard is not installed.
+        ConfigError: TensorBoard is not installed.
     """
 
     def __init__(self) -> None:
         try:
             import tensorboard  # noqa: F401  (only whether it is there)
         except ImportError:
-            raise RequestError(
+            raise ConfigError(
                 "expected the package tensorboard for live curves, which is not installed; "
                 "add it with: pip install 'polyfed[track]'"
             ) from None
@@ -52,14 +52,14 @@ class TensorBoard:
         """A run begins; `info["out"]` is its folder, `info["start_round"]` the first round to be done.
 
         Raises:
-            RequestError: the run has no folder, or nothing can be written there.
+            ConfigError: the run has no folder, or nothing can be written there.
         """
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._close()
         if info.get("out") is None:
-            raise RequestError("expected a run folder for live curves, got a run without one")
+            raise ConfigError("expected a run folder for live curves, got a run without one")
         self._totals = {way: int(info.get(f"bytes_{way}") or 0) for way in self._totals}
         folder = Path(info["out"]) / FOLDER
         now = time.time_ns()
@@ -68,7 +68,7 @@ class TensorBoard:
             folder.mkdir(exist_ok=True)
             self._file = (folder / name).open("xb")
         except OSError as error:
-            raise RequestError(f"cannot write live curves to {folder}: {error.strerror or error}") from None
+            raise ConfigError(f"cannot write live curves to {folder}: {error.strerror or error}") from None
         self._records = RecordWriter(self._file)
         self._write(file_version="brain.Event:2")
         first = int(info.get("start_round") or 1)

@@ -1,4 +1,5 @@
-"""Settings and knobs that cannot be, in one line: where, what was expected, what came, the nearest valid name.
+"""Settings and hyperparameters that cannot be, in one line: where, what was expected, what came, the nearest valid
+name.
 
 pydantic finds what is wrong, and `one_line` says it. `in_one_line` makes a class say it when it is made in Python; a
 recipe asks pydantic itself, since it knows more of the place.
@@ -15,7 +16,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from polyfed.errors import RequestError, nearest
+from polyfed.errors import ConfigError, nearest
 
 __all__ = ["WrongSettings", "in_one_line", "one_line", "shown"]
 
@@ -41,7 +42,7 @@ _BOUNDS = {
 Sections = Mapping[str, type[BaseModel]]
 
 
-class WrongSettings(RequestError, ValueError):
+class WrongSettings(ConfigError, ValueError):
     """Settings made in Python that cannot be; a ValueError, too, as pydantic's own complaint is.
 
     Attributes:
@@ -63,7 +64,7 @@ def in_one_line(init: Callable[..., None], say: Callable[[type, ValidationError]
         kind = type(self)
         if given:
             first = next(iter(_fields(kind)), "name")
-            raise RequestError(
+            raise ConfigError(
                 f"{kind.__name__}: expected each setting by its name, got {shown(given[0])} without one; write "
                 f"{kind.__name__}({first}=...)"
             )
@@ -184,14 +185,14 @@ def shown(value: Any) -> str:
 
 
 def _fields(kind: Any) -> list[str]:
-    """The names of the settings, or of the knobs."""
+    """The names of the settings, or of the hyperparameters."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     return list(kind.model_fields)
 
 
 def _spelled(key: str, known: Collection[str] | None) -> str:
-    """A knob that Python keeps the word of (``lambda_``) as those who list the `known` ones spell it."""
+    """A hyperparameter that Python keeps the word of (``lambda_``) as those who list the `known` ones spell it."""
     return key if known is None or key in known else key.rstrip("_")
 
 

@@ -1,10 +1,10 @@
 """Hyperparameters: the fields of a method's class and of the tables that it has, checked when they are set.
 
-    @knobs
+    @hyperparameters
     class MeanKernel:
         rank: Annotated[int, Field(ge=1)] = 128  # columns of the factor
 
-    @knobs
+    @hyperparameters
     class FedHeNN(Method):
         eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment
         kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
@@ -25,15 +25,15 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from polyfed.validation.effect import without_effect
 from polyfed.validation.error_lines import WrongSettings, in_one_line, one_line
 
-__all__ = ["flat_fields", "flat_settings", "knobs", "repr_of_changes", "table"]
+__all__ = ["flat_fields", "flat_settings", "hyperparameters", "repr_of_changes", "table"]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def knobs(cls: type[Any]) -> type[Any]:
+def hyperparameters(cls: type[Any]) -> type[Any]:
     """Makes a class a frozen dataclass whose fields are checked: type, range, unknown names, NaN, and whether those act
     that were given (`validation.effect`).
 
-    What is wrong with them is said in one line, a `RequestError`.
+    What is wrong with them is said in one line, a `ConfigError`.
     """
     config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, kw_only=True, config=config, repr=False)(cls)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, copied, in_plain_order, not_finite, read_only, shallow
-from polyfed.core.method import Exchange, Method, Trained, numbers
+from polyfed.core.message import Message, State, contiguous, copied, first_nonfinite, read_only, shallow
+from polyfed.core.method import Exchange, Method, TrainingResult, numbers
 from polyfed.core.model_factory import Architectures
-from polyfed.core.randomness import derive, scoped_global
+from polyfed.core.randomness import derive, seeded_global_rng
 from polyfed.engine.evaluation import Memory, Score, score_model
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import Operations, training_operations
@@ -75,7 +75,7 @@ class Outcome:
     message: Message
     weights: Mapping[str, Tensor] | None  # those from before where it was only asked something and has changed nothing
     state: State
-    trained: Trained
+    trained: TrainingResult
     bytes_up: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     score: Score | None = None
@@ -158,7 +158,7 @@ class Serial:
         """See `Executor`."""
 
 
-def train_job(client: Client, job: Job, method: Method, architectures: Architectures) -> Trained:
+def train_job(client: Client, job: Job, method: Method, architectures: Architectures) -> TrainingResult:
     """The training of a job; the client is at work."""
     return train(client, method, client.context, phases=job.exchange.phases, step=architectures.training)
 
@@ -169,7 +169,7 @@ def carry_out(
     method: Method,
     architectures: Architectures,
     fresh: Callable[[], Row],
-    training: Callable[[Client, Job, Method, Architectures], Trained] = train_job,
+    training: Callable[[Client, Job, Method, Architectures], TrainingResult] = train_job,
 ) -> Outcome:
     """Receive, train, upload: on copies, so that a refused or failed client is as it was.
 
@@ -183,7 +183,7 @@ def carry_out(
     client = at_work(job.client, job.variant, architectures, before)
     with own_layers(client, job):
         operations = receive(client, job, method, architectures)
-        trained = Trained()
+        trained = TrainingResult()
         if job.exchange.trains:
             with at_stage(client, job, "training"):
                 trained = training(client, job, method, architectures)
@@ -192,7 +192,7 @@ def carry_out(
 
 def own_layers(client: Client, job: Job) -> AbstractContextManager[None]:
     """Within the block PyTorch's global generators are the client's own, for what its layers draw in this job."""
-    return scoped_global(derive(client.seed, "layers", job.exchange.name, job.round, client.id))
+    return seeded_global_rng(derive(client.seed, "layers", job.exchange.name, job.round, client.id))
 
 
 @timed("messages")
@@ -223,7 +223,7 @@ def _counting(job: Job) -> AbstractContextManager[Operations | None]:
 def hand_in(
     client: Client,
     job: Job,
-    trained: Trained,
+    trained: TrainingResult,
     method: Method,
     architectures: Architectures,
     fresh: Callable[[], Row],
@@ -257,7 +257,7 @@ def hand_in(
         client.id,
         message,
         job.client.weights if same else fresh().write(after),
-        in_plain_order(client.state),
+        contiguous(client.state),
         trained,
         sent_nbytes(method, message),
         {} if bad else numbers(trained.sums),
@@ -270,7 +270,7 @@ def hand_in(
 def encoded(made: Message, client: Client, method: Method, received: Message) -> tuple[Message, str | None]:
     """What leaves the client in place of what its method made; and why nothing of it counts, if it does not."""
     upload = read_only(made)
-    name = not_finite(upload)
+    name = first_nonfinite(upload)
     if name is not None:
         return upload, f"the upload is not finite ('{name}')"
     try:
@@ -321,7 +321,7 @@ def _only_head_differs(
     client: Client, variant: str, method: Method, architectures: Architectures, before: Mapping[str, Tensor]
 ) -> bool:
     """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
-    model = method.personal(client.model)
+    model = method.personal_model(client.model)
     if not isinstance(model, SplitModel):
         return False
     head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
@@ -375,12 +375,12 @@ def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(tensor.cpu(), before[name].cpu()) for name, tensor in after.items())
 
 
-def _untrained(job: Job, trained: Trained, architectures: Architectures) -> str | None:
+def _untrained(job: Job, trained: TrainingResult, architectures: Architectures) -> str | None:
     """Why a client's work counts for nothing, if it does."""
     if job.exchange.trains and trained.steps == 0:
         return "no training step: too few samples for a batch of this model"
     if not math.isfinite(trained.loss):
         return f"the training loss is {trained.loss}"
-    if name := not_finite({"model": architectures.tensors(job.client.architecture, job.variant)}):
+    if name := first_nonfinite({"model": architectures.tensors(job.client.architecture, job.variant)}):
         return f"the model is not finite ('{name}')"
     return None

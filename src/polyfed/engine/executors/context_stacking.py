@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.core.method import Context, Unstackable
+from polyfed.core.method import Context, NotVectorizable
 from polyfed.core.modules import Frozen
 
 
@@ -47,7 +47,7 @@ class Partial(Watched):
 
     def __getitem__(self, name: str) -> Any:
         if name in self._entries and name not in self._held:
-            raise Unstackable(f"its loss reads '{name}' of the context in some steps only")
+            raise NotVectorizable(f"its loss reads '{name}' of the context in some steps only")
         return self._held[name]
 
 
@@ -83,7 +83,7 @@ class Packed:
         None for each, as `torch.vmap` wants it.
 
     Raises:
-        Unstackable: an entry is neither a tensor nor the same for all.
+        NotVectorizable: an entry is neither a tensor nor the same for all.
     """
 
     def __init__(self, contexts: Sequence[Context]) -> None:
@@ -109,7 +109,7 @@ class Packed:
         if isinstance(first, list | tuple):
             return [type(first), *(self._pack(name, entries) for entries in zip(*values, strict=True))]
         if not shared and not (isinstance(first, int | float | str) and all(value == first for value in values)):
-            raise Unstackable(f"'{name}' in the context of its loss is a {type(first).__name__}, no tensor")
+            raise NotVectorizable(f"'{name}' in the context of its loss is a {type(first).__name__}, no tensor")
         return _Constant(first)
 
 

@@ -18,7 +18,7 @@ import torch
 from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
-from polyfed.core.method import Trained
+from polyfed.core.method import TrainingResult
 from polyfed.engine.evaluation import Memory, Score
 from polyfed.engine.executors.base import Crew, Job, Outcome, Scores, Scoring, carry_out, placed, score_parts
 from polyfed.engine.executors.shared_buffer import TensorBuffer
@@ -113,7 +113,7 @@ def read_answer(
         read_only(tensors["message"]),
         fresh if reply["new"] else own.weights,
         own.state if tensors["state"] is None else _filled(tensors["state"], own.state),
-        Trained(*reply["trained"]),
+        TrainingResult(*reply["trained"]),
         reply["bytes_up"],
         reply["sums"],
         None if tensors["score"] is None else _read_score(tensors["score"]),
@@ -245,7 +245,7 @@ class WorkerLoop:
         tensors = self._inbox.look(request["tensors"])
         method = self.crew.method
         client = self._client(request, tensors)
-        exchanges = method.closing() if request["closing"] else method.exchanges(request["round"])
+        exchanges = method.final_exchanges() if request["closing"] else method.exchanges(request["round"])
         exchange = exchanges[request["place"]]
         flags = {name: request[name] for name in ("scores", "auc", "counted")}
         job = Job(client, tensors["message"], request["variant"], exchange, request["round"], **flags)

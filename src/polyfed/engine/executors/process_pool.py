@@ -19,13 +19,13 @@ from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
-from polyfed.core.method import Trained
+from polyfed.core.method import TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors.base import Crew, Executor, Job, Outcome, Scores, Scoring, Serial
 from polyfed.engine.executors.job_requests import Died, Unable, Worker
 from polyfed.engine.executors.vectorized import Cohort, stack_size
 from polyfed.engine.executors.worker import ForkedWorker
-from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.profiling import timed
 from polyfed.registry import EXECUTORS
 
@@ -53,21 +53,21 @@ def chosen(
             cannot be stacked. rebuild: makes the same federation in another process, for executors that need it.
 
     Raises:
-        RequestError: no such executor, or it is not possible here.
+        ConfigError: no such executor, or it is not possible here.
     """
     if rebuild is not None and name not in EXECUTORS:
-        raise RequestError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
+        raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
     serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
-        raise RequestError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
+        raise ConfigError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
     if name in EXECUTORS:
         other: Executor = EXECUTORS[name](crew, workers, training, say, rebuild)
         return other
     if name == "serial" and (workers or 1) > 1:
-        raise RequestError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
+        raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
     if name == "vectorized" and workers == 1:
-        raise RequestError(
+        raise ConfigError(
             "expected 2 or more workers, as the executor 'vectorized' trains so many clients as one, got 1"
         )
     drawn = training.drawn(len(crew.clients))
@@ -78,7 +78,7 @@ def chosen(
     if asked and (reason := obstacle(device)):
         together = "'vectorized' or 'auto', by which clients of one network train as one"
         instead = "'serial' with 1 worker" if device == "cpu" else together
-        raise RequestError(f"expected the executor {instead}, as {reason}")
+        raise ConfigError(f"expected the executor {instead}, as {reason}")
     count = min(workers or cores(), len(crew.clients))
     estimates = Estimates(crew, training)
     several = count > 1 and drawn > 1
@@ -172,7 +172,7 @@ class Pool:
         found: list[Outcome | None] = self._through(jobs, done)
         if len(jobs) > 1 and not any(found):
             raise RunError(f"the worker of every client died, twice, in round {jobs[0].round}; try fewer workers")
-        lost = [Outcome(job.client.id, read_only({}), None, {}, Trained(), dropped=True) for job in jobs]
+        lost = [Outcome(job.client.id, read_only({}), None, {}, TrainingResult(), dropped=True) for job in jobs]
         return [one or instead for one, instead in zip(found, lost, strict=True)]
 
     @timed("idle")

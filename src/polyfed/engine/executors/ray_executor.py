@@ -42,7 +42,7 @@ from polyfed.engine.executors.ray_session import CLUSTER, RaySession, address_of
 from polyfed.engine.executors.shared_buffer import Parcel
 from polyfed.engine.executors.worker import tune_process
 from polyfed.engine.weight_store import Row, Store, row_of
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.version import __version__
 
 _PATIENCE = 60.0  # seconds that a worker in place of another one may wait for a free core
@@ -59,7 +59,7 @@ class RayExecutor(Pool):
         say: told of actors that died. rebuild: makes the same federation in an actor; Ray pickles it.
 
     Raises:
-        RequestError: Ray is not installed, this is not Linux or the device not the CPU, there is no `rebuild`, or no
+        ConfigError: Ray is not installed, this is not Linux or the device not the CPU, there is no `rebuild`, or no
             number of workers for a cluster.
     """
 
@@ -67,23 +67,21 @@ class RayExecutor(Pool):
         self, crew: Crew, workers: int | None, training: Training, say: Say, rebuild: Rebuild | None = None
     ) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise RequestError(
-                "the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'"
-            )
+            raise ConfigError("the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'")
         if reason := obstacle(crew.architectures.device.type):
-            raise RequestError(f"expected another executor than 'ray', as {reason}")
+            raise ConfigError(f"expected another executor than 'ray', as {reason}")
         if rebuild is None:
-            raise RequestError(
+            raise ConfigError(
                 "expected a recipe for the executor 'ray', whose processes make the federation anew, got a federation "
                 "made in Python; give it polyfed.Execution('ray', rebuild=...)"
             )
         address = address_of_cluster()
         if workers is None and address is not None:
-            raise RequestError(
+            raise ConfigError(
                 f"expected workers with {CLUSTER}={address}: how many of the cluster's cores to take (--workers)"
             )
         if address is not None and address.startswith("ray://"):
-            raise RequestError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
+            raise ConfigError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
         count = min(workers or cores(), len(crew.clients))
         super().__init__(crew, count, Estimates(crew, training), say)
         self._rebuild = rebuild
@@ -251,7 +249,7 @@ class WorkerActor:
         try:
             here = f"polyfed {__version__} with PyTorch {torch.__version__}"
             if here != f"polyfed {version} with PyTorch {torch_version}":
-                raise RequestError(
+                raise ConfigError(
                     f"expected polyfed {version} with PyTorch {torch_version} on every machine of the cluster, got "
                     f"{here} on {socket.gethostname()}"
                 )

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from polyfed.engine.executors.job_requests import Died
-from polyfed.errors import RequestError, RunError
+from polyfed.errors import ConfigError, RunError
 from polyfed.signals import TERMINATION_SIGNALS
 
 CLUSTER = "RAY_ADDRESS"  # Ray's own variable
@@ -46,7 +46,7 @@ class RaySession:
         workers: how many actors there will be.
 
     Raises:
-        RunError: it did not start. RequestError: the cluster is not there, or has fewer cores.
+        RunError: it did not start. ConfigError: the cluster is not there, or has fewer cores.
     """
 
     def __init__(self, workers: int) -> None:
@@ -62,7 +62,7 @@ class RaySession:
         total = int(ray.cluster_resources().get("CPU", 0))
         if total < workers:
             self.end()
-            raise RequestError(f"expected at most {total} workers, as Ray has so many cores here, got {workers}")
+            raise ConfigError(f"expected at most {total} workers, as Ray has so many cores here, got {workers}")
 
     def actor(self, kind: type) -> Any:
         """A new actor of a class, with a core where most are free."""
@@ -109,7 +109,7 @@ class RaySession:
 
     def _start(self, workers: int) -> None:
         if _is_without_token():
-            raise RequestError(
+            raise ConfigError(
                 "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that "
                 "has imported it before; start it there with ray.init(), or import it later"
             )
@@ -128,7 +128,7 @@ class RaySession:
         address = address_of_cluster() or ""
         _check_reachable(address)
         with _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
-            self._init(lambda said: RequestError(f"{CLUSTER}: no cluster at {address}: {said}"), address=address)
+            self._init(lambda said: ConfigError(f"{CLUSTER}: no cluster at {address}: {said}"), address=address)
 
     def _init(self, error_of: Callable[[str], Exception], **settings: Any) -> None:
         """Start Ray or join it, quietly."""
@@ -151,7 +151,7 @@ def _check_reachable(address: str) -> None:
     """Whether anybody listens there, for whom Ray itself would wait for minutes.
 
     Raises:
-        RequestError: nobody does.
+        ConfigError: nobody does.
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal():  # "auto": Ray knows where it is
@@ -159,7 +159,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACHABLE).close()
     except (OSError, OverflowError) as error:
-        raise RequestError(f"{CLUSTER}: no cluster at {address}: {error}") from None
+        raise ConfigError(f"{CLUSTER}: no cluster at {address}: {error}") from None
 
 
 def _short_folder() -> Path:

@@ -122,7 +122,7 @@ class Part:
         for row, walk in enumerate(self.walks):
             chosen = next(walk.batches, None)
             if chosen is not None:
-                found.append(Turn(row, chosen, method.inputs(walk.client, walk.steps, walk.draws), len(chosen)))
+                found.append(Turn(row, chosen, method.step_inputs(walk.client, walk.steps, walk.draws), len(chosen)))
         return found
 
     def some(self, rows: Sequence[int]) -> Tensors:

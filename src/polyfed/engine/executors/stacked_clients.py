@@ -25,7 +25,16 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import group
-from polyfed.core.method import Batch, Context, Gradients, Method, Phase, Solved, Trained, Unstackable
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Method,
+    NotVectorizable,
+    Phase,
+    PrecomputedGradients,
+    StepResult,
+    TrainingResult,
+)
 from polyfed.core.modules import load, trainable
 from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
 from polyfed.engine.executors.stack_parts import (
@@ -103,11 +112,11 @@ class Stack:
             walk.outline = self._number(outline(walk.client.context))
 
     @timed("train")
-    def train(self, phases: Sequence[Phase]) -> list[Trained]:
+    def train(self, phases: Sequence[Phase]) -> list[TrainingResult]:
         """Go through the phases; what it left behind, client by client.
 
         Raises:
-            Unstackable: these clients cannot train as one; `rows` mean nothing then.
+            NotVectorizable: these clients cannot train as one; `rows` mean nothing then.
         """
         self._template.train()
         for place, phase in enumerate(phases):
@@ -120,7 +129,7 @@ class Stack:
         for walk in self._walks:
             walk.client.phase = ""
         return [
-            Trained(
+            TrainingResult(
                 walk.steps,
                 walk.samples,
                 total / max(walk.samples, 1),
@@ -139,7 +148,7 @@ class Stack:
         if label not in self._known.inputs:
             self._known.inputs[label] = _trouble(self._try_inputs)
         if self._known.inputs[label]:
-            raise Unstackable(self._known.inputs[label])
+            raise NotVectorizable(self._known.inputs[label])
         masks = self._masks(phase.mask, names)
         together = [Part(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
         while together:
@@ -203,7 +212,7 @@ class Stack:
                 self._known.kinds[full] = self._tried(part, [turn, other], held)
             known = self._known.kinds[full]
             if isinstance(known, str):
-                raise Unstackable(known)
+                raise NotVectorizable(known)
             self._kinds[alike] = known
         kind = self._kinds[alike]
         if kind not in walk.exact:
@@ -273,7 +282,7 @@ class Stack:
 
         def changed(grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]) -> Any:
             told = context(*given)
-            solved = Solved(Gradients({name: grads.get(name) for name in leaves}, loss, sums), told)
+            solved = PrecomputedGradients(StepResult({name: grads.get(name) for name in leaves}, loss, sums), told)
             made = self._method.gradients(solved, batch, told)
             return {name: g for name, g in made.grads.items() if g is not None}, made.loss, _summed(made)
 
@@ -315,7 +324,7 @@ class Stack:
                 found = self._gradients(pair, turns, held, kind, trial=True)
             if not self._agree(found, expected):
                 return "the gradients of two clients as one are not those of one after the other"
-        except Unstackable as reason:
+        except NotVectorizable as reason:
             return str(reason)
         except torch.OutOfMemoryError:
             raise
@@ -324,7 +333,7 @@ class Stack:
         return replace(kind, fills=not self._normed and self._fills(pair, turns, held, kind, expected))
 
     def _fills(
-        self, pair: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, expected: Sequence[Gradients]
+        self, pair: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, expected: Sequence[StepResult]
     ) -> bool:
         """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
         for place, turn in enumerate(turns):
@@ -346,7 +355,7 @@ class Stack:
         what = "its own way to take gradients" if self._own_gradients else "its loss"
         return f"{what} cannot be vectorized ({type(error).__name__}: {text})"
 
-    def _agree(self, found: tuple[Tensors, Tensor, Tensors], expected: Sequence[Gradients]) -> bool:
+    def _agree(self, found: tuple[Tensors, Tensor, Tensors], expected: Sequence[StepResult]) -> bool:
         """Whether stacked gradients, losses and sums are those of the clients one by one; overflows tell nothing."""
         grads, losses, sums = found
         with self._block():
@@ -370,7 +379,7 @@ class Stack:
         """Whether `inputs` leaves the network's weights alone, which it is not given here.
 
         Raises:
-            Unstackable: it gives something else when they are others.
+            NotVectorizable: it gives something else when they are others.
         """
         for walk in self._walks[:2]:
             seen = []
@@ -380,19 +389,19 @@ class Stack:
             first, second = (Packed([context]) for context in seen)
             same = outline(seen[0], exact=True) == outline(seen[1], exact=True)
             if not same or not all(map(torch.equal, first.tensors, second.tensors)):
-                raise Unstackable("what its `inputs` draws depends on the weights, or changes from call to call")
+                raise NotVectorizable("what its `inputs` draws depends on the weights, or changes from call to call")
 
     def _drawn(self, walk: Walk) -> Context:
         """What `inputs` would give next, from a copy of the client's stream."""
         draws = torch.Generator()
         draws.set_state(walk.draws.get_state())
         try:
-            return self._method.inputs(walk.client, walk.steps, draws)
+            return self._method.step_inputs(walk.client, walk.steps, draws)
         except Exception as error:
-            raise Unstackable(self._no_way(error)) from error
+            raise NotVectorizable(self._no_way(error)) from error
 
 
-def _summed(step: Gradients) -> Tensors:
+def _summed(step: StepResult) -> Tensors:
     """All that is summed over the steps: numbers, and raw gradients under names of their own."""
     return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
 
@@ -407,6 +416,6 @@ def _trouble(trial: Callable[[], None]) -> str:
     """Why the trial fails, "" where it passes."""
     try:
         trial()
-    except Unstackable as reason:
+    except NotVectorizable as reason:
         return str(reason)
     return ""

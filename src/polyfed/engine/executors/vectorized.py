@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.method import Phase, Unstackable
+from polyfed.core.method import NotVectorizable, Phase
 from polyfed.engine.executors.base import (
     Crew,
     Job,
@@ -100,7 +100,7 @@ class Cohort:
             try:
                 yield from self._stacked(jobs, kind)
                 return
-            except Unstackable as reason:
+            except NotVectorizable as reason:
                 self._tell(f"{first.client.architecture}: {reason}")
         for job in jobs:
             fresh = functools.partial(self._crew.store.fresh, job.client.architecture, job.variant)
@@ -116,7 +116,7 @@ class Cohort:
         """Receive one after the other, train as one, hand in one after the other.
 
         Raises:
-            Unstackable: before anything has been handed in.
+            NotVectorizable: before anything has been handed in.
         """
         method = self._crew.method
         architectures = self._crew.architectures
@@ -124,7 +124,7 @@ class Cohort:
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = architectures.template(network, variant)
         if reason := "gradients are bounded row by row" if jobs[0].client.privacy.max_grad_norm else _draws(template):
-            raise Unstackable(reason)
+            raise NotVectorizable(reason)
         clients = []
         before = []
         operations = []
@@ -144,7 +144,7 @@ class Cohort:
         try:
             _check_data(clients, phases)
             trained = stack.train(phases)
-        except Unstackable:
+        except NotVectorizable:
             raise
         except Exception as error:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
@@ -178,10 +178,10 @@ def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:
     """Whether what each phase trains on can lie in one tensor, and is prepared alike.
 
     Raises:
-        Unstackable: it cannot.
+        NotVectorizable: it cannot.
     """
     for phase in phases:
         pairs = [pair for pair in (data_of(client, phase) for client in clients) if len(pair[0])]
         kinds = {(samples.x.shape[1:], samples.x.dtype) for samples, _ in pairs}
         if len(kinds) > 1 or any(prepare != pairs[0][1] for _, prepare in pairs):
-            raise Unstackable(f"inputs of phase '{phase.name or 'training'}' differ in shape or preparation")
+            raise NotVectorizable(f"inputs of phase '{phase.name or 'training'}' differ in shape or preparation")

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Context, Method, Trained, knobs
-from polyfed.core.model_factory import Companion
+from polyfed.core.method import Context, Method, TrainingResult, hyperparameters
+from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import floats, load
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import SAMPLES, Entry, Form, Known, Members, UpTo, as_sent
@@ -54,8 +54,8 @@ def in_low_rank(known: Known, name: str) -> Members:
 
 def start(server: Server) -> None:
     """The companion's seeded initial weights and float buffers into the server's state, as "companion"."""
-    initial = server.initial(server.companion)
-    server.state["companion"] = {name: initial[name] for name in floats(server.model(server.companion, initial))}
+    initial = server.initial(server.auxiliary_model)
+    server.state["companion"] = {name: initial[name] for name in floats(server.model(server.auxiliary_model, initial))}
 
 
 def held(server: Server) -> Group:
@@ -74,7 +74,7 @@ def statistics(module: nn.Module) -> frozenset[str]:
     return frozenset(floats(module)) - frozenset(floats(module, buffers=False))
 
 
-@knobs
+@hyperparameters
 class Accompanied(Method):
     """Clients train a network of their own and a common one, which alone is sent and averaged."""
 
@@ -82,27 +82,27 @@ class Accompanied(Method):
     down: ClassVar[str] = "P_m"
     up: ClassVar[str] = "P_m + 1"
     states: ClassVar[str] = "client: own network; server: m"
-    changes: ClassVar[tuple[str, ...]] = ("model",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the common network: "largest", or a model's name
     weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
 
     @property
-    def companion(self) -> Companion:
-        return Companion(self.shared)
+    def auxiliary_model(self) -> AuxiliaryModel:
+        return AuxiliaryModel(self.shared)
 
-    def beside(self, own: Any, companion: Any) -> nn.Module:
+    def join_models(self, own: Any, companion: Any) -> nn.Module:
         """Both, each for itself."""
         return Pair(own, companion)
 
-    def personal(self, module: Any) -> nn.Module:
+    def personal_model(self, module: Any) -> nn.Module:
         """The client's own network."""
         own: nn.Module = module.own
         return own
 
     # server ------------------------------------------------------------------------------------------------
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         """Seeded initial weights of the companion."""
         start(server)
 
@@ -122,7 +122,7 @@ class Accompanied(Method):
         load(module.companion, group(message, "model"))
         return {}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The companion's weights and float buffers, and the number of samples."""
         module: Any = client.model
         return {"model": floats(module.companion), "n": torch.tensor(client.n)}

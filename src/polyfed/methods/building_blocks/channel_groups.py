@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan, Kept, take
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import SplitModel
@@ -65,7 +65,7 @@ def plan_of(module: nn.Module) -> ChannelPlan:
     """The channel plan of a network; found once per network.
 
     Raises:
-        RequestError: the network cannot be cut to narrower ones; says at which step.
+        ConfigError: the network cannot be cut to narrower ones; says at which step.
 
     >>> plan = plan_of(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)))
     >>> plan.sizes, plan.axes["2.weight"]
@@ -80,7 +80,7 @@ def flow(module: nn.Module) -> dict[fx.Node, Layout]:
     """The steps of a network's forward that hand channels on, in order, and how these lie; all are of one record.
 
     Raises:
-        RequestError: the network cannot be cut to narrower ones, or one record is not enough: its forward takes other
+        ConfigError: the network cannot be cut to narrower ones, or one record is not enough: its forward takes other
             steps in training than in scoring, or one whose outcome nobody takes (that works in place, maybe).
     """
     reader = _Reader(module)
@@ -93,7 +93,7 @@ def narrow(module: nn.Module, kept: Kept) -> nn.Module:
     """The network itself, cut in place to the channels that are kept.
 
     Raises:
-        RequestError: it cannot be cut.
+        ConfigError: it cannot be cut.
     """
     plan = plan_of(module)
     for prefix, layer in module.named_modules():
@@ -188,7 +188,7 @@ class _Reader:
             self._refuse(f"its forward cannot be recorded ({reason})")
 
     def _refuse(self, why: str) -> NoReturn:
-        raise RequestError(
+        raise ConfigError(
             f"{self._name} cannot be cut to narrower networks: {why}; expected convolutions, linear layers, BatchNorm, "
             "activations, pooling, flattening and sums of equal channels"
         )

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from polyfed.errors import RequestError
+from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import width
 from polyfed.functional.fx_graph import Steps
 from polyfed.functional.modes import has_batchnorm
@@ -114,7 +114,7 @@ def attach(network: nn.Module, depths: Collection[float]) -> Exits:
         network: what `plan_of` understands; its layers are shared. depths: in (0, 1], 1 among them.
 
     Raises:
-        RequestError: the network cannot be recorded and cut, or has no place for an early exit.
+        ConfigError: the network cannot be recorded and cut, or has no place for an early exit.
     """
     *blocks, head = _blocks(network)
     wanted = sorted({width(len(blocks), depth) for depth in depths})
@@ -141,7 +141,7 @@ def attach(network: nn.Module, depths: Collection[float]) -> Exits:
 
 
 def _refuse(network: nn.Module, what: str, expected: str) -> NoReturn:
-    raise RequestError(f"{_named(network)} has {what}; expected {expected}")
+    raise ConfigError(f"{_named(network)} has {what}; expected {expected}")
 
 
 def _named(network: nn.Module) -> str:
@@ -168,7 +168,7 @@ def _blocks(network: nn.Module) -> list[_Block]:
     """The network's blocks in order, and its head as the last.
 
     Raises:
-        RequestError: the network cannot be recorded and cut, or nothing in it mixes channels.
+        ConfigError: the network cannot be recorded and cut, or nothing in it mixes channels.
     """
     steps = flow(network)
     place = {node: i for i, node in enumerate(steps)}

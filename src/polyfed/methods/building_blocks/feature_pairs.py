@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from polyfed.core import inference, randomness
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group
-from polyfed.core.method import Context, Trained
+from polyfed.core.method import Context, TrainingResult
 from polyfed.core.modules import split
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
@@ -222,7 +222,7 @@ class Common:
         p_in, p_out = (matrices[name].to(pairs["s_in"].device) for name in _MATRICES)
         return {"s_in": to_common(pairs["s_in"], p_in, self.grid), "s_out": pairs["s_out"] @ p_out.T}
 
-    def upload(self, client: Client, pairs: Group, trained: Trained) -> dict[str, Tensor]:
+    def upload(self, client: Client, pairs: Group, trained: TrainingResult) -> dict[str, Tensor]:
         """The client's own pairs as they are sent after training; moves its matrices first, where they are trained."""
         matrices = self.matrices(client)
         if self.is_trained:
@@ -253,7 +253,7 @@ def _initial(seed: int, cut: str, size: int, width: int) -> Tensor:
     return orthogonal(size, width, randomness.generator(seed, f"projection {cut}", size, width))
 
 
-def _stepped(matrices: Group, pairs: Group, trained: Trained, grid: int) -> dict[str, Tensor]:
+def _stepped(matrices: Group, pairs: Group, trained: TrainingResult, grid: int) -> dict[str, Tensor]:
     """The matrices after their step, by the gradients of l_IN (`trained.raw`, over "in_steps") if there were pairs."""
     p_in = matrices["p_in"].detach().requires_grad_()
     p_out = matrices["p_out"].detach().requires_grad_()

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core import inference
-from polyfed.core.client import Client, Public
+from polyfed.core.client import Client, PublicData
 from polyfed.core.message import Group, Message, group, tensor
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Form, Known, Members
@@ -33,7 +33,7 @@ from polyfed.functional.kernel_factor import FactorStream
 from polyfed.functional.kernel_similarity import Similarity, features
 from polyfed.functional.quantization import Precision, pack, unpack
 from polyfed.validation.effect import ActsWith
-from polyfed.validation.hyperparameters import knobs
+from polyfed.validation.hyperparameters import hyperparameters
 
 _SENT_AS = ("rad", "rad_rows", "rad_seed")  # entries of a message, one of them by `transport`
 _STATE = ("rad", "rad_draw", "rad_sent", "rad_holders", "rad_live")
@@ -60,7 +60,7 @@ FORM: Form = {
 # the alignment data -----------------------------------------------------------------------------------------------
 
 
-@knobs
+@hyperparameters
 class AlignmentData:
     """Inputs without labels that all networks represent, drawn from those that everybody may see (`Server.public`)."""
 
@@ -161,7 +161,7 @@ class AlignmentData:
 
     # both --------------------------------------------------------------------------------------------------
 
-    def _rows(self, seed: int, public: Public | None) -> Tensor:
+    def _rows(self, seed: int, public: PublicData | None) -> Tensor:
         """The rows of a draw, in random order, among all that everybody may see."""
         held = 0 if public is None else len(public)
         return torch.randperm(held, generator=torch.Generator().manual_seed(seed))[: self.size]
@@ -189,7 +189,7 @@ class _CachedRepresentation:
         return self.rad() is rad and (self.weights() is weights or (self.seeded and seeded))
 
 
-@knobs
+@hyperparameters
 class MeanKernel:
     """K_bar, the mean of the kernels K_j over `pool`, as a factor.
 
@@ -222,18 +222,18 @@ class MeanKernel:
         else:
             owners = {"all": members}
         streams = {owner: FactorStream(self.rank, _EXACT_RANK, self.norm) for owner in owners}
-        not_finite = 0  # networks with inf or nan on the RAD, as those of finite weights may have
+        first_nonfinite = 0  # networks with inf or nan on the RAD, as those of finite weights may have
         for j in members:
             a_LD = self._representation(server, j)
             if not bool(a_LD.isfinite().all()):
-                not_finite += 1
+                first_nonfinite += 1
                 continue
             features_LD = self._features(server, j, a_LD)
             for owner, stream in streams.items():
                 if j in owners[owner]:
                     stream.add(features_LD, 1.0)
-        if not_finite:
-            server.log["kernels_left_out"] = not_finite
+        if first_nonfinite:
+            server.log["kernels_left_out"] = first_nonfinite
         for owner, stream in streams.items():
             if stream.total > 0:
                 factor = stream.result()
@@ -256,7 +256,7 @@ class MeanKernel:
             server.state["last"] = torch.tensor(sorted(uploads))
         for client_id, message in uploads.items():
             if "model" in message:
-                server.keep(client_id, group(message, "model"))
+                server.store_weights(client_id, group(message, "model"))
             elif "kernel" in message:
                 server.state[f"kernel {client_id}"] = dict(self._checked(server, client_id, group(message, "kernel")))
 
@@ -264,7 +264,7 @@ class MeanKernel:
         """Whose kernels are averaged."""
         if self.pool == "all" and of_weights:
             return sorted(server.clients)
-        known = [j for j in server.clients if f"kernel {j}" in server.state or server.has_kept(j)]
+        known = [j for j in server.clients if f"kernel {j}" in server.state or server.has_weights(j)]
         if self.pool == "selected":
             last = tensor(server.state, "last").tolist() if "last" in server.state else []
             known = [j for j in known if j in last]
@@ -281,16 +281,16 @@ class MeanKernel:
         if f"kernel {client_id}" in server.state:
             return unpack(group(server.state, f"kernel {client_id}"))
         rad = tensor(server.state, "rad")
-        is_seeded = not server.has_kept(client_id)  # and so as they were in every round before
-        weights = server.weights(client_id)
+        is_seeded = not server.has_weights(client_id)  # and so as they were in every round before
+        weights = server.client_weights(client_id)
         first = next(iter(weights.values()))
-        cached: _CachedRepresentation | None = server.memory.pop(("represented", client_id), None)
+        cached: _CachedRepresentation | None = server.cache.pop(("represented", client_id), None)
         if cached is None or not cached.is_of(rad, first, is_seeded):
             model = server.model(server.clients[client_id].architecture, weights)
             a_LD = inference.represent(model, rad, server.prepare).cpu()
             cached = _CachedRepresentation(weakref.ref(rad), weakref.ref(first), is_seeded, a_LD)
         if cached.a_LD.nbytes * len(server.clients) <= _REMEMBERED:  # as what a state holds is never written into
-            server.memory["represented", client_id] = cached
+            server.cache["represented", client_id] = cached
         return cached.a_LD
 
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:

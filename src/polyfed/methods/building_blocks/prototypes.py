@@ -20,7 +20,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.inference import represent
 from polyfed.core.message import Group, Message, group, nbytes, tensor
-from polyfed.core.method import Batch, Context, Exposed, Method, Needs, Trained, knobs
+from polyfed.core.method import Batch, Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -83,7 +83,7 @@ def wanted(server: Server, client_id: int, labels: Tensor) -> Tensor:
 # learning towards prototypes -----------------------------------------------------------------------------------------
 
 
-@knobs
+@hyperparameters
 class Prototypes(Method):
     """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
 
@@ -95,21 +95,21 @@ class Prototypes(Method):
     candidates: Literal["all", "own"] = "all"  # prototypes to choose from: all, or of the classes that the client has
 
     @property
-    def needs(self) -> Needs:
+    def requirements(self) -> Requirements:
         instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Needs(split_model=True, one_feature_dim=True, instead=instead)
+        return Requirements(split_model=True, same_feature_dim=True, hint=instead)
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "received" if self.predictor == "prototype" else "personal"
 
     @property
-    def also_scored(self) -> Mapping[str, Method]:
+    def alternative_predictors(self) -> Mapping[str, Method]:
         other: Literal["prototype", "head"] = "head" if self.predictor == "prototype" else "prototype"
         return {other: dataclasses.replace(self, predictor=other)}
 
     @property
-    def accepts_late(self) -> bool:
+    def accepts_stale_uploads(self) -> bool:
         return True  # a prototype of an earlier round is one like any other
 
     def receive(self, client: Client, message: Message) -> Context:
@@ -136,7 +136,7 @@ class Prototypes(Method):
         distance = pull(z, batch.y, batch.w, context["prototypes"], context["known"])
         return task + self.lambda_ * distance, {"distance": distance}
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The means of the trained network's representations."""
         return self._means(client, counts=False)
 
@@ -156,6 +156,6 @@ class Prototypes(Method):
             return scores
         return nearest(z, tensor(context, "prototypes").to(z), tensor(context, "labels"), scores.shape[1])
 
-    def paper_nbytes(self, message: Message) -> int:
+    def nbytes_in_paper(self, message: Message) -> int:
         """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""
         return nbytes({"prototypes": message["prototypes"]}) if "prototypes" in message else 0

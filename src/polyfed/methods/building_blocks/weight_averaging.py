@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, group, tensor
-from polyfed.core.method import Needs
+from polyfed.core.method import Requirements
 from polyfed.core.modules import floats
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean, weighted_mean
@@ -34,22 +34,22 @@ def needs(
     aggregation: Aggregation,
     split_model: bool = False,
     parts: tuple[Part, ...] | None = None,
-    instead: str = "use method.aggregation = 'same-shape'",
-    equal_cuts: bool = False,
-    cuts_on_grids: bool = False,
-) -> Needs:
+    hint: str = "use method.aggregation = 'same-shape'",
+    same_cut_shapes: bool = False,
+    gridlike_cuts: bool = False,
+) -> Requirements:
     """What networks must be like: layer-wise, tensors of one name have one shape everywhere, and not those of heads
     alone are averaged. With `parts`, of these parts of split models; heads are then others' business.
-    All else is as in `Needs`.
+    All else is as in `Requirements`.
     """
-    return Needs(
+    return Requirements(
         split_model=split_model,
-        nested=aggregation != "same-shape",
-        nested_parts=parts,
+        shared_shapes=aggregation != "same-shape",
+        shared_parts=parts,
         more_than_head=aggregation == "layer-wise" and parts is None,
-        instead=instead,
-        equal_cuts=equal_cuts,
-        cuts_on_grids=cuts_on_grids,
+        hint=hint,
+        same_cut_shapes=same_cut_shapes,
+        gridlike_cuts=gridlike_cuts,
     )
 
 
@@ -165,7 +165,7 @@ def server_step(
 
 
 def accumulate(server: Server, aggregation: Aggregation, what: str, changes: Mapping[int, Group]) -> None:
-    """Add the clients' `changes` (client number -> tensors by name) to what `init_zeros` has begun."""
+    """Add the clients' `delta_entries` (client number -> tensors by name) to what `init_zeros` has begun."""
     for shared, members in _clients_by_model(server, aggregation, changes).items():
         total = dict(group(server.state, _key(what, shared)))
         for name in total:

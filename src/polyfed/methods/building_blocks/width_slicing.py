@@ -23,7 +23,16 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, group, nbytes, tensor
-from polyfed.core.method import Batch, Context, Exchange, Gradients, Method, Needs, Trained, knobs
+from polyfed.core.method import (
+    Batch,
+    Context,
+    Exchange,
+    Method,
+    Requirements,
+    StepResult,
+    TrainingResult,
+    hyperparameters,
+)
 from polyfed.core.modules import floats, load, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
@@ -67,8 +76,8 @@ def level(server: Server, rates: str, client_id: int) -> str:
     if rates.startswith("dynamic"):
         place = int(torch.randint(whole, (), generator=server.generator("rates", client_id)))
     else:
-        place = server.everybody.index(client_id)
-        clients = len(server.everybody)
+        place = server.all_client_ids.index(client_id)
+        clients = len(server.all_client_ids)
         ends = [end * clients // whole for end in ends]
     return next(name for name, end in zip(levels, ends, strict=True) if place < end)
 
@@ -89,7 +98,7 @@ def build(model: nn.Module, rate: float, statistics: Statistics) -> nn.Module:
         statistics: "running" lets BatchNorm keep its running statistics in training.
 
     Raises:
-        RequestError: the network cannot be cut.
+        ConfigError: the network cannot be cut.
     """
     plan = plan_of(model)
     if statistics != "running":
@@ -114,7 +123,7 @@ def ordered(model: nn.Module, rates: Sequence[float]) -> nn.Module:
         model: what `plan_of` understands. rates: ascending shares of every group's channels.
 
     Raises:
-        RequestError: the network cannot be cut.
+        ConfigError: the network cannot be cut.
     """
     plan = plan_of(model)
     kept = [plan.kept(partial(first, rate=rate)) for rate in rates]
@@ -265,7 +274,7 @@ def loss(model: Any, batch: Batch, context: Context) -> Tensor:
     return cross_entropy(only_classes(logits, context["classes"]) if "classes" in context else logits, batch.y, batch.w)
 
 
-def clip(found: Gradients, most: float) -> Gradients:
+def clip(found: StepResult, most: float) -> StepResult:
     """The same with gradients of this common norm at most; 0 is no limit."""
     return found._replace(grads=clipped(found.grads, most))
 
@@ -307,27 +316,27 @@ FORM: Form = {
 class Slicing(Method):
     """Clients train slices of one network that the server keeps: what all such methods have in common."""
 
-    changes: ClassVar[tuple[str, ...]] = ("model",)
-    comparable: ClassVar[tuple[str, ...]] = ("statistics",)
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
+    aligned_entries: ClassVar[tuple[str, ...]] = ("statistics",)
     form: ClassVar[Form | None] = FORM
 
     @property
-    def needs(self) -> Needs:
-        return Needs(one_architecture=True)
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True)
 
     @property
-    def scored(self) -> Stage:
+    def evaluation_stage(self) -> Stage:
         return "received"
 
-    def start(self, server: Server) -> None:
+    def init_server(self, server: Server) -> None:
         start(server)
 
-    def paper_nbytes(self, message: Message) -> int:
+    def nbytes_in_paper(self, message: Message) -> int:
         """Of the sub-model alone, in training; the papers do not count the passage for statistics."""
         return nbytes({"model": group(message, "model")}) if "model" in message else 0
 
 
-@knobs
+@hyperparameters
 class Narrowing(Slicing):
     """Clients train slices that their rates and `window` choose: HeteroFL but for the window."""
 
@@ -335,7 +344,7 @@ class Narrowing(Slicing):
     down: ClassVar[str] = "P(r) + S(r), and P(r) for the statistics"
     up: ClassVar[str] = "P(r) + C bytes, and S(r) + 1 for the statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by rate"
-    starts_blank: ClassVar[bool] = True
+    ignores_initial_weights: ClassVar[bool] = True
 
     rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and shares; "dynamic" redraws every round, "fix" never
     masked: bool = True  # logits and rows of absent classes play no part
@@ -375,10 +384,10 @@ class Narrowing(Slicing):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return loss(model, batch, context)
 
-    def gradients(self, model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         return clip(super().gradients(model, batch, context), self.clip)
 
     form: ClassVar[Form | None] = FORM
 
-    def upload(self, client: Client, trained: Trained) -> Message:
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
         return upload(client, self.masked)

@@ -17,7 +17,7 @@ from polyfed.testing.properties import (
 )
 
 _IN_ORDER: tuple[Callable[[Kit], None], ...] = (
-    declarations.has_knobs,
+    declarations.has_hyperparameters,
     declarations.speaks_in_tensors,
     declarations.declared,
     declarations.refused_before_round_1,
@@ -46,7 +46,7 @@ _IN_ORDER: tuple[Callable[[Kit], None], ...] = (
     states_and_messages.expected_bytes,
     losses.loss_is_pure,
     losses.oracle,
-    effects.knobs_bite,
+    effects.hyperparameters_matter,
     effects.reductions,
     effects.learns,
     alone.alone_with_one_client,
@@ -54,4 +54,4 @@ _IN_ORDER: tuple[Callable[[Kit], None], ...] = (
 )
 PROPERTIES = {check.__name__: check for check in _IN_ORDER}
 # where one of these does not hold, no other is asked
-FIRST = (declarations.has_knobs.__name__, declarations.speaks_in_tensors.__name__)
+FIRST = (declarations.has_hyperparameters.__name__, declarations.speaks_in_tensors.__name__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyfed.core.message import flatten, not_finite
-from polyfed.core.randomness import scoped_global
+from polyfed.core.message import first_nonfinite, flatten
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import Known
@@ -77,7 +77,7 @@ def any_subset(kit: Kit) -> None:
             except Exception as error:
                 raise Nonconformance(f"{kit.name}: {type(error).__name__} {who}: {error}") from error
             for tensors in (after.state, *messages.values()):
-                if name := not_finite(tensors):
+                if name := first_nonfinite(tensors):
                     kit.fail(f"'{name}' is not finite {who}")
             if not chosen:
                 last = scene.after({})
@@ -155,7 +155,7 @@ def counted(kit: Kit) -> None:
 
         among = kit.world(one=True, data=data)
         one = among.builders["net0"]
-        with scoped_global(0):
+        with seeded_global_rng(0):
             start = one()
         for client in among.clients:  # all start from the same weights, however many they are
             client.given, client.architecture = start, ""

@@ -11,27 +11,29 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Needs, not_a_knob
+from polyfed.core.method import Requirements, not_a_hyperparameter
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.errors import PolyfedError, RequestError, RunError
+from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT, World, tiny
 from polyfed.testing.kit import Kit, Nonconformance, replaced
 from polyfed.testing.spy import Spy
 
 
-def has_knobs(kit: Kit) -> None:
-    """It is an object of a class with `knobs` above it, so that its fields are settings and nothing changes them."""
+def has_hyperparameters(kit: Kit) -> None:
+    """It is an object of a class with `hyperparameters` above it, so that its fields are settings and nothing changes
+    them.
+    """
     method = kit.method
     kind = type(kit.method)
     if isinstance(method, type):
         raise Nonconformance(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
-    write = f"write @knobs (of polyfed.core.method) above the class {kind.__name__}"
-    if (field := not_a_knob(kind)) is not None:
-        kit.fail(f"the field '{field}' is no knob: {write}")
+    write = f"write @hyperparameters (of polyfed.core.method) above the class {kind.__name__}"
+    if (field := not_a_hyperparameter(kind)) is not None:
+        kit.fail(f"the field '{field}' is no hyperparameter: {write}")
     if not dataclasses.is_dataclass(method) or not kind.__dataclass_params__.frozen:
-        kit.fail(f"expected a frozen dataclass of knobs: {write}")
+        kit.fail(f"expected a frozen dataclass of hyperparameters: {write}")
 
 
 def speaks_in_tensors(kit: Kit) -> None:
@@ -64,35 +66,41 @@ def _all_tensors(kit: Kit, who: str, where: str, message: Message) -> None:
 
 
 def declared(kit: Kit) -> None:
-    """Name, paper, docstring, stage and knobs are there; a wrong knob is refused."""
+    """Name, paper, docstring, stage and hyperparameters are there; a wrong hyperparameter is refused."""
     method = kit.method
     kind = type(kit.method)
     if not method.name or not method.paper:
         kit.fail("expected a name and the paper it comes from (`name`, `paper`)")
     if not kind.__doc__ or kind.__doc__.startswith(f"{kind.__name__}("):
         kit.fail("expected a docstring that says what it does")
-    if any(type(other) is not kind or other == method for other in method.also_scored.values()):
-        kit.fail("expected `also_scored` to name this method with another `predict`")
-    if method.scored not in typing.get_args(Stage) or not isinstance(method.needs, Needs):
-        kit.fail(f"expected a stage of {typing.get_args(Stage)} and Needs, got {method.scored!r}, {method.needs!r}")
+    if any(type(other) is not kind or other == method for other in method.alternative_predictors.values()):
+        kit.fail("expected `alternative_predictors` to name this method with another `predict`")
+    if method.evaluation_stage not in typing.get_args(Stage) or not isinstance(method.requirements, Requirements):
+        kit.fail(
+            f"expected a stage of {typing.get_args(Stage)} and Requirements, got {method.evaluation_stage!r}, "
+            f"{method.requirements!r}"
+        )
     try:
         kind()
     except Exception as error:
-        kit.fail(f"expected a default for every knob: {error}")
-    if replaced(method, no_such_knob=1) is not None:
-        kit.fail("a knob that does not exist is taken without a word")
+        kit.fail(f"expected a default for every hyperparameter: {error}")
+    if replaced(method, no_such_hyperparameter=1) is not None:
+        kit.fail("a hyperparameter that does not exist is taken without a word")
 
 
 def refused_before_round_1(kit: Kit) -> None:
-    """Models and data that do not fit are refused before the first round, with a RequestError."""
-    needs = kit.method.needs
-    split = needs.split_model or needs.one_feature_dim or needs.one_head or needs.equal_cuts
+    """Models and data that do not fit are refused before the first round, with a ConfigError."""
+    needs = kit.method.requirements
+    split = needs.split_model or needs.same_feature_dim or needs.same_head or needs.same_cut_shapes
     unfit: dict[str, tuple[bool, list[Callable[[], nn.Module]]]] = {
         "networks without parts": (split, [worlds.plain]),
-        "two architectures": (needs.one_architecture, [lambda: tiny(1, 4, 6), lambda: tiny(2, 4, 6)]),
-        "two feature widths": (needs.one_feature_dim or needs.one_head, [lambda: tiny(1, 4, 6), lambda: tiny(1, 4, 7)]),
-        "one name with two shapes": (needs.nested, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
-        "unequal cuts": (needs.equal_cuts, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
+        "two architectures": (needs.same_architecture, [lambda: tiny(1, 4, 6), lambda: tiny(2, 4, 6)]),
+        "two feature widths": (
+            needs.same_feature_dim or needs.same_head,
+            [lambda: tiny(1, 4, 6), lambda: tiny(1, 4, 7)],
+        ),
+        "one name with two shapes": (needs.shared_shapes, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
+        "unequal cuts": (needs.same_cut_shapes, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
     }
     for what, (matters, builds) in unfit.items():
         if matters:
@@ -104,6 +112,6 @@ def refused_before_round_1(kit: Kit) -> None:
 def _must_refuse(kit: Kit, what: str, among: World, **options: Any) -> None:
     try:
         among.federation(kit.method, **options)
-    except RequestError:
+    except ConfigError:
         return
-    kit.fail(f"it needs {kit.method.needs}, yet a federation with {what} was not refused")
+    kit.fail(f"it needs {kit.method.requirements}, yet a federation with {what} was not refused")

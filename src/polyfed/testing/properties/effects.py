@@ -1,4 +1,4 @@
-"""What the knobs do, and that the method learns."""
+"""What the hyperparameters do, and that the method learns."""
 
 from __future__ import annotations
 
@@ -14,77 +14,90 @@ from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
-from polyfed.errors import PolyfedError, RequestError
+from polyfed.errors import ConfigError, PolyfedError
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, World, received
 from polyfed.testing.kit import Bite, Kit, Nonconformance, is_fixed, others, replaced
 from polyfed.testing.spy import Spy
 from polyfed.validation.hyperparameters import flat_settings
 
-_LONGER = SHORT.model_copy(update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5})  # for knobs slow to bite
+_LONGER = SHORT.model_copy(
+    update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5}
+)  # for hyperparameters slow to bite
 
 
-def knobs_bite(kit: Kit) -> None:
-    """Another value of any knob changes weights, messages or scores; a knob that changes nothing is an error."""
-    for knob in kit.knobs:
-        if is_fixed(kit.method, knob):
+def hyperparameters_matter(kit: Kit) -> None:
+    """Another value of any hyperparameter changes weights, messages or scores; a hyperparameter that changes nothing is
+    an error.
+    """
+    for hyperparameter in kit.hyperparameters:
+        if is_fixed(kit.method, hyperparameter):
             continue
-        given = kit.bites.get(knob)
+        given = kit.bites.get(hyperparameter)
         bite = given if isinstance(given, Bite) else None
         base = replaced(kit.method, **(bite.given if bite else {}))
         if base is None:
-            kit.fail(f"the knobs {bite.given if bite else {}} given for '{knob}' are refused")
-        if knob in kit.bites:
+            kit.fail(f"the hyperparameters {bite.given if bite else {}} given for '{hyperparameter}' are refused")
+        if hyperparameter in kit.bites:
             values = [bite.value if bite else given]
             each = True
         else:
-            values, each = others(base, knob)
+            values, each = others(base, hyperparameter)
         tried: dict[Any, bool] = {}
         for value in values:
-            change = _changes(kit, base, knob, value)
+            change = _changes(kit, base, hyperparameter, value)
             if change is not None:
                 tried[value] = change
             if change and not each:
                 break
-        _judge_knob(kit, base, knob, tried, each)
+        _judge_hyperparameter(kit, base, hyperparameter, tried, each)
 
 
-def _judge_knob(kit: Kit, base: Method, knob: str, tried: Mapping[Any, bool], each: bool) -> None:
-    """Fail unless the knob changes something.
+def _judge_hyperparameter(kit: Kit, base: Method, hyperparameter: str, tried: Mapping[Any, bool], each: bool) -> None:
+    """Fail unless the hyperparameter changes something.
 
     Args:
         tried: value -> whether it changed anything. each: whether all values must.
     """
-    if knob in kit.inert:
+    if hyperparameter in kit.inert:
         if any(tried.values()):
-            kit.fail(f"the knob '{knob}' is said to be inert ({kit.inert[knob]}), but changes something")
+            kit.fail(
+                f"the hyperparameter '{hyperparameter}' is said to be inert ({kit.inert[hyperparameter]}), but "
+                "changes something"
+            )
     elif not tried:
-        kit.fail(f"no other value of the knob '{knob}' could be tried; give one in bites={{'{knob}': ...}}")
+        kit.fail(
+            f"no other value of the hyperparameter '{hyperparameter}' could be tried; give one in "
+            f"bites={{'{hyperparameter}': ...}}"
+        )
     elif not any(tried.values()) or (each and not all(tried.values())):
         still = [value for value, change in tried.items() if not change]
-        kit.fail(f"the knob '{knob}' changes nothing (from {flat_settings(base)[knob]!r} to {still[0]!r})")
+        kit.fail(
+            f"the hyperparameter '{hyperparameter}' changes nothing (from {flat_settings(base)[hyperparameter]!r} to "
+            f"{still[0]!r})"
+        )
 
 
-def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
-    """Whether the knob's value changes anything; None where it cannot be tried."""
-    method = replaced(base, **{knob: value})
+def _changes(kit: Kit, base: Method, hyperparameter: str, value: Any) -> bool | None:
+    """Whether the hyperparameter's value changes anything; None where it cannot be tried."""
+    method = replaced(base, **{hyperparameter: value})
     if method is None or _refuses_less(method, base):
         return None
     among = kit.world(base, method)
     try:
         after = among.run(method)
-    except RequestError:
+    except ConfigError:
         return None
     except PolyfedError as error:
-        raise Nonconformance(f"{kit.name} with {knob}={value!r}: {error}") from error
-    trainings = [SHORT] if knob in kit.inert else [SHORT, _LONGER]
+        raise Nonconformance(f"{kit.name} with {hyperparameter}={value!r}: {error}") from error
+    trainings = [SHORT] if hyperparameter in kit.inert else [SHORT, _LONGER]
     for training in trainings:
         alike = base == kit.method and len(among.public or ()) == len(kit.usual.public or ())
         usual = alike and training is SHORT and _networks(among) == _networks(kit.usual)
         before = kit.base if usual else kit.runs(among, base, training)
         if training is _LONGER:
             after = kit.runs(among, method, training)
-        rounding = 1e-5 if knob in kit.inert else 0.0
+        rounding = 1e-5 if hyperparameter in kit.inert else 0.0
         if worlds.difference(worlds.effect(before), worlds.effect(after), rounding) is not None:
             return True
     return False
@@ -92,7 +105,11 @@ def _changes(kit: Kit, base: Method, knob: str, value: Any) -> bool | None:
 
 def _refuses_less(method: Method, base: Method) -> bool:
     """Whether it differs from `base` in that it also averages a head alone, which no common network has need of."""
-    return base.needs.more_than_head and not method.needs.more_than_head and method.needs.nested
+    return (
+        base.requirements.more_than_head
+        and not method.requirements.more_than_head
+        and method.requirements.shared_shapes
+    )
 
 
 def _networks(among: World) -> list[str]:
@@ -100,14 +117,14 @@ def _networks(among: World) -> list[str]:
 
 
 def reductions(kit: Kit) -> None:
-    """With a knob switched off it is the simpler method bit for bit."""
+    """With a hyperparameter switched off it is the simpler method bit for bit."""
     three = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
     for one in kit.reductions:
         sizes = (16,) * 6 if one.equal_sizes else SIZES
         method = one.method if isinstance(one.method, Method) else replaced(kit.method, **one.method)
         if method is None:
-            kit.fail(f"it does not take the knobs {one.method} of a reduction")
-        among = Kit(method=method, models=kit.models).world(one.to, one=one.one_architecture, sizes=sizes)
+            kit.fail(f"it does not take the hyperparameters {one.method} of a reduction")
+        among = Kit(method=method, models=kit.models).world(one.to, one=one.same_architecture, sizes=sizes)
         a = kit.runs(among, method, three)
         b = kit.runs(among, one.to, three)
         if one.stage == "received":
@@ -124,8 +141,8 @@ def learns(kit: Kit) -> None:
     """Loss falls, accuracy rises, every trainable tensor moves, and what the server sends does not stay the same."""
     training = Training(rounds=6, local_epochs=2, batch_size=8, lr=0.1)
     start = kit.usual.federation(kit.method, training)
-    start.method.start(start.server)
-    initial = {client.id: start.server.weights(client.id) for client in start.clients}
+    start.method.init_server(start.server)
+    initial = {client.id: start.server.client_weights(client.id) for client in start.clients}
     messages: dict[str, list[Tensor]] = {}
 
     def broadcast(call: Callable[..., Message], server: Server, number: int) -> Message:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Gradients, Method
+from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.errors import PolyfedError
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import Kit, Nonconformance, NotAsked
@@ -42,7 +42,7 @@ def _steps(kit: Kit, look: Callable[[Any, Batch, Context], None]) -> None:
         place.update(client=client.id, step=0, round=client.round)
         return call(client, message)
 
-    def gradients(call: Callable[..., Gradients], model: Any, batch: Batch, context: Context) -> Gradients:
+    def gradients(call: Callable[..., StepResult], model: Any, batch: Batch, context: Context) -> StepResult:
         place["step"] += 1
         if place["step"] == 2 and place["round"] == 2:
             look(model, batch, context)

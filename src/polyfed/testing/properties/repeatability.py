@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polyfed.core.randomness import scoped_global
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.kit import Kit, replaced
 from polyfed.testing.spy import logged_seeds
@@ -34,7 +34,7 @@ def other_seed_other_result(kit: Kit) -> None:
         kit.fail(f"a generator is seeded with {fixed[0]} under every seed of the run; derive it (client.generator)")
     ends = []
     for seed in (0, 1):
-        with scoped_global(seed):
+        with seeded_global_rng(seed):
             kit.method.build(kit.usual.builders["net0"](), "")
             ends.append(torch.get_rng_state())
     if torch.equal(*ends):

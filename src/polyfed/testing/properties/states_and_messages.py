@@ -12,7 +12,7 @@ from polyfed.core.message import Message, copied, flatten, from_bytes, nbytes, t
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
-from polyfed.errors import Interrupted, PolyfedError
+from polyfed.errors import PolyfedError, RunInterrupted
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import Kit, NotAsked, Scene, beside, replaced, subsets
@@ -60,7 +60,7 @@ def state_is_explicit(kit: Kit) -> None:
         stop.federation = stopped
         try:
             stopped.run()
-        except Interrupted:
+        except RunInterrupted:
             pass
         except PolyfedError as error:
             kit.fail(str(error))

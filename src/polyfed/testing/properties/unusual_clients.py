@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, not_finite
+from polyfed.core.message import Message, first_nonfinite, flatten
 from polyfed.core.method import Context
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
@@ -119,7 +119,7 @@ def nan_is_refused(kit: Kit) -> None:
     if sick.clients[1].weights is not None or sick.clients[1].state:
         kit.fail("a refused client has kept something of the refused round")
     found = {name: t for name, t in worlds.state(sick).items() if not name.startswith("client 1:")}
-    if bad := not_finite({"all": found}):
+    if bad := first_nonfinite({"all": found}):
         kit.fail(f"one client's NaN reached '{bad}'")
     if any(client.weights is None for client in sick.clients if client.id != 1):
         kit.fail("a healthy client did not learn beside one with NaN")

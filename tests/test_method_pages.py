@@ -23,7 +23,7 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.engine.uploads import sends
-from polyfed.experiments.method_table import hyperparameters
+from polyfed.experiments.method_table import list_hyperparameters
 from polyfed.experiments.sweep import parse
 from polyfed.registry import METHODS
 
@@ -154,7 +154,7 @@ def test_ours_are_found_on_all_three_pages(beside: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_the_hyperparameter_table_is_the_methods(name: str) -> None:
     shown = hyperparameter_table(page(name))
-    fields = {one.name: one.default for one in hyperparameters(METHODS[name])}
+    fields = {one.name: one.default for one in list_hyperparameters(METHODS[name])}
     assert list(shown) == list(fields)
     for hyperparameter, default in shown.items():
         value, expected = read(default), fields[hyperparameter]

@@ -65,7 +65,7 @@ SAID = [  # section, what is given, the line behind the section's name
         "assignment = 'blocks' does nothing beside profiles = []",
     ),
 ]
-KNOBS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (FedIN, {"noise": 0.8, "noise_where": "message", "train_in": False}, "noise_where = 'message' does nothing beside"),
     (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise = 0.0"),
     (FedIN, {"combine": "none", "lambda_": 2.0}, "lambda = 2.0 does nothing beside combine = 'none'"),
@@ -121,7 +121,7 @@ def test_a_deal_in_python_says_the_same() -> None:
     assert len(pf.federate(source, 2, "by_class", classes_per_client=4).clients) == 2
 
 
-@pytest.mark.parametrize(("kind", "hyperparameters", "said"), KNOBS)
+@pytest.mark.parametrize(("kind", "hyperparameters", "said"), HYPERPARAMETERS)
 def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str, Any], said: str) -> None:
     table = ".kernel" if said.startswith("width") else ""  # said of the table alone
     assert line(lambda: kind(**hyperparameters)).startswith(f"{kind.name}{table}: {said}")

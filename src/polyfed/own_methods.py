@@ -55,7 +55,7 @@ def with_hyperparameters(name: str, kind: Any) -> type[Method]:
     if field is not None or not dataclasses.is_dataclass(kind):
         what = "" if field is None else f", so that '{field}' is no hyperparameter"
         raise ConfigError(
-            f"method '{name}': expected @hyperparameters (of polyfed.core.method) above the class {kind.__name__}, got a "
-            f"class without it{what}"
+            f"method '{name}': expected @hyperparameters (of polyfed.core.method) above the class {kind.__name__}, "
+            f"got a class without it{what}"
         )
     return kind

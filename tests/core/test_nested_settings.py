@@ -12,12 +12,12 @@ from pydantic import Field
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method
 from polyfed.errors import ConfigError
-from polyfed.experiments.method_table import hyperparameters
+from polyfed.experiments.method_table import list_hyperparameters
 from polyfed.experiments.method_table import page as described
 from polyfed.methods import FedHeNN
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
 from polyfed.validation.effect import ActsWith
-from polyfed.validation.hyperparameters import flat_settings, table
+from polyfed.validation.hyperparameters import flat_settings, hyperparameters, table
 
 TEXT = """
 [data]
@@ -135,7 +135,7 @@ def test_a_table_of_ones_own() -> None:
 
 
 def test_tables_are_shown_with_what_is_said_of_them() -> None:
-    shown = {one.name: one for one in hyperparameters(FedHeNN)}
+    shown = {one.name: one for one in list_hyperparameters(FedHeNN)}
     assert "kernel" not in shown
     assert shown["alignment_data.size"].default == 5000
     assert all(one.about for one in shown.values() if one.name.startswith(("alignment_data.", "kernel.")))

@@ -194,8 +194,8 @@ def check_rows(
     name = method.name or type(method).__name__
     if not method.supports_dp_sgd:
         raise ConfigError(
-            f"privacy.max_grad_norm: expected a method and hyperparameters whose loss is a mean over rows and of nothing "
-            f"else, got {name}; see docs/privacy.md"
+            f"privacy.max_grad_norm: expected a method and hyperparameters whose loss is a mean over rows and of "
+            f"nothing else, got {name}; see docs/privacy.md"
         )
     if precision != "float32":
         raise ConfigError(f"privacy.max_grad_norm: expected run.precision = 'float32', got '{precision}'")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from polyfed.registry import METHODS
 
-__all__ = ["Hyperparameter", "describe", "format_value", "hyperparameters", "page", "to_markdown", "to_text"]
+__all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters", "page", "to_markdown", "to_text"]
 
 _SYMBOLS = (
     ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
@@ -90,7 +90,7 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
 
 def _described(name: str, kind: Any) -> dict[str, Any]:
     method = kind()
-    own = hyperparameters(kind)
+    own = list_hyperparameters(kind)
     told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
     row = {"name": name, **told, "scored": method.evaluation_stage, "needs": _needs(method.requirements)}
     return row | {"hyperparameters": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
@@ -132,7 +132,7 @@ def _bounds(rule: Any) -> list[str]:
     return [f"{sign} {getattr(rule, key):g}" for key, sign in _SIGNS.items() if hasattr(rule, key)]
 
 
-def hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
+def list_hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
     """The fields of a method's class in order, those of a table by their dotted names.
 
     Where its source cannot be read, nothing is said about them.
@@ -141,7 +141,7 @@ def hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
     found = []
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.default):
-            inner = hyperparameters(type(field.default))
+            inner = list_hyperparameters(type(field.default))
             found += [dataclasses.replace(one, name=f"{field.name}.{one.name}") for one in inner]
         else:
             found.append(Hyperparameter(field.name.rstrip("_"), field.default, said.get(field.name, "")))

@@ -373,7 +373,7 @@ def test_a_single_pair_is_left_out_under_batchnorm():
         at = worker(fed, 0)
         model = {n: t for n, t in at.model.state_dict().items() if t.is_floating_point()}
         at.context = FedIN().receive(at, {"model": model, "features": pairs(1)})
-        assert ("s_in" in FedIN().inputs(at, 0, torch.Generator())) == expected
+        assert ("s_in" in FedIN().step_inputs(at, 0, torch.Generator())) == expected
 
 
 def test_models_without_intermediate_tensors_train_locally():

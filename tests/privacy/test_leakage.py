@@ -232,7 +232,7 @@ def test_facts_in_the_clear_are_compared_with_the_data(ran: Ran) -> None:
         "which classes": "labels", "samples per class": "counts", "number of samples": "n"
     }  # fmt: skip
     assert in_the_clear({"labels": classes[1:], "n": torch.tensor(client.n + 1)}, client) == {}
-    heard = replay(ran("fedgh", weight="count").record, [0, 1])
+    heard = replay(ran("fedproto").record, [0, 1])
     assert set(in_the_clear(heard.passage(0).up, heard.client(0))) == {"which classes", "samples per class"}
 
 

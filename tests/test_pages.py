@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from polyfed.registry import METHODS
+from test_method_pages import check
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -71,6 +73,18 @@ def test_needs_and_late_answers_are_those_of_the_methods() -> None:
     assert {name for name in METHODS if METHODS[name]().accepts_stale_uploads} == set(
         re.findall(r"[a-z0-9]+", line)
     ) & set(METHODS)
+
+
+def result_commands() -> list[str]:
+    """The lines of the results' pages that call polyfed, continued lines joined."""
+    pages = sorted((ROOT / "docs" / "results").rglob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
+    return sorted({" ".join(line.split()) for line in text.splitlines() if line.strip().startswith("polyfed ")})
+
+
+@pytest.mark.parametrize("command", result_commands())
+def test_the_commands_of_the_results_are_valid(command: str) -> None:
+    check(shlex.split(command))
 
 
 def test_figures_are_those_of_the_results() -> None:

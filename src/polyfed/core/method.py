@@ -269,7 +269,7 @@ class Method:
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel | None:
-        """A network beside the clients' own, the same for all: `server.auxiliary_model` is its architecture."""
+        """An auxiliary model, common to all clients; `server.auxiliary_model` is its architecture."""
         return None
 
     # server half --------------------------------------------------------------------------------------------
@@ -310,8 +310,8 @@ class Method:
         module: nn.Module = model
         return module
 
-    def join_models(self, own: Any, companion: Any) -> nn.Module:
-        """The network that a client trains, where it trains its own (as built) and the companion; may draw likewise."""
+    def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
+        """Join a client's own network (as built) and the auxiliary model into one module to train; may draw weights."""
         module: nn.Module = own
         return module
 

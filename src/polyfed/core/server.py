@@ -79,8 +79,8 @@ class Server:
 
     @property
     def auxiliary_model(self) -> str:
-        """The architecture of the network beside the clients' own (`Method.auxiliary_model`); "" without one."""
-        return self._architectures.companion
+        """Architecture of the auxiliary model (`Method.auxiliary_model`); "" without one."""
+        return self._architectures.auxiliary_model
 
     @property
     def all_client_ids(self) -> list[int]:

@@ -28,7 +28,7 @@ __all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters",
 _SYMBOLS = (
     ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
     ("P_h, P_G", "of its head, of a generator of features"),
-    ("P_m", "of the network beside the clients' own"),
+    ("P_m", "of the auxiliary model"),
     ("K (m + n + 1)", "an m x n matrix as its K largest singular values and their vectors"),
     ("C, S, D", "classes of the task, classes that the client has, features that enter the head"),
     ("L, r", "inputs that everybody sees, columns of the mean kernel's factor"),

@@ -23,7 +23,7 @@ from polyfed.methods.building_blocks import auxiliary_model
 
 
 @hyperparameters
-class FML(auxiliary_model.Accompanied):
+class FML(auxiliary_model.AuxiliaryModelMethod):
     """A private network and an averaged common one, each a teacher of the other."""
 
     name: ClassVar[str] = "fml"
@@ -34,7 +34,7 @@ class FML(auxiliary_model.Accompanied):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         private = model.own(batch.x)
-        common = model.companion(batch.x)
+        common = model.auxiliary_model(batch.x)
         return _taught(private, common, batch, self.alpha) + _taught(common, private, batch, self.beta)
 
 

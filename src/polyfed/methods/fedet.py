@@ -1,19 +1,21 @@
-"""Fed-ET: clients' networks of several architectures teach a large one at the server (Cho et al., IJCAI 2022).
+"""Fed-ET: ensemble distillation into a large server network (Cho et al., IJCAI 2022, arXiv:2204.12703).
 
-w_u is the network of architecture u, w the server's; all heads have the same tensors. x runs over public inputs, whose
-labels nobody looks at; s_i(x) are client i's scores, v_i(x) their variance over the classes. All begin with w's head.
-Client i:  w_i <- w_u;  E local epochs of SGD on CE(f_u(x; w_i), y).
-Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i v_i s_i / sum_i v_i;
-           s_div = the same sum over those i whose highest score is not y(x);
-           `server_steps` of SGD in w on  CE(f(x; w), y(x)) + lambda KL(softmax s_div(x) || softmax f(x; w)), where all
-           agree without the KL;  then w_u <- mean of the w_i of u, with the head of w.
-Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
-the server.
-Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's comparison;
-the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too; descriptions differ. Where
-all v_i(x) are 0, they count alike. (3) An architecture of which nobody answered keeps its w_u and gets the head. (4)
-"layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5) Public inputs are the recipe's hold-out or
-another data set's. (6) The server takes plain SGD, made afresh.
+client i:  w_i <- w_u;  E epochs of SGD on CE(f_u(x; w_i), y)
+at first:  random w, all w_u with its head
+server:    1. head of w <- mean over i of the head of w_i
+           2. consensus on each public x:  v_i(x) = variance over classes of s_i(x),  alpha_i = v_i / sum_j v_j,
+              s(x) = sum_i alpha_i s_i(x),  y(x) = argmax s(x)
+           3. diversity:  s_div(x) = the same mean over the i whose argmax s_i(x) is not y(x)
+           4. `server_steps` of SGD in w on  mean of CE(f(x; w), y(x))
+           + lambda KL( softmax s_div(x) || softmax f(x; w) )
+              where all agree on x there is no KL; public inputs are drawn without replacement
+           5. w_u <- mean of the w_i of u, with the head of w
+
+Deviations from the paper: (1) The architectures' networks are evaluated, not the server's. (2) Descriptions differ in
+the quantity whose variance is taken. Here it is the logits (the same as log-probabilities), not the probabilities. If
+all variances are 0, networks are weighted equally. (3) An architecture without responding clients keeps its weights
+and gets the new head. (4) The server's optimizer is plain SGD, reset every round. The ensemble's scores on public
+inputs are computed once per round. The server's BatchNorm statistics follow its own steps.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class FedET(FedAvg):
-    """A large server network taught by all clients' networks; its head goes back to them."""
+    """Ensemble distillation into a large server network, whose head is sent back to the clients."""
 
     name: ClassVar[str] = "fedet"
     paper: ClassVar[str] = "Cho et al., IJCAI 2022"
-    differs: ClassVar[str] = "anything before the head; the heads have the same tensors"
+    differs: ClassVar[str] = "anything before the head; heads with the same tensors"
     states: ClassVar[str] = "server: w, a w_u per architecture"
 
     aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
@@ -91,12 +93,12 @@ class FedET(FedAvg):
         self._teach(server, models, weighted_mean(heads, weights))
 
     def _head(self, server: Server, architecture: str, weights: Group) -> dict[str, Tensor]:
-        """A network's head, by the names of its tensors within the head."""
+        """A network's head, by tensor names within the head."""
         names = head_names(server.model(architecture, {}))
         return {inner: weights[own] for own, inner in names.items()}
 
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
-        """The server's network takes the head and learns; the head that it ends with goes to all architectures."""
+        """Distill into the server's network, from the mean head; share the resulting head."""
         names = head_names(server.model(server.auxiliary_model, {}))
         w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
@@ -110,7 +112,7 @@ class FedET(FedAvg):
         self._share_head(server, w)
 
     def _share_head(self, server: Server, w: Group) -> None:
-        """Every architecture's shared model gets the head of the server's network `w`."""
+        """Copy the head of the server's network `w` into every architecture's shared model."""
         head = self._head(server, server.auxiliary_model, w)
         for architecture in server.architectures:
             names = head_names(server.model(architecture, {}))
@@ -123,9 +125,9 @@ class FedET(FedAvg):
 
 @dataclass(frozen=True)
 class Transfer:
-    """How the server's network learns.
+    """Settings of the server's training.
 
-    steps: of plain SGD. inputs: in each of them. lr: its rate. diversity: weight of those who disagree.
+    steps: SGD steps. inputs: batch size. lr: learning rate. diversity: weight of the diversity term.
     """
 
     steps: int
@@ -135,7 +137,7 @@ class Transfer:
 
 
 def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
-    """What clients' networks (client number -> weights) agree on, over all public inputs; on the CPU."""
+    """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
     scores = []
     for i, weights in models.items():
         model = server.model(server.clients[i].architecture, weights)
@@ -146,7 +148,7 @@ def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Co
 def distill(
     model: nn.Module, public: PublicData, targets: Consensus, how: Transfer, draws: torch.Generator
 ) -> tuple[dict[str, Tensor], float]:
-    """Train a network on what others agree on; its last weights and statistics, on the CPU, and its mean loss.
+    """Distill a consensus into a network; returns its weights and statistics, on the CPU, and the mean loss.
 
     Args:
         model: holds the weights to start from, and is trained in place. public: inputs; their labels are not looked at.

@@ -1,21 +1,22 @@
-"""FedGen: clients learn from features that a server-trained generator makes (Zhu, Hong and Zhou, ICML 2021).
+"""FedGen: distillation through a server-trained feature generator (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056).
 
-G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
-Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
-               + a_t CE(h(G(z', y')), y') + b_t KL(softmax h(G(z, y)) || softmax f(x)),
-           y' drawn as often as the clients have it, as many as rows; a_t, b_t = (alpha, beta) * decay^(t - 1), at
-           least 1e-4.
-Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + diversity * L_div, omega_ky = n_ky /
-           sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
-Sent per round, P floats of weights and buffers, G's P_G: down 4 P, from round 2 on 4 (P + P_G + C); up 4 (P + C), the
-counts n_ky (int32); P_G = (Z + C + 5) H + (H + 1) D with Z numbers of noise and H hidden units.
-Deviations from the paper (arXiv:2105.10056): (1) the KL term and the decay are the authors' code's, where alpha and
-beta are 10 on MNIST; the paper has the first term alone, of weight 1. So is the sum of the clients' losses; the paper
-has the loss of their mean logits. (2) Noise is normal, in that code uniform. (3) Classes are drawn as often
-as those who answered last have them, so counts go down, too; in that code all alike. A class with one sample in all is
-not made. (4) Nothing is made in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
-layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics; its
-training is float64.
+client k:  E epochs of SGD on  CE(f(x; w), y)
+               + a_t CE(h(G(z', y')), y')                             y' drawn by the clients' class counts
+               + b_t KL( softmax h(G(z, y)) || softmax f(x) )         y of the batch; no gradient through the teacher
+           a_t = alpha decay^(t-1),  b_t = beta decay^(t-1),  neither below 1e-4
+server:    w <- sum over responding clients of p_k w_k,   p_k = n_k / sum n_j
+           G: `generator_steps` of Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + diversity L_div
+           omega_ky = n_ky / sum_j n_jy;   L_div = exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|)
+
+Deviations from the paper: (1) The KL term and the decay are from the authors' code; the paper's objective has the
+first term only, with weight 1. From the code as well: the sum of the clients' losses, where the paper has the loss of
+their mean logits. (2) Noise is normal; in the authors' code it is uniform on [0, 1]. (3) Classes are drawn by the
+class counts of the last responding clients, y' on clients too, so C counts are sent down. The authors' code draws
+classes uniformly. (4) On clients the generator uses its running statistics, so that it takes in no client data;
+BatchNorm within a head collects no statistics of generated features.
+The authors' code has `alpha = beta = 10` on MNIST, 10 and 1 on EMNIST. Early on, generated features then outweigh the
+clients' data and plain SGD diverges (below). A run warns once if they count ten times as much or more; every record
+has `own_loss` and the weighted `generated_loss`.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every paramet
 
 @hyperparameters
 class FedGen(FedAvg):
-    """Averaging of weights, and features of all classes from a generator trained on the clients' heads."""
+    """Averaging of weights, and features of all classes from a server-trained generator."""
 
     name: ClassVar[str] = "fedgen"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
-    differs: ClassVar[str] = "depth, one feature width (same-shape: anything before the head)"
+    differs: ClassVar[str] = "depth; equal feature width (same-shape: anything before the head)"
     down: ClassVar[str] = "P + P_G + C"
     up: ClassVar[str] = "P + C"
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
@@ -169,7 +170,7 @@ class FedGen(FedAvg):
 
 @dataclass(frozen=True)
 class GeneratorTraining:
-    """How a generator is trained. steps: of Adam, on `batch` rows each. diversity: weight of `likeness`."""
+    """Settings of the generator's training. steps: Adam steps of `batch` rows. diversity: weight of `likeness`."""
 
     steps: int
     batch: int
@@ -180,7 +181,7 @@ class GeneratorTraining:
 def initial_generator(
     noise: int, classes: int, hidden: int, features: int, draws: torch.Generator
 ) -> dict[str, Tensor]:
-    """Initial weights and statistics: layers uniform within 1 / sqrt(inputs), drawn from `draws`."""
+    """Initial weights (uniform within 1 / sqrt(inputs), from `draws`) and statistics."""
     made = {f"norm.{name}": torch.ones(hidden) for name in ("weight", "running_var")}
     made |= {f"norm.{name}": torch.zeros(hidden) for name in ("bias", "running_mean")}
     for layer, inputs, outputs in (("hidden", noise + classes, hidden), ("output", hidden, features)):
@@ -192,7 +193,7 @@ def initial_generator(
 def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) -> Tensor:
     """Features (B, D) for classes y from noise z: Linear (Z + C to H), BatchNorm, ReLU, Linear (H to D).
 
-    Normalized by the running statistics; `training`: by the batch, and then the statistics are written into.
+    Uses running statistics, or with `training` those of the batch, which also update the running ones.
     """
     w = weights
     classes = weights["hidden.weight"].shape[1] - z_BZ.shape[1]
@@ -204,13 +205,13 @@ def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) 
 
 
 def frozen_head(model: nn.Module) -> nn.Module:
-    """A copy of a split model's head that only passes gradients on: eval mode, no gradient of its own, float64."""
+    """A frozen copy of a split model's head: eval mode, float64, no parameter gradients."""
     head = copy.deepcopy(split(model).head).to("cpu", torch.float64)
     return head.eval().requires_grad_(False)
 
 
 def known_classes(counts_SC: Tensor) -> Tensor:
-    """Samples (C,) of each class among the clients, 0 where there is no more than one: of these nothing is made."""
+    """Samples (C,) of each class over all clients; 0 for classes with a single sample, which are not generated."""
     totals_C = counts_SC.sum(0)
     return totals_C * (totals_C > 1)
 
@@ -223,15 +224,15 @@ def likeness(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
 
 
 def decayed(weight: float, decay: float, round: int) -> float:
-    """A weight of round 1 in a later round (1-based), never less than 1e-4 unless it was less at first."""
+    """A loss weight in a later round (1-based); at least 1e-4, or its initial value if that is less."""
     return max(weight * decay ** (round - 1), min(weight, _LEAST))
 
 
 def outweighed(sums: Mapping[str, float]) -> str:
-    """A line where generated features count many times as much as the clients' own data; else "".
+    """A warning if generated features outweigh the clients' own data many times; else "".
 
     Args:
-        sums: "own_loss", on the clients' own data, and "generated_loss", on generated features, as weighted.
+        sums: "own_loss", on the clients' own data, and "generated_loss", on generated features (weighted).
 
     >>> outweighed({"own_loss": 2.0, "generated_loss": 84.0})
     "generated features count 42 times as much as the clients' own data (loss 84, own 2); lower alpha and beta"
@@ -254,9 +255,9 @@ def train_generator(
     how: GeneratorTraining,
     draws: torch.Generator,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    """Train a generator so that the clients' heads see the class that it was asked for.
+    """Train a generator until the clients' heads predict the requested class.
 
-    In float64, so that the order of the clients does not show. Heads only pass gradients on.
+    In float64, so that the order of clients has no effect. Heads stay fixed.
 
     Args:
         weights: see `initial_generator`. moments: what an earlier call left; empty at first.

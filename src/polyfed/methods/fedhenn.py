@@ -1,16 +1,26 @@
-"""FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022).
+"""FedHeNN: alignment of representations by kernels (Makhija, Han, Ho and Ghosh, ICML 2022, arXiv:2202.07757).
 
-Everybody sees L unlabeled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
-Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA.
-Heterogeneous (Algorithm 2): target K_bar = mean of K_j over the clients' latest weights; no weights are averaged.
-Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
-Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
-    heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
-Deviations from the paper: (1) `batch` of the L rows enter a step. (2) K_k is formed in each step, or `every`-th with
-the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns; RBF by
-Nystroem rows. (4) The RAD is rows held out for the server, or of another data set. (5) Its pass is in eval mode. (6)
-eta(t) is the authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free.
-Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
+A_k = Phi_k(X)  (L, d_k)         everything but the last layer, eval mode
+K_k = A_k A_k^T                  or RBF: exp(-||a_p - a_q||^2 / (2 s^2)), s = width * median distance
+H   = I - 1 1^T / L              centers
+CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H))
+loss      = CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, target))
+eta(t)    = eta0 sqrt(t - 1)     or eta0 (t - 1), or eta0; rounds t from 1
+
+Deviations from the paper: (1) `alignment_data.batch` rows of the RAD are drawn for each step. The paper uses all L
+rows, at L / batch times the cost. (2) K_k is computed in every step, as in the authors' code, or every few steps with
+a higher weight (`alignment_data.every`). Algorithms 1 and 2 compute it once per local epoch, before the update. (3)
+The RAD consists of hold-out rows (`data.holdout`) or of another data set (`data.public_dataset`), which no client
+has. The authors' code draws it from the clients' training images, cropped and flipped. (4) The RAD pass runs in eval
+mode: no dropout, BatchNorm with running statistics. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code; the paper
+leaves it open. (6) Algorithm 1 ends with an average of all clients' latest weights. It is off by default
+(`final_average`), as in the authors' code, and on in the recipes for Table 1, which evaluate global models.
+In the authors' code, networks for images return the last hidden layer and the log-softmax of the last layer. Training
+and evaluation use the former as scores (its first C units stand for the classes); CKA compares the latter, after
+dropout of 0.6. Here the last layer classifies and Phi is everything before it, as in the paper.
+Kernel uploads, precisions, transports and the chunked gradient are additions. Of the paper's weights w_j only 1 / N,
+the one it tests, is implemented. Its claim that CKA is invariant to every invertible linear map holds only for
+rotations and scalings.
 """
 
 from __future__ import annotations
@@ -57,7 +67,7 @@ _FORM: Form = {"model": own_network, "n": SAMPLES, **kernel_alignment.FORM}
 
 @hyperparameters
 class FedHeNN(Method):
-    """Alignment of representations through centered kernel alignment on common unlabeled inputs."""
+    """Alignment of representations by centered kernel alignment on common unlabeled inputs."""
 
     # `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
     # what a client does with the RAD while it trains.
@@ -79,7 +89,7 @@ class FedHeNN(Method):
     final_average: bool = False  # homogeneous: after the last round the mean of all clients' latest weights
 
     def __new__(cls, *given: Any, **settings: Any) -> Self:
-        """An object of the class that is the algorithm of this `setting`."""
+        """Create an object of the class for this `setting`."""
         kind: Any = cls
         setting = settings.get("setting", "heterogeneous")
         if cls is FedHeNN and setting == "heterogeneous":
@@ -90,7 +100,7 @@ class FedHeNN(Method):
         return made
 
     def __repr__(self) -> str:
-        """The hyperparameters that are not at FedHeNN's defaults, its setting among them."""
+        """Hyperparameters that differ from FedHeNN's defaults, including the setting."""
         given = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(FedHeNN)]
         told = [f"{name}={value!r}" for name, value, default in given if value != default]
         return f"FedHeNN({', '.join(told)})"
@@ -101,7 +111,7 @@ class FedHeNN(Method):
         return self
 
     def _check(self) -> None:
-        """Refuse settings that cannot go together; raises ValueError."""
+        """Reject incompatible settings; raises ValueError."""
 
     def eta(self, round: int) -> float:
         """Weight of the alignment in a round, counted from 1."""
@@ -109,7 +119,7 @@ class FedHeNN(Method):
         return self.eta0 * float((round - 1) ** exponents[self.eta_schedule])
 
     def uses_rad(self, round: int) -> bool:
-        """Whether the RAD is seen in a round: where its term has weight."""
+        """Whether a round uses the RAD: if its term has weight."""
         return self.eta(round) > 0
 
     @property
@@ -126,7 +136,7 @@ class FedHeNN(Method):
     # client: a step ----------------------------------------------------------------------------------------
     @profiling.timed("align")
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        """The rows of the RAD that enter one step, and their target."""
+        """Draw the RAD rows of one step, with their target."""
         if "target" not in client.context or step % self.alignment_data.every:
             return {}
         rad = client.context["rad"]
@@ -149,7 +159,7 @@ class FedHeNN(Method):
         return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        """The gradient of `loss`; that of a term with many rows is taken with the graph of some of them at a time."""
+        """The gradient of `loss`; a term with many rows is differentiated in chunks."""
         if "rad_x" not in context or len(context["rad_x"]) <= _ROWS_AT_ONCE:
             with profiling.section("train"):
                 return super().gradients(model, batch, context)
@@ -167,7 +177,7 @@ class FedHeNN(Method):
         return StepResult(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
 
     def _distance(self, a_Bd: Tensor, context: Context) -> Tensor:
-        """The distance of the representation of a step's rows from their target."""
+        """Distance of a step's representations from their target."""
         kernel = self.kernel
         is_factor = self.setting == "heterogeneous"
         return distance(kernel.similarity, a_Bd, context["rad_target"], factor=is_factor, width=kernel.width)
@@ -175,7 +185,7 @@ class FedHeNN(Method):
 
 @hyperparameters
 class HeterogeneousFedHeNN(FedHeNN):
-    """Algorithm 2: networks of any kind; each is aligned to the mean kernel of all, and stays with its client."""
+    """Algorithm 2: personal networks of any architecture, aligned to the mean kernel of all clients."""
 
     form: ClassVar[Form | None] = _FORM
 
@@ -208,7 +218,7 @@ class HeterogeneousFedHeNN(FedHeNN):
         return True
 
     def uses_rad(self, round: int) -> bool:
-        """Also in round 1 where kernels are uploaded: round 2 needs them."""
+        """Also in round 1 with kernel uploads, which round 2 needs."""
         return self.eta(round) > 0 or (self.uploads == "kernels" and self.eta(2) > 0)
 
     # server ------------------------------------------------------------------------------------------------
@@ -250,7 +260,7 @@ class HeterogeneousFedHeNN(FedHeNN):
 
 @hyperparameters
 class HomogeneousFedHeNN(FedHeNN):
-    """Algorithm 1: one architecture, averaged as in FedAvg; each client is aligned to the weights that it received."""
+    """Algorithm 1: one architecture, averaged as in FedAvg; clients are aligned to the received weights."""
 
     form: ClassVar[Form | None] = _FORM
 

@@ -1,13 +1,12 @@
-"""FML: federated mutual learning, a private network and a common one that teach each other (Shen et al., 2020).
+"""FML: mutual learning between private networks and an auxiliary model (Shen et al., 2020, arXiv:2006.16765).
 
-Client k:  m <- received;  E local epochs on the same batches, p_w and p_m being the softmax of w_k's and m's scores, by
-               L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)   for w_k, of any architecture,
-               L_m = beta CE(m)    + (1 - beta) KL(p_w || p_m)    for m; neither passes a gradient to its teacher.
-Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P_m floats of m's weights and float buffers: down 4 P_m bytes; up 4 P_m + 8 (n_k, int64).
-Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimizer
-over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
-counts clients alike.
+client k:  m <- received;  E local epochs, on each batch one step of both by
+               L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)
+               L_m = beta  CE(m)   + (1 - beta)  KL(p_w || p_m)
+           p: softmax of the scores; KL summed over classes
+server:    m <- sum over responding clients of p_k m_k,   p_k = n_k / sum n_j, or 1 / their number
+
+Deviations from the paper: (1) m is averaged by samples; `weighting = "uniform"` weights clients equally.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from polyfed.methods.building_blocks import auxiliary_model
 
 @hyperparameters
 class FML(auxiliary_model.AuxiliaryModelMethod):
-    """A private network and an averaged common one, each a teacher of the other."""
+    """Mutual distillation between a private network and the averaged auxiliary model."""
 
     name: ClassVar[str] = "fml"
     paper: ClassVar[str] = "Shen et al., 2020"
@@ -39,6 +38,6 @@ class FML(auxiliary_model.AuxiliaryModelMethod):
 
 
 def _taught(scores_NC: Tensor, teacher_NC: Tensor, batch: Batch, labels: float) -> Tensor:
-    """The loss of the network with these scores; `labels` is their share, the teacher has the rest."""
+    """Loss of a network with these scores; `labels`: weight of the labels, the rest is distillation."""
     task = cross_entropy(scores_NC, batch.y, batch.w)
     return labels * task + (1 - labels) * divergence(scores_NC, teacher_NC, batch.w)

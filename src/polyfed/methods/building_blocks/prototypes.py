@@ -87,7 +87,7 @@ def wanted(server: Server, client_id: int, labels: Tensor) -> Tensor:
 class Prototypes(Method):
     """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
 
-    differs: ClassVar[str] = "anything before equally many features"
+    differs: ClassVar[str] = "anything; equal feature width"
     form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
 
     lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance, mean over D; 0 is Local

@@ -340,9 +340,9 @@ class Slicing(Method):
 class Narrowing(Slicing):
     """Clients train slices that their rates and `window` choose: HeteroFL but for the window."""
 
-    differs: ClassVar[str] = "the width: slices of one network"
-    down: ClassVar[str] = "P(r) + S(r), and P(r) for the statistics"
-    up: ClassVar[str] = "P(r) + C bytes, and S(r) + 1 for the statistics"
+    differs: ClassVar[str] = "width: sub-models of one network"
+    down: ClassVar[str] = "P(r) + S(r), plus P(r) for statistics"
+    up: ClassVar[str] = "P(r) + C bytes, plus S(r) + 1 for statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by rate"
     ignores_initial_weights: ClassVar[bool] = True
 

@@ -2,7 +2,7 @@
 
 L: mean cross entropy on the client's validation rows, which are never trained on (`data.split`, such as "8:1:1").
 client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||,   omega_n = max(delta_n, 0) / sum_m max(delta_m, 0)
-           w_k <- w_old + sum_n omega_n (w_n - w_old);   where no delta_n is positive, w_old
+           w_k <- w_old + sum_n omega_n (w_n - w_old);   if no delta_n is positive, w_old
            E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
 server:    A_kn <- A_kn + delta_n, not clipped
            the M others with the largest A_kn; each replaced by a random other with probability epsilon_t,

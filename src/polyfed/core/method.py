@@ -323,7 +323,7 @@ class Method:
         return {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """Loss of a batch, a pure function of parameters, batch and context; or (loss, sums). Default: cross entropy."""
+        """Loss of a batch, a pure function of parameters, batch and context, or (loss, sums). Here cross entropy."""
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:

@@ -11,11 +11,11 @@ server:    1. head of w <- mean over i of the head of w_i
               where all agree on x there is no KL; public inputs are drawn without replacement
            5. w_u <- mean of the w_i of u, with the head of w
 
-Deviations from the paper: (1) The architectures' networks are evaluated, not the server's. (2) Descriptions differ in
-the quantity whose variance is taken. Here it is the logits (the same as log-probabilities), not the probabilities. If
-all variances are 0, networks are weighted equally. (3) An architecture without responding clients keeps its weights
-and gets the new head. (4) The server's optimizer is plain SGD, reset every round. The ensemble's scores on public
-inputs are computed once per round. The server's BatchNorm statistics follow its own steps.
+Deviations from the paper: (1) The architectures' networks are evaluated, not the server's. (2) v_i is the variance of
+the logits; some descriptions have that of the probabilities. If all variances are 0, networks are weighted equally.
+(3) An architecture without responding clients keeps its weights and gets the new head. (4) The server's optimizer is
+plain SGD, reset every round. The ensemble's scores on public inputs are computed once per round. The server's
+BatchNorm statistics follow its own steps.
 """
 
 from __future__ import annotations

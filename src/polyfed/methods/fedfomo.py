@@ -12,8 +12,8 @@ Deviations from the paper: (1) w_old is the model before the last local training
 like that of others, as in the authors' commands (`first_model`). (2) The distance covers parameters only. BatchNorm's
 running statistics are mixed like weights. (3) Validation rows are those of the recipe; the paper sets aside a fifth
 of the training rows ("8:2:0").
-In the authors' code, M includes the client's own model (its 5 is 4 here), the distance is L1 by default, affinities
-are normalized before they are accumulated, and candidates are the previous round's participants only.
+In the authors' code, M includes the client's own model (its 5 is 4 here), the distance is L1, affinities are
+normalized, and candidates are the previous round's participants only.
 """
 
 from __future__ import annotations

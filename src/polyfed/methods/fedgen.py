@@ -15,8 +15,7 @@ class counts of the last responding clients, y' on clients too, so C counts are 
 classes uniformly. (4) On clients the generator uses its running statistics, so that it takes in no client data;
 BatchNorm within a head collects no statistics of generated features.
 The authors' code has `alpha = beta = 10` on MNIST, 10 and 1 on EMNIST. Early on, generated features then outweigh the
-clients' data and plain SGD diverges (below). A run warns once if they count ten times as much or more; every record
-has `own_loss` and the weighted `generated_loss`.
+clients' data (below); a run warns of it, and records have `own_loss` and the weighted `generated_loss`.
 """
 
 from __future__ import annotations

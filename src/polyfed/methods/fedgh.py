@@ -10,9 +10,9 @@ Deviations from the paper: (1) Eq. 4 does not define one step. The default is on
 readings. (2) The gradient of a header step is clipped at norm 50, as in the authors' code; with ReLU features the
 bound is not reached.
 In the authors' code the server's optimizer does not contain the header, which therefore stays at its initial value
-(`header_lr = 0`). That code also averages the means of minibatches, augments test images, and lets clients of
-different networks keep their own initial header, whereas theta^0 is sent to everyone here. Another public
-implementation trains the header for 100 epochs in shuffled batches of 10: `header_batch = 10, header_epochs = 100`.
+(`header_lr = 0`). It also averages the means of minibatches, augments test images, and does not send an initial
+header. Another public implementation trains the header for 100 epochs in shuffled batches of 10: `header_batch = 10,
+header_epochs = 100`.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ same point, in one step. The paper's figure shows local training first, but its 
 point. (3) On others' pairs BatchNorm uses batch statistics and keeps its running statistics. It cannot normalize a
 single row, so a single pair is skipped. (4) `level std(s)` is the noise's standard deviation, as in the paper's main
 text; its appendix has `N(0, 0.8 sigma^2)`. (5) Projections are future work in the paper, which only calls them
-linear. Design choices here: one matrix per width, not per client; orthogonal; the class token is kept; trained once
-after local training. (6) w^{t-1} of eq. 3, "the weights of client k" one round before, is read as the received
-weights, as in FedProx.
+linear. Here there is one orthogonal matrix per width, the class token is kept, and training is once after local
+training. (6) w^{t-1} of eq. 3, "the weights of client k" one round before, is read as the received weights, as in
+FedProx.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides b
 shrink prototypes; here they are the weighted mean, or the plain one of the authors' code. (2) All known prototypes
 are candidates; the authors' code searches the client's own classes.
 The authors' code counts a prediction as correct by head and by prototype together, so its figures are not those of
-either predictor. It collects prototypes in training mode while weights still change (another public implementation:
-over all epochs), without counts.
+either predictor. It collects prototypes in training mode while weights still change, without counts.
 """
 
 from __future__ import annotations

@@ -8,11 +8,9 @@ server:    w[k] <- mean of w_i[k] over the clients that hold entry k, equal ("un
 
 Deviations from the paper: (1) Statistics are computed per rate, from the clients of the rate, weighted by batches.
 The authors compute them for the whole network over all data and do not count this communication. (2) There is no
-scaler (which divides inputs of normalization layers by r in training): BatchNorm cancels it up to its epsilon.
-Without normalization, as in the authors' code, it would multiply activations by 16 per layer at r = 1/16, in training
-only, so that the evaluated network would differ from the trained one. (3) A client's classes are sent with its
-weights, one byte each; in the authors' code the server knows them. (4) All clients' sub-models are evaluated, not
-only the whole network.
+scaler (which divides inputs of normalization layers by r in training): BatchNorm cancels it, and without BatchNorm
+the trained and the evaluated network would differ. (3) A client's classes are sent with its weights, one byte each;
+in the authors' code the server knows them. (4) All clients' sub-models are evaluated, not only the whole network.
 The authors' code clips gradients at norm 1, which slows networks without BatchNorm (below); `clip = 1.0` does so, and
 the recipe of FedIN's table 1 sets it. It slices layers by name and does not handle the third convolution of a
 bottleneck block, so ResNet152 cannot have run with it unchanged.

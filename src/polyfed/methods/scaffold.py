@@ -9,8 +9,7 @@ server:    w <- w^t + server_lr mean_k (w_k - w^t)         over responding clien
 
 Deviations from the paper: (1) `"mean"` is the default: the paper's options are for plain SGD, where it equals `"II"`.
 (2) The server stores the sum of all c_k and divides it by the number of available clients, so that c stays their mean
-when clients join later. (3) BatchNorm's statistics have no variates; they are averaged, without `server_lr`. `"I"`
-passes all samples in random training batches, with BatchNorm in batch mode and dropout off.
+when clients join later. (3) BatchNorm's statistics have no variates; they are averaged, without `server_lr`.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ class FD(Method):
         "counts": upload_forms.COUNTS,
     }
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0 is Local
-    outputs: Literal["probabilities", "logits"] = "probabilities"  # what is averaged: softmax outputs, or raw scores
-    weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
+    outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
+    weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 
     @property
     def accepts_stale_uploads(self) -> bool:

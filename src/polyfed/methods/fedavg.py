@@ -43,7 +43,7 @@ class FedAvg(Method):
 
     # "same-shape": within each architecture; "by-name": also a head alone
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
+    weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
 
     @property
     def requirements(self) -> Requirements:

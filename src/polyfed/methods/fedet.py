@@ -52,12 +52,12 @@ class FedET(FedAvg):
     states: ClassVar[str] = "server: w, a w_u per architecture"
 
     aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
-    weighting: weight_averaging.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
-    network: Annotated[str, Field(min_length=1)] = "largest"  # the server's: of the clients', or a model's name
-    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of those who disagree; 0 is off
-    server_steps: Annotated[int, Field(ge=0)] = 128  # per round; 0: no teaching, heads are averaged over all clients
-    server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs in each
-    server_lr: Annotated[float, Field(ge=0)] = 0.005  # of SGD in w; 0 leaves all but its head as it was drawn
+    weighting: weight_averaging.Weighting = "uniform"  # weights of w_i in all means; "samples": by training samples
+    network: Annotated[str, Field(min_length=1)] = "largest"  # server's network: of the clients', or a model's name
+    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
+    server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round; 0: no distillation, only heads are averaged
+    server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs per step
+    server_lr: Annotated[float, Field(ge=0)] = 0.005  # learning rate of these steps; 0: only the head changes
 
     @property
     def requirements(self) -> Requirements:

@@ -55,10 +55,10 @@ class FedFomo(Method):
     }
     ignores_initial_weights: ClassVar[bool] = True
 
-    models: Annotated[int, Field(ge=1)] = 5  # M, others' models that a client is sent
-    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # chance of a random model in round 1; 0: always the best known
-    epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # what epsilon loses every round; 0: nothing
-    # or "same-shape": candidates of one's own architecture only
+    models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model in round 1; 0: none
+    epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # decrease of epsilon per round; 0: constant
+    # or "same-shape": candidates of the same architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
 
     @property

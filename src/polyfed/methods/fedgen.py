@@ -61,15 +61,15 @@ class FedGen(FedAvg):
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
     ignores_initial_weights: ClassVar[bool] = True
 
-    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on features made for drawn classes; 0 is off
-    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0 is off
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of both weights, per round; 1 is off
-    noise: Annotated[int, Field(ge=1)] = 32  # Z, numbers of noise that G takes
+    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features; 0: off
+    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards generated features; 0: off
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # decay of both weights per round; 1: off
+    noise: Annotated[int, Field(ge=1)] = 32  # Z, noise dimensions of G
     hidden: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
-    generator_steps: Annotated[int, Field(ge=1)] = 50  # steps of Adam per round
-    generator_batch: Annotated[int, Field(ge=2)] = 128  # features made in each
-    generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # its learning rate in round 1
-    diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0 is off
+    generator_steps: Annotated[int, Field(ge=1)] = 50  # Adam steps per round
+    generator_batch: Annotated[int, Field(ge=2)] = 128  # generated features per step
+    generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # learning rate of Adam in round 1
+    diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0: off
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
 
     @property

@@ -50,11 +50,11 @@ class FedGH(Method):
     }
     unaligned_entries: ClassVar[tuple[str, ...]] = ("lars",)
 
-    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
+    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0: fixed random header
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
-    clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
+    clip: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
 
     @property
     def requirements(self) -> Requirements:

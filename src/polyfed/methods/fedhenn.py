@@ -81,12 +81,12 @@ class FedHeNN(Method):
     form: ClassVar[Form | None] = _FORM
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
-    eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0 is Local (homogeneous: FedAvg)
+    eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: Local (homogeneous: FedAvg)
     eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
     alignment_data: Annotated[AlignmentData, table(AlignmentData)] = AlignmentData()  # the RAD
     kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
     uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
-    final_average: bool = False  # homogeneous: after the last round the mean of all clients' latest weights
+    final_average: bool = False  # homogeneous: average all latest weights after the last round
 
     def __new__(cls, *given: Any, **settings: Any) -> Self:
         """Create an object of the class for this `setting`."""

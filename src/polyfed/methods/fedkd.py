@@ -58,10 +58,10 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         "n": upload_forms.SAMPLES,
     }
 
-    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1 sends every number
-    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # where T goes to, linearly, over all rounds
-    distil: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0 is off
-    mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0 is off
+    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1: no compression
+    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # final T, reached linearly
+    distil: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
+    mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
 
     @property
     def requirements(self) -> Requirements:

@@ -58,9 +58,9 @@ class FedL2G(Method):
     }
     states: ClassVar[str] = "server: g"
 
-    guide: Literal["logits", "representation"] = "logits"  # what is drawn to g
-    weight: Annotated[float, Field(ge=0)] = 1.0  # of the squared distance to g; 0 is Local, no sample is held back
-    warmup: Annotated[int, Field(ge=0)] = 1  # first rounds, in which g learns and no client trains; 0 is off
+    guide: Literal["logits", "representation"] = "logits"  # the guided output
+    weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local
+    warmup: Annotated[int, Field(ge=0)] = 1  # initial rounds that train g only; 0: none
     server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
 
     @property

@@ -45,11 +45,11 @@ class FedMD(Method):
     aligned_entries: ClassVar[tuple[str, ...]] = ("scores",)
     form: ClassVar[upload_forms.Form | None] = {"scores": upload_forms.Entry((lambda known: _asked(known), "C"))}
 
-    public_epochs: Annotated[int, Field(ge=0)] = 10  # once, on the public rows and their labels; 0 is off
-    private_epochs: Annotated[int, Field(ge=0)] = 10  # once, after that, on one's own rows; 0 is off
-    digest_epochs: Annotated[int, Field(ge=0)] = 1  # per round, towards the consensus; 0: nothing is sent
-    rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows drawn each round; None: all
-    weighting: weight_averaging.Weighting = "uniform"  # c_k; "samples": in proportion to training samples
+    public_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on labeled public rows, once; 0: none
+    private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows, after that; 0: none
+    digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
+    rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round; None: all
+    weighting: weight_averaging.Weighting = "uniform"  # weights c_k; "samples": by training samples
 
     @property
     def requirements(self) -> Requirements:

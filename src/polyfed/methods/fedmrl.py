@@ -64,7 +64,7 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024"
     states: ClassVar[str] = "client: own network, projection; server: auxiliary model"
 
-    features: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; none: as the common network has
+    features: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; None: the auxiliary model's width
 
     @property
     def requirements(self) -> Requirements:

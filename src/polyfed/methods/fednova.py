@@ -55,8 +55,8 @@ class FedNova(FedAvg):
     }
     ignores_initial_weights: ClassVar[bool] = True
 
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the server's step; 0 is off
-    mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term of local solvers; 0 is off
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum of the server's step; 0: off
+    mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term; 0: off
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

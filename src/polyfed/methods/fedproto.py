@@ -39,7 +39,7 @@ class FedProto(prototypes.Prototypes):
     form: ClassVar[Form | None] = prototypes.Prototypes.form
     unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
+    weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:

@@ -32,7 +32,7 @@ class FedProx(FedAvg):
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     ignores_initial_weights: ClassVar[bool] = True
 
-    mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0 is FedAvg
+    mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0: FedAvg
 
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)

@@ -57,10 +57,10 @@ class FedSelect(Method):
 
     growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
     limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
-    every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client from one growth to the next
+    every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
     # "same-shape": within an architecture; "by-name": also a head
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def requirements(self) -> Requirements:

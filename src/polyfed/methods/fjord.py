@@ -46,9 +46,9 @@ class FjORD(width_slicing.Slicing):
     form: ClassVar[Form | None] = width_slicing.FORM
     ignores_initial_weights: ClassVar[bool] = True
 
-    widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg
-    distill: bool = True  # narrower passes learn from the widest; False: from the labels, and alone
-    statistics: Literal["all", "selected"] = "all"  # who reports BatchNorm's
+    widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
+    distill: bool = True  # distill the widest pass; False: train on labels only
+    statistics: Literal["all", "selected"] = "all"  # clients that report BatchNorm statistics
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return width_slicing.exchanges(self.statistics)

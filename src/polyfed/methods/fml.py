@@ -28,8 +28,8 @@ class FML(auxiliary_model.AuxiliaryModelMethod):
     name: ClassVar[str] = "fml"
     paper: ClassVar[str] = "Shen et al., 2020"
 
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels in the private network's loss; 1 is Local
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same in the common one's; 1 is FedAvg on it
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # weight of labels in the private network's loss; 1: Local
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same for the auxiliary model; 1: FedAvg
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         private = model.own(batch.x)

@@ -60,8 +60,8 @@ class InclusiveFL(Method):
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES}
     ignores_initial_weights: ClassVar[bool] = True
 
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation
-    local_last_block: bool = True  # False: last blocks are averaged layer-wise, too
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # weight of the larger one's update; 0: no distillation
+    local_last_block: bool = True  # False: average last blocks layer-wise
 
     @property
     def requirements(self) -> Requirements:

@@ -37,8 +37,8 @@ class InCoAvg(FedAvg):
     name: ClassVar[str] = "incoavg"
     paper: ClassVar[str] = "Chan et al., ICLR 2024"
 
-    theta_rule: Literal["code", "paper", "none"] = "code"  # how far towards g_0; "none" corrects nothing: FedAvg
-    weighting: weight_averaging.Weighting = "uniform"  # "samples": clients count by n_k
+    theta_rule: Literal["code", "paper", "none"] = "code"  # correction towards g_0; "none": FedAvg
+    weighting: weight_averaging.Weighting = "uniform"  # "samples": by training samples
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         before = weight_averaging.all_weights(server)

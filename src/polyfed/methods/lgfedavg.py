@@ -47,7 +47,7 @@ class LGFedAvg(Method):
     form: ClassVar[upload_forms.Form | None] = {"shared": upload_forms.as_sent}
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
-    # "uniform" counts every client once
+    # by training samples, or "uniform"
     weighting: Annotated[weight_averaging.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
 
     @property

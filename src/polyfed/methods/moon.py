@@ -35,8 +35,8 @@ class MOON(FedAvg):
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     ignores_initial_weights: ClassVar[bool] = True
 
-    mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0 is FedAvg
-    temperature: Annotated[float, Field(gt=0)] = 0.5  # T; the larger, the weaker
+    mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0: FedAvg
+    temperature: Annotated[float, Field(gt=0)] = 0.5  # T; larger is weaker
 
     @property
     def requirements(self) -> Requirements:

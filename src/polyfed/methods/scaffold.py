@@ -51,8 +51,8 @@ class SCAFFOLD(FedAvg):
     ignores_initial_weights: ClassVar[bool] = True
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
-    server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
-    weighting: weight_averaging.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
+    server_lr: Annotated[float, Field(gt=0)] = 1.0  # server's step size; 1: plain mean
+    weighting: weight_averaging.Weighting = "uniform"  # weights of w_k; "samples": by training samples
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

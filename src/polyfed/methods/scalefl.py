@@ -73,13 +73,15 @@ class ScaleFL(width_slicing.Slicing):
     form: ClassVar[Form | None] = width_slicing.FORM
     ignores_initial_weights: ClassVar[bool] = True
 
-    levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each
-    gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of what early exits learn from the last one; 0 is off
-    temperature: Annotated[float, Field(gt=0)] = 3.0  # T, of the softmax there
-    distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the rounds before it begins; 1 is never
-    # who reports BatchNorm's statistics; "running": they are kept in training and averaged instead
+    levels: Annotated[str, AfterValidator(_checked)] = (
+        "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each level
+    )
+    gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation; 0: off
+    temperature: Annotated[float, Field(gt=0)] = 3.0  # T of the distillation
+    distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
+    # clients that report BatchNorm statistics; "running": running statistics, averaged
     statistics: width_slicing.Statistics = "all"
-    weighting: width_slicing.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    weighting: width_slicing.Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def planned(self) -> str:

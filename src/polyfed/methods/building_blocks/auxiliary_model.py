@@ -85,7 +85,7 @@ class AuxiliaryModelMethod(Method):
     form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the auxiliary model: "largest", or a model's name
-    weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
+    weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:

@@ -90,9 +90,9 @@ class Prototypes(Method):
     differs: ClassVar[str] = "anything; equal feature width"
     form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance, mean over D; 0 is Local
-    predictor: Literal["prototype", "head"] = "prototype"  # the nearest prototype's class, or the head's highest score
-    candidates: Literal["all", "own"] = "all"  # prototypes to choose from: all, or of the classes that the client has
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
+    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
+    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
 
     @property
     def requirements(self) -> Requirements:

@@ -11,7 +11,7 @@ server:         u_g       =  sum over responding clients of g of p_k w_k - w_g, 
                 u_g[l_g] <-  beta m_g + (1 - beta) u_g[l_g]                        once there is an m_g
                 m_g      <-  mean of u_{g+1} over blocks l_g ... of that stage     for the next round
                 w_g[l_g] <-  w_g[l_g] + u_g[l_g]
-                others  <-  layer-wise mean by samples
+                others   <-  layer-wise mean by samples
 
 Deviations from the paper: (1) Clients train E epochs and the server adds their mean update; in the paper they send
 gradients of one batch for a step of the server's optimizer. (2) The paper's transformers have one sequence of blocks

@@ -1,14 +1,19 @@
-"""FD: federated distillation of mean outputs per class (Jeong et al., NeurIPS workshop 2018, arXiv:1811.11479).
+"""FD: clients learn each other's mean output for every class (Jeong et al., NeurIPS workshop 2018, arXiv:1811.11479).
 
-s(f) = softmax(f); n_kc: number of training samples of class c at client k.
-client k:  E epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(f_k(x))_c
-           z_k[c] = mean of s(f_k(x)) over its samples of class c, in eval mode, after training
-server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc  over clients j other than k that sent one
-
-Deviations from the paper: (1) Clients are weighted by their samples of the class; the paper weights them equally
-(`weighting = "uniform"`). (2) Outputs are computed in one pass after training; the paper accumulates them while
-weights still change.
-FedGH reports that FD does not converge on CIFAR-100, and on CIFAR-10 only with 10 clients.
+f_k(x): scores (logits) of client k, s(f) = softmax(f), z_k[c]: client k's mean output for class c.
+Client k:  E local epochs of SGD on CE(f_k(x), y) - lambda sum_c Z_k[y]_c log s(f_k(x))_c;
+           z_k[c] = mean of s(f_k(x)) over its n_kc samples of class c, in eval mode, after training.
+Server:    Z_k[c] = sum_j n_jc z_j[c] / sum_j n_jc over those j other than k who sent one: leave one out, so that
+           N_c Z[c] = (N_c - n_kc) Z_k[c] + n_kc z_k[c], Z[c] the mean over all, N_c = sum_j n_jc.
+Sent per round, C classes, S classes at the client: up 4 (S C + 2 S); down 4 (S C + S), less for classes that nobody
+else has. FedGH's Table 3 counts 4 S C each way, labels and counts not: `nbytes_in_paper`.
+Deviations from the paper: (1) its mean over devices counts each once (`weighting = "uniform"`, no counts sent); by
+default every sample counts. (2) z_k is taken in one pass after training; the paper's is a sum kept during training.
+(3) A class that nobody sent anew keeps what was sent last; where nobody else sent one there is no target, and the
+sample counts in the cross entropy alone.
+The paper normalizes outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
+is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
+scores and takes softmax(Z); either way a target is a distribution, never a raw score.
 """
 
 from __future__ import annotations

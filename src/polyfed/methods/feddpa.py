@@ -1,26 +1,20 @@
-"""FedDPA: personal weights selected by Fisher information, the rest is shared (Yang, Huang and Ye, NeurIPS 2023).
+"""FedDPA: weights that matter to a client stay its own, the rest is shared (Yang, Huang and Ye, NeurIPS 2023).
 
-w: weights received from the server; w_k: the client's own model (w in its first round); M is 1 for personal entries.
-S: clients selected in the round.
-client k:  F   = mean over its samples of (d log p(y | x; w_k) / d w_k)^2, in eval mode,
-           each sample's gradient squared
-           F  <- (F - min F) / (max F - min F) in each tensor (0 if constant);      M = F > threshold
-           w_k <- M w_k + (1 - M) w
-           personal_epochs epochs of SGD on  CE + (lambda1 / 2) ||w_k - w||^2
-           that move entries with M = 1 only
-           shared_epochs epochs of SGD on    CE + (lambda2 / 2) (||w_k - w|| - C)^2
-           that move entries with M = 0 only
-           u = w_k - w, 0 where M = 1;   with clip: u min(1, C / ||u||);   with noise: + N(0, (C noise)^2 / |S|)
-server:    w <- w + sum over responding clients of p_k u_k,   p_k = n_k / sum n_j ("samples"),
-           1 / their number ("uniform")
-
-Deviations from the paper: (1) Clients send w + u instead of u, which is equivalent for a server that knows w. (2)
-Personal entries of u are 0. The authors' code clips, noises and sends them, although the paper keeps them local. With
-`noise`, these entries are noised too, which hides the mask. (3) Norms are squared and over all entries; the authors'
-code sums the norms of the tensors and takes the absolute distance to C. (4) F of a constant tensor is 0 (the formula
-gives 0 / 0), and F is computed in eval mode, since BatchNorm in training mode mixes samples. (5) BatchNorm's running
-statistics are averaged, but neither masked, clipped nor noised: networks with BatchNorm get no privacy guarantee from
-`noise`. (6) There is no accountant: `noise` is given, not derived from epsilon and delta.
+w: what the server sends, w_k: the client's own model, M: 1 where an entry is personal.
+Client k:  F = mean_n (d log p(y_n | x_n; w_k) / d w_k)^2, brought to [0, 1] in each tensor;  M = F > threshold;
+           w_k <- M w_k + (1 - M) w;
+           epochs of SGD on CE + (lambda1 / 2) ||w_k - w||^2, entries with M = 1 alone;
+           epochs of SGD on CE + (lambda2 / 2) (||w_k - w|| - C)^2, the others alone;
+           u = w_k - w, with `clip` u min(1, C / ||u||), then plus N(0, (C noise)^2 / |S|) on every entry.
+Server:    w <- w + sum_k p_k u_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Sent per round, P floats of weights and float buffers: 4 P bytes each way; with noise 8 more down, |S|.
+Deviations from the paper: (1) where architectures differ, updates are averaged layer-wise or within each architecture.
+(2) Sent is w + u, the same to whoever knows w. (3) Personal entries of u are 0; noise is added to them all the same, so
+that nobody sees which they are. (4) Norms are squared, over all entries; in the authors' code it is the sum of the
+tensors' norms, and its absolute distance to C. (5) F of a constant tensor is 0, and F is
+taken in eval mode. (6) A stretch in which nothing may move is left out. (7) BatchNorm's statistics are averaged like
+weights, but neither masked, clipped nor noised: with BatchNorm there is no guarantee. (8) `noise` is a multiplier; what
+epsilon it is worth over all rounds is for an accountant to say. A client's first w_k is w.
 """
 
 from __future__ import annotations

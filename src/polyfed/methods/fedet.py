@@ -1,21 +1,19 @@
-"""Fed-ET: ensemble distillation into a large server network (Cho et al., IJCAI 2022, arXiv:2204.12703).
+"""Fed-ET: clients' networks of several architectures teach a large one at the server (Cho et al., IJCAI 2022).
 
-client i:  w_i <- w_u;  E epochs of SGD on CE(f_u(x; w_i), y)
-at first:  random w, all w_u with its head
-server:    1. head of w <- mean over i of the head of w_i
-           2. consensus on each public x:  v_i(x) = variance over classes of s_i(x),  alpha_i = v_i / sum_j v_j,
-              s(x) = sum_i alpha_i s_i(x),  y(x) = argmax s(x)
-           3. diversity:  s_div(x) = the same mean over the i whose argmax s_i(x) is not y(x)
-           4. `server_steps` of SGD in w on  mean of CE(f(x; w), y(x))
-           + lambda KL( softmax s_div(x) || softmax f(x; w) )
-              where all agree on x there is no KL; public inputs are drawn without replacement
-           5. w_u <- mean of the w_i of u, with the head of w
-
-Deviations from the paper: (1) The architectures' networks are evaluated, not the server's. (2) v_i is the variance of
-the logits; some descriptions have that of the probabilities. If all variances are 0, networks are weighted equally.
-(3) An architecture without responding clients keeps its weights and gets the new head. (4) The server's optimizer is
-plain SGD, reset every round. The ensemble's scores on public inputs are computed once per round. The server's
-BatchNorm statistics follow its own steps.
+w_u is the network of architecture u, w the server's; all heads have the same tensors. x runs over public inputs, whose
+labels nobody looks at; s_i(x) are client i's scores, v_i(x) their variance over the classes. All begin with w's head.
+Client i:  w_i <- w_u;  E local epochs of SGD on CE(f_u(x; w_i), y).
+Server:    head of w <- mean of the heads of w_i;  y(x) = argmax s(x), s = sum_i v_i s_i / sum_i v_i;
+           s_div = the same sum over those i whose highest score is not y(x);
+           `server_steps` of SGD in w on  CE(f(x; w), y(x)) + lambda KL(softmax s_div(x) || softmax f(x; w)), where all
+           agree without the KL;  then w_u <- mean of the w_i of u, with the head of w.
+Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_i, int64). Public inputs stay at
+the server.
+Deviations from the paper (arXiv:2204.12703): (1) scored are the groups' networks as received, as in FedIN's comparison;
+the paper scores w. (2) v is the variance of logits, which is that of log-probabilities, too; descriptions differ. Where
+all v_i(x) are 0, they count alike. (3) An architecture of which nobody answered keeps its w_u and gets the head. (4)
+"layer-wise": w_u is the layer-wise mean of nested networks (FedIN). (5) Public inputs are the recipe's hold-out or
+another data set's. (6) The server takes plain SGD, made afresh.
 """
 
 from __future__ import annotations

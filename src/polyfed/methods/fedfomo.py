@@ -1,19 +1,22 @@
-"""FedFomo: clients mix others' models by validation loss (Zhang et al., ICLR 2021, arXiv:2012.08565).
+"""FedFomo: every client weighs others' models by what they gain on its own data (Zhang et al., ICLR 2021).
 
-L: mean cross entropy on the client's validation rows, which are never trained on (`data.split`, such as "8:1:1").
-client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||,   omega_n = max(delta_n, 0) / sum_m max(delta_m, 0)
-           w_k <- w_old + sum_n omega_n (w_n - w_old);   if no delta_n is positive, w_old
-           E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
-server:    A_kn <- A_kn + delta_n, not clipped
-           the M others with the largest A_kn; each replaced by a random other with probability epsilon_t,
-           epsilon_t = max(0, epsilon - (t - 1) epsilon_decay) in round t
-
-Deviations from the paper: (1) w_old is the model before the last local training, so that local progress is weighted
-like that of others, as in the authors' commands (`first_model`). (2) The distance covers parameters only. BatchNorm's
-running statistics are mixed like weights. (3) Validation rows are those of the recipe; the paper sets aside a fifth
-of the training rows ("8:2:0").
-In the authors' code, M includes the client's own model (its 5 is 4 here), the distance is L1, affinities are
-normalized, and candidates are the previous round's participants only.
+Client k:  delta_n = (L(w_old) - L(w_n)) / ||w_n - w_old||, L the mean cross entropy on its validation rows;
+           w_k <- w_old + sum_n omega_n (w_n - w_old), omega_n = max(delta_n, 0) / their sum, w_n being the models sent
+           and its own last one;  then E epochs of SGD on CE(f(x; w_k), y) on its training rows.
+           All start from one model: what has grown from unlike weights cannot be mixed.
+Server:    keeps every client's last model;  A_kn <- A_kn + delta_n;  sends client k the M others with the largest A_kn,
+           each replaced by a random other with probability epsilon_t = max(0, epsilon - (t - 1) decay).
+Sent per round, P floats of weights and float buffers: up 4 P + 4 M, down 4 M P, and 4 P more until the server has heard
+of the client; in round 1 just these, and up 4 P.
+Deviations from the paper: (1) where architectures differ, a candidate is sent as far as its tensors are the client's,
+counts as w_old in the others, and is as far away as the common ones are; or only those of one's own architecture are
+sent. (2) w_old is the model from before the last local training (the code's "first_model"), so that what the client
+learnt is weighed like what others learnt. (3) The client's own last model is a candidate beside the M, and is not sent
+down. (4) Models of which nothing is known come in random order. (5) Distances are over parameters; BatchNorm's
+statistics travel and are mixed, but have no say. (6) The validation rows are the recipe's (`data.split`), and never
+trained on.
+From the authors' code: M counts the client's own model; the distance is L1; A takes in the deltas divided by the size
+of their sum; candidates are the models of the last round's clients alone, here everybody's last.
 """
 
 from __future__ import annotations

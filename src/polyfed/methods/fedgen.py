@@ -1,21 +1,21 @@
-"""FedGen: distillation through a server-trained feature generator (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056).
+"""FedGen: clients learn from features that a server-trained generator makes (Zhu, Hong and Zhou, ICML 2021).
 
-client k:  E epochs of SGD on  CE(f(x; w), y)
-               + a_t CE(h(G(z', y')), y')                             y' drawn by the clients' class counts
-               + b_t KL( softmax h(G(z, y)) || softmax f(x) )         y of the batch; no gradient through the teacher
-           a_t = alpha decay^(t-1),  b_t = beta decay^(t-1),  neither below 1e-4
-server:    w <- sum over responding clients of p_k w_k,   p_k = n_k / sum n_j
-           G: `generator_steps` of Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + diversity L_div
-           omega_ky = n_ky / sum_j n_jy;   L_div = exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|)
-
-Deviations from the paper: (1) The KL term and the decay are from the authors' code; the paper's objective has the
-first term only, with weight 1. From the code as well: the sum of the clients' losses, where the paper has the loss of
-their mean logits. (2) Noise is normal; in the authors' code it is uniform on [0, 1]. (3) Classes are drawn by the
-class counts of the last responding clients, y' on clients too, so C counts are sent down. The authors' code draws
-classes uniformly. (4) On clients the generator uses its running statistics, so that it takes in no client data;
-BatchNorm within a head collects no statistics of generated features.
-The authors' code has `alpha = beta = 10` on MNIST, 10 and 1 on EMNIST. Early on, generated features then outweigh the
-clients' data (below); a run warns of it, and records have `own_loss` and the weighted `generated_loss`.
+G(z, y) makes what enters the head h from noise z and a class y; f is the whole network, of D features and C classes.
+Client k:  w <- received;  E local epochs of SGD on  CE(f(x; w), y)
+               + a_t CE(h(G(z', y')), y') + b_t KL(softmax h(G(z, y)) || softmax f(x)),
+           y' drawn as often as the clients have it, as many as rows; a_t, b_t = (alpha, beta) * decay^(t - 1), at
+           least 1e-4.
+Server:    w <- sum_k p_k w_k;  G by Adam on  sum_k omega_ky CE(h_k(G(z, y)), y) + diversity * L_div, omega_ky = n_ky /
+           sum_j n_jy, heads h_k as received, L_div = exp(-mean over pairs |z_a - z_b|^2 |G_a - G_b|).
+Sent per round, P floats of weights and buffers, G's P_G: down 4 P, from round 2 on 4 (P + P_G + C); up 4 (P + C), the
+counts n_ky (int32); P_G = (Z + C + 5) H + (H + 1) D with Z numbers of noise and H hidden units.
+Deviations from the paper (arXiv:2105.10056): (1) the KL term and the decay are the authors' code's, where alpha and
+beta are 10 on MNIST; the paper has the first term alone, of weight 1. So is the sum of the clients' losses; the paper
+has the loss of their mean logits. (2) Noise is normal, in that code uniform. (3) Classes are drawn as often
+as those who answered last have them, so counts go down, too; in that code all alike. A class with one sample in all is
+not made. (4) Nothing is made in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
+layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics; its
+training is float64.
 """
 
 from __future__ import annotations

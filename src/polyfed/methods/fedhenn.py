@@ -1,26 +1,16 @@
-"""FedHeNN: alignment of representations by kernels (Makhija, Han, Ho and Ghosh, ICML 2022, arXiv:2202.07757).
+"""FedHeNN: representations aligned by their kernels (Makhija, Han, Ho and Ghosh, ICML 2022).
 
-A_k = Phi_k(X)  (L, d_k)         everything but the last layer, eval mode
-K_k = A_k A_k^T                  or RBF: exp(-||a_p - a_q||^2 / (2 s^2)), s = width * median distance
-H   = I - 1 1^T / L              centers
-CKA(K, M) = tr(K H M H) / sqrt(tr(K H K H) tr(M H M H))
-loss      = CE(f(x; w_k), y) + eta(t) (1 - CKA(K_k, target))
-eta(t)    = eta0 sqrt(t - 1)     or eta0 (t - 1), or eta0; rounds t from 1
-
-Deviations from the paper: (1) `alignment_data.batch` rows of the RAD are drawn for each step. The paper uses all L
-rows, at L / batch times the cost. (2) K_k is computed in every step, as in the authors' code, or every few steps with
-a higher weight (`alignment_data.every`). Algorithms 1 and 2 compute it once per local epoch, before the update. (3)
-The RAD consists of hold-out rows (`data.holdout`) or of another data set (`data.public_dataset`), which no client
-has. The authors' code draws it from the clients' training images, cropped and flipped. (4) The RAD pass runs in eval
-mode: no dropout, BatchNorm with running statistics. (5) eta(t) = eta0 sqrt(t - 1), as in the authors' code; the paper
-leaves it open. (6) Algorithm 1 ends with an average of all clients' latest weights. It is off by default
-(`final_average`), as in the authors' code, and on in the recipes for Table 1, which evaluate global models.
-In the authors' code, networks for images return the last hidden layer and the log-softmax of the last layer. Training
-and evaluation use the former as scores (its first C units stand for the classes); CKA compares the latter, after
-dropout of 0.6. Here the last layer classifies and Phi is everything before it, as in the paper.
-Kernel uploads, precisions, transports and the chunked gradient are additions. Of the paper's weights w_j only 1 / N,
-the one it tests, is implemented. Its claim that CKA is invariant to every invertible linear map holds only for
-rotations and scalings.
+Everybody sees L unlabeled inputs (the RAD, X). A_k = Phi_k(X) is (L, d_k), K_k its kernel (A_k A_k^T), H centers.
+Client k:  E epochs of SGD on CE(f(x; w_k), y) + eta(t) d(K_k, target),  d = 1 - CKA.
+Heterogeneous (Algorithm 2): target K_bar = mean of K_j over the clients' latest weights; no weights are averaged.
+Homogeneous (Algorithm 1):   target is the kernel of the weights received; these are averaged as in FedAvg.
+Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F F^T ~ H K_bar H at b bytes a number:
+    heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
+Deviations from the paper: (1) `batch` of the L rows enter a step. (2) K_k is formed in each step, or `every`-th with
+the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns; RBF by
+Nystroem rows. (4) The RAD is rows held out for the server, or of another data set. (5) Its pass is in eval mode. (6)
+eta(t) is the authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free.
+Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 
 from __future__ import annotations

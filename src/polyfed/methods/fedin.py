@@ -1,29 +1,17 @@
-"""FedIN: training on other clients' intermediate features (Chan et al., arXiv:2304.00759).
+"""FedIN: training on each other's intermediate features (Chan et al., arXiv:2304.00759).
 
-For a client k with received weights `w^{t-1}` and other clients' pairs `S = (s_in, s_out)`, one step is
-l_local = CE(f(x; w), y) + (mu/2) ||w - w^{t-1}||^2                     eq. 3, over all weights
-l_IN    = mean (f(s_in; w_in) - s_out)^2                                eq. 7, intermediate layers only
-G_local = gradient of l_local        G_IN = gradient of l_IN
-
-w_e, w_c   move along  G_local       (l_IN gives them no gradient)
-w_in       moves along combine(G_local, G_IN), tensor by tensor; with a = <G_local, G_local>, b = <G_local, G_IN>:
-
-  "simple"    G_IN + (lambda/2) G_local                                 eq. 13, the paper's setting (lambda = 1)
-  "project"   G_local + Z,  Z = G_IN if b >= 0 else G_IN - (b/a) G_local
-  "literal"   Z                                                         eq. 12
-  "adaptive"  eq. 13 with lambda = max(1, -2b/a)
-  "none"      G_local + G_IN                                            the paper's "w/o Opt"
-
-Deviations from the paper: (1) Eq. 12 alone would never train the intermediate layers on private data if the gradients
-agree (it is then G_IN). `"project"` adds G_local, `"literal"` is the paper's text, `"adaptive"` is new: eq. 13 with
-lambda = 1 meets the paper's constraint `<Z, G_local> >= 0` only if b/a >= -1/2. (2) Both gradients are taken at the
-same point, in one step. The paper's figure shows local training first, but its formula needs both gradients at one
-point. (3) On others' pairs BatchNorm uses batch statistics and keeps its running statistics. It cannot normalize a
-single row, so a single pair is skipped. (4) `level std(s)` is the noise's standard deviation, as in the paper's main
-text; its appendix has `N(0, 0.8 sigma^2)`. (5) Projections are future work in the paper, which only calls them
-linear. Here there is one orthogonal matrix per width, the class token is kept, and training is once after local
-training. (6) w^{t-1} of eq. 3, "the weights of client k" one round before, is read as the received weights, as in
-FedProx.
+Every network is extractor, intermediate layers, classifier; what enters (s_in) and leaves (s_out) the intermediate
+part is shaped alike everywhere. Beside weights, clients exchange a few such pairs (n_S; the paper: one batch, B).
+Client k:  w <- received;  per step  l_local = CE + (mu/2) ||w - w^{t-1}||^2 (eq. 3)
+           and  l_IN = mean (f(s_in; w_in) - s_out)^2 on B of others' pairs (eq. 7);
+           the intermediate tensors move along combine(G_local, G_IN), the others along G_local.
+Server:    averages weights layer-wise (eq. 19) or within an architecture (eq. 21); keeps this round's pairs.
+Deviations from the paper: (1) eq. 12 ("literal") would never train the intermediate layers on private data where
+gradients agree; "project" adds G_local, "adaptive" has lambda = max(1, -2b/a) in eq. 13. (2) Both gradients are taken
+at one point. (3) Which batch is sent and which pairs come back: random. (4) BatchNorm takes the pairs' own statistics
+and keeps its running ones. (5) Noise (eq. 5, 6) is s + level * std(s) * z. (6) More than B pairs are walked through B
+at a time, round and round. (7) Cuts may differ (`building_blocks.feature_pairs`). (8) `feature_clip` bounds what is
+sent. (9) w^{t-1} is read as the weights received. (10) Gradients are combined tensor by tensor, not as one.
 """
 
 from __future__ import annotations

@@ -1,24 +1,20 @@
-"""FedKD: mutual distillation with a compressed auxiliary model (Wu et al., Nature Communications 2022).
+"""FedKD: a private mentor and a common mentee that teach each other; the mentee's updates travel in low rank (Wu et
+al., Nature Communications 2022).
 
-p: softmax of the scores; H: representations (inputs of the head); W_k: the client's own matrix that maps H_m to the
-mentor's width.
-client k:  m <- m + decode(d);  E local epochs, on each batch one step of both by, with s = CE(w_k) + CE(m), a number,
-               L_w = CE(w_k) + distil KL(p_m || p_w) / s + mimic MSE(H_w, W_k H_m) / s      moves w_k
-               L_m = CE(m)   + distil KL(p_w || p_m) / s + mimic MSE(W_k H_m, H_w) / s      moves m and W_k
-           u_k = encode(m_k - m)
-server:    d = encode(sum over responding clients of p_k decode(u_k)),   m <- m + decode(d),   p_k = n_k / sum n_j
-encode:    a matrix (m, n) = U diag(s) V^T  ->
-           its first K columns of U, values of s, rows of V^T, K the smallest with
-               s_1^2 + ... + s_K^2 >= T (s_1^2 + s_2^2 + ...),   T = start + (end - start) (t - 1) / rounds in round t
-           a convolution (O, I, h, w) is the matrix (O, I h w); vectors, BatchNorm's statistics, and what would not
-           become smaller stay as they are, so that at T = 1 everything arrives exactly
-
-Deviations from the paper: (1) No gradient passes through a teacher or s: each loss trains its own network. (2) Both
-networks are updated from the same scores, by one optimizer with one learning rate. (3) Only the inputs of the two
-heads are matched, no attention maps, which networks need not have. The authors' code matches outputs and attention
-maps of all mentee layers with every third mentor layer, without W_k. (4) Clients are weighted by their samples; in
-the authors' code equally (`weighting = "uniform"`). (5) T grows with the round number, from `energy_start` in round
-1, relative to the planned number of rounds.
+Client k, mentor w_k, mentee m, projector W_k; p: softmax of scores, H: representations, s = CE(w_k) + CE(m), a number:
+    m <- m + the decoded update (or m as received);  E local epochs on the same batches by
+    L_w = CE(w_k) + distil KL(p_m || p_w) / s + mimic MSE(H_w, W_k H_m) / s,   m and W_k held;
+    L_m = CE(m)   + distil KL(p_w || p_m) / s + mimic MSE(W_k H_m, H_w) / s,   w_k held.
+Server:  d = decode(encode(sum_k p_k decode(update_k))), m <- m + d, over those who answered, p_k = n_k / sum n_k.
+encode: a matrix (m, n), of a convolution (O, I h w), becomes its K largest singular triples, K the smallest number with
+sum_K s^2 >= T sum s^2, T = energy_start + (energy_end - energy_start) (t - 1) / rounds in round t; or stays as it is.
+Sent per round, bytes: up 4 sum K (m + n + 1), plus 4 for each other number, + 8 (n_k, int64); down the same form, but m
+itself, 4 P_m, to a client whose last update the server does not have from the round before.
+Deviations from the paper (arXiv:2108.13323): (1) teachers and s pass no gradient on. (2) One optimizer takes both
+steps, at one learning rate. (3) Matched is what enters the heads, no attention maps; the authors' code matches those
+and the outputs of all the mentee's layers, as they are, without W_k. (4) p_k goes by samples; that code counts clients
+alike (`weighting = "uniform"`). (5) The server adds the decoded mean, so that what clients hold is its m bit for bit.
+(6) BatchNorm's statistics travel uncompressed.
 """
 
 from __future__ import annotations

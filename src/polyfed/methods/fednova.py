@@ -1,20 +1,14 @@
-"""FedNova: averaging of normalized updates (Wang et al., NeurIPS 2020, arXiv:2007.07481).
+"""FedNova: averaging of normalized updates (Wang et al., NeurIPS 2020, arXiv:2007.07481), also among unlike networks.
 
-client k:  tau_k steps of the local solver on  CE(f(x; w), y) + (mu/2) ||w - w^t||^2
-server:    d_k = (w^t - w_k) / a_k,   tau_eff = sum_k p_k a_k,   p_k = n_k / sum n_j
-           w <- w^t - tau_eff sum_k p_k d_k                                                eq. 6
-
-a_k, effective number of steps (displacement under a constant gradient, in learning rates):
-  SGD                 tau_k
-  momentum rho        [tau_k - rho (1 - rho^tau_k) / (1 - rho)] / (1 - rho)
-  proximal, b = lr mu [1 - (1 - b)^tau_k] / b
-  both                m <- rho m + 1 - b a,  a <- a + m,  tau_k times from 0
-  Adam, AdamW         tau_k
-
-Deviations from the paper: (1) The paper gives no a_k for Adam; here it counts steps. (2) BatchNorm's running
-statistics are averaged with p_k, since they do not follow gradients. (3) Weight decay is not part of a_k.
-Server momentum comes from the authors' code, not from eq. 6. With momentum and a proximal term that code adds both
-counts; here a_k is the actual sum.
+Client k:  w <- w^t, received;  tau_k steps on CE(f(x; w), y) + (mu/2) ||w - w^t||^2.
+Server:    w <- w^t - tau_eff sum_k p_k d_k,  d_k = (w^t - w_k) / a_k,  tau_eff = sum_k p_k a_k (eq. 6).
+a_k = ||a_k||_1, the length of its steps under a constant gradient: for SGD tau_k; with momentum rho the sum over
+s = 1 ... tau_k of (1 - rho^s) / (1 - rho); proximal, b = lr mu, [1 - (1 - b)^tau_k] / b; with both, their recursion.
+Sent per round, P floats of weights and buffers: down 4 P bytes; up 4 P + 8 (n_k, int64) + 4 (a_k).
+Deviations from the paper: (1) where architectures differ, p_k and tau_eff are those of the clients that have a tensor,
+or within each architecture. (2) Adam has no such a_k; it counts steps, a_k = tau_k. (3) Clients send w_k, of which the
+server takes d_k. (4) BatchNorm's statistics are averaged by p_k, as their way is no gradient's. (5) Weight decay is not
+part of a_k. From the authors' code: server momentum (gmf).
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""FedProto: averaged class prototypes (Tan et al., AAAI 2022, arXiv:2105.00243).
+"""FedProto: clients agree on one prototype per class (Tan et al., AAAI 2022, arXiv:2105.00243).
 
-n_kc: number of training samples of class c at client k.
-client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
-server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc
-           over clients that sent one ("count"), or their plain mean ("uniform")
-
-Deviations from the paper: (1) Eq. 6 multiplies by n_kc / N_c and also divides by the number of senders, which would
-shrink prototypes; here they are the weighted mean, or the plain one of the authors' code. (2) All known prototypes
-are candidates; the authors' code searches the client's own classes.
-The authors' code counts a prediction as correct by head and by prototype together, so its figures are not those of
-either predictor. It collects prototypes in training mode while weights still change, without counts.
+w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the server's prototype of class c.
+Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
+           C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training.
+Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
+Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
+Sent per round, D features, C classes, S classes at the client: up 4 (S D + 2 S); down 4 (C D + C), or 4 (S D + S) with
+candidates = "own". The paper counts 4 S D each way, labels and counts not: `nbytes_in_paper`.
+Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the number of senders, too, so that
+prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
+mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
+anything yet is sent all prototypes as if it had all classes: nobody knows better.
+From the authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits to
+the count; it takes prototypes in train mode, while weights still change.
 """
 
 from __future__ import annotations

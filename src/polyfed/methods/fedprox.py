@@ -1,12 +1,13 @@
-"""FedProx: averaging with a proximal term (Li et al., MLSys 2020, arXiv:1812.06127).
+"""FedProx: averaging with a proximal term (Li et al., MLSys 2020, arXiv:1812.06127), also among differing networks.
 
-client k:  E epochs of SGD on  CE(f(x; w), y) + (mu/2) ||w - w^t||^2                          eq. 2
-server:    w <- sum over responding clients of p_k w_k,   p_k = n_k / sum n_j, or 1 / their number
-
-Deviations from the paper: (1) Clients are selected uniformly and weighted by samples; the paper selects them in
-proportion to samples and weights them equally. (2) All clients train E epochs. In the paper slow devices may do fewer
-(gamma-inexactness). (3) The norm covers parameters only. BatchNorm's running statistics are averaged like weights;
-its batch counter stays local. (4) With Adam or momentum, the term's gradient is treated like the rest.
+Client k:  w <- w^t, received;  E local epochs of SGD on CE(f(x; w), y) + (mu/2) ||w - w^t||^2 (eq. 2).
+Server:    w <- sum_k p_k w_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
+Deviations from the paper: (1) where architectures differ, tensors are averaged layer-wise over the clients that have
+them, or within each architecture; w^t is what the client received of them. (2) Clients are drawn uniformly and weighted
+by samples, not drawn by samples and weighted alike. (3) Everybody trains E epochs; slow devices may do fewer in the
+paper. (4) The norm is over parameters; BatchNorm's statistics are averaged and not held. (5) Under Adam or momentum the
+term's gradient is treated as the rest.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
-"""FedSelect: personal weights selected entry by entry during training (Tamirisa et al., CVPR 2024).
+"""FedSelect: every client finds, entry by entry, which weights are its own (Tamirisa et al., CVPR 2024).
 
-m_k is 1 for the personal entries of client k; a_k is w_k at the last growth of the mask, initially the received
-weights.
-client k:  w_k <- w, where m_k = 0
-           every q rounds:  in each weight tensor with less than `limit` personal, the fraction p of the entries
-                            with m_k = 0 for which |w_k - a_k| is largest get m_k = 1;   a_k <- w_k
-           personal_epochs epochs of SGD that move entries with m_k = 1 only, then shared_epochs of the others only
-server:    per entry:  w <- mean of w_k over responding clients with m_k = 0;
-           entries that nobody shares keep their values
-
-Deviations from the paper: (1) Masks grow in tensors of two or more dimensions. Biases and BatchNorm's weights are
-always shared, and BatchNorm's running statistics are averaged. (2) Among equal changes the first entries are taken,
-never more than p; a tensor that did not change is not taken whole. (3) New personal entries start from the newest
-shared value (the authors' code aggregates and sends by the old mask). (4) q counts the client's own rounds: the mask
-grows before its rounds q + 1, 2 q + 1 and so on. (5) A client detects from the download that an upload was lost; it
-then stops growing and sends its mask again.
-In the authors' code, personal and shared epochs alternate; q counts all rounds, and growth starts one round later;
-every tensor called `weight` has a mask, BatchNorm's too; the clients of round 1 are those of every round; buffers are
-not averaged; all ties at the threshold are taken.
+m_k is 1 where an entry of w_k is personal and 0 where it is shared; all 0 at first.
+Client k:  w_k <- what came, where m_k = 0;
+           every q rounds, in each weight tensor of which less than `limit` is personal: the share p of the shared
+           entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
+           epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.
+Server:    per entry, w <- mean of w_k over those who answered with m_k = 0, all alike or by their samples; what nobody
+           shares keeps its value.
+Sent per round, P floats of weights and float buffers, M_k of them personal: 4 (P - M_k) bytes each way. In the round in
+which m_k has grown it still comes down by the old mask; up go a bit for every entry of the tensors that have a mask.
+Deviations from the paper: (1) where architectures differ, the mean is layer-wise or within each architecture. (2)
+Weight tensors are those of two dimensions or more; biases and BatchNorm are shared, its statistics averaged. (3) Of
+entries that moved alike the first are taken, never more than p. (4) What has become personal starts from the newest
+shared value, as in the authors' code. (5) While nothing is personal the first stretch is left out. (6) q counts the
+rounds in which the client took part; a_k is at first what it received. (7) If an upload with a new mask is lost, the
+client sees so by what it is sent, and says its mask again before it grows on.
+From the authors' code: personal and shared entries take turns epoch by epoch, here each trains for all its epochs; q
+counts all rounds, the first growth being after round q + 1; whatever is called weight has a mask, BatchNorm's too; the
+clients of the first round are those of every round; buffers are not averaged.
 """
 
 from __future__ import annotations

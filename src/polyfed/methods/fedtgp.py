@@ -1,15 +1,18 @@
-"""FedTGP: server-trained prototypes with a margin (Zhang, Liu, Hua and Cao, AAAI 2024, arXiv:2401.03230).
+"""FedTGP: prototypes that the server trains apart from each other (Zhang, Liu, Hua and Cao, AAAI 2024).
 
-client k:  E epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training
-server:    delta = max over c of the distance from Q[c] to the nearest other Q[c'], at most `margin`;
-                   Q[c]: the plain mean of the C_k[c]
-           server_epochs epochs of SGD on CE(-(||C_k[c] - P[c']|| + delta [c' = c]) over all c', c), over all (k, c)
-
-Deviations from the paper: (1) A class that nobody has sent yet is not sent and not a candidate; it takes part in the
-server's loss. (2) The server's optimizer is plain SGD without state; the network's weights are in the server's state
-and checkpoints.
-The authors' code computes class means with the network stored before training.
+Clients as in FedProto: they are drawn to the server's prototypes P, and send the means C_k[c] of their trained
+networks' representations (arXiv:2401.03230).
+Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
+           CE(-(||C_k[c] - P[c']|| + delta 1[c' = c]) over all c', c) over the pairs that came;
+           delta = max over c of the distance from Q[c] to the nearest Q[c'], at most `margin`, Q the clients'
+           mean means: own prototypes must be nearer than others by delta.
+Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
+Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), down 4 (C D + C). Without labels, which
+the paper does not count: `nbytes_in_paper`.
+Deviations from the paper: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part
+in the loss. (2) Where a round has one class only, delta is `margin`. (3) The network keeps its weights from round to
+round; its optimizer has no momentum and so nothing to keep.
+From the authors' code: it collects the means from the network as it was before training.
 """
 
 from __future__ import annotations

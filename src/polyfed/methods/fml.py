@@ -1,12 +1,13 @@
-"""FML: mutual learning between private networks and an auxiliary model (Shen et al., 2020, arXiv:2006.16765).
+"""FML: federated mutual learning, a private network and a common one that teach each other (Shen et al., 2020).
 
-client k:  m <- received;  E local epochs, on each batch one step of both by
-               L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)
-               L_m = beta  CE(m)   + (1 - beta)  KL(p_w || p_m)
-           p: softmax of the scores; KL summed over classes
-server:    m <- sum over responding clients of p_k m_k,   p_k = n_k / sum n_j, or 1 / their number
-
-Deviations from the paper: (1) m is averaged by samples; `weighting = "uniform"` weights clients equally.
+Client k:  m <- received;  E local epochs on the same batches, p_w and p_m being the softmax of w_k's and m's scores, by
+               L_w = alpha CE(w_k) + (1 - alpha) KL(p_m || p_w)   for w_k, of any architecture,
+               L_m = beta CE(m)    + (1 - beta) KL(p_w || p_m)    for m; neither passes a gradient to its teacher.
+Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
+Sent per round, P_m floats of m's weights and float buffers: down 4 P_m bytes; up 4 P_m + 8 (n_k, int64).
+Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimizer
+over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
+counts clients alike.
 """
 
 from __future__ import annotations

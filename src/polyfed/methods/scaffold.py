@@ -1,15 +1,18 @@
 """SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020, arXiv:1910.06378).
 
-client k:  tau_k steps  w <- opt(g(w) - c_k + c),   g the gradient of CE(f(x; w), y)
-           c_k+ = mean of the g of its steps                              "mean"
-                  gradient of all its samples at w^t                      "I"
-                  c_k - c + (w^t - w_k) / (tau_k lr)                      "II"
-server:    w <- w^t + server_lr mean_k (w_k - w^t)         over responding clients
-           c <- c + (1/N) sum_k (c_k+ - c_k)               N: all clients
-
-Deviations from the paper: (1) `"mean"` is the default: the paper's options are for plain SGD, where it equals `"II"`.
-(2) The server stores the sum of all c_k and divides it by the number of available clients, so that c stays their mean
-when clients join later. (3) BatchNorm's statistics have no variates; they are averaged, without `server_lr`.
+Client k:  w <- w^t, c received;  tau_k steps along g(w) - c_k + c, with g the gradient of CE(f(x; w), y).
+           c_k+ = mean of the g of its steps ("mean"), gradient of all its samples at w^t ("I"), or
+                  c_k - c + (w^t - w_k) / (tau_k lr) ("II"; under plain SGD the same as "mean").
+Server:    w <- w^t + server_lr mean_k (w_k - w^t);   c <- c + (1/N) sum_k (c_k+ - c_k).
+N counts all clients present, c and c_k start at zero; who is not drawn keeps c_k.
+Sent per round, P floats of weights and buffers, Q of them parameters: down 4 (P + Q) bytes + 8 (the round of which the
+server last heard from the client); up 4 (P + Q) + 8 (n_k).
+Deviations from the paper: (1) where architectures differ, all means are per tensor, N those of the clients present that
+have it, or within each architecture. (2) "mean" is the default: "II" is no gradient under momentum, weight decay or
+Adam, where the correction enters before the optimizer. (3) Clients send w_k, of which the server takes the difference.
+(4) The server keeps the sum of all c_k and sends it over N, so that c stays their mean when clients join. (5)
+BatchNorm's statistics are averaged, without server_lr, and have no variates; "I" normalizes by batches of all samples.
+(6) If an upload is lost, the client sees so by what it is sent, and goes back to the c_k before.
 """
 
 from __future__ import annotations

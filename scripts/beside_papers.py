@@ -1,4 +1,4 @@
-"""Write the section "Beside the papers" of every method's page: what papers print for it, and what was measured here.
+"""Write the section "Published results" of every method's page: the papers' figures next to ours.
 
     python scripts/beside_papers.py            # after docs/results or paper_results.csv has changed
 
@@ -23,7 +23,7 @@ from polyfed.report import paper_results
 from polyfed.report.paper_results import Entry
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-TITLE = "## Beside the papers"
+TITLE = "## Published results"
 QUANTITIES = ("accuracy", "bytes per client and round", "parameters sent")
 PAPERS = {"fedhenn": "FedHeNN", "fedgh": "FedGH", "fedin": "FedIN"}
 _RESULTS = "[results](../results.md)"
@@ -145,30 +145,28 @@ def section(method: str, known: Ours) -> str:
     rows, notes = theirs(method), list[str]()
     if not rows:
         kept = ", ".join(PAPERS.values())
-        return (
-            f"{TITLE}\n\nThe papers whose tables are kept here ({kept}) have no row for it, and the tables of its own\n"
-            f"paper were not run: {NOT_MEASURED}.\n"
-        )
-    lines = ["| paper | row | data | quantity | paper | here |", "| --- | --- | --- | --- | --- | --- |"]
+        none = "have no row for this method, and the tables of its own paper were"
+        return f"{TITLE}\n\nThe tables of {kept} {none}\n{NOT_MEASURED}.\n"
+    lines = ["| paper | row | data | quantity | published | ours |", "| --- | --- | --- | --- | --- | --- |"]
     for row, entries in rows.items():
         where = f"{PAPERS[row.paper]}, {row.table.replace('table', 'table ')}"
         told = "; ".join(_printed(entry, notes) for entry in entries)
         quantity = f"{row.quantity} [{row.unit}]"
         here = _measured(entries, known)
         lines.append(f"| {where} | `{row.name}` | {_data(row, entries)} | {quantity} | {told} | {here} |")
-    whose = "" if method in (*PAPERS, "local") else " The tables of its own paper were not run."
+    whose = "" if method in (*PAPERS, "local") else " The tables of its own paper were not measured."
     sources = ", ".join(dict.fromkeys(link for row in rows for link in SOURCES[row.quantity]))
-    about = f"What papers print, and what was measured here at that setting\n({sources}).{whose}"
+    about = f"Published figures and ours for the same setting ({sources}).{whose}"
     foot = [f"- [{number}] {paper_results.footnote(name)}" for number, name in enumerate(notes, start=1)]
     return "\n".join([TITLE, "", about, "", *lines, *(["", *foot] if foot else [])]) + "\n"
 
 
 def with_section(text: str, method: str, known: Ours) -> str:
-    """A page's text with its section as it should be, before "Run it"."""
+    """A page's text with its section as it should be, before "Commands"."""
     rest = re.sub(rf"^{TITLE}\n.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)
-    before, heading, after = rest.partition("## Run it")
+    before, heading, after = rest.partition("## Commands")
     if not heading:
-        raise SystemExit(f"expected a section '## Run it' on the page of {method}")
+        raise SystemExit(f"expected a section '## Commands' on the page of {method}")
     return f"{before}{section(method, known)}\n{heading}{after}"
 
 

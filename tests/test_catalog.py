@@ -125,7 +125,7 @@ def test_a_class_without_source_is_listed_all_the_same():
 def test_the_text_has_a_line_per_hyperparameter_and_keeps_to_the_width():
     text = method_table.to_text(method_table.describe(), 60)
     assert "    header_lr = 0.01  # eta_theta;" in text
-    assert "    lambda = 1.0  # of" in text
+    assert "    lambda = 1.0  # for" in text
     assert all(len(line) <= 60 for line in text.split("\nP  ")[0].splitlines())
 
 

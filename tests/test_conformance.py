@@ -110,11 +110,11 @@ def numbers(server: Any, client_id: int) -> int:
 
 
 def shared_numbers(server: Any) -> int:
-    """Floats of the network beside the clients' own."""
+    """Floats of the auxiliary model."""
     return sum(t.numel() for t in server.initial(server.auxiliary_model).values() if t.is_floating_point())
 
 
-def companion_bytes(server: Any, client_id: int) -> tuple[int, int]:
+def auxiliary_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """P_m floats each way; the count of samples goes up as int64."""
     p = shared_numbers(server)
     return 4 * p, 4 * p + 8
@@ -208,8 +208,8 @@ def pulled(model: Any, batch: Any, context: Any) -> float:
 
 
 def both_scores(model: Any, x: Any) -> tuple[Any, Any]:
-    """Log probabilities of the client's own network and of the companion, in float64 and numpy."""
-    logits = [net(x).detach().double().numpy() for net in (model.own, model.companion)]
+    """Log probabilities of the client's own network and of the auxiliary model, in float64 and numpy."""
+    logits = [net(x).detach().double().numpy() for net in (model.own, model.auxiliary_model)]
     own, other = (one - np.log(np.exp(one).sum(axis=1, keepdims=True)) for one in logits)
     return own, other
 
@@ -228,15 +228,15 @@ def mentored(model: Any, batch: Any, context: Any) -> float:
     rows = np.arange(len(own)), batch.y.numpy()
     s = float(-(own[rows] + other[rows]).mean())
     kl = ((np.exp(other) - np.exp(own)) * (other - own)).sum(1).mean()
-    h_w, h_m = (net.represent(batch.x).detach().double().numpy() for net in (model.own, model.companion))
+    h_w, h_m = (net.represent(batch.x).detach().double().numpy() for net in (model.own, model.auxiliary_model))
     gap = h_w - h_m @ model.projector.weight.detach().double().numpy().T
     return s + (1.5 * float(kl) + float((gap**2).mean())) / s
 
 
 def nested(model: Any, batch: Any, context: Any) -> float:
     """CE(h(r)) + CE(h_s(r[:4])), r = P [phi_s, phi], in float64."""
-    z = [net.represent(batch.x).detach().double().numpy() for net in (model.companion, model.own)]
-    weights = [layer.state_dict() for layer in (model.projection, model.own.head, model.companion.head)]
+    z = [net.represent(batch.x).detach().double().numpy() for net in (model.auxiliary_model, model.own)]
+    weights = [layer.state_dict() for layer in (model.projection, model.own.head, model.auxiliary_model.head)]
     (p, b), own, common = ([t.double().numpy() for t in layer.values()] for layer in weights)
     r, total = np.concatenate(z, axis=1) @ p.T + b, 0.0
     for inputs, (w, bias) in ((r, own), (r[:, :4], common)):
@@ -724,12 +724,12 @@ test_feddpa = testing.conformance(
 test_fml = testing.conformance(
     FML(alpha=0.3, beta=0.6),
     oracle=mutual,
-    expected_bytes=companion_bytes,
+    expected_bytes=auxiliary_bytes,
     counted="updates",
     bites={"shared": "largest", "clip": 0.05},
     reductions=[
         Reduction({"alpha": 1.0}, Local(), part="own."),
-        Reduction({"beta": 1.0}, FedAvg(), "received", same_architecture=True, part="companion."),
+        Reduction({"beta": 1.0}, FedAvg(), "received", same_architecture=True, part="auxiliary_model."),
     ],
 )
 
@@ -743,7 +743,7 @@ test_fedkd = testing.conformance(
 test_fedmrl = testing.conformance(
     FedMRL(features=4),
     oracle=nested,
-    expected_bytes=companion_bytes,
+    expected_bytes=auxiliary_bytes,
     bites={"shared": "largest", "features": 3},
 )
 
@@ -888,7 +888,7 @@ def test_personal_methods_in_another_form(method: Any) -> None:
     [FML(weighting="uniform"), FedKD(energy_start=0.5, energy_end=0.9), FedMRL(features=3)],
     ids=lambda method: method.name,
 )
-def test_companions_with_batchnorm(method: Any) -> None:
+def test_auxiliary_models_with_batchnorm(method: Any) -> None:
     """Networks of three widths, two of them normalized by the batch, the common one, too."""
     asked = ["nothing_aliased", "nothing_written_in_place", "state_is_explicit"]
     widths = [(1, 4, 6), (0, 3, 5), (1, 5, 8)]

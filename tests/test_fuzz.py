@@ -386,7 +386,7 @@ def test_a_count_of_answers_without_end(tmp_path: Path) -> None:
         {"class_names": ["a"] * 10},
         {"method": "os:system"},
         {"hyperparameters": {"header_lr": "x:y"}},
-        {"companion": "antigravity:net"},
+        {"auxiliary_model": "antigravity:net"},
         {"round": None},
     ],
     ids=str,

@@ -33,13 +33,13 @@ PARTS = (
     ("Idea", r"\A# [^\n]+\n\n[A-Z`][^#]{150,}"),
     ("Picture", r"^```text\n[^`]*[─►▼◄][^`]*```"),
     ("Equations", r"^## How it works$[^#]*^```text\n\S"),
-    ("What is sent", r"^## What is sent$[^#]*(?:^\|(?: \|)? direction \||othing)"),
+    ("Communication", r"^## Communication$[^#]*(?:^\|(?: \|)? direction \||othing)"),
     ("Privacy", r"^## Privacy$[^#]*\[privacy\]\(\.\./privacy\.md\)\.$"),
     ("Hyperparameters", r"^## Hyperparameters$"),
     ("Deviations", r"^## Deviations"),
-    ("Result", r"^## Measured here$[^#]*\b\d+\.\d+\b"),
-    ("Beside the paper's", r"^## Beside the papers$"),
-    ("Command", r"^## Run it$[^#]*^```bash\npolyfed "),
+    ("Results", r"^## Results$[^#]*\b\d+\.\d+\b"),
+    ("Published results", r"^## Published results$"),
+    ("Commands", r"^## Commands$[^#]*^```bash\npolyfed "),
 )
 UNSET = {"", "-", "–", "—", "none", "not set", "unset"}
 
@@ -114,22 +114,22 @@ def test_the_page_has_every_part_of_the_template(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def beside() -> dict[str, Any]:
-    """The script that writes the pages' section "Beside the papers", and what it finds measured."""
+    """The script that writes the pages' section "Published results", and what it finds measured."""
     script = runpy.run_path(str(ROOT / "scripts" / "beside_papers.py"))
     return {**script, "measured": script["ours"]()}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_what_can_be_hidden_is_said_as_it_is(name: str) -> None:
+def test_the_privacy_section_is_true(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
     method = METHODS[name]()
-    variants = ("outputs", "setting", "mu")  # hyperparameters with which more can be hidden
+    variants = ("outputs", "setting", "mu")  # hyperparameters with which more can be clipped
     bounded = sends(method) and (not method.fixed_entries or any(v in told for v in variants[:2]))
-    assert ("`upload_clip_norm` bounds" in told) == bounded
+    assert ("`upload_clip_norm` clips" in told) == bounded
     phases = method.phases(Training())
     by_row = method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)
-    assert ("`max_grad_norm` is refused" in told) == (not by_row and "`mu = 0`" not in told)
-    assert sends(method) == ("nothing hides" in told)
+    assert ("`max_grad_norm` is not supported" in told) == (not by_row and "`mu = 0`" not in told)
+    assert sends(method) == ("Not protected:" in told)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -176,7 +176,7 @@ def test_the_commands_are_valid(name: str) -> None:
 def test_a_part_that_is_missing_or_elsewhere_is_seen() -> None:
     text = page("fedgh")
     assert missing(text.replace("## Deviations from the paper", "## More")) == ["Deviations"]
-    assert missing(text.replace("## Measured here", "## Measured")) == ["Result"]
+    assert missing(text.replace("## Results", "## Measured")) == ["Results"]
     hyperparameters = text[text.index("## Hyperparameters") : text.index("## Deviations")]
     assert missing(text.replace(hyperparameters, "") + hyperparameters) != []
     first = text.index("```text")

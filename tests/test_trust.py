@@ -114,7 +114,7 @@ EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index
     "method": {"recipe": {"method": {"name": "evil:Method"}}, "index": {"method": "evil:Method"}},
     "data": {"recipe": {"data": {"dataset": "evil:rows"}}, "index": {"method": "evil:Method"}},
     "plugin": {"recipe": {"plugins": [{"name": "evil:Method"}]}, "index": {"method": "evil:Method"}},
-    "public data": {"recipe": {"data": {"public_dataset": "evil:rows"}}, "index": {"companion": "evil:net"}},
+    "public data": {"recipe": {"data": {"public_dataset": "evil:rows"}}, "index": {"auxiliary_model": "evil:net"}},
     "variant": {
         "recipe": {"methods": {"odd": {"name": "evil:Method"}}},
         "index": {"hyperparameters": {"shared": "evil:net"}},
@@ -125,7 +125,7 @@ EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index
     },
     "hyperparameter": {
         "recipe": {"method": {"name": "fml", "shared": "evil:net"}},
-        "index": {"companion": "evil:net@none"},
+        "index": {"auxiliary_model": "evil:net@none"},
     },
 }
 

@@ -303,7 +303,7 @@ def test_masked_entries_stay_bit_for_bit(settings: dict[str, Any]) -> None:
         assert not torch.equal(old[1::2], new[1::2])
 
 
-# a private network beside a shared one (FML) ------------------------------------------------------------------------
+# a private network and an auxiliary model (FML) ----------------------------------------------------------------------
 
 
 def test_a_private_network_beside_a_shared_one() -> None:

@@ -42,7 +42,7 @@ def numpy_truncated(tensor: np.ndarray, energy: float) -> tuple[np.ndarray, int]
 
 def trained(round: Round, number: int) -> dict[str, torch.Tensor]:
     """The mentee as the client has trained it."""
-    weights, prefix = round.trained[number], "companion."
+    weights, prefix = round.trained[number], "auxiliary_model."
     return {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix) and t.is_floating_point()}
 
 
@@ -54,7 +54,7 @@ def test_updates_are_truncated_averaged_and_truncated_again(weighting: Any, arch
     history = rounds(method, clients(["wide", "shallow"], sizes), rounds=planned)
     for number, round in enumerate(history):
         energy = 0.6 + 0.4 * number / planned
-        m = round.before["companion"]
+        m = round.before["auxiliary_model"]
         for i in (0, 1):
             found, sent = numpy_decoded(round.up[i], m), 0
             for name, ours in found.items():
@@ -67,7 +67,7 @@ def test_updates_are_truncated_averaged_and_truncated_again(weighting: Any, arch
             sum(sizes) if weighting == "samples" else 2
         )
         updates = [numpy_decoded(round.up[i], m) for i in (0, 1)]
-        for name, value in round.after["companion"].items():
+        for name, value in round.after["auxiliary_model"].items():
             mean = sum(s * u[name] for s, u in zip(shares, updates, strict=True))
             mean = mean if "running" in name else numpy_truncated(mean, energy)[0]
             np.testing.assert_allclose(value.numpy(), m[name].double().numpy() + mean, atol=2e-6)
@@ -78,7 +78,7 @@ def test_updates_are_truncated_averaged_and_truncated_again(weighting: Any, arch
 def test_full_energy_without_terms_is_fedavg_on_the_mentee() -> None:
     kinds, options = ["wide", "broad", "bn"], {"rounds": 3, "client_fraction": 0.7}
     method = FedKD(energy_start=1.0, energy_end=1.0, distil=0.0, mimic=0.0, shared="bn")
-    found = rounds(method, clients(kinds, [8, 12, 20]), **options)[-1].after["companion"]
+    found = rounds(method, clients(kinds, [8, 12, 20]), **options)[-1].after["auxiliary_model"]
     averaged = rounds(FedAvg(), clients(["bn"] * 3, [8, 12, 20]), **options)[-1].after["model union"]
     assert found.keys() == averaged.keys()
     for name in found:
@@ -90,7 +90,7 @@ def test_full_energy_sends_every_number_and_nothing_vanishes() -> None:
         for number, message in round.up.items():
             assert message.keys() == {"raw", "n"}
             for name, change in message["raw"].items():
-                assert torch.equal(change, trained(round, number)[name] - round.before["companion"][name])
+                assert torch.equal(change, trained(round, number)[name] - round.before["auxiliary_model"][name])
                 assert bool(change.any())
 
 
@@ -108,22 +108,22 @@ def test_everybody_who_works_holds_the_servers_mentee_bit_for_bit() -> None:
         )
         for number, message in round.down.items():
             if round.record["round"] != 3 or number > 1:  # what is lost leaves nothing behind
-                assert same(round.states[number]["synced"], round.before["companion"])
+                assert same(round.states[number]["synced"], round.before["auxiliary_model"])
             full = "model" in message
             assert full == (number not in answered), "who does not hold the m from before is sent m itself"
             forms.add(full)
             if full:
-                assert same(message["model"], round.before["companion"])
-                assert nbytes(message) == 4 * sum(t.numel() for t in round.before["companion"].values())
+                assert same(message["model"], round.before["auxiliary_model"])
+                assert nbytes(message) == 4 * sum(t.numel() for t in round.before["auxiliary_model"].values())
             assert round.record["bytes_by_client"][str(number)]["down"] == nbytes(message)
     assert forms == {True, False}
 
 
 def test_nobody_answers() -> None:
     history = rounds(FedKD(), clients(["wide", "shallow"]), rounds=3, lose=lambda r, i: r == 2)
-    assert same(history[1].after["companion"], history[0].after["companion"])
+    assert same(history[1].after["auxiliary_model"], history[0].after["auxiliary_model"])
     assert all("model" in message for message in history[2].down.values())
-    assert not same(history[2].after["companion"], history[1].after["companion"])
+    assert not same(history[2].after["auxiliary_model"], history[1].after["auxiliary_model"])
 
 
 @pytest.mark.parametrize("lr", [0.0, 0.1])
@@ -132,7 +132,7 @@ def test_messages_are_never_larger_than_the_mentee(lr: float) -> None:
     for energy in (0.95, 1.0):
         method = FedKD(energy_start=energy, energy_end=energy)
         for round in rounds(method, clients(["deep", "broad"]), rounds=2, lr=lr):
-            whole = 4 * sum(t.numel() for t in round.before["companion"].values())
+            whole = 4 * sum(t.numel() for t in round.before["auxiliary_model"].values())
             for message in (*round.up.values(), *round.down.values()):
                 assert nbytes(message) <= whole + 8
                 assert all(t.numel() for t in flatten(message).values()), "never rank 0"
@@ -157,8 +157,8 @@ def test_each_loss_moves_its_own_network(distil: float, mimic: float) -> None:
     pair: Any = fed.architectures.template("wide")
     assert pair.projector.weight.shape == (5, 8)
     assert pair.projector.bias is None
-    h_w, h_m = pair.own.represent(data.x), pair.companion.represent(data.x)
-    z_w, z_m, seen = pair.own.head(h_w), pair.companion.head(h_m), pair.projector(h_m)
+    h_w, h_m = pair.own.represent(data.x), pair.auxiliary_model.represent(data.x)
+    z_w, z_m, seen = pair.own.head(h_w), pair.auxiliary_model.head(h_m), pair.projector(h_m)
     ce_w, ce_m = F.cross_entropy(z_w, data.y), F.cross_entropy(z_m, data.y)
     s = (ce_w + ce_m).item()
 
@@ -170,7 +170,7 @@ def test_each_loss_moves_its_own_network(distil: float, mimic: float) -> None:
     found = method.gradients(pair, data, {})
     assert float(found.loss) == pytest.approx((l_w + l_m).item(), rel=1e-5)
     names = dict(pair.named_parameters())
-    for prefix, loss in (("own.", l_w), ("companion.", l_m), ("projector.", l_m)):
+    for prefix, loss in (("own.", l_w), ("auxiliary_model.", l_m), ("projector.", l_m)):
         mine = {n: p for n, p in names.items() if n.startswith(prefix)}
         grads = torch.autograd.grad(loss, list(mine.values()), retain_graph=True, allow_unused=True)
         for name, expected in zip(mine, grads, strict=True):

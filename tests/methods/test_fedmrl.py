@@ -30,13 +30,13 @@ def fused(own: str = "broad", shared: str = "shallow", features: int | None = No
 def test_forward_by_hand() -> None:
     """R = P [phi_s, phi] + b; the scores are h(r), the common head sees the first D_s entries of r."""
     model, data = fused(), batch(samples(9, 0))
-    z = [net.represent(data.x).detach().double().numpy() for net in (model.companion, model.own)]
+    z = [net.represent(data.x).detach().double().numpy() for net in (model.auxiliary_model, model.own)]
     assert [one.shape[1] for one in z] == [5, 8]
     assert model.projection.weight.shape == (8, 13)
     p, b = (t.detach().double().numpy() for t in (model.projection.weight, model.projection.bias))
     r = z[0] @ p[:, :5].T + z[1] @ p[:, 5:].T + b
     scores = []
-    for inputs, head in ((r, model.own.head), (r[:, :5], model.companion.head)):
+    for inputs, head in ((r, model.own.head), (r[:, :5], model.auxiliary_model.head)):
         scores.append(inputs @ head.weight.detach().double().numpy().T + head.bias.detach().double().numpy())
     np.testing.assert_allclose(model(data.x).detach().numpy(), scores[0], atol=1e-5)
     log_p = [s - np.log(np.exp(s).sum(1, keepdims=True)) for s in scores]
@@ -48,7 +48,7 @@ def test_with_the_common_network_at_zero_it_is_a_linear_layer_inserted() -> None
     """Bit for bit in the scores, and in the gradients of the private loss."""
     model, data = fused(), batch(samples(9, 0))
     with torch.no_grad():
-        for tensor in model.companion.parameters():
+        for tensor in model.auxiliary_model.parameters():
             tensor.zero_()
     inserted = nn.Linear(8, 8)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def test_the_projection_is_kept_trained_on_and_scored_with() -> None:
 def test_the_common_network_is_averaged_with_its_statistics(weighting: Any, shares: tuple[int, int]) -> None:
     history = rounds(FedMRL(shared="bn", weighting=weighting), clients(["broad", "wide"], [8, 24]), rounds=2)
     for round in history:
-        common, prefix = round.after["companion"], "companion."
+        common, prefix = round.after["auxiliary_model"], "auxiliary_model."
         models = [
             {n.removeprefix(prefix): t for n, t in round.trained[i].items() if n.startswith(prefix)} for i in (0, 1)
         ]
@@ -108,7 +108,7 @@ def test_the_common_network_is_averaged_with_its_statistics(weighting: Any, shar
             np.testing.assert_allclose(value.numpy(), numpy_mean(models, shares, name), atol=1e-6)
         statistics = [name for name in common if "running" in name]
         assert len(statistics) == 6
-        assert all(moved({"": common[n]}, {"": round.before["companion"][n]}) > 1e-4 for n in statistics)
+        assert all(moved({"": common[n]}, {"": round.before["auxiliary_model"][n]}) > 1e-4 for n in statistics)
         held = sum(t.numel() for t in common.values())
         assert round.record["bytes_down"] == 2 * 4 * held
         assert round.record["bytes_up"] == 2 * (4 * held + 8)
@@ -119,8 +119,8 @@ def test_features_of_the_common_network() -> None:
     fed, _ = federation(FedMRL(features=2), clients(["wide", "broad"]))
     for name, width in (("wide", 5), ("broad", 8)):
         model: Any = fed.architectures.template(name)
-        assert model.companion.feature_dim == 2
-        assert model.companion.head.weight.shape == (CLASSES, 2)
+        assert model.auxiliary_model.feature_dim == 2
+        assert model.auxiliary_model.head.weight.shape == (CLASSES, 2)
         assert model.projection.weight.shape == (width, 2 + width)
     with pytest.raises(ConfigError, match=r"'net' has 5, the common network 8; set method.features to at most 5") as no:
         federation(FedMRL(shared="broad"), clients(["broad", "wide"]))
@@ -140,7 +140,7 @@ def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_r
     stored = safetensors.torch.load_file(tmp_path / "run" / "models" / "client-000.safetensors")
     own = zoo.build("digits-cnn2", (1, 8, 8), 10)
     assert {name for name in stored if not name.startswith("beside.")} == own.export().keys()
-    assert {name.split(".")[1] for name in stored if name.startswith("beside.")} == {"companion", "projection"}
+    assert {name.split(".")[1] for name in stored if name.startswith("beside.")} == {"auxiliary_model", "projection"}
     own.load_state_dict({name: stored[name] for name in own.state_dict()})
     assert same(own.state_dict(), done.models[0].own.state_dict())
     model = load_model(tmp_path / "run", 0)

@@ -91,7 +91,7 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float]) -> Non
             ends.append(v)
             np.testing.assert_allclose(round.weights[number]["own.w"].numpy(), w, atol=1e-5)
         common = sum(s * end for s, end in zip(shares, ends, strict=True))
-        np.testing.assert_allclose(round.after["companion"]["v"].numpy(), common, atol=1e-5)
+        np.testing.assert_allclose(round.after["auxiliary_model"]["v"].numpy(), common, atol=1e-5)
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
 
 
@@ -104,7 +104,7 @@ def test_one_optimizer_over_both_is_two(kind: str) -> None:
     )
     fed, _ = federation(FML(shared="deep"), clients(["wide"], 12), batch_size=12)
     pair: Any = worker(fed, 0).model
-    whole, nets = batch(samples(12, 0)), (pair.own, pair.companion)
+    whole, nets = batch(samples(12, 0)), (pair.own, pair.auxiliary_model)
     made = {"sgd": lambda p: torch.optim.SGD(p, 0.1, 0.9), "adam": lambda p: torch.optim.Adam(p, 0.1)}[kind]
     steppers = [made(net.parameters()) for net in nets]
     for _ in range(3):
@@ -134,7 +134,7 @@ def test_no_gradient_reaches_the_teacher() -> None:
         grads = FML(alpha=alpha, beta=beta).gradients(pair, data, {}).grads
         return {name: g for name, g in grads.items() if name.startswith(prefix) and g is not None}
 
-    for prefix, taught, teaching in (("own.", (0.1, 0.9), (0.1, 0.2)), ("companion.", (0.9, 0.1), (0.2, 0.1))):
+    for prefix, taught, teaching in (("own.", (0.1, 0.9), (0.1, 0.2)), ("auxiliary_model.", (0.9, 0.1), (0.2, 0.1))):
         one = gradients(*taught, prefix)
         assert one
         assert same(one, gradients(*teaching, prefix))
@@ -148,7 +148,7 @@ def test_the_mutual_terms_bite_at_the_defaults() -> None:
         assert own.keys() == alone.weights[number].keys()
         assert moved(own, alone.weights[number]) > 1e-3
     fedavg = rounds(FML(beta=1.0), clients(["wide", "deep"]), rounds=2)[-1]
-    assert moved(mutual.after["companion"], fedavg.after["companion"]) > 1e-3
+    assert moved(mutual.after["auxiliary_model"], fedavg.after["auxiliary_model"]) > 1e-3
 
 
 @pytest.mark.parametrize("architecture", ["shallow", "bn"])
@@ -163,7 +163,7 @@ def test_reductions_bit_for_bit(architecture: str) -> None:
         for number in range(3):
             own = {n.removeprefix("own."): t for n, t in (a.weights[number] or {}).items() if n.startswith("own.")}
             assert same(own, b.weights[number] or {})
-        assert same(a.after["companion"], c.after["model union"])
+        assert same(a.after["auxiliary_model"], c.after["model union"])
 
 
 def test_equal_networks_teach_each_other_nothing() -> None:
@@ -174,24 +174,29 @@ def test_equal_networks_teach_each_other_nothing() -> None:
     for round in watch.rounds:
         own = {n.removeprefix("own."): t for n, t in round.weights[0].items() if n.startswith("own.")}
         assert same(
-            own, {n.removeprefix("companion."): t for n, t in round.weights[0].items() if n.startswith("companion.")}
+            own,
+            {
+                n.removeprefix("auxiliary_model."): t
+                for n, t in round.weights[0].items()
+                if n.startswith("auxiliary_model.")
+            },
         )
     plain.run()
-    assert moved(other.rounds[-1].after["companion"], watch.rounds[-1].after["companion"]) > 1e-3
+    assert moved(other.rounds[-1].after["auxiliary_model"], watch.rounds[-1].after["auxiliary_model"]) > 1e-3
 
 
 def test_batchnorm_statistics_are_averaged_and_its_counter_stays_at_home() -> None:
     (round,) = rounds(FML(shared="bn"), clients(["shallow", "broad"], [8, 24]), rounds=1)
-    common = round.after["companion"]
+    common = round.after["auxiliary_model"]
     buffers = [name for name in common if name.endswith(("running_mean", "running_var"))]
     assert len(buffers) == 2 * 3
     for name in common:
         models = [round.trained[i] for i in (0, 1)]
-        expected = numpy_mean([{name: m[f"companion.{name}"]} for m in models], [8, 24], name)
+        expected = numpy_mean([{name: m[f"auxiliary_model.{name}"]} for m in models], [8, 24], name)
         np.testing.assert_allclose(common[name].numpy(), expected, atol=1e-6)
-    assert all(moved({"": common[name]}, {"": round.before["companion"][name]}) > 1e-4 for name in buffers)
+    assert all(moved({"": common[name]}, {"": round.before["auxiliary_model"][name]}) > 1e-4 for name in buffers)
     assert not any("num_batches" in name for message in round.up.values() for name in message["model"])
-    assert not any(torch.equal(common[name], round.trained[0][f"companion.{name}"]) for name in buffers)
+    assert not any(torch.equal(common[name], round.trained[0][f"auxiliary_model.{name}"]) for name in buffers)
 
 
 def test_who_is_absent_keeps_its_network_and_hears_later() -> None:
@@ -201,12 +206,12 @@ def test_who_is_absent_keeps_its_network_and_hears_later() -> None:
             if number not in after.record["clients"]:
                 assert after.weights[number] is before.weights[number]
         for message in after.down.values():
-            assert same(message["model"], before.after["companion"])
+            assert same(message["model"], before.after["auxiliary_model"])
 
 
 def test_nobody_answers() -> None:
     history = rounds(FML(), clients(["wide", "shallow"]), rounds=2, lose=lambda r, i: r == 2)
-    assert same(history[1].after["companion"], history[0].after["companion"])
+    assert same(history[1].after["auxiliary_model"], history[0].after["auxiliary_model"])
 
 
 @pytest.mark.parametrize(("shared", "numbers"), [("smallest", 6 * 5 + 6 * 7 + 6 * 5 + 5 + 6 * 3), ("bn", None)])

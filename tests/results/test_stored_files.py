@@ -11,7 +11,7 @@ from polyfed.results.stored_files import StoredRecipe, check_nodes_entry
 
 ENTRY = {
     "architecture": "digits-cnn1", "classes": 10, "class_names": ["0"], "feature_names": [], "vocabulary": None,
-    "texts": None, "vectors": None, "samples": 4, "zoo": True, "feature_dim": None, "companion": None,
+    "texts": None, "vectors": None, "samples": 4, "zoo": True, "feature_dim": None, "auxiliary_model": None,
     "input": {"shape": [1, 8, 8], "type": "uint8"}, "prepare": {"mean": [0.5], "std": [1.0]}, "method": "local",
     "hyperparameters": {}, "variant": "", "round": 2,
 }  # fmt: skip

@@ -72,7 +72,7 @@ def in_the_clear(message: Message, client: Client) -> dict[str, str]:
 class Network:
     """A whole network that went up, in the eyes of the server.
 
-    group: name of the entry. whose: "the client's network" or "the network beside the clients' own".
+    group: name of the entry. whose: "the client's network" or "the auxiliary model".
     architecture, variant: which one.
     """
 
@@ -114,7 +114,7 @@ def whole_network(replay: Replay, passage: Passage) -> Network | None:
     client, server = passage.job.client, replay.federation.server
     kinds = [("the client's network", client.architecture, passage.job.variant)]
     if server.auxiliary_model:
-        kinds.append(("the network beside the clients' own", server.auxiliary_model, ""))
+        kinds.append(("the auxiliary model", server.auxiliary_model, ""))
     for whose, architecture, variant in kinds:
         for name, value in passage.up.items():
             found = Network(name, whose, architecture, variant)

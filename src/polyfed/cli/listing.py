@@ -61,8 +61,8 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
         ("may differ", row["differs"]),
         ("down", row["down"]),
         ("up", row["up"]),
-        ("keeps", row["states"]),
-        ("scored", row["scored"]),
+        ("state", row["states"]),
+        ("stage", row["scored"]),
         ("needs", ", ".join(row["needs"]) or "nothing"),
     )
     lines = textwrap.wrap(f"{row['name']}: {row['summary']}", width)

@@ -1,4 +1,4 @@
-"""A client: its own model, its own data, its own state between rounds."""
+"""A client: its model, data, and state between rounds."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from polyfed.core.settings import Privacy, Training
 from polyfed.data.samples import ClientData, Samples, from_dataset
 from polyfed.errors import ConfigError, described
 
-Prepare = Callable[[Tensor], Tensor]  # stored inputs -> what a model takes
+Prepare = Callable[[Tensor], Tensor]  # stored inputs -> model inputs
 
 
 def as_floats(x: Tensor) -> Tensor:
-    """The plain preparation: bytes to floats in [0, 1]; anything else as it is."""
+    """The default preparation: bytes to floats in [0, 1]; other types unchanged."""
     return x.float().div(255) if x.dtype == torch.uint8 else x
 
 
 @dataclass(frozen=True)
 class PublicData:
-    """Data that everybody may see. ``samples.x`` is (N, ...) as stored; a pair (x, y) becomes `Samples`.
+    """Public data. ``samples.x`` is (N, ...) as stored; a pair (x, y) is converted to `Samples`.
 
-    origin: "holdout", rows of the task's own data that no client has, or "other", inputs of another data set, whose
-    labels mean nothing here.
+    origin: "holdout", rows of the task's data that no client has, or "other", inputs of another data set, whose labels
+    are not used.
     """
 
     samples: Samples
@@ -48,38 +48,43 @@ class PublicData:
 
 
 class Encoder(Protocol):
-    """What is done to an upload at the client (`engine.plugin.Plugin.encode`)."""
+    """Transforms an upload at the client (`engine.plugin.Plugin.encode`)."""
 
     def encode(self, upload: Message, client: Client, method: Any, received: Message) -> Message:
-        """What leaves the client in place of `upload`."""
+        """The message to send in place of `upload`."""
         ...
 
 
 class Client:
-    """One participant.
+    """A client of the federation.
 
-    Users make it from a model and data; the federation gives it a number and the rest.
+    Made from a model and data; the federation sets all other attributes.
 
     Args:
-        model: the client's own network (its present weights are where it starts), or the name of one that the
-            federation builds for the client's inputs and the task's classes: as in a recipe ("digits-cnn1",
-            "timm:resnet10t", "package.module:function"), or one of its `builders` (initial weights are then a function
-            of the seed and the client's number).
+        model: the client's network with its initial weights; or a name that the federation builds for the client's
+            inputs and the task's classes, as in a recipe ("digits-cnn1", "timm:resnet10t", "package.module:function")
+            or one of its `builders`. Initial weights are then a function of the seed and the client's number.
         train: training samples; a pair (x, y) of tensors or arrays, x (N, ...), y (N,); or a
-            ``torch.utils.data.Dataset`` or one of the package `datasets`, which is read once
+            ``torch.utils.data.Dataset`` or one of the package `datasets`, read once
             (`polyfed.data.samples.from_dataset`).
-        test: test samples, likewise; without any, the client is not scored.
+        test: test samples, likewise; without any, the client is not evaluated.
         validation: samples for choosing the best round; optional.
-        prepare: turns stored inputs into what the model takes; default: bytes to [0, 1], floats unchanged.
+        prepare: converts stored inputs to model inputs; default: bytes to [0, 1], floats unchanged.
 
     Attributes:
-        id: 0-based number. architecture: name shared by all clients of the same network. classes: number of classes of
-        the task. n: number of training samples. state: what the method keeps here between rounds (named tensors,
-        replaced and never written into). round, exchange, phase: what is going on. context: what the method's
-        `receive` returned, while the client trains. training, privacy: settings. plugins: what is done to its
-        uploads before they leave it, in order. public: data shared by all, if any. weights: the client's own weights
-        by name, None until it first has any. secret: 32 bytes that only it knows, by which noise on
-        its uploads is drawn, and noise and batches of DP-SGD; None: they are drawn as everything is.
+        id: number, from 0.
+        architecture: name shared by all clients with the same network.
+        classes: number of classes of the task.
+        n: number of training samples.
+        state: the method's state between rounds (named tensors, replaced and never modified in place).
+        round, exchange, phase: number or name of the present one.
+        context: result of the method's `receive`, during training.
+        training, privacy: settings.
+        plugins: transform uploads before they are sent, in order.
+        public: public data, if any.
+        weights: the client's own weights by name; None before it has any.
+        secret: 32 private bytes, from which noise on uploads, and noise and batches of DP-SGD, are drawn; None: the
+            seed is used.
     """
 
     def __init__(
@@ -117,7 +122,7 @@ class Client:
         self.plugins: Sequence[Encoder] = ()
         self.state: State = {}
         self.weights: Mapping[str, Tensor] | None = None
-        self.version = 0  # grows with every change to weights or state
+        self.version = 0  # incremented by every change of weights or state
         self.bound: nn.Module | None = None
 
     def __repr__(self) -> str:
@@ -129,26 +134,26 @@ class Client:
 
     @property
     def model(self) -> nn.Module:
-        """The template network holding this client's weights: only while the client is at work."""
+        """The template network with this client's weights; only while the client is at work."""
         if self.bound is None:
             raise ConfigError(f"client {self.id} holds a model only while it works; its weights are in client.weights")
         return self.bound
 
     @property
     def lr(self) -> float:
-        """The learning rate of the client's present round, under the schedule of `training`."""
+        """Learning rate of the present round, by the schedule of `training`."""
         return self.training.lr_at(self.round)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """The client's stream for `purpose` in this exchange of this round."""
+        """The client's random stream for `purpose` in this exchange and round."""
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
 
 
 def samples_of(data: Any, what: str) -> Samples:
-    """Samples, given as such, as (x, y), as a data set or as None.
+    """Convert `Samples`, a pair (x, y), a data set or None to `Samples`.
 
     Raises:
-        ConfigError: none of these, or labels that are none; `what` it was to be, for the message.
+        ConfigError: the data or labels are of another kind. `what` names them in the message.
     """
     if isinstance(data, Samples):
         return data
@@ -167,7 +172,7 @@ def samples_of(data: Any, what: str) -> Samples:
 
 
 def _paired(inputs: Any, labels: Any) -> Samples:
-    """Samples of inputs and labels."""
+    """Convert inputs and labels to samples."""
     x = _tensor(inputs, "inputs")
     y = _tensor(labels, "labels")
     if x.dim() == 0:
@@ -181,7 +186,7 @@ def _paired(inputs: Any, labels: Any) -> Samples:
 
 
 def _tensor(given: Any, what: str) -> Tensor:
-    """Numbers as a tensor, which shares the memory of an array."""
+    """Convert numbers to a tensor, which shares memory with an array."""
     try:
         return torch.as_tensor(given)
     except Exception:  # a list of tensors, a table of pandas, or anything else, which may raise anything
@@ -196,7 +201,7 @@ def _tensor(given: Any, what: str) -> Tensor:
 
 
 def _check_model(model: Any) -> None:
-    """Whether it is a network, or the name of one."""
+    """Check that `model` is a network or the name of one."""
     if isinstance(model, nn.Module | str):
         return
     expected = "model: expected a network (torch.nn.Module) or the name of one"

@@ -1,8 +1,8 @@
-"""The contract of a method: what the server and the clients say to each other, and how a client learns.
+"""The contract of a method: the messages between server and clients, aggregation, and local training.
 
-Everything has a default, which is plain local training: a method overrides what its paper changes. A method object
-holds its hyperparameters and nothing else; whatever outlives a call is in `Server.state` or `Client.state`, named
-tensors that are replaced and never written into.
+All hooks have defaults, which amount to local training; a method overrides what its paper changes. A method object
+holds its hyperparameters only. State that outlives a call is in `Server.state` or `Client.state`: named tensors, which
+are replaced and never modified in place.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ from polyfed.validation.hyperparameters import hyperparameters as hyperparameter
 from polyfed.validation.hyperparameters import repr_of_changes
 from polyfed.validation.hyperparameters import table as table
 
-Context = Mapping[str, Any]  # tensors and groups of tensors that the loss needs
-BY_ROW = "gradient by row"  # in a context: takes the gradient of the loss in its own way, see `engine.dp_sgd`
+Context = Mapping[str, Any]  # tensors and groups of tensors for the loss
+BY_ROW = "gradient by row"  # in a context: computes per-sample gradients, see `engine.dp_sgd`
 
 
 def not_a_hyperparameter(kind: type[Any]) -> str | None:
-    """The first field of a method's class that `hyperparameters` does not stand above, so that it is none; None: all
-    are.
-    """
+    """The first field that is no hyperparameter, as its class lacks the decorator `hyperparameters`; else None."""
     for base in reversed(kind.__mro__):
         fields = [name for name, said in inspect.get_annotations(base).items() if "ClassVar" not in str(said)]
         if fields and issubclass(base, Method) and "__pydantic_validator__" not in vars(base):
@@ -46,9 +44,9 @@ def not_a_hyperparameter(kind: type[Any]) -> str | None:
 
 
 class Batch(NamedTuple):
-    """One minibatch: x (B, ...) as the model takes it, y (B,) classes, w (B,) row weights, all ones but for padding.
+    """One minibatch: x (B, ...) as the model takes it, y (B,) classes, w (B,) row weights (1 except for padding).
 
-    rows: (B,) int64, where the samples stand in the data of the phase; for targets that belong to samples.
+    rows: (B,) int64, indices of the samples in the data of the phase, for targets per sample.
     """
 
     x: Tensor
@@ -58,10 +56,10 @@ class Batch(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What one step hands to the optimizer. grads: parameter name -> gradient (None leaves it alone).
+    """Gradients of one step for the optimizer. grads: parameter name -> gradient (None: no update).
 
-    sums: numbers of the step, 0-d, which are summed over all steps for the record. raw: gradients by name that a method
-    wants summed over all steps for its own `upload`, such as those of the loss before they were corrected.
+    sums: 0-d tensors, summed over all steps for the record. raw: gradients by name, summed over all steps for the
+    method's `upload`, such as uncorrected gradients of the loss.
     """
 
     grads: Mapping[str, Tensor | None]
@@ -71,12 +69,12 @@ class StepResult(NamedTuple):
 
 
 class NotVectorizable(Exception):
-    """The steps of several clients cannot be taken as one; says why."""
+    """The steps of several clients cannot be vectorized; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class PrecomputedGradients:
-    """Stands in for the model in `gradients` where the gradient of `loss` is there already: of many clients as one."""
+    """Replaces the model in `gradients` when the gradient of `loss` is already known (vectorized clients)."""
 
     found: StepResult
     context: Context
@@ -85,7 +83,7 @@ class PrecomputedGradients:
         raise NotVectorizable(f"its `gradients` wants more of the network ('{name}') than the gradient of its loss")
 
     def under(self, context: Context) -> StepResult:
-        """The gradient of `loss` under this context, which must be the step's own."""
+        """The gradient of `loss`; `context` must be that of the step."""
         if context is not self.context:
             raise NotVectorizable("it takes the gradient of its loss under another context than the step's own")
         return self.found
@@ -93,10 +91,10 @@ class PrecomputedGradients:
 
 @dataclass
 class TrainingResult:
-    """What local training left behind. sums, raw: those of `StepResult`, summed over the steps."""
+    """Result of local training. sums, raw: those of `StepResult`, summed over the steps."""
 
     steps: int = 0
-    samples: int = 0  # training samples processed, all epochs counted
+    samples: int = 0  # training samples processed, over all epochs
     loss: float = 0.0  # mean over samples
     sums: Mapping[str, Tensor] = field(default_factory=dict)
     raw: Mapping[str, Tensor] = field(default_factory=dict)
@@ -104,37 +102,37 @@ class TrainingResult:
 
 @dataclass(frozen=True)
 class Requirements:
-    """What must hold before round 1. Everything off: any model, any data."""
+    """Requirements on models and data, checked before round 1. By default none."""
 
-    split_model: bool = False  # extract, transform and head
-    same_feature_dim: bool = False  # the representation is equally wide everywhere
-    same_head: bool = False  # the heads have the same tensors
+    split_model: bool = False  # models split into extractor, intermediate layers and head
+    same_feature_dim: bool = False  # all representations have the same width
+    same_head: bool = False  # all heads have the same tensors
     linear_head: bool = False  # the head is one linear layer
     same_architecture: bool = False
-    shared_shapes: bool = False  # tensors of one name have one shape everywhere
-    shared_parts: tuple[Part, ...] | None = None  # only those of these parts of split models; None: all
-    more_than_head: bool = False  # beside `nested`: no architecture has just a head in common with all others
-    same_cut_shapes: bool = False  # what enters and leaves the intermediate part is equally shaped everywhere
-    gridlike_cuts: bool = False  # what enters it is a vector, a map or the tokens of a square (functional.projections)
-    public: int = 0  # rows of data that everybody may see (data.holdout, data.public_dataset)
-    public_origin: Literal["", "holdout", "other"] = ""  # of what kind; "" is any
-    same_input_shape: bool = False  # stored inputs have one shape and type everywhere, also in those rows
+    shared_shapes: bool = False  # tensors of the same name have the same shape everywhere
+    shared_parts: tuple[Part, ...] | None = None  # parts of split models for which this holds; None: all
+    more_than_head: bool = False  # with `shared_shapes`: architectures share more than the head
+    same_cut_shapes: bool = False  # inputs and outputs of the intermediate layers have the same shapes
+    gridlike_cuts: bool = False  # their inputs are a vector, a map, or tokens of a square (functional.projections)
+    public: int = 0  # public rows (data.holdout, data.public_dataset)
+    public_origin: Literal["", "holdout", "other"] = ""  # their origin; "": any
+    same_input_shape: bool = False  # all stored inputs, public rows included, have the same shape and type
     validation: bool = False  # every client has validation rows
     twice_differentiable: bool = False  # every network has second derivatives
-    warmup: int = 0  # first rounds in which nobody trains; a run has more rounds
-    hint: str = ""  # what to do when the models do not fit
+    warmup: int = 0  # initial rounds without training; a run must have more rounds
+    hint: str = ""  # advice for error messages about models
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training; `client.phase` holds its name.
+    """A phase of local training; `client.phase` is its name.
 
-    trains: which parameters move, by name, or by their part of a split model (None: all). The others get no gradient,
-        and layers of which nothing moves run in eval mode, so that their BatchNorm statistics stay too.
-    lr: None for the training setting's; the schedule applies to either.
-    data: what is trained on, a part of the client's own data or what everybody may see.
-    rows: name of a tensor in the context, (M,) int64: which rows of it; None: all.
-    mask: name of a group in the context: parameter name -> 0/1 tensor; where it is 0, the entry stays bit for bit.
+    trains: parameters to train, by name or by part of a split model (None: all). Other parameters get no gradient, and
+        layers without trained parameters run in eval mode, so that their BatchNorm statistics do not change.
+    lr: learning rate; None: that of the training settings. The schedule applies to both.
+    data: training data: a part of the client's own data, or public data.
+    rows: name of a tensor in the context, (M,) int64, with the rows to use; None: all.
+    mask: name of a group in the context, parameter name -> 0/1 tensor; entries with 0 do not change, bit for bit.
     """
 
     epochs: int
@@ -148,9 +146,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One passage down and up within a round. The halves see its name in `server.exchange` and `client.exchange`.
+    """One download and upload within a round; `server.exchange` and `client.exchange` hold its name.
 
-    phases: how clients train in it, where it trains; None: as the method's `phases` say.
+    phases: phases of local training, if `trains`; None: those of `Method.phases`.
     """
 
     name: str = "train"
@@ -161,15 +159,14 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Exposed:
-    """What an upload tells of single inputs, which an attacker may try to make again from it.
+    """Parts of an upload from which an attacker may reconstruct single inputs.
 
     Attributes:
-        kind: "features", a row for each of some training rows, or "prototypes", a row for the mean of each of "labels".
-        entry: where they are in an upload: name of a group whose tensors have a row each, or of a tensor.
-        functions: of a client at work, tensor -> what makes a row of it out of a row of network inputs; the kind itself
-            stands for a tensor that is no member of a group.
-        noise: the level of what the method adds to it. with_noise: the method that adds another level and is else the
-            same; None: it has no noise of its own.
+        kind: "features", one row per training sample, or "prototypes", one row per entry of "labels".
+        entry: name of the tensor, or of the group of tensors, in the upload.
+        functions: for a client at work, tensor name -> function from network inputs to its rows; a tensor without a
+            group is named by the kind.
+        noise: level of the method's own noise. with_noise: the same method with another level; None: without noise.
     """
 
     kind: Literal["features", "prototypes"]
@@ -180,161 +177,157 @@ class Exposed:
 
 
 class Method:
-    """Plain local training without a word to anybody; the base of every method."""
+    """Base class of all methods: local training without communication."""
 
     name: ClassVar[str] = ""
-    # for the table of methods, in plain words and formulas; the hyperparameters' explanations are the comments beside
-    # the fields
+    # texts for the table of methods; hyperparameters are explained by the comments next to their fields
     paper: ClassVar[str] = ""  # authors, venue, year
-    differs: ClassVar[str] = "anything"  # what may differ between the clients' networks
-    down: ClassVar[str] = "nothing"  # what a client is sent per round, in numbers: "P + C", P its parameters
-    up: ClassVar[str] = "nothing"  # what it sends
-    states: ClassVar[str] = "none"  # what outlives a round beside the clients' weights: "client: c_i; server: w, c"
-    # groups of an upload that are trained weights, what came down under the same names being where they started: a
-    # setting that clips, hides or thins out uploads treats their difference (engine/uploads.py)
+    differs: ClassVar[str] = "anything"  # model heterogeneity: what may differ between clients
+    down: ClassVar[str] = "nothing"  # download per client and round, in numbers: "P + C", P parameters
+    up: ClassVar[str] = "nothing"  # upload per client and round
+    states: ClassVar[str] = "none"  # state between rounds, except weights: "client: c_i; server: w, c"
+    # groups of an upload that are trained weights; the download of the same name is their initial value. Clipping,
+    # noise and compression apply to the difference (engine/uploads.py)
     delta_entries: ClassVar[tuple[str, ...]] = ()
-    # entries of an upload that mean the same, number by number, at every client (outputs on common inputs): a setting
-    # that holds uploads to one another compares them (plugins/robust_aggregation.py), as it does `delta_entries` and
-    # rows by "labels"
+    # entries of an upload whose numbers are comparable between clients (such as outputs on common inputs): robust
+    # aggregation compares them, like `delta_entries` and rows by "labels" (plugins/robust_aggregation.py)
     aligned_entries: ClassVar[tuple[str, ...]] = ()
-    # what an upload may hold, by name (core/upload_forms.py): a server refuses what is otherwise. None: it is not said
+    # names and shapes of an upload (core/upload_forms.py); the server rejects other uploads. None: not checked
     form: ClassVar[Form | None] = None
-    # entries with a row for each of "labels" that are features of the clients' own networks, of which a number means
-    # something else at every client: no rule that goes number by number is made for them
+    # entries with one row per label that are features of the clients' own networks, so that numbers are not comparable
+    # between clients: coordinate-wise aggregators do not apply
     unaligned_entries: ClassVar[tuple[str, ...]] = ()
-    # True: where a client has no weights of its own, `receive` writes all of its network and reads nothing of it, so
-    # that the engine need not draw (and for every evaluation draw again) a start that nobody sees
+    # True: for a client without weights of its own, `receive` overwrites the whole network without reading it, so that
+    # the engine need not draw initial weights
     ignores_initial_weights: ClassVar[bool] = False
 
-    # True: every client is a federation of its own (engine/alone.py), so that nothing crosses
+    # True: every client is a federation of its own (engine/alone.py), without communication between clients
     alone: ClassVar[bool] = False
 
-    # True: the heads of clients' own networks begin alike wherever they have the same layers, not each as its client
-    # draws it. Like all that clients begin with they are a function of the seed, so that nobody sends them
+    # True: heads with the same layers start with the same weights on all clients. They are a function of the seed, so
+    # that they need not be sent
     common_head: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        """The hyperparameters that are not at their defaults."""
+        """Hyperparameters that differ from their defaults."""
         return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Who writes a `receive` says anew whether it `ignores_initial_weights`, who writes an `upload` what `form` it
-        has.
-        """
+        """Reset inherited `ignores_initial_weights` where `receive` is overridden, and `form` where `upload` is."""
         super().__init_subclass__(**options)
         if "upload" in vars(cls):
             cls.form = vars(cls).get("form")
         if "receive" in vars(cls):
             cls.ignores_initial_weights = vars(cls).get("ignores_initial_weights", False)
 
-    # what it needs and what is scored -----------------------------------------------------------------------
+    # requirements and evaluation -----------------------------------------------------------------------
     @property
     def requirements(self) -> Requirements:
-        """Checked against models and data before round 1."""
+        """Requirements on models and data, checked before round 1."""
         return Requirements()
 
     @property
     def evaluation_stage(self) -> Stage:
-        """The model that the paper scores."""
+        """The stage whose models the paper evaluates."""
         return "personal"
 
     @property
     def alternative_predictors(self) -> Mapping[str, Method]:
-        """Predictors to score beside `predict`: name -> this method with another `predict`, all else alike."""
+        """Further predictors to evaluate: name -> this method with another `predict`, otherwise equal."""
         return {}
 
     @property
     def accepts_stale_uploads(self) -> bool:
-        """Whether an upload may be aggregated in a later round than the one in which it was made."""
+        """Whether uploads may be aggregated in a later round."""
         return False
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
-        """What of an upload cannot be clipped, noised, thinned out or replaced: name -> what it holds, for refusals."""
+        """Entries of an upload that cannot be clipped, noised, compressed or replaced: name -> reason, for errors."""
         return {}
 
     @property
     def planned(self) -> str:
-        """What depends on how many rounds are planned, in words; "": nothing does, and a finished run can go on."""
+        """What depends on the planned number of rounds, in words; "": nothing, so a finished run can be extended."""
         return ""
 
     @property
     def supports_dp_sgd(self) -> bool:
-        """Whether the gradient bounded row by row can stand for that of `loss`: all that a step sees of the data.
+        """Whether per-sample gradients of `loss`, clipped, can replace its gradient.
 
-        The loss is then the mean over the batch's rows of what each gives alone, and nothing else, as the context is
-        empty too; `gradients` looks at the batch through `Method.gradients` only.
+        This requires that the loss is the mean of per-sample losses, without context, and that `gradients` accesses the
+        batch only through `Method.gradients`.
         """
         return (type(self).loss, type(self).gradients) == (Method.loss, Method.gradients)
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel | None:
-        """A network beside the clients' own, the same for all: `server.auxiliary_model` is its architecture."""
+        """An auxiliary model, common to all clients; `server.auxiliary_model` is its architecture."""
         return None
 
     # server half --------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        """Before round 1: fill `server.state`."""
+        """Initialize `server.state`, before round 1."""
 
     def start_round(self, server: Server, selected: Sequence[int]) -> None:
-        """Once per round, before any message: what is drawn or computed for all."""
+        """Prepare a round, before any message: draw or compute what is common to all clients."""
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        """The passages of a round; more than one only where the paper has more."""
+        """Exchanges of a round; more than one only if the paper has several."""
         return (Exchange(),)
 
     def final_exchanges(self) -> Sequence[Exchange]:
-        """The passages after the last round, if any: one closing round, in which all who are present count as selected.
+        """Exchanges after the last round, if any. All available clients are selected.
 
-        `plan` is called before them, `server.round` being one more than in the last round, and all are scored after.
+        Before them `start_round` is called, with `server.round` one more than in the last round. Evaluation follows.
         """
         return ()
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """What goes down to one client. No side effects: it may be called again, for a retry or for scoring."""
+        """Message to one client. No side effects: may be called again, for retries and evaluation."""
         return {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Take in what came up: any subset of those asked, also none; in order of client number.
+        """Aggregate uploads from any subset of the selected clients, including the empty one, ordered by client number.
 
-        With `accepts_stale_uploads`, also from clients that were asked in an earlier round.
+        With `accepts_stale_uploads` they may also be of clients selected in an earlier round.
         """
 
-    # which network a client trains ----------------------------------------------------------------------------
+    # the network that a client trains ----------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
-        """Name of the client's present network, where one architecture has several; "" is the architecture itself."""
+        """Present variant of the client's architecture, if there are several; "": the architecture itself."""
         return ""
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        """The network that a client trains, made from its own; may draw from PyTorch's (scoped) global generator."""
+        """Build the network that a client trains from its own; may draw from PyTorch's (scoped) global generator."""
         module: nn.Module = model
         return module
 
-    def join_models(self, own: Any, companion: Any) -> nn.Module:
-        """The network that a client trains, where it trains its own (as built) and the companion; may draw likewise."""
+    def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
+        """Join a client's own network (as built) and the auxiliary model into one module to train; may draw weights."""
         module: nn.Module = own
         return module
 
     def personal_model(self, module: Any) -> nn.Module:
-        """The part of it that is scored and exported."""
+        """The part of the trained module that is evaluated and exported."""
         scored: nn.Module = module
         return scored
 
     # client half ----------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        """Load what came into `client.model` and `client.state` (copying it); return what the loss needs."""
+        """Copy the message into `client.model` and `client.state`; return the context for the loss."""
         return {}
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        """Random or extra inputs of one step, merged into the context. All draws are made here, from `generator`."""
+        """Random or additional inputs of one step, merged into the context. Use `generator` for all draws."""
         return {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """The loss of one batch, a pure function of parameters, batch and context; or (loss, sums). Here CE."""
+        """Loss of a batch, a pure function of parameters, batch and context, or (loss, sums). Here cross entropy."""
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        """The gradient of `loss`. Overridden only where no scalar has the gradient that the paper wants."""
+        """Gradient of `loss`. Override only if the paper's update is not the gradient of a scalar."""
         if isinstance(model, PrecomputedGradients):
             return model.under(context)
         if (bounded := context.get(BY_ROW)) is not None:
@@ -347,20 +340,20 @@ class Method:
         return StepResult(dict(zip(names, grads, strict=True)), loss.detach(), {k: v.detach() for k, v in sums.items()})
 
     def phases(self, training: Training) -> Sequence[Phase]:
-        """The stretches of local training, in order, of exchanges that bring none of their own."""
+        """Phases of local training, in order, for exchanges without phases of their own."""
         return (Phase(training.local_epochs),)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """What goes up after local training."""
+        """Message to the server after local training."""
         return {}
 
     def privacy_releases(self, training: Training, rows: int) -> Sequence[Release]:
-        """What an upload of a client with so many training rows holds that the method itself bounds and noises."""
+        """Differentially private releases by the method itself, in an upload of a client with `rows` training rows."""
         return ()
 
     @property
     def exposed(self) -> Exposed | None:
-        """What attacks aim at in an upload; None where it holds nothing that is made of single inputs or classes."""
+        """Target of reconstruction attacks in an upload; None if it has no features or prototypes."""
         return None
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
@@ -370,22 +363,22 @@ class Method:
 
     # the record -------------------------------------------------------------------------------------------------
     def remark(self, record: Mapping[str, Any]) -> str:
-        """What a user should know about a round, in a line, from its line in `rounds.jsonl`; "" is nothing.
+        """A one-line warning for the user, from a round's record in `rounds.jsonl`; "": none.
 
-        The first remark of a run is told to those who watch it, and no other.
+        Only the first remark of a run is shown.
         """
         return ""
 
     def nbytes_in_paper(self, message: Message) -> int:
-        """The message's bytes as the paper counts them; by default all of them."""
+        """Bytes of a message as the paper counts them; by default all."""
         return nbytes(message)
 
 
 def uses_default_predict(method: Method) -> bool:
-    """Whether the method predicts by the network's output alone, as `Method.predict` does."""
+    """Whether the method uses `Method.predict`, the network's output."""
     return getattr(method.predict, "__func__", None) is Method.predict
 
 
 def numbers(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Sums over the steps as plain numbers, for the record."""
+    """Sums over the steps as floats, for the record."""
     return {name: float(value) for name, value in flatten(dict(sums)).items() if value.dim() == 0}

@@ -26,7 +26,7 @@ BY_SIZE = ("smallest", "largest")
 
 @dataclass(frozen=True)
 class AuxiliaryModel:
-    """One network for the whole federation, beside the clients' own.
+    """One network for the whole federation, in addition to the clients' own.
 
     network: "smallest" or "largest" of the clients' by the number of parameters, or the name of one that can be built.
     features: width of its representation, by a projection (`models.with_projection`); None: as it is.
@@ -43,17 +43,17 @@ class Architectures:
         builders: architecture name -> a function that makes a new network of it.
         build: turns a client's network and a variant's name into the network that is trained (`Method.build`).
         seed: the run's seed. device: where the templates live.
-        companion: a network beside the clients' own. others: networks that it may be, besides those of `builders`.
-        beside: puts a client's network and the companion together (`Method.join_models`); None: clients train theirs
-        alone.
+        auxiliary: the method's auxiliary model. others: builders that it may name, in addition to `builders`.
+        beside: joins a client's network and the auxiliary model (`Method.join_models`); None: clients train their own
+        only.
         blank: clients' own networks begin as zeros (`Method.ignores_initial_weights`), which spares drawing their
         weights.
         precision: what networks train in, see `training`.
         common_head: the heads of clients' own networks begin alike (`Method.common_head`).
 
     Attributes:
-        companion: the companion's architecture, "" without one; its network is always alone. chosen: which network it
-        is, once sizes have been compared.
+        auxiliary_model: the auxiliary model's architecture, "" without one.
+        chosen: the auxiliary model with its network's name ("smallest" and "largest" resolved).
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Architectures:
         build: Build,
         seed: int,
         device: torch.device,
-        companion: AuxiliaryModel | None = None,
+        auxiliary: AuxiliaryModel | None = None,
         beside: Beside | None = None,
         others: Mapping[str, Builder] | None = None,
         blank: bool = False,
@@ -82,9 +82,9 @@ class Architectures:
         self._templates: dict[tuple[str, str, bool], nn.Module] = {}
         self._inventories: dict[tuple[str, str, bool], Inventory] = {}
         self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
-        self._beside = None if companion is None else beside
-        self.chosen = None if companion is None else replace(companion, network=self._named(companion.network))
-        self.companion = "" if self.chosen is None else self._admit(self.chosen, others or {})
+        self._beside = None if auxiliary is None else beside
+        self.chosen = None if auxiliary is None else replace(auxiliary, network=self._named(auxiliary.network))
+        self.auxiliary_model = "" if self.chosen is None else self._admit(self.chosen, others or {})
 
     def training(self) -> AbstractContextManager[Any]:
         """Within the block, one training step: "bf16" has matrix products and convolutions in bfloat16.
@@ -109,9 +109,9 @@ class Architectures:
         choose = min if network == "smallest" else max
         return choose(sizes, key=sizes.__getitem__)
 
-    def _admit(self, companion: AuxiliaryModel, others: Mapping[str, Builder]) -> str:
-        """Make the companion an architecture; its name, which is the network's where that stays as it is."""
-        name, features = companion.network, companion.features
+    def _admit(self, auxiliary: AuxiliaryModel, others: Mapping[str, Builder]) -> str:
+        """Register the auxiliary model as an architecture; returns the architecture's name."""
+        name, features = auxiliary.network, auxiliary.features
         builder = self._builders.get(name) or others[name]
         if features is not None:
             name = f"{name}, {features} features"
@@ -131,9 +131,9 @@ class Architectures:
             split(network).head.load_state_dict(self._first_head(architecture, redrawn=given is None))
         if alone or self._beside is None:
             return network
-        companion = self._make(self.companion, "", self.companion, None, alone=True)
+        auxiliary = self._make(self.auxiliary_model, "", self.auxiliary_model, None, alone=True)
         with seeded_global_rng(derive(self._seed, "beside", owner)):
-            return self._beside(network, companion)
+            return self._beside(network, auxiliary)
 
     def _first_head(self, architecture: str, redrawn: bool) -> dict[str, Tensor]:
         """The head with which an architecture's clients begin: that of `initial` without an owner.
@@ -150,7 +150,7 @@ class Architectures:
         return self._heads[architecture]
 
     def template(self, architecture: str, variant: str = "", alone: bool = False) -> nn.Module:
-        """The one network of this kind, `alone` without the companion; whoever uses it loads weights first."""
+        """The shared network of this kind, `alone` without the auxiliary model; load weights before use."""
         key = (architecture, variant, alone and self.together)
         if key not in self._templates:
             made = self._templates[key] = self._make(architecture, variant, architecture, None, alone).to(self.device)
@@ -179,7 +179,7 @@ class Architectures:
     ) -> dict[str, Tensor]:
         """Initial weights by name: a function of the seed and of `owner` (a client's number, or the architecture).
 
-        Those of the companion are the same beside every client's own; these are the same with and without it.
+        An auxiliary model is the same for every client, and does not change the weights of clients' own networks.
         `given` is a client's own network, whose present weights are kept. `alone`: see `template`.
         """
         module = self._make(architecture, variant, architecture if owner is None else owner, given, alone)

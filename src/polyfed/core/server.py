@@ -1,4 +1,4 @@
-"""The server: its own state, what it knows of the clients, and its streams of random numbers."""
+"""The server: its state, the available clients, and its random streams."""
 
 from __future__ import annotations
 
@@ -19,25 +19,29 @@ from polyfed.core.settings import Training
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client."""
+    """Facts about a client that the server has."""
 
     architecture: str
     n: int  # training samples
 
 
 class Server:
-    """The server half's view of the federation.
+    """A method's view of the server.
 
     Attributes:
-        state: the method's own named tensors, replaced and never written into. round, rounds: 1-based number of the
-        present round, and how many are planned. exchange: name of the present passage. clients: who is present, by
-        number. public: data that everybody may see, or None. classes: number of classes of the task. training:
-        settings. prepare: turns stored inputs into what models take, alike for all (the first client's). example: no
-        rows (0, ...) of stored inputs, which tell their type and shape to a method whose server makes inputs.
-        log: numbers that the method wants in the round's record; emptied after every round.
-        memory: what a method may compute anew at any time, by its purpose and client; never saved.
+        state: the method's named tensors, replaced and never modified in place.
+        round, rounds: number of the present round (1-based), number of planned rounds.
+        exchange: name of the present exchange.
+        clients: available clients by number.
+        public: public data, or None.
+        classes: number of classes of the task.
+        training: training settings.
+        prepare: converts stored inputs to model inputs (the first client's, as all are alike).
+        input_example: stored inputs without rows (0, ...), for their type and shape.
+        log: numbers for the round's record; emptied after every round.
+        cache: recomputable values by purpose and client; never saved.
 
-    Networks are those of `Method.build`: what `Method.join_models` adds exists on clients only.
+    Networks are those of `Method.build`; what `Method.join_models` adds exists on clients only.
     """
 
     def __init__(
@@ -74,27 +78,27 @@ class Server:
 
     @property
     def architectures(self) -> list[str]:
-        """All architectures, also of clients that join later, in order of first use."""
+        """All architectures in order of first use, including those of clients that join later."""
         return list(self._names)
 
     @property
     def auxiliary_model(self) -> str:
-        """The architecture of the network beside the clients' own (`Method.auxiliary_model`); "" without one."""
-        return self._architectures.companion
+        """Architecture of the auxiliary model (`Method.auxiliary_model`); "" without one."""
+        return self._architectures.auxiliary_model
 
     @property
     def all_client_ids(self) -> list[int]:
-        """Numbers of all clients, also of those that join later."""
+        """Numbers of all clients, including those that join later."""
         return list(self._members)
 
     def set_available(self, present: Iterable[int]) -> None:
-        """Let `clients` be those of the given numbers; the engine does so before every round."""
+        """Set `clients` to those with the given numbers; called by the engine before every round."""
         numbers = list(present)
         if numbers != list(self.clients):
             self.clients = {number: self._members[number] for number in numbers}
 
     def of_one(self, client_id: int) -> Server:
-        """A server that knows this client alone, with the part of the state that `keep_one` has kept of it."""
+        """A server with this client only, and its state as stored by `keep_one`."""
         member = self._members[client_id]
         mark = _mark(client_id)
         own = copy.copy(self)
@@ -107,21 +111,21 @@ class Server:
         return own
 
     def keep_one(self, client_id: int, own: Server) -> None:
-        """Keep the state of the server that knows this client alone as a part of this one's."""
+        """Store the state of a server with this client only as a part of this server's state."""
         mark = _mark(client_id)
         others = {name: value for name, value in self.state.items() if not name.startswith(mark)}
         self.state = others | {f"{mark}{name}": value for name, value in own.state.items()}
 
     def generator(self, purpose: str, *ids: int) -> torch.Generator:
-        """The server's stream for `purpose` in this round."""
+        """The server's random stream for `purpose` in this round."""
         return generator(self._seed, f"server {purpose}", self.round, *ids)
 
     def initial(self, architecture: str, variant: str = "") -> dict[str, Tensor]:
-        """Seeded weights of an architecture that belong to no client: where a shared model starts."""
+        """Initial weights of an architecture for shared models, a function of the seed."""
         return self._architectures.initial(architecture, variant, alone=True)
 
     def client_weights(self, client_id: int) -> Group:
-        """What was last kept of the client's weights (`keep`), else the seeded ones it starts from."""
+        """The client's weights last stored by `store_weights`, else its initial weights."""
         kept = self.state.get(f"weights {client_id}")
         if kept is None or isinstance(kept, Tensor):
             architecture = self.clients[client_id].architecture
@@ -129,18 +133,18 @@ class Server:
         return kept
 
     def store_weights(self, client_id: int, weights: Group) -> None:
-        """Keep a client's uploaded weights in the state, for `weights`."""
+        """Store a client's uploaded weights in the state, for `client_weights`."""
         self.state[f"weights {client_id}"] = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     def has_weights(self, client_id: int) -> bool:
-        """Whether the client has uploaded weights that were kept."""
+        """Whether weights of the client have been stored."""
         return f"weights {client_id}" in self.state
 
     def model(self, architecture: str, weights: Group, variant: str = "") -> nn.Module:
-        """The template of an architecture holding `weights`, in eval mode, for a pass at the server."""
+        """The architecture's template network with `weights`, in eval mode, for use at the server."""
         return self._architectures.bound(architecture, variant, weights, alone=True).eval()
 
 
 def _mark(client_id: int) -> str:
-    """How the names of a state begin that belongs to the server of one client."""
+    """Prefix of state names that belong to the server of one client."""
     return f"client {client_id}: "

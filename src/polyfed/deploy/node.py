@@ -157,7 +157,7 @@ class Turn:
             plugin.prepare_client(self.client, count)
         shape = tuple(source.train.x.shape[1:])
         width = recipe.models.feature_dim
-        self._beside = beside = auxiliary_network(recipe, self._method, task.companion or self._name, self._name)
+        self._beside = beside = auxiliary_network(recipe, self._method, task.auxiliary_model or self._name, self._name)
         builders = {
             name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
             for name in {self._name, beside, *auxiliary_candidates(self._method)}
@@ -168,7 +168,7 @@ class Turn:
             recipe.run.seed,
             parse_device(recipe.run.device),
             others=builders,
-            companion=beside,
+            auxiliary=beside,
             precision=recipe.run.precision,
         )
         self._store = Store(self._architectures, [self._name])
@@ -321,8 +321,8 @@ class Turn:
         }
         try:
             check_nodes_entry(about)
-            if about["companion"] not in (None, self._beside):
-                raise ValueError(f"'companion' is {about['companion']!r:.60}, not {self._beside!r:.60}")
+            if about["auxiliary_model"] not in (None, self._beside):
+                raise ValueError(f"'auxiliary_model' is {about['auxiliary_model']!r:.60}, not {self._beside!r:.60}")
             for key, value in own.items():
                 if about[key] != value:
                     raise ValueError(f"'{key}' is {about[key]!r:.60}, not {value!r:.60}")

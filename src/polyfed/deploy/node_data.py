@@ -67,9 +67,9 @@ def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> Cl
 
 
 def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> str:
-    """The network beside the clients' own; of those that a server may name, none but the recipe's are imported."""
+    """The auxiliary model's network. Of names that a server sends, only those in the recipe are imported."""
     wanted = method.auxiliary_model
     known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
     if told not in known:
-        raise ConfigError(f"expected a companion that the recipe knows, got '{told}'{nearest(told, known)}")
+        raise ConfigError(f"expected an auxiliary model that the recipe knows, got '{told}'{nearest(told, known)}")
     return told

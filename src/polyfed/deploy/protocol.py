@@ -43,7 +43,7 @@ class Task(Settings):
     """What a node is asked; which of it counts depends on the kind of letter.
 
     experiment: which run it is, "" before it is known. settings: see `agreed`. class_names: of the task; None: as the
-    node's own data have them. companion: network beside the clients' own, "" without one. base: mark of what the client
+    node's own data have them. auxiliary_model: its network, "" without one. base: mark of what the client
     was when it last counted, "" at its beginning; mark: of what it will be. parts: of its data that are to be scored.
     has_message: whether the body is one for the client (an empty one is one, too). The others: see `executors.Job`.
     about: entry of a run folder's models/index.json.
@@ -52,7 +52,7 @@ class Task(Settings):
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
     settings: dict[str, Any] = Field(default_factory=dict)
     class_names: _Names | None = None
-    companion: str = ""
+    auxiliary_model: str = ""
     round: Count = 0
     place: Count = 0
     closing: bool = False

@@ -193,7 +193,7 @@ class Deployed(Federation):
     def _make_executor(self) -> Executor:
         """The nodes."""
         auxiliary = self.architectures.chosen
-        told = {**self._roster.facts(), "companion": "" if auxiliary is None else auxiliary.network}
+        told = {**self._roster.facts(), "auxiliary_model": "" if auxiliary is None else auxiliary.network}
         self._nodes = Nodes(self, told, self._office, self._roster, self._diary, self._limit)
         return self._nodes
 

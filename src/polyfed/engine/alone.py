@@ -5,7 +5,7 @@ own, which knows of nobody else. Only the others are gone. Nothing leaves a clie
 
 A server of a single client is that client's own already: there the method is called as it stands, so that with one
 client alone is the method, bit for bit. Where there are more, `Server.state` holds the state of client 3's server under
-names that begin with "client 3: ", in one state for checkpoints and for resuming. A network beside the clients' own
+names that begin with "client 3: ", in one state for checkpoints and for resuming. An auxiliary model
 (`Method.auxiliary_model`) stays that of the whole federation.
 """
 

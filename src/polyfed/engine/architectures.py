@@ -18,19 +18,19 @@ def architectures_of(
     device: torch.device,
     *,
     others: Mapping[str, Builder] | None = None,
-    companion: str | None = None,
+    auxiliary: str | None = None,
     precision: Precision = "float32",
 ) -> Architectures:
     """The networks that a method's clients and server use.
 
     Args:
         builders: of the clients' architectures, in order of first use; of these are the smallest and the largest.
-        others: of what else the companion may be. companion: name of the network it turned out to be, where known.
+        others: builders that only the auxiliary model may use. auxiliary: its network's name, where already known.
         precision: what networks train in.
     """
     wanted = method.auxiliary_model
-    if wanted is not None and companion is not None:
-        wanted = replace(wanted, network=companion)
+    if wanted is not None and auxiliary is not None:
+        wanted = replace(wanted, network=auxiliary)
     alone = getattr(method.join_models, "__func__", None) is Method.join_models  # clients train nothing but their own
     beside = None if alone else method.join_models
     starts = {"blank": method.ignores_initial_weights, "common_head": method.common_head}

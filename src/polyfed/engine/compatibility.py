@@ -97,7 +97,7 @@ def _questions(
         yield lambda: _check_more_than_head(name, needs, templates, clients)
     if needs.twice_differentiable:
         yield lambda: _check_second_derivatives(name, needs, templates, first)
-    if architectures.companion and templates:
+    if architectures.auxiliary_model and templates:
         yield lambda: _check_together(method, architectures, {a: first[a] for a in templates})
 
 
@@ -129,8 +129,8 @@ def _refuse_whole(name: str, client: Client, module: nn.Module) -> None:
     )
 
 
-def check_companion(method: Method, known: Collection[str]) -> None:
-    """Whether the companion that a method names is among the networks that can be built.
+def check_auxiliary_model(method: Method, known: Collection[str]) -> None:
+    """Check that the auxiliary model that a method names can be built.
 
     Raises:
         ConfigError: it is not.
@@ -139,7 +139,7 @@ def check_companion(method: Method, known: Collection[str]) -> None:
     if wanted is not None and wanted.network not in (*BY_SIZE, *known):
         raise ConfigError(
             f"{method.name or type(method).__name__}: expected 'smallest', 'largest' or a network that can be built "
-            f"beside the clients' own, got '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
+            f"as auxiliary model, got '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
         )
 
 
@@ -163,12 +163,12 @@ def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
 
 
 def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
-    """The companion takes every client's inputs, and what is scored of both networks works."""
+    """Check that the auxiliary model takes every client's inputs, and that the joined networks give scores."""
     name = method.name or type(method).__name__
-    companion = architectures.companion
-    who = f"'{companion}', beside the clients' networks,"
+    auxiliary = architectures.auxiliary_model
+    who = f"the auxiliary model '{auxiliary}'"
     try:
-        module = architectures.template(companion, alone=True)
+        module = architectures.template(auxiliary, alone=True)
     except PolyfedError:
         raise
     except Exception as error:  # the builder may be the user's

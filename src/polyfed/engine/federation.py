@@ -37,7 +37,7 @@ from polyfed.engine.arguments import (
 )
 from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
-from polyfed.engine.compatibility import check_companion, check_fit
+from polyfed.engine.compatibility import check_auxiliary_model, check_fit
 from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Measure, check_measures
 from polyfed.engine.evaluator import Evaluator
@@ -80,7 +80,7 @@ class Federation:
         out: the run folder, or all of what is written; see `polyfed.Output`. None writes nothing.
         seed: every random draw of the run is derived from it.
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
-            a companion that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
+            a network that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
         trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
         metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
             the predicted one; NaN where it is not defined. They stand in records and tables beside the others.
@@ -191,7 +191,7 @@ class Federation:
         task = self.task
         self._by_name = builders_by_name(self.clients, builders, self.classes, task.vocabulary)
         named = name_architectures(self.clients, {**builders, **self._by_name})
-        check_companion(method, [*named, *builders])
+        check_auxiliary_model(method, [*named, *builders])
         device = parse_device(str(self.execution.device))
         self.architectures = architectures_of(
             method, named, self.seed, device, others=builders, precision=self.execution.precision

@@ -124,7 +124,7 @@ class ModelExport:
             "method": self._facts["method"],
             "hyperparameters": self._facts["hyperparameters"],
             "variant": self._method.variant(self._server, client.id),
-            "companion": None if self._architectures.chosen is None else self._architectures.chosen.network,
+            "auxiliary_model": None if self._architectures.chosen is None else self._architectures.chosen.network,
             "round": self._server.round,
             **({} if modules is None else {"modules": modules}),
         }

@@ -96,7 +96,7 @@ class Guide:
         elif self._about[name]["zoo"]:
             who += " The method changed the network's shape, so polyfed makes it."
             about = self._about[name]
-            own = own_names([name, about["companion"], about["method"], about["hyperparameters"]])
+            own = own_names([name, about["auxiliary_model"], about["method"], about["hyperparameters"]])
             trust = ", trust=True" if own else ""  # code of one's own, which is to be read first
             lines = ["from polyfed.experiments.prediction import load_model"]
             lines.append(f'model = load_model("..", {numbers[0]}{trust}).network')

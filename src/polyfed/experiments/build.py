@@ -141,7 +141,7 @@ def assign_architectures(recipe: Recipe, count: int) -> list[str]:
 
 
 def auxiliary_candidates(method: Method) -> list[str]:
-    """Networks that a method may name to stand beside the clients' own: all registered, or one that it imports."""
+    """Networks that a method may name as its auxiliary model: all registered ones, or one that it imports."""
     wanted = method.auxiliary_model
     if wanted is None:
         return []

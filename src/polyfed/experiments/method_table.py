@@ -1,7 +1,6 @@
-"""The methods side by side: what each is, sends, keeps and takes.
+"""The table of methods: model heterogeneity, communication, state and hyperparameters.
 
-What is said of a method is said once, in its own file: class variables of `Method` and the comments beside the
-hyperparameters.
+Its source are the methods' own files: class variables of `Method`, and comments next to the hyperparameters.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from polyfed.registry import METHODS
 __all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters", "page", "to_markdown", "to_text"]
 
 _SYMBOLS = (
-    ("P", "floats of a client's network: weights and float buffers; P(r): of its slice of width r; P(l): of level l"),
-    ("P_h, P_G", "of its head, of a generator of features"),
-    ("P_m", "of the network beside the clients' own"),
-    ("K (m + n + 1)", "an m x n matrix as its K largest singular values and their vectors"),
-    ("C, S, D", "classes of the task, classes that the client has, features that enter the head"),
-    ("L, r", "inputs that everybody sees, columns of the mean kernel's factor"),
-    ("n_S, q", "pairs of intermediate features, floats of one"),
-    ("M, M_k", "models of others, entries that stay with client k"),
+    ("P", "floats of a client's network: weights and float buffers; P(r): at width r; P(l): at level l"),
+    ("P_h, P_G", "of its head, of a feature generator"),
+    ("P_m", "of the auxiliary model"),
+    ("K (m + n + 1)", "an m x n matrix as its K largest singular values with their vectors"),
+    ("C, S, D", "classes of the task, classes of the client, input features of the head"),
+    ("L, r", "public inputs, columns of the mean kernel's factor"),
+    ("n_S, q", "pairs of intermediate features, floats of one pair"),
+    ("M, M_k", "other clients' models, personal entries of client k"),
     ("S(r), S(l)", "floats of BatchNorm's statistics at width r, at level l"),
-    ("w, phi, h", "weights, those before the head, those of the head; w_k, h_k: client k's own"),
-    ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's own"),
+    ("w, phi, h", "weights, those of the extractor, those of the head; w_k, h_k: client k's"),
+    ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's"),
 )
 
 
@@ -64,14 +63,14 @@ def describe() -> list[dict[str, Any]]:
 
 
 def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
-    """All that is said of one method: a row of `describe`, and kinds (hyperparameter -> what values it takes), summary,
-    text (how it works) and deviations (from its paper).
+    """Describe one method: a row of `describe`, kinds (hyperparameter -> accepted values), summary, text and deviations
+    (from its paper).
 
     Args:
-        name: of a registered method, or ``"package.module:Class"``. beside: folders in which the module is looked for.
+        name: of a registered method, or ``"package.module:Class"``. beside: folders with the module.
 
     Raises:
-        ConfigError: no such method, or it is none.
+        ConfigError: there is no such method.
     """
     from polyfed.own_methods import method_class, with_hyperparameters
 
@@ -189,7 +188,7 @@ def _above(line: int, last: int, comments: Mapping[int, str]) -> list[str]:
 
 
 def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
-    """The rows of `describe` for a terminal: a paragraph per method, a line per hyperparameter."""
+    """Format the rows of `describe` for a terminal: a paragraph per method, a line per hyperparameter."""
     lines = []
     for row in rows:
         lines += [f"{row['name']}: {row['paper']}"]
@@ -197,8 +196,8 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
             ("may differ", row["differs"]),
             ("down", row["down"]),
             ("up", row["up"]),
-            ("keeps", row["states"]),
-            ("scored", row["scored"]),
+            ("state", row["states"]),
+            ("stage", row["scored"]),
             ("needs", ", ".join(row["needs"]) or "nothing"),
         ):
             lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent="  ", subsequent_indent=" " * 14)
@@ -213,21 +212,21 @@ def to_text(rows: Sequence[Mapping[str, Any]], width: int = 100) -> str:
 
 
 def symbols_in(text: str) -> list[tuple[str, str]]:
-    """The symbols, and their meanings, that come up in what is said of sizes."""
+    """Symbols that occur in a description of sizes, with their meanings."""
     words = set(re.findall(r"[A-Za-z]+(?:_\w+)?", text))
     return [entry for entry in _SYMBOLS if words & set(re.findall(r"[A-Za-z]+(?:_\w+)?", entry[0]))]
 
 
 def to_markdown() -> str:
-    """The table of methods as docs/methods/README.md has it."""
+    """The page docs/methods/README.md."""
     heads = [
         "method",
         "paper",
         "may differ between clients",
-        "down",
-        "up",
-        "kept between rounds",
-        "scored",
+        "download",
+        "upload",
+        "state between rounds",
+        "evaluation stage",
         "hyperparameters",
     ]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
@@ -241,9 +240,14 @@ def to_markdown() -> str:
     symbols = "\n".join(f"| {_cell(symbol)} | {_cell(meaning)} |" for symbol, meaning in _SYMBOLS)
     return (
         "# Methods\n\n"
-        "Made by `polyfed methods --markdown`; `polyfed methods` also says what each hyperparameter does. Sizes are\n"
-        "in numbers, of 4 bytes where nothing else is said, per client and round. For bytes with models and data of\n"
-        "your own, and for what does not fit them: `polyfed methods --compatible-with RECIPE.toml`.\n\n"
+        "Generated by `polyfed methods --markdown`; `polyfed methods NAME` explains a method and its hyperparameters.\n"
+        "Sizes are numbers of 4 bytes per client and round, unless stated otherwise. For bytes with your models and\n"
+        "data, and for the methods that support them: `polyfed methods --compatible-with RECIPE.toml`.\n\n"
+        "On all pages, unless stated otherwise: different architectures are averaged layer by layer, each tensor over\n"
+        "the clients that have it (tensors of the same name need the same shape), or within each architecture\n"
+        '(`aggregation = "same-shape"`), where papers have a single architecture; BatchNorm\'s running statistics are\n'
+        "averaged like weights, and its batch counter stays local. Accuracies are fractions unless in %. `received`\n"
+        "and `personal` are [evaluation stages](../evaluation.md).\n\n"
         + "\n".join(lines)
         + "\n\n| symbol | |\n| --- | --- |\n"
         + symbols

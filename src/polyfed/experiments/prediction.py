@@ -50,7 +50,7 @@ CHUNK = 128  # rows per forward pass
 _LEAST = 2  # bytes that a weight takes
 _BUILDING = (
     "architecture",
-    "companion",
+    "auxiliary_model",
     "method",
     "hyperparameters",
 )  # what of an entry of the index networks are made by
@@ -280,7 +280,7 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
 def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own = entry["architecture"]
-    companion = entry.get("companion")
+    auxiliary = entry.get("auxiliary_model")
     words = None if entry.get("vocabulary") is None else TextConfig(vocabulary=entry["vocabulary"]).ids
     builders = {
         name: functools.partial(
@@ -293,10 +293,10 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
             fetch=False,
             beside=entry.get("modules", []),
         )
-        for name in (own, companion)
+        for name in (own, auxiliary)
         if name is not None
     }
-    architectures = architectures_of(method, builders, 0, torch.device("cpu"), companion=companion)
+    architectures = architectures_of(method, builders, 0, torch.device("cpu"), auxiliary=auxiliary)
     return architectures.template(own, entry["variant"])
 
 

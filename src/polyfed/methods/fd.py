@@ -39,22 +39,22 @@ _TABLE = ("owners", "labels", "outputs", "counts")  # what the server keeps of e
 
 @hyperparameters
 class FD(Method):
-    """Federated distillation: one mean output per class is all that is exchanged."""
+    """Federated distillation: clients exchange one mean output per class."""
 
     name: ClassVar[str] = "fd"
     paper: ClassVar[str] = "Jeong et al., NeurIPS workshop 2018"
     down: ClassVar[str] = "S C + S"
     up: ClassVar[str] = "S C + 2 S"
-    states: ClassVar[str] = "server: z_k, n_k, who has which classes"
+    states: ClassVar[str] = "server: z_k, n_k, clients' classes"
     form: ClassVar[upload_forms.Form | None] = {
         "labels": upload_forms.LABELS,
         "outputs": upload_forms.rows_of("C"),
         "counts": upload_forms.COUNTS,
     }
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0 is Local
-    outputs: Literal["probabilities", "logits"] = "probabilities"  # what is averaged: softmax outputs, or raw scores
-    weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
+    outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
+    weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 
     @property
     def accepts_stale_uploads(self) -> bool:
@@ -117,5 +117,5 @@ class FD(Method):
 
     # accounting --------------------------------------------------------------------------------------------
     def nbytes_in_paper(self, message: Message) -> int:
-        """The outputs alone, as FedGH's Table 3 counts: no labels, no counts."""
+        """Bytes of the outputs only, as in FedGH's Table 3."""
         return nbytes({"outputs": message["outputs"]}) if "outputs" in message else 0

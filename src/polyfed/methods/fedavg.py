@@ -1,14 +1,15 @@
-"""FedAvg: averaging of weights (McMahan et al., AISTATS 2017, arXiv:1602.05629), also among differing networks.
+"""FedAvg: averaging of weights (McMahan et al., AISTATS 2017, arXiv:1602.05629), also for different architectures.
 
-Client k:  w <- what the server sends;  E local epochs of SGD on CE(f(x; w), y).
-Server:    w <- sum_k p_k w_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P floats of weights and float buffers: down 4 P bytes; up 4 P + 8 (n_k, int64).
-Deviations from the paper: (1) where architectures differ, tensors are averaged layer-wise over the clients that have
-them, or within each architecture (FedIN's eq. 19 and 21): the paper has one architecture only. (2) BatchNorm's running
-statistics are averaged like weights; its batch counter stays with the client. (3) The loss is that of Local.
+client k:  w_k <- w;  E epochs of  w_k <- w_k - eta grad CE(f(x; w_k), y)
+server:    w   <- sum over responding clients of p_k w_k,   p_k = n_k / sum n_j   ("samples"),
+           1 / their number ("uniform")
 
-What the literature builds on FedAvg (FedProx, SCAFFOLD, MOON, FedNova, InCoAvg, Fed-ET) extends this class, and changes
-a hook or two of it.
+Deviations from the paper: (1) Different architectures are averaged layer by layer or within each architecture (FedIN,
+eq. 19 and 21); the paper has a single architecture. (2) BatchNorm's running statistics are averaged like weights. Its
+batch counter (an integer) stays local. (3) The local loss is the mean cross entropy; the paper leaves it open.
+Weights p_k are normalized over responding clients.
+
+Methods that build on FedAvg (FedProx, SCAFFOLD, MOON, FedNova, InCoAvg, Fed-ET) extend this class and override hooks.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from polyfed.methods.building_blocks import weight_averaging
 
 @hyperparameters
 class FedAvg(Method):
-    """Averaging of weights."""
+    """Federated averaging of weights."""
 
     name: ClassVar[str] = "fedavg"
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
     states: ClassVar[str] = "server: w"
@@ -42,7 +43,7 @@ class FedAvg(Method):
 
     # "same-shape": within each architecture; "by-name": also a head alone
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
+    weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
 
     @property
     def requirements(self) -> Requirements:
@@ -54,25 +55,25 @@ class FedAvg(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        """Seeded initial weights."""
+        """Initialize the shared weights."""
         weight_averaging.init(server, self.aggregation)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """The shared weights of the client's architecture."""
+        """Send the shared weights of the client's architecture."""
         return weight_averaging.broadcast(server, self.aggregation, client_id)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """The mean of what came."""
+        """Average the received weights."""
         models = weight_averaging.client_weights(uploads)
         shares = weight_averaging.client_shares(uploads, self.weighting)
         weight_averaging.average(server, self.aggregation, models, shares)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        """The weights are the client's."""
+        """Load the received weights."""
         load(client.model, group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """Weights and number of samples."""
+        """Send the weights and the number of training samples."""
         return weight_averaging.upload(client)

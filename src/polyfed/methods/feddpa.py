@@ -43,21 +43,21 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class FedDPA(FedAvg):
-    """Averaging of updates to a model of which each client keeps what its data depend on."""
+    """Averaging with personal weights, selected by their Fisher information."""
 
     name: ClassVar[str] = "feddpa"
     paper: ClassVar[str] = "Yang et al., NeurIPS 2023"
-    down: ClassVar[str] = "P (and 1 with noise)"
+    down: ClassVar[str] = "P (plus 1 with noise)"
     up: ClassVar[str] = "P"
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent}
     ignores_initial_weights: ClassVar[bool] = True
 
-    threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # F above it is personal; 1: nothing is, below 0: everything
-    lambda1: Annotated[float, Field(ge=0)] = 0.1  # pull of personal entries to w; 0 is off
-    lambda2: Annotated[float, Field(ge=0)] = 0.05  # pull of the update's norm to the bound; 0 is off
+    threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # entries with a larger F are personal; 1: none, below 0: all
+    lambda1: Annotated[float, Field(ge=0)] = 0.1  # weight of the pull of personal entries to w; 0: off
+    lambda2: Annotated[float, Field(ge=0)] = 0.05  # weight of the pull of the update's norm to C; 0: off
     bound: Annotated[float, Field(gt=0)] = 0.5  # C
-    clip: bool = False  # True: updates longer than C are shortened to C
-    # sigma over C, for all clients of a round together; needs clip; 0 is off
+    clip: bool = False  # True: clip the update to norm C
+    # noise multiplier of a round (sigma over C); needs clip; 0: off
     noise: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")

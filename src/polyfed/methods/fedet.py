@@ -42,20 +42,20 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class FedET(FedAvg):
-    """A large server network taught by all clients' networks; its head goes back to them."""
+    """Ensemble distillation into a large server network, whose head is sent back to the clients."""
 
     name: ClassVar[str] = "fedet"
     paper: ClassVar[str] = "Cho et al., IJCAI 2022"
-    differs: ClassVar[str] = "anything before the head; the heads have the same tensors"
+    differs: ClassVar[str] = "anything before the head; heads with the same tensors"
     states: ClassVar[str] = "server: w, a w_u per architecture"
 
     aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
-    weighting: weight_averaging.Weighting = "uniform"  # of w_i in all means; "samples": by training samples
-    network: Annotated[str, Field(min_length=1)] = "largest"  # the server's: of the clients', or a model's name
-    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of those who disagree; 0 is off
-    server_steps: Annotated[int, Field(ge=0)] = 128  # per round; 0: no teaching, heads are averaged over all clients
-    server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs in each
-    server_lr: Annotated[float, Field(ge=0)] = 0.005  # of SGD in w; 0 leaves all but its head as it was drawn
+    weighting: weight_averaging.Weighting = "uniform"  # weights of w_i in all means; "samples": by training samples
+    network: Annotated[str, Field(min_length=1)] = "largest"  # server's network: of the clients', or a model's name
+    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
+    server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round; 0: no distillation, only heads are averaged
+    server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs per step
+    server_lr: Annotated[float, Field(ge=0)] = 0.005  # learning rate of these steps; 0: only the head changes
 
     @property
     def requirements(self) -> Requirements:
@@ -91,12 +91,12 @@ class FedET(FedAvg):
         self._teach(server, models, weighted_mean(heads, weights))
 
     def _head(self, server: Server, architecture: str, weights: Group) -> dict[str, Tensor]:
-        """A network's head, by the names of its tensors within the head."""
+        """A network's head, by tensor names within the head."""
         names = head_names(server.model(architecture, {}))
         return {inner: weights[own] for own, inner in names.items()}
 
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
-        """The server's network takes the head and learns; the head that it ends with goes to all architectures."""
+        """Distill into the server's network, from the mean head; share the resulting head."""
         names = head_names(server.model(server.auxiliary_model, {}))
         w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
@@ -110,7 +110,7 @@ class FedET(FedAvg):
         self._share_head(server, w)
 
     def _share_head(self, server: Server, w: Group) -> None:
-        """Every architecture's shared model gets the head of the server's network `w`."""
+        """Copy the head of the server's network `w` into every architecture's shared model."""
         head = self._head(server, server.auxiliary_model, w)
         for architecture in server.architectures:
             names = head_names(server.model(architecture, {}))
@@ -123,9 +123,9 @@ class FedET(FedAvg):
 
 @dataclass(frozen=True)
 class Transfer:
-    """How the server's network learns.
+    """Settings of the server's training.
 
-    steps: of plain SGD. inputs: in each of them. lr: its rate. diversity: weight of those who disagree.
+    steps: SGD steps. inputs: batch size. lr: learning rate. diversity: weight of the diversity term.
     """
 
     steps: int
@@ -135,7 +135,7 @@ class Transfer:
 
 
 def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
-    """What clients' networks (client number -> weights) agree on, over all public inputs; on the CPU."""
+    """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
     scores = []
     for i, weights in models.items():
         model = server.model(server.clients[i].architecture, weights)
@@ -146,7 +146,7 @@ def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Co
 def distill(
     model: nn.Module, public: PublicData, targets: Consensus, how: Transfer, draws: torch.Generator
 ) -> tuple[dict[str, Tensor], float]:
-    """Train a network on what others agree on; its last weights and statistics, on the CPU, and its mean loss.
+    """Distill a consensus into a network; returns its weights and statistics, on the CPU, and the mean loss.
 
     Args:
         model: holds the weights to start from, and is trained in place. public: inputs; their labels are not looked at.

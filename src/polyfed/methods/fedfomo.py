@@ -42,14 +42,14 @@ from polyfed.methods.building_blocks import weight_averaging
 
 @hyperparameters
 class FedFomo(Method):
-    """A mixture of others' models for every client, by their validation loss there."""
+    """A mixture of other clients' models for every client, weighted by validation loss."""
 
     name: ClassVar[str] = "fedfomo"
     paper: ClassVar[str] = "Zhang et al., ICLR 2021"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
-    down: ClassVar[str] = "M P, M others' models"
+    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
+    down: ClassVar[str] = "M P (M other clients' models)"
     up: ClassVar[str] = "P + M"
-    states: ClassVar[str] = "client: w before training; server: w at first, all w_k, A (N x N)"
+    states: ClassVar[str] = "client: w before training; server: initial w, all w_k, A (N x N)"
     form: ClassVar[upload_forms.Form | None] = {
         "model": upload_forms.own_network,
         "delta": upload_forms.Entry(
@@ -58,10 +58,10 @@ class FedFomo(Method):
     }
     ignores_initial_weights: ClassVar[bool] = True
 
-    models: Annotated[int, Field(ge=1)] = 5  # M, others' models that a client is sent
-    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # chance of a random model in round 1; 0: always the best known
-    epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # what epsilon loses every round; 0: nothing
-    # or "same-shape": candidates of one's own architecture only
+    models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
+    epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model in round 1; 0: none
+    epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # decrease of epsilon per round; 0: constant
+    # or "same-shape": candidates of the same architecture
     aggregation: weight_averaging.Aggregation = "layer-wise"
 
     @property
@@ -94,7 +94,7 @@ class FedFomo(Method):
         server.state["affinity"] = affinity
 
     def _affinity(self, server: Server) -> Tensor:
-        """A copy of A with a row and a column for everybody who is present; 0 where nothing is known."""
+        """A copy of A with a row and a column for every available client; 0 for unknown entries."""
         known = tensor(server.state, "affinity") if "affinity" in server.state else torch.zeros(0, 0)
         size = max(len(known), 1 + max(server.clients))
         affinity = torch.zeros(size, size, dtype=torch.float64)
@@ -102,7 +102,7 @@ class FedFomo(Method):
         return affinity
 
     def _chosen(self, server: Server, client_id: int) -> list[int]:
-        """Whose models a client is sent in this round; the same whenever it is asked before they are taken in."""
+        """Clients whose models this client is sent in this round; repeatable until the round is aggregated."""
         others = [n for n in server.clients if n != client_id and server.has_weights(n)]
         if self.aggregation == "same-shape":
             own = server.clients[client_id].architecture
@@ -139,7 +139,7 @@ class FedFomo(Method):
         return {"delta": delta[len(candidates) - len(others) :]}
 
     def _delta(self, client: Client, old: Group, candidates: list[Group]) -> Tensor:
-        """How much each candidate gains over `old` on the client's validation rows, for its distance."""
+        """Improvement of each candidate over `old` on the client's validation rows, per distance."""
         held = client.data.validation
         losses = []
         for candidate in (old, *candidates):

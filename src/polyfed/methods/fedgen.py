@@ -50,26 +50,26 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every paramet
 
 @hyperparameters
 class FedGen(FedAvg):
-    """Averaging of weights, and features of all classes from a generator trained on the clients' heads."""
+    """Averaging of weights, and features of all classes from a server-trained generator."""
 
     name: ClassVar[str] = "fedgen"
     paper: ClassVar[str] = "Zhu et al., ICML 2021"
-    differs: ClassVar[str] = "depth, one feature width (same-shape: anything before the head)"
+    differs: ClassVar[str] = "depth; equal feature width (same-shape: anything before the head)"
     down: ClassVar[str] = "P + P_G + C"
     up: ClassVar[str] = "P + C"
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "counts": upload_forms.BY_CLASS}
     states: ClassVar[str] = "server: w, G and its Adam, class counts"
     ignores_initial_weights: ClassVar[bool] = True
 
-    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on features made for drawn classes; 0 is off
-    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards features of the batch's classes; 0 is off
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # of both weights, per round; 1 is off
-    noise: Annotated[int, Field(ge=1)] = 32  # Z, numbers of noise that G takes
+    alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features; 0: off
+    beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards generated features; 0: off
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # decay of both weights per round; 1: off
+    noise: Annotated[int, Field(ge=1)] = 32  # Z, noise dimensions of G
     hidden: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
-    generator_steps: Annotated[int, Field(ge=1)] = 50  # steps of Adam per round
-    generator_batch: Annotated[int, Field(ge=2)] = 128  # features made in each
-    generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # its learning rate in round 1
-    diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0 is off
+    generator_steps: Annotated[int, Field(ge=1)] = 50  # Adam steps per round
+    generator_batch: Annotated[int, Field(ge=2)] = 128  # generated features per step
+    generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # learning rate of Adam in round 1
+    diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0: off
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
 
     @property
@@ -169,7 +169,7 @@ class FedGen(FedAvg):
 
 @dataclass(frozen=True)
 class GeneratorTraining:
-    """How a generator is trained. steps: of Adam, on `batch` rows each. diversity: weight of `likeness`."""
+    """Settings of the generator's training. steps: Adam steps of `batch` rows. diversity: weight of `likeness`."""
 
     steps: int
     batch: int
@@ -180,7 +180,7 @@ class GeneratorTraining:
 def initial_generator(
     noise: int, classes: int, hidden: int, features: int, draws: torch.Generator
 ) -> dict[str, Tensor]:
-    """Initial weights and statistics: layers uniform within 1 / sqrt(inputs), drawn from `draws`."""
+    """Initial weights (uniform within 1 / sqrt(inputs), from `draws`) and statistics."""
     made = {f"norm.{name}": torch.ones(hidden) for name in ("weight", "running_var")}
     made |= {f"norm.{name}": torch.zeros(hidden) for name in ("bias", "running_mean")}
     for layer, inputs, outputs in (("hidden", noise + classes, hidden), ("output", hidden, features)):
@@ -192,7 +192,7 @@ def initial_generator(
 def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) -> Tensor:
     """Features (B, D) for classes y from noise z: Linear (Z + C to H), BatchNorm, ReLU, Linear (H to D).
 
-    Normalized by the running statistics; `training`: by the batch, and then the statistics are written into.
+    Uses running statistics, or with `training` those of the batch, which also update the running ones.
     """
     w = weights
     classes = weights["hidden.weight"].shape[1] - z_BZ.shape[1]
@@ -204,13 +204,13 @@ def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) 
 
 
 def frozen_head(model: nn.Module) -> nn.Module:
-    """A copy of a split model's head that only passes gradients on: eval mode, no gradient of its own, float64."""
+    """A frozen copy of a split model's head: eval mode, float64, no parameter gradients."""
     head = copy.deepcopy(split(model).head).to("cpu", torch.float64)
     return head.eval().requires_grad_(False)
 
 
 def known_classes(counts_SC: Tensor) -> Tensor:
-    """Samples (C,) of each class among the clients, 0 where there is no more than one: of these nothing is made."""
+    """Samples (C,) of each class over all clients; 0 for classes with a single sample, which are not generated."""
     totals_C = counts_SC.sum(0)
     return totals_C * (totals_C > 1)
 
@@ -223,15 +223,15 @@ def likeness(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
 
 
 def decayed(weight: float, decay: float, round: int) -> float:
-    """A weight of round 1 in a later round (1-based), never less than 1e-4 unless it was less at first."""
+    """A loss weight in a later round (1-based); at least 1e-4, or its initial value if that is less."""
     return max(weight * decay ** (round - 1), min(weight, _LEAST))
 
 
 def outweighed(sums: Mapping[str, float]) -> str:
-    """A line where generated features count many times as much as the clients' own data; else "".
+    """A warning if generated features outweigh the clients' own data many times; else "".
 
     Args:
-        sums: "own_loss", on the clients' own data, and "generated_loss", on generated features, as weighted.
+        sums: "own_loss", on the clients' own data, and "generated_loss", on generated features (weighted).
 
     >>> outweighed({"own_loss": 2.0, "generated_loss": 84.0})
     "generated features count 42 times as much as the clients' own data (loss 84, own 2); lower alpha and beta"
@@ -254,9 +254,9 @@ def train_generator(
     how: GeneratorTraining,
     draws: torch.Generator,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    """Train a generator so that the clients' heads see the class that it was asked for.
+    """Train a generator until the clients' heads predict the requested class.
 
-    In float64, so that the order of the clients does not show. Heads only pass gradients on.
+    In float64, so that the order of clients has no effect. Heads stay fixed.
 
     Args:
         weights: see `initial_generator`. moments: what an earlier call left; empty at first.

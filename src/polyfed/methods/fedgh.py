@@ -1,14 +1,18 @@
-"""FedGH: one header trained on class means (Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781).
+"""FedGH: a global header trained on class means (Yi et al., ACM MM 2023, doi:10.1145/3581783.3611781).
 
-Client k:  theta_k <- theta;  E local epochs of SGD on CE(H(theta_k; F_k(x)), y) over all weights;
-           Rbar_k^s = mean of F_k(x) over its samples of class s, in eval mode, after training (a LAR).
-Server:    theta <- theta - eta_theta * grad CE(H(theta; Rbar_k^s), s), pair by pair, in order (eq. 4).
-Sent per round, D features, C classes, S classes at the client: down 4 (D C + C) bytes; up 4 (S + S D).
-Deviations from the paper: (1) eq. 4 leaves open what one step is: `header_batch` says; by default one pair, clients in
-order of number, classes ascending. (2) The gradient is clipped at norm 50, as in the authors' code.
-From the authors' code: its server never trains the header (`header_lr = 0` does the same); it averages the means of
-minibatches, which is not the mean. The paper counts the header without its bias: `nbytes_in_paper`.
-Shapes: M pairs received, D feature width, C classes.
+S_k: classes of client k's training data; D_k^s: its samples of class s. A local average representation (LAR) is the
+mean of one class.
+client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over extractor and header
+           Rbar_k^s = mean of F_k(x) over D_k^s, in eval mode, for each s in S_k        (a LAR; eq. 3)
+server:    theta <- theta - eta_theta grad CE(H(theta; Rbar_k^s), s), pair by pair      (eq. 4)
+
+Deviations from the paper: (1) Eq. 4 does not define one step. The default is one pair; `header_batch` has the other
+readings. (2) The gradient of a header step is clipped at norm 50, as in the authors' code; with ReLU features the
+bound is not reached.
+In the authors' code the server's optimizer does not contain the header, which therefore stays at its initial value
+(`header_lr = 0`). It also averages the means of minibatches, augments test images, and does not send an initial
+header. Another public implementation trains the header for 100 epochs in shuffled batches of 10: `header_batch = 10,
+header_epochs = 100`.
 """
 
 from __future__ import annotations
@@ -32,11 +36,11 @@ from polyfed.functional.class_prototypes import class_means, header_step
 
 @hyperparameters
 class FedGH(Method):
-    """A generalized global header, trained on class means of representations."""
+    """A global header, trained by the server on class means of representations."""
 
     name: ClassVar[str] = "fedgh"
     paper: ClassVar[str] = "Yi et al., ACM MM 2023"
-    differs: ClassVar[str] = "anything before the head, which is one linear layer on equally many features"
+    differs: ClassVar[str] = "anything before the head; a linear head of equal width"
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "server: the header"
@@ -46,11 +50,11 @@ class FedGH(Method):
     }
     unaligned_entries: ClassVar[tuple[str, ...]] = ("lars",)
 
-    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0 keeps the header as it was drawn (the ablation)
+    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta_theta; 0: fixed random header
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
-    clip: Annotated[float, Field(ge=0)] = 50.0  # largest gradient norm of a header step; 0 is off
+    clip: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
 
     @property
     def requirements(self) -> Requirements:
@@ -86,7 +90,7 @@ class FedGH(Method):
         server.state["header"] = {"weight": theta, "bias": bias}
 
     def _steps(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
-        """Which pairs each header step sees, over all epochs."""
+        """Indices of the pairs of each header step, over all epochs."""
         count = sum(sizes)
         for _ in range(self.header_epochs):
             if self.header_batch == "lar":
@@ -115,6 +119,6 @@ class FedGH(Method):
 
     # accounting --------------------------------------------------------------------------------------------
     def nbytes_in_paper(self, message: Message) -> int:
-        """Without the header's bias, as Table 3 counts."""
+        """Bytes without the header's bias, as in Table 3."""
         bias = group(message, "header")["bias"] if "header" in message else torch.empty(0)
         return nbytes(message) - nbytes({"bias": bias})

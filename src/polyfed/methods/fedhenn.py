@@ -57,7 +57,7 @@ _FORM: Form = {"model": own_network, "n": SAMPLES, **kernel_alignment.FORM}
 
 @hyperparameters
 class FedHeNN(Method):
-    """Alignment of representations through centered kernel alignment on common unlabeled inputs."""
+    """Alignment of representations by centered kernel alignment on common unlabeled inputs."""
 
     # `setting` says which of the two algorithms below an object is. Here is what they have in common: the settings, and
     # what a client does with the RAD while it trains.
@@ -71,15 +71,15 @@ class FedHeNN(Method):
     form: ClassVar[Form | None] = _FORM
 
     setting: Literal["heterogeneous", "homogeneous"] = "heterogeneous"  # Algorithm 2, or 1: one architecture
-    eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0 is Local (homogeneous: FedAvg)
+    eta0: Annotated[float, Field(ge=0)] = 0.001  # weight of the alignment; 0: Local (homogeneous: FedAvg)
     eta_schedule: Literal["sqrt", "linear", "constant"] = "sqrt"  # eta0 times sqrt(t - 1), t - 1 or 1; rounds t from 1
     alignment_data: Annotated[AlignmentData, table(AlignmentData)] = AlignmentData()  # the RAD
     kernel: Annotated[MeanKernel, table(MeanKernel)] = MeanKernel()
     uploads: Literal["weights", "kernels"] = "weights"  # "kernels": A_k on a fixed RAD instead of weights
-    final_average: bool = False  # homogeneous: after the last round the mean of all clients' latest weights
+    final_average: bool = False  # homogeneous: average all latest weights after the last round
 
     def __new__(cls, *given: Any, **settings: Any) -> Self:
-        """An object of the class that is the algorithm of this `setting`."""
+        """Create an object of the class for this `setting`."""
         kind: Any = cls
         setting = settings.get("setting", "heterogeneous")
         if cls is FedHeNN and setting == "heterogeneous":
@@ -90,7 +90,7 @@ class FedHeNN(Method):
         return made
 
     def __repr__(self) -> str:
-        """The hyperparameters that are not at FedHeNN's defaults, its setting among them."""
+        """Hyperparameters that differ from FedHeNN's defaults, including the setting."""
         given = [(field.name, getattr(self, field.name), field.default) for field in dataclasses.fields(FedHeNN)]
         told = [f"{name}={value!r}" for name, value, default in given if value != default]
         return f"FedHeNN({', '.join(told)})"
@@ -101,7 +101,7 @@ class FedHeNN(Method):
         return self
 
     def _check(self) -> None:
-        """Refuse settings that cannot go together; raises ValueError."""
+        """Reject incompatible settings; raises ValueError."""
 
     def eta(self, round: int) -> float:
         """Weight of the alignment in a round, counted from 1."""
@@ -109,7 +109,7 @@ class FedHeNN(Method):
         return self.eta0 * float((round - 1) ** exponents[self.eta_schedule])
 
     def uses_rad(self, round: int) -> bool:
-        """Whether the RAD is seen in a round: where its term has weight."""
+        """Whether a round uses the RAD: if its term has weight."""
         return self.eta(round) > 0
 
     @property
@@ -126,7 +126,7 @@ class FedHeNN(Method):
     # client: a step ----------------------------------------------------------------------------------------
     @profiling.timed("align")
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        """The rows of the RAD that enter one step, and their target."""
+        """Draw the RAD rows of one step, with their target."""
         if "target" not in client.context or step % self.alignment_data.every:
             return {}
         rad = client.context["rad"]
@@ -149,7 +149,7 @@ class FedHeNN(Method):
         return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        """The gradient of `loss`; that of a term with many rows is taken with the graph of some of them at a time."""
+        """The gradient of `loss`; a term with many rows is differentiated in chunks."""
         if "rad_x" not in context or len(context["rad_x"]) <= _ROWS_AT_ONCE:
             with profiling.section("train"):
                 return super().gradients(model, batch, context)
@@ -167,7 +167,7 @@ class FedHeNN(Method):
         return StepResult(grads, task.loss + context["eta"] * d, {**task.sums, **sums})
 
     def _distance(self, a_Bd: Tensor, context: Context) -> Tensor:
-        """The distance of the representation of a step's rows from their target."""
+        """Distance of a step's representations from their target."""
         kernel = self.kernel
         is_factor = self.setting == "heterogeneous"
         return distance(kernel.similarity, a_Bd, context["rad_target"], factor=is_factor, width=kernel.width)
@@ -175,7 +175,7 @@ class FedHeNN(Method):
 
 @hyperparameters
 class HeterogeneousFedHeNN(FedHeNN):
-    """Algorithm 2: networks of any kind; each is aligned to the mean kernel of all, and stays with its client."""
+    """Algorithm 2: personal networks of any architecture, aligned to the mean kernel of all clients."""
 
     form: ClassVar[Form | None] = _FORM
 
@@ -208,7 +208,7 @@ class HeterogeneousFedHeNN(FedHeNN):
         return True
 
     def uses_rad(self, round: int) -> bool:
-        """Also in round 1 where kernels are uploaded: round 2 needs them."""
+        """Also in round 1 with kernel uploads, which round 2 needs."""
         return self.eta(round) > 0 or (self.uploads == "kernels" and self.eta(2) > 0)
 
     # server ------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class HeterogeneousFedHeNN(FedHeNN):
 
 @hyperparameters
 class HomogeneousFedHeNN(FedHeNN):
-    """Algorithm 1: one architecture, averaged as in FedAvg; each client is aligned to the weights that it received."""
+    """Algorithm 1: one architecture, averaged as in FedAvg; clients are aligned to the received weights."""
 
     form: ClassVar[Form | None] = _FORM
 

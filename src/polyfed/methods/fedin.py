@@ -48,11 +48,11 @@ from polyfed.methods.building_blocks import feature_pairs, weight_averaging
 
 @hyperparameters
 class FedIN(Method):
-    """Intermediate layers learning."""
+    """Federated intermediate layers learning."""
 
     name: ClassVar[str] = "fedin"
     paper: ClassVar[str] = "Chan et al., arXiv:2304.00759"
-    differs: ClassVar[str] = "depth between equal cuts, one name having one shape (same-shape, projected: anything)"
+    differs: ClassVar[str] = "depth between cuts of equal shape (same-shape, projected: anything)"
     down: ClassVar[str] = "P + n_S q"
     up: ClassVar[str] = "P + n_S q"
     states: ClassVar[str] = "server: w, this round's pairs; client: trained projections"
@@ -60,19 +60,19 @@ class FedIN(Method):
     form: ClassVar[Form | None] = feature_pairs.FORM
 
     aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
-    weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
-    mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (the paper gives mu/2 = 0.05); 0 is off
-    combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none" adds them
-    lambda_: feature_pairs.Pull = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
+    weighting: Literal["paper", "samples", "uniform"] = "paper"  # "paper": uniform layer-wise, by samples same-shape
+    mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (paper: mu/2 = 0.05); 0: off
+    combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none": their sum
+    lambda_: feature_pairs.Pull = 1.0  # for "simple": Z = G_IN + lambda/2 G_local (eq. 13)
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
-    noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
-    noise_where: feature_pairs.Where = "both"  # in the training pass, in the pairs sent, or both
-    feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, over which noise then is
-    pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
+    noise: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
+    noise_where: feature_pairs.Where = "both"  # in the training pass, on pairs sent, or both
+    feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, then also the scale of noise
+    pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, in each direction; None: the batch size
     projection: feature_pairs.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
     projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
-    projection_grid: feature_pairs.Size = 8  # g, places a side of it
-    projection_features: feature_pairs.Size = 512  # F, numbers of s_out in it
+    projection_grid: feature_pairs.Size = 8  # g, positions per side
+    projection_features: feature_pairs.Size = 512  # F, numbers of s_out
 
     @property
     def requirements(self) -> Requirements:
@@ -88,7 +88,7 @@ class FedIN(Method):
 
     @property
     def common(self) -> feature_pairs.Common | None:
-        """The common shape of pairs; None where all are shaped alike anyway."""
+        """The common shape of pairs; None without projections."""
         if self.projection == "none":
             return None
         return feature_pairs.Common(
@@ -108,12 +108,12 @@ class FedIN(Method):
 
     @property
     def _training_noise(self) -> float:
-        """The level of the noise in training passes."""
+        """Noise level in training passes."""
         return 0.0 if self.noise_where == "message" else self.noise
 
     @property
     def _message_noise(self) -> float:
-        """The level of the noise on pairs that are sent."""
+        """Noise level on uploaded pairs."""
         return self.noise if self.train_in and self.noise_where != "forward" else 0.0
 
     def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
@@ -133,7 +133,7 @@ class FedIN(Method):
         )
 
     def _pair_of(self, client: Client) -> Mapping[str, Callable[[Tensor], Tensor]]:
-        """What becomes of network inputs in either part of a pair."""
+        """Functions from network inputs to either part of a pair."""
         model = split(client.model)
         common = self.common
         if common is None:

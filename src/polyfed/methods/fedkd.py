@@ -40,8 +40,8 @@ _UPDATE = tuple(f"update {name}" for name in low_rank.GROUPS)  # in the server's
 
 
 @hyperparameters
-class FedKD(auxiliary_model.Accompanied):
-    """A private mentor and a common mentee, whose updates are compressed both ways."""
+class FedKD(auxiliary_model.AuxiliaryModelMethod):
+    """Mutual distillation between a private mentor and a common mentee, with compressed updates."""
 
     name: ClassVar[str] = "fedkd"
     paper: ClassVar[str] = "Wu et al., Nat. Commun. 2022"
@@ -54,10 +54,10 @@ class FedKD(auxiliary_model.Accompanied):
         "n": upload_forms.SAMPLES,
     }
 
-    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1 sends every number
-    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # where T goes to, linearly, over all rounds
-    distil: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0 is off
-    mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0 is off
+    energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1: no compression
+    energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # final T, reached linearly
+    distil: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
+    mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
 
     @property
     def requirements(self) -> Requirements:
@@ -71,9 +71,9 @@ class FedKD(auxiliary_model.Accompanied):
     def planned(self) -> str:
         return "the energy that is sent" if self.energy_start != self.energy_end else ""
 
-    def join_models(self, own: Any, companion_: Any) -> nn.Module:
-        pair = auxiliary_model.Pair(own, companion_)
-        pair.projector = nn.Linear(companion_.feature_dim, own.feature_dim, bias=False)
+    def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
+        pair = auxiliary_model.Pair(own, auxiliary)
+        pair.projector = nn.Linear(auxiliary.feature_dim, own.feature_dim, bias=False)
         return pair
 
     # server ------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class FedKD(auxiliary_model.Accompanied):
         statistics = auxiliary_model.statistics(server.model(server.auxiliary_model, before))
         update = low_rank.encode(auxiliary_model.mean(updates, self.weighting), self._energy(server), statistics)
         server.state |= {f"update {name}": entries for name, entries in update.items()}
-        server.state["companion"] = _moved(before, low_rank.decode(update, before))
+        server.state["auxiliary_model"] = _moved(before, low_rank.decode(update, before))
 
     def _energy(self, at: Server | Client) -> float:
         rounds = at.rounds if isinstance(at, Server) else at.training.rounds
@@ -112,9 +112,9 @@ class FedKD(auxiliary_model.Accompanied):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         h_w = model.own.represent(batch.x)
-        h_m = model.companion.represent(batch.x)
+        h_m = model.auxiliary_model.represent(batch.x)
         mentor = model.own.head(h_w)
-        mentee = model.companion.head(h_m)
+        mentee = model.auxiliary_model.head(h_m)
         seen = model.projector(h_m)
         task = cross_entropy(mentor, batch.y, batch.w) + cross_entropy(mentee, batch.y, batch.w)
         kl = divergence(mentor, mentee, batch.w) + divergence(mentee, mentor, batch.w)
@@ -124,7 +124,7 @@ class FedKD(auxiliary_model.Accompanied):
         return loss
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        mentee: Any = client.model.companion
+        mentee: Any = client.model.auxiliary_model
         synced = group(client.state, "synced")
         change = {name: t.cpu() - synced[name] for name, t in floats(mentee).items()}
         update = low_rank.encode(change, self._energy(client), auxiliary_model.statistics(mentee))
@@ -136,5 +136,5 @@ def _groups(message: Message) -> dict[str, Group]:
 
 
 def _moved(before: Group, change: Group) -> dict[str, Tensor]:
-    """The same at server and clients, so that both hold the same bits."""
+    """`before` plus `change`; the same operation at server and clients, so that both hold the same bits."""
     return {name: t + change[name] for name, t in before.items()}

@@ -1,16 +1,18 @@
-"""FedL2G: guiding vectors that learn to help the clients' own tasks (Zhang et al., 2024, arXiv:2410.06490).
+"""FedL2G: guiding vectors, meta-learned on held-back samples (Zhang et al., 2024, arXiv:2410.06490).
 
-g_c in R^q is the guiding vector of class c, o(x) what is guided: the logits (q = C) or the representation (q = D).
-A client's training rows are a fixed small quiz and, the rest, the study set.
-Client k:  E epochs of SGD over the study set on CE(f(x; w), y) + weight * mean over q of (o(x) - g_y)^2, not in the
-           first `warmup` rounds, in which nobody trains;  then, in all rounds, the meta step with one study batch:
-           w' = w - lr grad_w of that loss;  sends grad_g CE(f(x; w'), y) on the quiz, rows of classes in the batch.
-Server:    g <- g - eta_s * (per class the mean of the rows that came; 0 where none did), g ~ N(0, 1) at first.
-Sent per round, S classes in the study batch: down 4 C q bytes; up 4 S q + 4 S (labels, int32).
-Deviations from the paper: (1) `warmup` is 1; the paper's is 50, with which runs of fewer rounds could not begin, and
-short ones would hardly train. (2) The meta step is taken in train mode as to BatchNorm, whose running statistics stay
-as they are, and without dropout. (3) The quiz has half of a client's samples at most; who has one sends nothing.
-From the authors' code: the step sizes eta_s, and the server's gradient clipped at norm 100.
+quiz:      one batch of a client's training rows, drawn once, half of its rows at most; study set: the rest
+client k:  1. E epochs of SGD over the study set on  L(w, g) = CE(f(x; w), y) + weight mean over q of (o(x) - g_y)^2
+              (not in the first `warmup` rounds)
+           2. w' = w - lr grad_w L(w, g)  on one study batch, lr the round's rate
+              sends  grad_g CE(f(x; w'), y)  on the quiz, the rows of the classes of that batch; w' is discarded
+server:    G_c = mean of the received rows of class c, or 0;  G clipped to norm 100
+           g <- g - eta_s G
+
+Deviations from the paper: (1) The meta step uses BatchNorm in training mode with fixed running statistics, and no
+dropout. (2) A client with fewer samples than two quizzes holds back half of them. A client with a single sample, or
+with a BatchNorm network that cannot take its batches, trains but uploads nothing. (3) Rows are weighted equally,
+whatever the number of samples behind them, as in the authors' code, which also defines the server's clipping and step
+sizes. That code also clips clients' gradients at norm 100; here they are not clipped.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ _CLIP = 100.0  # largest norm of the server's gradient
 
 @hyperparameters
 class FedL2G(Method):
-    """One vector per class that local training is drawn to, trained by how much that helps on held-back samples."""
+    """One guiding vector per class, meta-learned on held-back samples."""
 
     name: ClassVar[str] = "fedl2g"
     paper: ClassVar[str] = "Zhang et al., 2024"
-    differs: ClassVar[str] = "anything (representation: anything before equally many features)"
+    differs: ClassVar[str] = "anything (representation: equal feature width)"
     down: ClassVar[str] = "C q, q = C or D"
     up: ClassVar[str] = "S q + S"
     form: ClassVar[upload_forms.Form | None] = {
@@ -56,9 +58,9 @@ class FedL2G(Method):
     }
     states: ClassVar[str] = "server: g"
 
-    guide: Literal["logits", "representation"] = "logits"  # what is drawn to g
-    weight: Annotated[float, Field(ge=0)] = 1.0  # of the squared distance to g; 0 is Local, no sample is held back
-    warmup: Annotated[int, Field(ge=0)] = 1  # first rounds, in which g learns and no client trains; 0 is off
+    guide: Literal["logits", "representation"] = "logits"  # the guided output
+    weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local
+    warmup: Annotated[int, Field(ge=0)] = 1  # initial rounds that train g only; 0: none
     server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
 
     @property
@@ -126,7 +128,7 @@ class FedL2G(Method):
         return guided_loss(scores, found, batch.y, batch.w, context["guides"], self.weight)
 
     def outputs(self, model: Any, x: Tensor, entries: int) -> tuple[Tensor, Tensor]:
-        """Scores, and what is guided, (N, q)."""
+        """Scores, and the guided outputs (N, q)."""
         if self.guide == "logits":
             scores: Tensor = model(x)
             return scores, scores[:, :entries]
@@ -157,7 +159,7 @@ class FedL2G(Method):
 
 
 class _Guided(nn.Module):
-    """A network that gives scores and what is guided."""
+    """A network that returns scores and the guided outputs."""
 
     def __init__(self, method: FedL2G, model: nn.Module, entries: int) -> None:
         super().__init__()

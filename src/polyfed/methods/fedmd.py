@@ -1,17 +1,16 @@
-"""FedMD: clients agree on scores of public data (Li and Wang, NeurIPS workshop 2019, arXiv:1910.03581).
+"""FedMD: distillation on public data (Li and Wang, NeurIPS workshop 2019, arXiv:1910.03581).
 
-D_0 is what everybody may see, d of it the rows of this round, f_k(x) the scores (logits) of client k.
-Once:      transfer learning: `public_epochs` of SGD on CE(f_k(x), y) over D_0, then `private_epochs` over one's own.
-Client k:  sends f_k(x) for x in d, in eval mode;
-           digests the consensus: `digest_epochs` of SGD on mean |f_k(x) - s(x)| over d;  then revisits its own data:
-           E epochs of CE.
-Server:    s(x) = sum_k c_k f_k(x) over those who answered, c_k = 1 / their number (or n_k / sum n_k).
-Sent per round, L rows in d, C classes: 4 L C bytes each way; with `rows` 16 bytes down, the seed of d in both passages.
-Deviations from the paper: (1) D_0 is the recipe's hold-out, of the task's own classes, never a client's; it may be
-another data set's inputs where its labels are not used (`public_epochs = 0`). (2) "To convergence" is a number of
-epochs. (3) d is all of D_0 unless `rows` says otherwise; the paper draws 5000 rows. (4) Who is not there in round 1
-does its transfer learning when it is first drawn, and sends scores from the next time on. (5) One batch size, one
-optimizer and rate, and the recipe's augmentation, for all phases.
+once:      transfer learning: `public_epochs` of SGD on CE(f_k(x), y) over D_0, then `private_epochs` on its own rows
+client k:  1. sends f_k(x) for x in d, in eval mode (exchange "scores", without training)
+           2. digests:  `digest_epochs` of SGD over d on   mean over classes of |f_k(x) - s(x)|
+           3. revisits: E epochs of CE on its own rows
+server:    s(x) = sum over responding clients of c_k f_k(x),   c_k = 1 / their number, or n_k / sum n_j
+
+Deviations from the paper: (1) D_0 is the recipe's hold-out, with the task's own classes; in the paper it is another
+data set, whose classes the networks also learn. (2) Transfer learning takes a fixed number of epochs; the paper
+trains to convergence. (3) d is all of D_0 unless `rows` is set; the paper draws 5000 rows per round. (4) Clients are
+selected as the recipe says; in the paper all participate. Clients absent in round 1 catch up. (5) Weights c_k by
+samples, suggested in the paper for weaker models, are off by default.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ from polyfed.methods.building_blocks import weight_averaging
 
 @hyperparameters
 class FedMD(Method):
-    """Every client learns from the mean of all clients' scores on public data, then from its own."""
+    """Distillation from the clients' mean scores on public data, then training on own data."""
 
     name: ClassVar[str] = "fedmd"
     paper: ClassVar[str] = "Li and Wang, NeurIPS workshop 2019"
     down: ClassVar[str] = "L C, L public rows"
     up: ClassVar[str] = "L C"
-    states: ClassVar[str] = "client: whether it has had its transfer learning; server: s"
+    states: ClassVar[str] = "client: whether transfer learning is done; server: s"
     aligned_entries: ClassVar[tuple[str, ...]] = ("scores",)
     form: ClassVar[upload_forms.Form | None] = {"scores": upload_forms.Entry((lambda known: _asked(known), "C"))}
 
-    public_epochs: Annotated[int, Field(ge=0)] = 10  # once, on the public rows and their labels; 0 is off
-    private_epochs: Annotated[int, Field(ge=0)] = 10  # once, after that, on one's own rows; 0 is off
-    digest_epochs: Annotated[int, Field(ge=0)] = 1  # per round, towards the consensus; 0: nothing is sent
-    rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows drawn each round; None: all
-    weighting: weight_averaging.Weighting = "uniform"  # c_k; "samples": in proportion to training samples
+    public_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on labeled public rows, once; 0: none
+    private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows, after that; 0: none
+    digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
+    rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round; None: all
+    weighting: weight_averaging.Weighting = "uniform"  # weights c_k; "samples": by training samples
 
     @property
     def requirements(self) -> Requirements:
@@ -117,7 +116,7 @@ class FedMD(Method):
         return (*phases, Phase(training.local_epochs, name="revisit"))
 
     def _transfer(self) -> tuple[Phase, ...]:
-        """In the context, "public" and "own" are all rows or, after this training, none."""
+        """Context with "public" and "own": all rows, or none once transfer learning is done."""
         public = Phase(self.public_epochs, data="public", rows="public", name="public")
         own = Phase(self.private_epochs, rows="own", name="own")
         return tuple(phase for phase in (public, own) if phase.epochs)
@@ -146,6 +145,6 @@ class FedMD(Method):
 
 
 def _asked(known: upload_forms.Known) -> int:
-    """On how many public rows scores are asked for."""
+    """Number of public rows to be scored."""
     held = len(known.server.public or ())
     return min(getattr(known.method, "rows", None) or held, held)

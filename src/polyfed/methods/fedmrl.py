@@ -37,12 +37,12 @@ class Fused(Composite):
     def __init__(self, own: Any, common: Any) -> None:
         super().__init__()
         self.own = own
-        self.companion = common
+        self.auxiliary_model = common
         self.projection = nn.Linear(common.feature_dim + own.feature_dim, own.feature_dim)
 
     def represent(self, x: Tensor) -> Tensor:
-        """r, N x D."""
-        r: Tensor = self.projection(torch.cat([self.companion.represent(x), self.own.represent(x)], dim=1))
+        """Fused representation r (N x D)."""
+        r: Tensor = self.projection(torch.cat([self.auxiliary_model.represent(x), self.own.represent(x)], dim=1))
         return r
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,21 +51,21 @@ class Fused(Composite):
         return scores
 
     def export(self) -> dict[str, Tensor]:
-        """The own network's tensors by its own names; others as ``beside.companion.*`` and ``beside.projection.*``."""
-        parts = {"companion": self.companion.state_dict(), "projection": self.projection.state_dict()}
+        """The own network's tensors by name; the others as ``beside.auxiliary_model.*`` and ``beside.projection.*``."""
+        parts = {"auxiliary_model": self.auxiliary_model.state_dict(), "projection": self.projection.state_dict()}
         added = {f"beside.{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
         return {**exported(self.own), **added}
 
 
 @hyperparameters
-class FedMRL(auxiliary_model.Accompanied):
-    """Private networks that look through a shared one as well, and heads nested in one representation."""
+class FedMRL(auxiliary_model.AuxiliaryModelMethod):
+    """Nested heads on the fused representation of a private network and the auxiliary model."""
 
     name: ClassVar[str] = "fedmrl"
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024"
-    states: ClassVar[str] = "client: own network, projection; server: common network"
+    states: ClassVar[str] = "client: own network, projection; server: auxiliary model"
 
-    features: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; none: as the common network has
+    features: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; None: the auxiliary model's width
 
     @property
     def requirements(self) -> Requirements:
@@ -75,14 +75,14 @@ class FedMRL(auxiliary_model.Accompanied):
     def auxiliary_model(self) -> AuxiliaryModel:
         return AuxiliaryModel(self.shared, self.features)
 
-    def join_models(self, own: Any, companion: Any) -> nn.Module:
-        if companion.feature_dim > own.feature_dim:
+    def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
+        if auxiliary.feature_dim > own.feature_dim:
             raise ConfigError(
                 f"FedMRL needs a common network of at most as many features as the clients' own; '{own.architecture}' "
-                f"has {own.feature_dim}, the common network {companion.feature_dim}; set method.features to at most "
+                f"has {own.feature_dim}, the common network {auxiliary.feature_dim}; set method.features to at most "
                 f"{own.feature_dim}"
             )
-        return Fused(own, companion)
+        return Fused(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
         fused: nn.Module = module
@@ -90,5 +90,5 @@ class FedMRL(auxiliary_model.Accompanied):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         r = model.represent(batch.x)
-        common = model.companion.head(r[:, : model.companion.feature_dim])
+        common = model.auxiliary_model.head(r[:, : model.auxiliary_model.feature_dim])
         return cross_entropy(model.own.head(r), batch.y, batch.w) + cross_entropy(common, batch.y, batch.w)

@@ -36,12 +36,12 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class FedNova(FedAvg):
-    """Averaging of updates, each divided by the length of its client's steps."""
+    """Averaging of updates, normalized by each client's effective number of steps."""
 
     name: ClassVar[str] = "fednova"
     paper: ClassVar[str] = "Wang et al., NeurIPS 2020"
     up: ClassVar[str] = "P + 2"
-    states: ClassVar[str] = "server: w, with server_momentum m"
+    states: ClassVar[str] = "server: w, momentum m"
     form: ClassVar[upload_forms.Form | None] = {
         "model": upload_forms.as_sent,
         "n": upload_forms.SAMPLES,
@@ -49,8 +49,8 @@ class FedNova(FedAvg):
     }
     ignores_initial_weights: ClassVar[bool] = True
 
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the server's step; 0 is off
-    mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term of local solvers; 0 is off
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # momentum of the server's step; 0: off
+    mu: Annotated[float, Field(ge=0)] = 0.0  # weight of the proximal term; 0: off
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

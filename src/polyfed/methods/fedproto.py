@@ -31,17 +31,17 @@ from polyfed.methods.building_blocks import prototypes
 
 @hyperparameters
 class FedProto(prototypes.Prototypes):
-    """Class means of representations, averaged, which everybody is drawn to."""
+    """Averaged class means of representations, which regularize local training."""
 
     name: ClassVar[str] = "fedproto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
-    states: ClassVar[str] = "client: P as last received; server: P, who has which classes"
+    states: ClassVar[str] = "client: last P received; server: P, clients' classes"
     form: ClassVar[Form | None] = prototypes.Prototypes.form
     unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    weighting: Literal["count", "uniform"] = "count"  # by samples of the class, or every sender once (no counts sent)
+    weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:

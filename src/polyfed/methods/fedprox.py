@@ -27,13 +27,13 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class FedProx(FedAvg):
-    """Averaging of weights that a proximal term holds near those received."""
+    """Averaging with a proximal term in the local loss."""
 
     name: ClassVar[str] = "fedprox"
     paper: ClassVar[str] = "Li et al., MLSys 2020"
     ignores_initial_weights: ClassVar[bool] = True
 
-    mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0 is FedAvg
+    mu: Annotated[float, Field(ge=0)] = 0.01  # weight of the proximal term; 0: FedAvg
 
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)

@@ -32,11 +32,11 @@ from polyfed.methods.building_blocks import weight_averaging
 
 @hyperparameters
 class FedRep(Method):
-    """A shared extractor under personal heads, trained in turn."""
+    """A shared extractor and personal heads, trained alternately."""
 
     name: ClassVar[str] = "fedrep"
     paper: ClassVar[str] = "Collins et al., ICML 2021"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
     down: ClassVar[str] = "P - P_h"
     up: ClassVar[str] = "P - P_h"
     states: ClassVar[str] = "client: h_k; server: phi"
@@ -45,10 +45,10 @@ class FedRep(Method):
     common_head: ClassVar[bool] = True
 
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
-    weighting: weight_averaging.Weighting = "uniform"  # "samples": p_k in proportion to training samples
-    head_epochs: Annotated[int, Field(ge=0)] = 10  # of the head, under a resting extractor; 0 leaves it as it began
-    extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # of the extractor; None: training.local_epochs
-    final_head_epochs: Annotated[int, Field(ge=0)] = 0  # everybody's head, after the last round; 0 is off
+    weighting: weight_averaging.Weighting = "uniform"  # "samples": p_k by training samples
+    head_epochs: Annotated[int, Field(ge=0)] = 10  # epochs of the head, with fixed extractor; 0: none
+    extractor_epochs: Annotated[int, Field(ge=0)] | None = None  # epochs of the extractor; None: training.local_epochs
+    final_head_epochs: Annotated[int, Field(ge=0)] = 0  # epochs of all heads after the last round; 0: none
 
     @model_validator(mode="after")
     def _trains_something(self) -> FedRep:

@@ -34,12 +34,12 @@ from polyfed.methods.building_blocks import width_slicing
 
 @hyperparameters
 class FedRolex(width_slicing.Narrowing):
-    """Narrower copies of one network, of channels that change from round to round."""
+    """Sub-models of one network, whose channels change from round to round."""
 
     name: ClassVar[str] = "fedrolex"
     paper: ClassVar[str] = "Alam et al., NeurIPS 2022"
 
-    step: Annotated[int, Field(ge=0)] = 1  # channels that the window moves on by in a round; 0 is HeteroFL
+    step: Annotated[int, Field(ge=0)] = 1  # channels by which the window moves per round; 0: HeteroFL
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
         return rolling(size, rate, self.step * max(server.round - 1, 0))

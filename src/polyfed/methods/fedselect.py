@@ -44,23 +44,23 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @hyperparameters
 class FedSelect(Method):
-    """Averaging of those entries that clients do not keep for themselves."""
+    """Averaging of shared entries; the personal ones are selected during training."""
 
     name: ClassVar[str] = "fedselect"
     paper: ClassVar[str] = "Tamirisa et al., CVPR 2024"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape (same-shape: anything)"
+    differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
     down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
-    up: ClassVar[str] = "P - M_k (and P / 32 when M_k has grown)"
+    up: ClassVar[str] = "P - M_k (plus P / 32 when M_k grows)"
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.thinned, "mask": upload_forms.bits}
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
     ignores_initial_weights: ClassVar[bool] = True
 
     growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
     limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
-    every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client from one growth to the next
+    every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
     # "same-shape": within an architecture; "by-name": also a head
     aggregation: weight_averaging.Aggregation = "layer-wise"
-    weighting: weight_averaging.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    weighting: weight_averaging.Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def requirements(self) -> Requirements:
@@ -118,7 +118,7 @@ class FedSelect(Method):
         }
 
     def _grow(self, client: Client, own: Group) -> bool:
-        """Grow the masks if it is time; whether they have changed. `own`: the weights after the last training."""
+        """Grow the masks when due; returns whether they changed. `own`: the weights after the last training."""
         state = client.state
         taken = int(tensor(state, "rounds")) if "rounds" in state else 0
         if not taken or taken % self.every or "anchor" not in state:
@@ -158,6 +158,6 @@ def _masks(state: State, name: str) -> Group:
 
 
 def _matrices(client: Client) -> dict[str, Tensor]:
-    """Copies of the weight tensors that masks can grow in."""
+    """Copies of the weight tensors that can have masks."""
     parameters = client.model.named_parameters(remove_duplicate=False)
     return {name: p.detach().cpu().clone() for name, p in parameters if p.dim() > 1}

@@ -34,19 +34,19 @@ from polyfed.methods.building_blocks import prototypes
 
 @hyperparameters
 class FedTGP(prototypes.Prototypes):
-    """Prototypes trained by the server, with a margin between classes."""
+    """Server-trained prototypes with a margin between classes."""
 
     name: ClassVar[str] = "fedtgp"
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + S"
-    states: ClassVar[str] = "client: P as last received; server: the network behind P, P"
+    states: ClassVar[str] = "client: last P received; server: prototype network, P"
     unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the squared distance, mean over D; 0 is Local
-    margin: Annotated[float, Field(ge=0)] = 100.0  # tau, the most that delta can be; 0 is off
+    lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
+    margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
-    server_lr: Annotated[float, Field(ge=0)] = 0.01  # of the server's SGD; 0 keeps P as it was drawn
+    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

@@ -1,18 +1,17 @@
-"""FjORD: ordered dropout, so that every prefix of a network's channels is a network (Horváth et al., arXiv:2102.13451).
+"""FjORD: ordered dropout, nested widths of one network (Horváth et al., NeurIPS 2021, arXiv:2102.13451).
 
-Widths p = 1/n, 2/n, ..., 1; client i holds up to p_i, dealt in blocks. A width keeps the first ceil(p K) of K channels.
-Client i:  w_i <- w[first ceil(p_i K)];  for every batch a width p <= p_i is drawn, all alike likely; one step on
-           CE(f(x; w_i), y) + [p < p_i] KL(softmax f(x; w_i) || softmax f(x; w_i[p])), its left side a constant (self-
-           distillation), or without it on CE(f(x; w_i[p]), y);  BatchNorm normalizes by the batch, width by width.
-Server:    every entry of w <- mean over the clients that hold it, weighted by n_i.  Then BatchNorm's statistics are
-           reported, as in HeteroFL, for the width that is scored.
-Sent per round, P floats of weights of the sub-model of p_i, S of its BatchNorm's statistics: down 4 (P + S) (P alone at
-first), up 4 P; where there is BatchNorm, for the statistics down 4 P, up 4 S + 8 (and how many batches, int64).
-Deviations from the paper: (1) one p_i per client, dealt in blocks by number, all of equal size; there devices fall into
-clusters. (2) BatchNorm's statistics are taken after the average, for each client's largest width alone; in the authors'
-code every width keeps running ones, which are averaged. Its weight and bias are shared by all widths, as there. (3) The
-distillation has weight 1 and temperature 1, as in that code. (4) Scored is every client's own width; the paper scores
-all widths of w.
+widths:    1/n, 2/n, ..., 1;  p_i: clients are assigned 1/n to 1 in blocks of equal size
+a batch:   p <= p_i drawn uniformly;  one step on
+           CE(f(x; w_i), y)  +  [p < p_i] KL(softmax f(x; w_i) || softmax f(x; w_i[first ceil(p K)]))
+server:    w[k] <- sum n_i w_i[k] / sum n_i over the clients that hold entry k;
+           entries that nobody holds are unchanged
+
+Deviations from the paper: (1) Widths are assigned by client number, in blocks of equal size; the paper has clusters
+of devices, which may differ in size. (2) BatchNorm's statistics are computed after aggregation, for each client's
+largest width. In the Flower implementation by two of the authors every width has running statistics, which are
+averaged. BatchNorm's weight and bias are shared by all widths in both. (3) Distillation has weight 1 and temperature
+1, as in that implementation. (4) Each client's own width is evaluated; the paper evaluates all widths of the large
+network.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from polyfed.methods.building_blocks import width_slicing
 
 @hyperparameters
 class FjORD(width_slicing.Slicing):
-    """Prefixes of one network, trained side by side."""
+    """Ordered dropout: nested widths of one network."""
 
     name: ClassVar[str] = "fjord"
     paper: ClassVar[str] = "Horváth et al., NeurIPS 2021"
-    differs: ClassVar[str] = "the width: slices of one network"
-    down: ClassVar[str] = "P(p_i) + S(p_i), and P(p_i) for the statistics"
-    up: ClassVar[str] = "P(p_i), and S(p_i) + 1 for the statistics"
+    differs: ClassVar[str] = "width: sub-models of one network"
+    down: ClassVar[str] = "P(p_i) + S(p_i), plus P(p_i) for statistics"
+    up: ClassVar[str] = "P(p_i), plus S(p_i) + 1 for statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by width"
     form: ClassVar[Form | None] = width_slicing.FORM
     ignores_initial_weights: ClassVar[bool] = True
 
-    widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1 is FedAvg
-    distill: bool = True  # narrower passes learn from the widest; False: from the labels, and alone
-    statistics: Literal["all", "selected"] = "all"  # who reports BatchNorm's
+    widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
+    distill: bool = True  # distill the widest pass; False: train on labels only
+    statistics: Literal["all", "selected"] = "all"  # clients that report BatchNorm statistics
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return width_slicing.exchanges(self.statistics)
 
     # server ------------------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:
-        """p_i times n, from 1 to n."""
+        """Level of a client: p_i n, from 1 to n."""
         everybody = server.all_client_ids
         return 1 + everybody.index(client_id) * self.widths // len(everybody)
 

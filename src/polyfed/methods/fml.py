@@ -23,22 +23,22 @@ from polyfed.methods.building_blocks import auxiliary_model
 
 
 @hyperparameters
-class FML(auxiliary_model.Accompanied):
-    """A private network and an averaged common one, each a teacher of the other."""
+class FML(auxiliary_model.AuxiliaryModelMethod):
+    """Mutual distillation between a private network and the averaged auxiliary model."""
 
     name: ClassVar[str] = "fml"
     paper: ClassVar[str] = "Shen et al., 2020"
 
-    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the labels in the private network's loss; 1 is Local
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same in the common one's; 1 is FedAvg on it
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5  # weight of labels in the private network's loss; 1: Local
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.5  # the same for the auxiliary model; 1: FedAvg
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         private = model.own(batch.x)
-        common = model.companion(batch.x)
+        common = model.auxiliary_model(batch.x)
         return _taught(private, common, batch, self.alpha) + _taught(common, private, batch, self.beta)
 
 
 def _taught(scores_NC: Tensor, teacher_NC: Tensor, batch: Batch, labels: float) -> Tensor:
-    """The loss of the network with these scores; `labels` is their share, the teacher has the rest."""
+    """Loss of a network with these scores; `labels`: weight of the labels, the rest is distillation."""
     task = cross_entropy(scores_NC, batch.y, batch.w)
     return labels * task + (1 - labels) * divergence(scores_NC, teacher_NC, batch.w)

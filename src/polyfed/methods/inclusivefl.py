@@ -42,20 +42,20 @@ _LAYERS: weight_averaging.Aggregation = "layer-wise"
 
 @hyperparameters
 class InclusiveFL(Method):
-    """Layer-wise averaging, with the last blocks of smaller networks taught by the next larger one."""
+    """Layer-wise averaging, with momentum distillation into the last blocks of smaller networks."""
 
     name: ClassVar[str] = "inclusivefl"
     paper: ClassVar[str] = "Liu et al., KDD 2022"
-    differs: ClassVar[str] = "depth: tensors of one name have one shape"
+    differs: ClassVar[str] = "depth; same-named tensors need the same shape"
     down: ClassVar[str] = "P"
     up: ClassVar[str] = "P + 1"
-    states: ClassVar[str] = "server: w, every architecture's own layers and m"
+    states: ClassVar[str] = "server: w, each architecture's own layers and m"
     delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.as_sent, "n": upload_forms.SAMPLES}
     ignores_initial_weights: ClassVar[bool] = True
 
-    beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # share of the larger one's update; 0 is no distillation
-    local_last_block: bool = True  # False: last blocks are averaged layer-wise, too
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.2  # weight of the larger one's update; 0: no distillation
+    local_last_block: bool = True  # False: average last blocks layer-wise
 
     @property
     def requirements(self) -> Requirements:
@@ -98,12 +98,12 @@ class InclusiveFL(Method):
         weight_averaging.average(server, _LAYERS, shared, shares)
 
     def _model(self, server: Server, architecture: str) -> Group:
-        """What an architecture's clients get: what all share, and its own layers."""
+        """An architecture's model: shared layers and its own."""
         w = weight_averaging.weights_for(server, _LAYERS, architecture)
         return {**w, **_kept(server, "own", architecture, w)}
 
     def _own(self, server: Server, architecture: str) -> set[str]:
-        """Names of the tensors that stay with an architecture; the largest one's are what all share."""
+        """Names of the tensors that stay with an architecture."""
         by_size = _by_size(server)
         deeper = by_size[by_size.index(architecture) + 1 :]
         if not deeper or not self.local_last_block:
@@ -129,7 +129,7 @@ def _last_blocks(server: Server, small: str, large: str) -> dict[str, list[str]]
 
 
 def _lesson(server: Server, small: str, large: str, update: Group) -> dict[str, Tensor]:
-    """m: the mean of the larger one's update over the blocks that the small one's last block stands for."""
+    """m: mean update of the larger network's blocks that correspond to the smaller one's last block."""
     weights = weight_averaging.parameter_names(server)
     taught = _last_blocks(server, small, large)
     sources = {name: names for name, names in taught.items() if names and name in weights}
@@ -141,7 +141,7 @@ def _shifted(model: Group, names: Collection[str], shift: Group) -> dict[str, Te
 
 
 def _kept(server: Server, what: str, architecture: str, names: Iterable[str]) -> Group:
-    """What `_keep` has kept of these tensors."""
+    """Stored values of these tensors (see `_keep`)."""
     kept = group(server.state, what) if what in server.state else {}
     return {name: kept[f"{architecture} {name}"] for name in names if f"{architecture} {name}" in kept}
 

@@ -31,13 +31,13 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class InCoAvg(FedAvg):
-    """Averaging, with the updates of deep layers steered by those of shallow ones."""
+    """Averaging, with updates of deep layers corrected by those of shallow ones."""
 
     name: ClassVar[str] = "incoavg"
     paper: ClassVar[str] = "Chan et al., ICLR 2024"
 
-    theta_rule: Literal["code", "paper", "none"] = "code"  # how far towards g_0; "none" corrects nothing: FedAvg
-    weighting: weight_averaging.Weighting = "uniform"  # "samples": clients count by n_k
+    theta_rule: Literal["code", "paper", "none"] = "code"  # correction towards g_0; "none": FedAvg
+    weighting: weight_averaging.Weighting = "uniform"  # "samples": by training samples
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         before = weight_averaging.all_weights(server)
@@ -46,7 +46,7 @@ class InCoAvg(FedAvg):
             server.state[name] = {**mean, **self._corrected(before[name], mean)}
 
     def _corrected(self, w: Group, mean: Group) -> dict[str, Tensor]:
-        """The convolutions that do not move as the mean of the clients says."""
+        """Convolutions whose update is corrected."""
         moved: dict[str, Tensor] = {}
         for name, reference in references(w).items():
             g_k = mean[name] - w[name]

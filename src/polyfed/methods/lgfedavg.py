@@ -1,14 +1,16 @@
-"""LG-FedAvg: own representations under shared last layers (Liang et al., NeurIPS workshop 2019, arXiv:2001.01523).
+"""LG-FedAvg: personal extractors under a shared head (Liang et al., NeurIPS workshop 2019, arXiv:2001.01523).
 
-w_k = (phi_k, h): h is the network's head, phi_k all before it.
-Client k:  h_k <- h;  E local epochs of SGD on CE(h_k(phi_k(x)), y), over all weights.
-Server:    h <- sum_k p_k h_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
-Sent per round, P_h floats of the head: 4 P_h bytes each way. phi_k never leaves its client.
-Scored: what a client keeps, with the head as it trained it, the stage `personal`; `received` puts the newest on phi_k.
-Deviations from the paper: (1) it shares several upper layers, which must then be alike (`shares = "upper"`: all but the
-extractor); by default only the head is shared, as in FedGH's comparison, so that all before it may differ. (2) It
-starts from a model trained by FedAvg; here from one common head and everybody's own phi_k. (3) Its ensemble for new
-clients and its adversarial variant are left out. (4) Upper layers are averaged layer-wise, float buffers like weights.
+client k:  h_k <- h;  E epochs of SGD on CE(h_k(phi_k(x)), y), over all weights
+server:    h <- sum over responding clients of p_k h_k,  p_k = n_k / sum n_j ("samples"),
+           1 / their number ("uniform")
+
+Deviations from the paper: (1) The paper shares several upper layers, which must be alike. By default only the head is
+shared, as in FedGH's comparison. (2) The paper starts from a model trained by FedAvg; here clients start from a
+common head and their own extractors. (3) The paper's ensemble for new clients and its adversarial variant are not
+implemented. (4) In networks of different depth, upper layers are averaged layer-wise. Float buffers such as
+BatchNorm's statistics are averaged like weights; its batch counter stays local.
+Heads are matched by tensor names within the head, so `fc` of one network and `classifier` of another are the same.
+Heads of different shapes are rejected before round 1; `models.feature_dim` gives all networks the same width.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ _SHARED = {"none": (), "head": HEAD, "upper": (*BODY[1:], *HEAD), "all": (*BODY,
 
 @hyperparameters
 class LGFedAvg(Method):
-    """A shared head on extractors that stay with their clients."""
+    """A shared head on personal extractors."""
 
     name: ClassVar[str] = "lgfedavg"
     paper: ClassVar[str] = "Liang et al., NeurIPS workshop 2019"
-    differs: ClassVar[str] = "anything before the head; the heads have the same tensors"
+    differs: ClassVar[str] = "anything before the head; heads with the same tensors"
     down: ClassVar[str] = "P_h"
     up: ClassVar[str] = "P_h"
     states: ClassVar[str] = "server: h"
@@ -45,7 +47,7 @@ class LGFedAvg(Method):
     form: ClassVar[upload_forms.Form | None] = {"shared": upload_forms.as_sent}
 
     shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
-    # "uniform" counts every client once
+    # by training samples, or "uniform"
     weighting: Annotated[weight_averaging.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
 
     @property
@@ -93,7 +95,7 @@ class LGFedAvg(Method):
         return {"shared": shared} if shared else {}
 
     def _names(self, model: nn.Module) -> dict[str, str]:
-        """Name of what is shared -> the network's own; a head's tensors go by their names within the head."""
+        """Shared name -> tensor name in the network; a head's tensors are named within the head."""
         if self.shares == "none":
             return {}
         inner = head_names(model)

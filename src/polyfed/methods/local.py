@@ -1,8 +1,6 @@
-"""Local (also called Standalone): every client learns alone; the row that every other method must beat.
+"""Local: every client trains alone; the baseline (also called Standalone).
 
-Client k:  E local epochs of SGD on CE(f(x; w_k), y).
-Sent per round: nothing. State: the client's weights.
-A client trains only in the rounds in which it is drawn, so that it learns exactly as long as under the other methods.
+In each round in which it is selected, a client trains for the recipe's local epochs on the mean cross entropy.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from polyfed.core.upload_forms import Form
 
 @hyperparameters
 class Local(Method):
-    """No exchange at all."""
+    """Local training without communication."""
 
     name: ClassVar[str] = "local"
-    paper: ClassVar[str] = "every client for itself"
+    paper: ClassVar[str] = "none: training without communication"
     form: ClassVar[Form | None] = {}

@@ -31,14 +31,14 @@ from polyfed.methods.fedavg import FedAvg
 
 @hyperparameters
 class MOON(FedAvg):
-    """Averaging of weights, with representations drawn to the received model's and away from the client's last."""
+    """Averaging of weights with a model-contrastive loss."""
 
     name: ClassVar[str] = "moon"
     paper: ClassVar[str] = "Li et al., CVPR 2021"
     ignores_initial_weights: ClassVar[bool] = True
 
-    mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0 is FedAvg
-    temperature: Annotated[float, Field(gt=0)] = 0.5  # T; the larger, the weaker
+    mu: Annotated[float, Field(ge=0)] = 1.0  # weight of l_con; 0: FedAvg
+    temperature: Annotated[float, Field(gt=0)] = 0.5  # T; larger is weaker
 
     @property
     def requirements(self) -> Requirements:

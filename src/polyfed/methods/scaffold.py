@@ -39,13 +39,13 @@ _SUM = "control"  # in the server's state: the sum of all c_k
 
 @hyperparameters
 class SCAFFOLD(FedAvg):
-    """Averaging of weights, with steps corrected for what a client's data alone would do."""
+    """Averaging of weights, with control variates against client drift."""
 
     name: ClassVar[str] = "scaffold"
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020"
     down: ClassVar[str] = "2 P + 1"
     up: ClassVar[str] = "2 P + 1"
-    states: ClassVar[str] = "client: c_k, that before; server: w, c"
+    states: ClassVar[str] = "client: c_k, previous c_k; server: w, c"
     form: ClassVar[upload_forms.Form | None] = {
         "model": upload_forms.as_sent,
         "n": upload_forms.SAMPLES,
@@ -54,8 +54,8 @@ class SCAFFOLD(FedAvg):
     ignores_initial_weights: ClassVar[bool] = True
 
     control: Literal["mean", "I", "II"] = "mean"  # c_k+: the mean of the steps' gradients, or the paper's option
-    server_lr: Annotated[float, Field(gt=0)] = 1.0  # of the server's step; 1 is the plain mean
-    weighting: weight_averaging.Weighting = "uniform"  # of the mean of w_k; "samples" counts clients by n_k
+    server_lr: Annotated[float, Field(gt=0)] = 1.0  # server's step size; 1: plain mean
+    weighting: weight_averaging.Weighting = "uniform"  # weights of w_k; "samples": by training samples
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
@@ -111,7 +111,7 @@ class SCAFFOLD(FedAvg):
         return outcome[0] if isinstance(outcome, tuple) else outcome
 
     def _new_control(self, client: Client, trained: TrainingResult) -> dict[str, Tensor]:
-        """c_k+, on the network's device."""
+        """The new control variate c_k+, on the network's device."""
         received = client.context["received"]
         correction = client.context["correction"]
         if self.control == "II":
@@ -126,7 +126,7 @@ class SCAFFOLD(FedAvg):
 
 
 def _own_control(client: Client, message: Message) -> Group:
-    """c_k as the server counts it: as the client's last round made it, if that was heard, else as it was before."""
+    """c_k as the server has it: the previous one, if the client's last upload was lost."""
     state = client.state
     was_heard = "said" in state and torch.equal(tensor(state, "said"), tensor(message, "heard"))
     name = "control" if was_heard else "before"

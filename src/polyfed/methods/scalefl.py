@@ -39,7 +39,7 @@ from polyfed.methods.building_blocks.early_exits import attach
 
 
 class Level(NamedTuple):
-    """Shares of the channels and of the blocks that it has."""
+    """Fractions of channels (width) and blocks (depth)."""
 
     width: float
     depth: float
@@ -64,24 +64,26 @@ def _checked(text: str) -> str:
 
 @hyperparameters
 class ScaleFL(width_slicing.Slicing):
-    """Narrower and shallower copies of one network with early exits, averaged where they overlap."""
+    """Narrower and shallower sub-models of one network with early exits."""
 
     name: ClassVar[str] = "scalefl"
     paper: ClassVar[str] = "Ilhan et al., CVPR 2023"
-    differs: ClassVar[str] = "width and depth: slices of one network"
-    down: ClassVar[str] = "P(l) + S(l), and P(l) for the statistics"
-    up: ClassVar[str] = "P(l), and S(l) + 1 for the statistics"
+    differs: ClassVar[str] = "width and depth: sub-models of one network"
+    down: ClassVar[str] = "P(l) + S(l), plus P(l) for statistics"
+    up: ClassVar[str] = "P(l), plus S(l) + 1 for statistics"
     states: ClassVar[str] = "server: w with its exits, clients' levels, BatchNorm's statistics by level"
     form: ClassVar[Form | None] = width_slicing.FORM
     ignores_initial_weights: ClassVar[bool] = True
 
-    levels: Annotated[str, AfterValidator(_checked)] = "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each
-    gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of what early exits learn from the last one; 0 is off
-    temperature: Annotated[float, Field(gt=0)] = 3.0  # T, of the softmax there
-    distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # share of the rounds before it begins; 1 is never
-    # who reports BatchNorm's statistics; "running": they are kept in training and averaged instead
+    levels: Annotated[str, AfterValidator(_checked)] = (
+        "0.4@0.4 0.5@0.55 0.55@0.7 0.65@0.85 1@1"  # width@depth of each level
+    )
+    gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation; 0: off
+    temperature: Annotated[float, Field(gt=0)] = 3.0  # T of the distillation
+    distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
+    # clients that report BatchNorm statistics; "running": running statistics, averaged
     statistics: width_slicing.Statistics = "all"
-    weighting: width_slicing.Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    weighting: width_slicing.Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def planned(self) -> str:
@@ -92,7 +94,7 @@ class ScaleFL(width_slicing.Slicing):
 
     # which network -----------------------------------------------------------------------------------------
     def _level(self, variant: str) -> Level:
-        """Of the network as it is, all."""
+        """Level of the whole network."""
         return _levels(self.levels)[int(variant) - 1] if variant else Level(1.0, 1.0)
 
     def variant(self, server: Server, client_id: int) -> str:

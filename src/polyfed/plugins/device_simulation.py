@@ -272,15 +272,15 @@ def memory_needs(setup: Setup) -> tuple[list[int], list[str], list[str]]:
     needs = []
     names = []
     variants = []
-    companion = architectures.companion if architectures.together else ""
+    auxiliary = architectures.auxiliary_model if architectures.together else ""
     for client in setup.clients:
         variant = method.variant(setup.preview, client.id)
         name = f"{client.architecture} {variant}".rstrip()
         if name not in known:
             own = method.personal_model(at_work(client, variant, architectures).model)
             known[name] = step_memory(client, own)
-            if companion:
-                known[name] += step_memory(client, architectures.template(companion, alone=True))
+            if auxiliary:
+                known[name] += step_memory(client, architectures.template(auxiliary, alone=True))
         needs.append(known[name])
         names.append(name)
         variants.append(variant)

@@ -164,7 +164,7 @@ class ModelEntry(Record):
     method: IfPresent[Text] = Field(None, description="the method whose `build` and `predict` the network went through")
     hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="hyperparameters of the method")
     variant: IfPresent[Text] = Field(None, description="variant of the network, if the method has several")
-    companion: Text | None = Field(
+    auxiliary_model: Text | None = Field(
         None, description="name of the auxiliary network that the method adds; null if there is none"
     )
     round: IfPresent[Count] = Field(None, description="the round that the weights are of, as `models_of_round`")
@@ -182,7 +182,7 @@ class ModelEntry(Record):
 _NODES_KEYS = (
     *(
         "architecture",
-        "companion",
+        "auxiliary_model",
         "method",
         "hyperparameters",
         "variant",

@@ -1,7 +1,4 @@
-"""A network beside the clients' own that all share: what FML, FedKD and FedMRL are made of.
-
-Clients train both networks; the companion is averaged.
-"""
+"""Shared code of FML, FedKD and FedMRL: clients train their own network and an auxiliary model, which is averaged."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ from polyfed.methods.building_blocks import weight_averaging
 
 
 class Pair(nn.Module):
-    """A client's own network and the companion, trained together; the scores are the former's."""
+    """A client's own network and the auxiliary model, trained together. Scores come from the client's own."""
 
-    def __init__(self, own: nn.Module, companion: nn.Module) -> None:
+    def __init__(self, own: nn.Module, auxiliary: nn.Module) -> None:
         super().__init__()
         self.own = own
-        self.companion = companion
+        self.auxiliary_model = auxiliary
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the client's own network."""
@@ -38,7 +35,7 @@ class Pair(nn.Module):
 
 
 def in_low_rank(known: Known, name: str) -> Members:
-    """The companion's tensors as `functional.low_rank.encode` writes them, in its group of this name."""
+    """Form of one group of `functional.low_rank.encode`, for the auxiliary model's tensors."""
     found = {}
     for key, tensor in held(known.server).items():
         rows = tensor.shape[:1].numel()
@@ -49,34 +46,36 @@ def in_low_rank(known: Known, name: str) -> Members:
     return Members(found, whole=False)
 
 
-# the companion is averaged -----------------------------------------------------------------------------------------
+# averaging the auxiliary model ---------------------------------------------------------------------------------------
 
 
 def start(server: Server) -> None:
-    """The companion's seeded initial weights and float buffers into the server's state, as "companion"."""
+    """Store the auxiliary model's initial weights and float buffers as `server.state["auxiliary_model"]`."""
     initial = server.initial(server.auxiliary_model)
-    server.state["companion"] = {name: initial[name] for name in floats(server.model(server.auxiliary_model, initial))}
+    server.state["auxiliary_model"] = {
+        name: initial[name] for name in floats(server.model(server.auxiliary_model, initial))
+    }
 
 
 def held(server: Server) -> Group:
-    """The companion as the server has it."""
-    return group(server.state, "companion")
+    """The server's auxiliary model."""
+    return group(server.state, "auxiliary_model")
 
 
 def mean(uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
-    """The weighted mean of the group "model" of every upload; there must be one."""
+    """Weighted mean of the group "model" over all uploads (at least one)."""
     shares = weight_averaging.client_shares(uploads, weighting)
     return weighted_mean([group(message, "model") for message in uploads.values()], [shares[i] for i in uploads])
 
 
 def statistics(module: nn.Module) -> frozenset[str]:
-    """Names of the float buffers, BatchNorm's statistics: averaged like weights, and no more."""
+    """Names of the float buffers (BatchNorm statistics), which are averaged but not compressed."""
     return frozenset(floats(module)) - frozenset(floats(module, buffers=False))
 
 
 @hyperparameters
-class Accompanied(Method):
-    """Clients train a network of their own and a common one, which alone is sent and averaged."""
+class AuxiliaryModelMethod(Method):
+    """Clients train a network of their own and an auxiliary model. Only the latter is sent and averaged."""
 
     differs: ClassVar[str] = "anything"
     down: ClassVar[str] = "P_m"
@@ -85,16 +84,16 @@ class Accompanied(Method):
     delta_entries: ClassVar[tuple[str, ...]] = ("model",)
     form: ClassVar[Form | None] = {"model": as_sent, "n": SAMPLES}
 
-    shared: Annotated[str, Field(min_length=1)] = "smallest"  # the common network: "largest", or a model's name
-    weighting: weight_averaging.Weighting = "samples"  # "uniform" counts every client once
+    shared: Annotated[str, Field(min_length=1)] = "smallest"  # the auxiliary model: "largest", or a model's name
+    weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
         return AuxiliaryModel(self.shared)
 
-    def join_models(self, own: Any, companion: Any) -> nn.Module:
-        """Both, each for itself."""
-        return Pair(own, companion)
+    def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
+        """Pair both networks."""
+        return Pair(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
         """The client's own network."""
@@ -103,26 +102,26 @@ class Accompanied(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        """Seeded initial weights of the companion."""
+        """Initialize the auxiliary model."""
         start(server)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        """The companion's weights and float buffers."""
+        """The auxiliary model's weights and float buffers."""
         return {"model": held(server)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """The mean of what came."""
+        """Average the auxiliary models received."""
         if uploads:
-            server.state["companion"] = mean(uploads, self.weighting)
+            server.state["auxiliary_model"] = mean(uploads, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        """The companion is the server's."""
+        """Load the server's auxiliary model."""
         module: Any = client.model
-        load(module.companion, group(message, "model"))
+        load(module.auxiliary_model, group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """The companion's weights and float buffers, and the number of samples."""
+        """The auxiliary model's weights and float buffers, and the number of samples."""
         module: Any = client.model
-        return {"model": floats(module.companion), "n": torch.tensor(client.n)}
+        return {"model": floats(module.auxiliary_model), "n": torch.tensor(client.n)}

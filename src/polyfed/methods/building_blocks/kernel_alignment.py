@@ -69,7 +69,7 @@ class AlignmentData:
     transport: Literal["data", "indices", "seed"] = "data"
     refresh: Annotated[int, Field(ge=0)] = 1  # rounds until a new draw; 0: never. Not 1: sent once, and kept by clients
     batch: Annotated[int, Field(ge=2)] = 256  # rows per step; L or more: all of them
-    every: Annotated[int, Field(ge=1)] = 1  # the term enters every so many steps
+    every: Annotated[int, Field(ge=1)] = 1  # compute the term every n-th step
 
     # server ------------------------------------------------------------------------------------------------
 
@@ -200,11 +200,11 @@ class MeanKernel:
 
     similarity: Similarity = "linear"  # kernel, or "procrustes" (homogeneous only, in its scale-free form)
     width: Annotated[float, Field(gt=0), ActsWith("similarity", ("rbf",))] = 0.5  # RBF: width over the median distance
-    # whose kernels are averaged; selected: who uploaded last; seen: who ever did
+    # clients whose kernels are averaged; selected: last round's; seen: all that uploaded
     pool: Annotated[Literal["all", "selected", "seen"], _MEAN] = "all"
     norm: Annotated[Literal["none", "fro"], _MEAN] = "none"  # "fro": K_j / ||H K_j H||_F: no network's scale dominates
-    control: Literal["none", "own", "permuted"] = "none"  # a target that should not help: K_k, or K_bar's rows permuted
-    rank: Annotated[int, Field(ge=1), _MEAN] = 128  # columns of F, where the exact one would have more than 256
+    control: Literal["none", "own", "permuted"] = "none"  # control targets: K_k, or K_bar with rows permuted
+    rank: Annotated[int, Field(ge=1), _MEAN] = 128  # columns of F, if the exact one has more than 256
     precision: Annotated[Precision, _MEAN] = "float32"  # of F, and of A_k in kernel uploads
 
     # server ------------------------------------------------------------------------------------------------

@@ -87,12 +87,12 @@ def wanted(server: Server, client_id: int, labels: Tensor) -> Tensor:
 class Prototypes(Method):
     """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
 
-    differs: ClassVar[str] = "anything before equally many features"
+    differs: ClassVar[str] = "anything; equal feature width"
     form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance, mean over D; 0 is Local
-    predictor: Literal["prototype", "head"] = "prototype"  # the nearest prototype's class, or the head's highest score
-    candidates: Literal["all", "own"] = "all"  # prototypes to choose from: all, or of the classes that the client has
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
+    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
+    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
 
     @property
     def requirements(self) -> Requirements:

@@ -1,9 +1,9 @@
-"""The model that clients share by averaging, when their architectures differ.
+"""Averaging of weights among clients with different architectures.
 
-Two ways, both from the FedIN paper: "layer-wise" (eq. 19) keeps the union of all architectures' tensors by name and
+Two modes are from the FedIN paper: "layer-wise" (eq. 19) keeps the union of all architectures' tensors by name and
 averages each over the clients that have it; "same-shape" (eq. 20, 21) keeps one model per architecture and averages
-within it. With one architecture both are FedAvg. "by-name" is "layer-wise" that also takes unrelated networks, which
-have nothing but a head in common. Beside the model other named tensors can be shared alike (`init_zeros`).
+within it. With one architecture both are FedAvg. "by-name" is "layer-wise" without the check that architectures share
+more than a head. Other named tensors can be shared in the same way (`init_zeros`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polyfed.functional.averaging import layer_wise_mean, weighted_mean
 from polyfed.models.split import Part
 
 Aggregation = Literal["layer-wise", "same-shape", "by-name"]
-OfOneFamily = Literal["layer-wise", "same-shape"]  # of methods whose networks share more than a head, or no head
+OfOneFamily = Literal["layer-wise", "same-shape"]  # for methods whose networks share more than a head, or no head
 Weighting = Literal["samples", "uniform"]
 Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numbers of its clients -> where it should go
 _UNION = "union"

@@ -340,17 +340,17 @@ class Slicing(Method):
 class Narrowing(Slicing):
     """Clients train slices that their rates and `window` choose: HeteroFL but for the window."""
 
-    differs: ClassVar[str] = "the width: slices of one network"
-    down: ClassVar[str] = "P(r) + S(r), and P(r) for the statistics"
-    up: ClassVar[str] = "P(r) + C bytes, and S(r) + 1 for the statistics"
+    differs: ClassVar[str] = "width: sub-models of one network"
+    down: ClassVar[str] = "P(r) + S(r), plus P(r) for statistics"
+    up: ClassVar[str] = "P(r) + C bytes, plus S(r) + 1 for statistics"
     states: ClassVar[str] = "server: w, BatchNorm's statistics by rate"
     ignores_initial_weights: ClassVar[bool] = True
 
-    rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and shares; "dynamic" redraws every round, "fix" never
-    masked: bool = True  # logits and rows of absent classes play no part
-    clip: Annotated[float, Field(ge=0)] = 0.0  # largest norm of a step's gradient; 0 is off
-    statistics: Statistics = "all"  # who reports BatchNorm's; "running": kept in training and averaged instead
-    weighting: Weighting = "uniform"  # of the mean of an entry; "samples": by training samples
+    rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and proportions; "dynamic": redrawn every round, "fix": never
+    masked: bool = True  # ignore logits and rows of absent classes
+    clip: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
+    statistics: Statistics = "all"  # clients that report BatchNorm statistics; "running": averaged
+    weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return exchanges(self.statistics)

@@ -1,4 +1,4 @@
-"""A network beside the clients' own: which it is, whose weights it has, and what a client's own owe to it (nothing)."""
+"""Auxiliary models: which network is chosen, its initial weights, and that clients' own weights do not depend on it."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def plain(inputs: int, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs))
 
 
-class Both(auxiliary_model.Accompanied):
-    """Trains its own; the companion rests."""
+class Both(auxiliary_model.AuxiliaryModelMethod):
+    """Trains both networks."""
 
 
 class Large(Method):
@@ -94,11 +94,11 @@ def test_everybody_starts_with_the_same_one_and_with_its_own_as_it_is_alone(shar
     fed, alone, other = (federation(m, names, s) for m, s in ((Both(shared=shared), 0), (Local(), 0), (Both(), 1)))
     initial = fed.server.initial(fed.server.auxiliary_model)
     for number in range(len(names)):
-        assert same(part(fed, number, "companion."), initial)
+        assert same(part(fed, number, "auxiliary_model."), initial)
         assert same(part(fed, number, "own."), alone.server.client_weights(number))
     assert not same(part(fed, 1, "own."), part(fed, 3, "own."))
     assert not same(part(other, 0, "own."), part(fed, 0, "own."))
-    assert not same(part(federation(Both(shared=shared), names, 1), 0, "companion."), initial)
+    assert not same(part(federation(Both(shared=shared), names, 1), 0, "auxiliary_model."), initial)
 
 
 def test_the_server_sees_single_networks() -> None:
@@ -124,7 +124,7 @@ def test_networks_handed_over_in_python() -> None:
     assert fed.server.auxiliary_model == fed.clients[1].architecture
     for number, module in enumerate(given):
         assert same(part(fed, number, "own."), module.state_dict())
-        assert same(part(fed, number, "companion."), given[1].state_dict())
+        assert same(part(fed, number, "auxiliary_model."), given[1].state_dict())
     before = {name: t.clone() for name, t in given[1].state_dict().items()}
     fed.run()
     assert same(given[1].state_dict(), before), "what was handed over stays as it was"
@@ -143,9 +143,13 @@ def test_its_representation_can_be_projected() -> None:
     [
         ("smalest", None, r"expected 'smallest', 'largest' or a network .* got 'smalest'; did you mean 'smallest'\?"),
         ("midle", None, "did you mean 'middle'"),
-        ("other", lambda: [][0], r"'other', beside the clients' networks, cannot be built: IndexError: list"),
-        ("other", lambda: plain(9, 3), r"'other', beside .*, cannot take inputs of shape \(1, 6, 6\): "),
-        ("other", lambda: plain(36, 2), r"scores for 3 classes per sample from 'other', beside .* shape \(2,\)"),
+        ("other", lambda: [][0], r"the auxiliary model 'other' cannot be built: IndexError: list"),
+        ("other", lambda: plain(9, 3), r"auxiliary model 'other' cannot take inputs of shape \(1, 6, 6\): "),
+        (
+            "other",
+            lambda: plain(36, 2),
+            r"scores for 3 classes per sample from the auxiliary model 'other', got shape \(2,\)",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_in_one_line(shared: str, made: Any, said: str) -> None:
@@ -158,10 +162,10 @@ def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
     class Parts(Both):
         requirements = Requirements(split_model=True)
 
-    with pytest.raises(ConfigError, match=r"needs split models; 'other', beside .*, is a plain Sequential; split it"):
+    with pytest.raises(ConfigError, match=r"the auxiliary model .other. is a plain Sequential; split it"):
         federation(Parts(shared="other"), other=lambda: plain(36, 3))
     with pytest.raises(
-        ConfigError, match=r"'other, 4 features', beside .*, cannot be built: TypeError: expected a Spl"
+        ConfigError, match=r"the auxiliary model 'other, 4 features' cannot be built: TypeError: expected a Spl"
     ):
         federation(Large("other", 4), other=lambda: plain(36, 3))
 

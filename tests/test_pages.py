@@ -15,7 +15,6 @@ PAGES = (
     *("python.md", "own-method.md", "own-plugin.md", "evaluation.md", "reproducibility.md", "uploads.md", "devices.md"),
     "federation-worth.md",
 )
-RESULTS = ("any-architecture.md", "shared-weights.md")
 
 
 def read(*path: str) -> str:
@@ -48,40 +47,32 @@ def test_the_method_of_the_tutorial_has_under_40_lines() -> None:
     assert len(block[block.index("@hyperparameters") :].strip().splitlines()) < 40
 
 
-def test_every_method_can_be_chosen_by_each_of_the_three_questions() -> None:
-    networks, sends, known = read("docs", "choosing.md").partition("## In a few words")[0].split("\n## ")[1:]
-    for part in (networks, known):
-        words = set(re.findall(r"[a-z0-9]+", part))
-        assert set(METHODS) - words <= ({"local"} if part is networks else set())
-    named = {cells[0]: cells for cells in rows(known) if cells[0] in METHODS}
-    assert set(named) == set(METHODS)
+def test_every_method_can_be_chosen_by_both_questions() -> None:
+    networks, sends, *_ = read("docs", "choosing.md").split("\n## ")[1:]
+    words = set(re.findall(r"[a-z0-9]+", networks))
+    assert set(METHODS) - words <= {"local"}
     assert "| nothing | local |" in sends
 
 
-def test_needs_and_late_answers_are_those_of_the_methods() -> None:
-    text = read("docs", "choosing.md")
-    for name, needs in ((cells[0], cells[1]) for cells in rows(text) if cells[0] in METHODS):
-        asked = METHODS[name]().requirements
-        assert bool(asked.split_model) == ("split" in needs), name
-        assert bool(asked.public) == ("for all" in needs or "all may see" in needs), name
-        assert asked.validation == ("validation" in needs), name
-        assert asked.same_architecture == ("one network" in needs), name
-        assert asked.twice_differentiable == ("second derivatives" in needs), name
-    (line,) = (line for line in text.splitlines() if "take late answers" in line)
+def test_requirements_are_those_of_the_methods() -> None:
+    (table,) = (part for part in read("docs", "choosing.md").split("\n## ") if part.startswith("Further requirements"))
+    needs = {name: METHODS[name]().requirements for name in METHODS}
+    expected = {
+        "split model": {name for name, asked in needs.items() if asked.split_model},
+        "public data": {name for name, asked in needs.items() if asked.public},
+        "validation data": {name for name, asked in needs.items() if asked.validation},
+        "same architecture": {name for name, asked in needs.items() if asked.same_architecture},
+        "second derivatives": {name for name, asked in needs.items() if asked.twice_differentiable},
+    }
+    found = {cells[0]: set(cells[1].split(", ")) for cells in rows(table) if cells[0] != "requirement"}
+    assert len(found) == len(expected)
+    for words, methods in expected.items():
+        (listed,) = (names for requirement, names in found.items() if words in requirement)
+        assert listed == methods, words
+
+
+def test_methods_that_accept_stale_uploads_are_listed() -> None:
+    (line,) = (line for line in read("docs", "choosing.md").splitlines() if "**Stale uploads**" in line)
     assert {name for name in METHODS if METHODS[name]().accepts_stale_uploads} == set(
         re.findall(r"[a-z0-9]+", line)
     ) & set(METHODS)
-
-
-def test_figures_are_those_of_the_results() -> None:
-    """Accuracy (as kept, or in round 8), bytes and cost, cell by cell."""
-    measured = [cells for page in RESULTS for cells in rows(read("docs", "results", page))]
-    known = {cells[0]: cells for cells in reversed(measured) if cells[0] in METHODS}  # Local stands on both pages
-    for name, _, sent, accuracy, cost in (c for c in rows(read("docs", "choosing.md")) if c[0] in METHODS):
-        if name == "fedhenn":
-            continue
-        if len(known[name]) == 8:  # shared weights; up and down stand apart
-            expected = (f"{known[name][5]} / {known[name][6]}", known[name][3], known[name][7])
-        else:
-            expected = (known[name][4], known[name][2], known[name][6])
-        assert (sent, accuracy[: len(expected[1])], cost) == expected, name

@@ -75,6 +75,24 @@ def test_requirements_are_those_of_the_methods() -> None:
         assert listed == methods, words
 
 
+def test_the_front_page_says_what_may_differ() -> None:
+    expected: dict[str, set[str]] = {"depth": set(), "width": set(), "everything before the head": set()}
+    expected["everything"] = set()
+    for name in set(METHODS) - {"local"}:
+        asked = METHODS[name]().requirements
+        if asked.same_architecture:
+            expected["width"].add(name)
+        elif asked.shared_shapes:
+            expected["depth"].add(name)
+        elif asked.same_head or asked.same_feature_dim:
+            expected["everything before the head"].add(name)
+        else:
+            expected["everything"].add(name)
+    (table,) = (part for part in read("docs", "index.md").split("\n## ") if part.startswith("Methods"))
+    found = {cells[0].partition(" (")[0]: cells[1].lower().replace("-", "").split(", ") for cells in rows(table)}
+    assert {key: set(names) for key, names in found.items() if key in expected} == expected
+
+
 def test_methods_that_accept_stale_uploads_are_listed() -> None:
     (line,) = (line for line in read("docs", "choosing.md").splitlines() if "**Stale uploads**" in line)
     assert {name for name in METHODS if METHODS[name]().accepts_stale_uploads} == set(

@@ -1,4 +1,4 @@
-"""What a round costs with `ray` on one machine, beside `pool` with as many workers.
+"""What a round costs with `ray` on one machine, beside `processes` with as many workers.
 
     python benchmarks/ray_rounds.py                             # the quickstart, and CNN-1 for 8 clients at batch 10
     python benchmarks/ray_rounds.py --jobs quickstart --workers 2 --rounds 20
@@ -7,7 +7,7 @@
 Two federations run in one process, a round of the one and a round of the other in turn, so that a busy machine slows
 both alike. Their records are compared, and must be the same. A line of JSON per job: wall seconds of a round with
 either (medians; the first round, with the start of the workers, counts by itself), and `ratio`, the median of ray's
-over the pool's of the same round. Nothing is written but what `--write` asks for.
+over that of `processes`, round by round. Nothing is written but what `--write` asks for.
 """
 
 from __future__ import annotations

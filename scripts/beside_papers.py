@@ -1,17 +1,22 @@
 """Write the section "Beside the papers" of every method's page: what papers print for it, and what was measured here.
 
-    python scripts/beside_papers.py            # after docs/results.md or paper_results.csv has changed
+    python scripts/beside_papers.py            # after docs/results or paper_results.csv has changed
 
-The papers' numbers are those of ``polyfed.report.paper_results``; ours are read from the tables of ``docs/results.md``,
+The papers' numbers are those of ``polyfed.report.paper_results``; ours are read from ``docs/results/tables``,
 ``docs/results/overheads.md`` and ``docs/results/any-architecture.md``. Where there is none, "not measured" is written.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from results_pages import stored
 
 from polyfed.registry import METHODS
 from polyfed.report import paper_results
@@ -27,6 +32,7 @@ SOURCES = {
     "bytes per client and round": (_RESULTS, "[any architecture](../results/any-architecture.md)"),
     "parameters sent": ("[what methods send and hold](../results/overheads.md)",),
 }
+_BESIDE = re.compile(r"Beside the paper: ([^,:]+)(?:, ([^:]+))?: ([^:\[]+?)(?: \[[^\]]*\])?:")
 NOT_MEASURED = "not measured"
 Key = tuple[str, str, str, str, str]  # place, setting, data set, quantity, the paper's row
 Ours = dict[Key, str]
@@ -34,7 +40,7 @@ Ours = dict[Key, str]
 
 # ours ---------------------------------------------------------------------------------------------------------------
 def ours() -> Ours:
-    """What was measured here, by what it stands beside; from all three pages."""
+    """What was measured here, by what it stands beside; from all three sources."""
     return dict([*_sent_for_any_architecture(), *_parameters_sent(), *_results()])
 
 
@@ -47,23 +53,20 @@ def _cells(line: str) -> list[str]:
 
 
 def _results() -> Iterator[tuple[Key, str]]:
-    """The tables "Beside the paper: PLACE, SETTING: QUANTITY [UNIT]:", under a heading with the data set."""
-    dataset, small, column = "", False, None
-    for line in _text("results.md").splitlines():
-        if heading := re.fullmatch(r"## [^:]+: (\w+), \d+ clients?(?: \(\d+\))?", line):
-            dataset, small = heading[1], False
-        elif line.startswith(f"{dataset} (") and f"{paper_results.SCALED_DOWN}:" in line:
-            small = True
-        elif title := re.fullmatch(r"Beside the paper: ([^,:]+)(?:, ([^:]+))?: ([^:\[]+?)(?: \[[^\]]*\])?:", line):
-            column = (title[1], title[2] or "", title[3])
-        elif column and line and not line.startswith("|"):
-            column = None
-        elif column and line.startswith("| ") and not line.startswith(("| method", "| :")):
-            method, _, _, measured, *_ = _cells(line)
-            place, setting, quantity = column
-            if measured != "-":
-                told = f"{measured} ({paper_results.SCALED_DOWN})" if small else measured
-                yield (place, setting, dataset, quantity, method), told
+    """The stored tables "Beside the paper: PLACE, SETTING: QUANTITY [UNIT]:"."""
+    for comparison in stored():
+        small = f"{paper_results.SCALED_DOWN}:" in comparison.setting
+        for table in comparison.tables:
+            title = re.fullmatch(
+                r"Beside the paper: ([^,:]+)(?:, ([^:]+))?: ([^:\[]+?)(?: \[[^\]]*\])?:", table.caption
+            )
+            if title is None:
+                continue
+            place, setting, quantity = title[1], title[2] or "", title[3]
+            for method, _, _, measured, *_ in table.rows[1:]:
+                if measured != "-":
+                    told = f"{measured} ({paper_results.SCALED_DOWN})" if small else measured
+                    yield (place, setting, comparison.dataset, quantity, method), told
 
 
 def _parameters_sent() -> Iterator[tuple[Key, str]]:

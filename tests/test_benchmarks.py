@@ -36,6 +36,7 @@ TINY = {  # what to tell them to be through in a second
     "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 --set data.max_test_per_client=5 "
     "--set data.limit_train=1200",
     "vectorized.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
+    "ray_rounds.py": "--jobs quickstart --workers 1 --rounds 2 --set training.rounds=2",
     "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.num_clients=2",
 }
 ELSEWHERE = "".join(  # others run there
@@ -93,6 +94,17 @@ def test_stacked_clients_are_compared_with_clients_one_by_one(
     assert empty == ""
     assert head.endswith("speedup")
     assert last.startswith("lenet")
+
+
+@pytest.mark.slow
+def test_rounds_of_ray_are_compared_with_those_of_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
+    run(["ray_rounds.py", *shlex.split(TINY["ray_rounds.py"])], monkeypatch)
+    row = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert (row["job"], row["workers"]) == ("quickstart", 1)
+    assert row["ratio"] > 0
 
 
 def test_busy_neighbors_are_gone_when_it_ends(

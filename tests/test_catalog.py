@@ -107,7 +107,7 @@ class Mine(Method):
 
 
 def test_comments_are_found_where_they_stand():
-    assert {k.name: (k.default, k.about) for k in method_table.hyperparameters(Mine)} == {
+    assert {k.name: (k.default, k.about) for k in method_table.list_hyperparameters(Mine)} == {
         "plain": (1, ""),
         "beside": (0.5, "said beside it"),
         "above": (2, "said above it, on two lines"),
@@ -119,7 +119,7 @@ def test_comments_are_found_where_they_stand():
 def test_a_class_without_source_is_listed_all_the_same():
     space: dict = {}
     exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    rate: float = 1.0  # lost", space)
-    assert method_table.hyperparameters(space["Typed"]) == [method_table.Hyperparameter("rate", 1.0, "")]
+    assert method_table.list_hyperparameters(space["Typed"]) == [method_table.Hyperparameter("rate", 1.0, "")]
 
 
 def test_the_text_has_a_line_per_hyperparameter_and_keeps_to_the_width():

@@ -127,7 +127,7 @@ def test_longer_local_takes_that_many_steps() -> None:
 
 
 def of_all(data: Any) -> Samples:
-    return Samples(torch.cat([c.train.x for c in data.num_clients]), torch.cat([c.train.y for c in data.num_clients]))
+    return Samples(torch.cat([c.train.x for c in data.clients]), torch.cat([c.train.y for c in data.clients]))
 
 
 def test_pooled_is_plain_training_on_the_rows_of_all() -> None:
@@ -136,7 +136,7 @@ def test_pooled_is_plain_training_on_the_rows_of_all() -> None:
     data = DataCache().federated(asked)
     # by hand: one client, which has all rows; its number is 0, as that of the first client of its network
     central = Federation(
-        [Client("digits-cnn1", of_all(data), data.num_clients[0].test, prepare=done.clients[0].prepare)],
+        [Client("digits-cnn1", of_all(data), data.clients[0].test, prepare=done.clients[0].prepare)],
         Local(),
         asked.training,
         task=Task(classes=10),
@@ -192,7 +192,7 @@ def test_what_cannot_be_pooled_is_refused(sections: dict[str, dict[str, Any]], s
 
 
 def test_hostile_clients_have_no_place_in_the_ceiling() -> None:
-    with pytest.raises(ConfigError, match=r"expected no \[hostile\]"):
+    with pytest.raises(ConfigError, match=r"expected no \[adversaries\]"):
         pooled(recipe(adversaries={"label_flip_fraction": 0.4}), "pooled")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import polyfed as pf
 from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
+from test_method_pages import check
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -123,3 +125,15 @@ def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:
         for section, key in re.findall(r"`(\w+)\.(\w+)(?: = [^`]+)?`", read("docs", page)):
             if section in SECTIONS:
                 assert key in SECTIONS[section].model_fields, f"{page}: {section}.{key}"
+
+
+def result_commands() -> list[str]:
+    """The lines of the results' pages that call polyfed, continued lines joined."""
+    pages = sorted((ROOT / "docs" / "results").rglob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
+    return sorted({" ".join(line.split()) for line in text.splitlines() if line.strip().startswith("polyfed ")})
+
+
+@pytest.mark.parametrize("command", result_commands())
+def test_the_commands_of_the_results_are_valid(command: str) -> None:
+    check(shlex.split(command))

@@ -291,6 +291,8 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.sweep_figure.draw",
     "report.sweeps.write",
     "report.comparison.comparison",
+    "report.decomposition_figure.decompositions",
+    "report.decomposition_figure.write_decompositions",
     "report.comparison.write",
     "report.bar_chart.variants",
     "report.atomic_files.make_folder",

@@ -1,6 +1,7 @@
 from polyfed import methods as methods
 from polyfed.config.recipe import Recipe as Recipe
 from polyfed.core.client import Client as Client
+from polyfed.core.client import PublicData as PublicData
 from polyfed.core.method import Method as Method
 from polyfed.core.settings import Evaluation as Evaluation
 from polyfed.core.settings import Privacy as Privacy

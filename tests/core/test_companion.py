@@ -156,7 +156,7 @@ def test_what_cannot_be_built_is_refused_in_one_line(shared: str, made: Any, sai
 
 def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
     class Parts(Both):
-        needs = Requirements(split_model=True)
+        requirements = Requirements(split_model=True)
 
     with pytest.raises(ConfigError, match=r"needs split models; 'other', beside .*, is a plain Sequential; split it"):
         federation(Parts(shared="other"), other=lambda: plain(36, 3))

@@ -44,8 +44,8 @@ def test_what_a_method_sends_is_of_its_form() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (put("more", torch.ones(1)), "expected 'labels', 'lars', 'counts', got 'more'"),
-        (put("x" * 90, torch.ones(1)), f"expected 'labels', 'lars', 'counts', got '{'x' * 60}'"),
+        (put("more", torch.ones(1)), "expected 'labels', 'lars', got 'more'"),
+        (put("x" * 90, torch.ones(1)), f"expected 'labels', 'lars', got '{'x' * 60}'"),
         (put("labels", torch.tensor([0, 10**9], dtype=torch.int32)), "expected at most 2 in 'labels', got 1e+09"),
         (put("labels", torch.tensor([0, -1])), "expected at least 0 in 'labels', got -1"),
         (put("labels", torch.tensor([1, 1])), "expected every number once in 'labels', got some again"),

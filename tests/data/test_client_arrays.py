@@ -150,5 +150,5 @@ def test_refusals(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None
     assert f"got {place / 'test' / '9.npz'} without" in refusal(place)
     with pytest.raises(ConfigError, match="would leave out whole clients"):
         pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "limit_train": 3}, **REST})
-    with pytest.raises(ConfigError, match="expected vocabulary with texts"):
+    with pytest.raises(ConfigError, match="expected vocab_size with texts"):
         pf.run(pf.Recipe.from_dict({"data": {"dataset": f"npz:{place}", "vocab_size": 3}, **REST}))

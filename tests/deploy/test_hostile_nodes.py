@@ -178,10 +178,10 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(Nodes, "run", run)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    assert len(done.history) == rounds + bool(recipe.chosen_method.closing())
+    assert len(done.history) == rounds + bool(recipe.chosen_method.final_exchanges())
     assert {"a name more", "counts of 2^62", "a loss of 1e308", "50 000 groups"} <= {*seen}
     assert {told["client"] for told in done.history[0]["refused"]} == {1}
-    assert set(done.history[0]["accuracy"]) == {recipe.chosen_method.scored}
+    assert set(done.history[0]["accuracy"]) == {recipe.chosen_method.evaluation_stage}
     assert all("\n" not in reason for _, _, reason in troubles(tmp_path / "out"))
 
 

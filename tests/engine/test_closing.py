@@ -107,7 +107,7 @@ def test_it_comes_after_the_last_round_for_everybody() -> None:
         planned.append((server.round, list(selected), server.rounds))
         call(server, selected)
 
-    made = ran(Spy(Finish(), plan=plan), evaluation=Evaluation(every_n_rounds=10))
+    made = ran(Spy(Finish(), start_round=plan), evaluation=Evaluation(every_n_rounds=10))
     assert [record["round"] for record in made.history] == [1, 2, 3, 4]
     assert [record["closing"] for record in made.history] == [False, False, False, True]
     assert [len(record["clients"]) for record in made.history] == [3, 3, 3, 6]
@@ -265,7 +265,8 @@ def test_its_rate_is_that_of_the_schedule() -> None:
     made = ran(Finish(), Training(rounds=3, **rule))  # type: ignore[arg-type]
     assert [record["lr"] for record in made.history] == [0.1, 0.05, 0.025, 0.025]
     stopped = Training(rounds=5, **{**rule, "lr": 1e-12})  # type: ignore[arg-type]
-    early = ran(Spy(Finish(), closing=lambda call: (Exchange("tune"),)), stopped, evaluation=Evaluation(patience=1))
+    spy = Spy(Finish(), final_exchanges=lambda call: (Exchange("tune"),))
+    early = ran(spy, stopped, evaluation=Evaluation(patience=1))
     assert [record["lr"] for record in early.history] == [1e-12, 5e-13, 2.5e-13]
 
 

@@ -256,15 +256,15 @@ def test_a_check_trains_with_what_was_received() -> None:
         seen.append((client.round, *client.context))
         return call(client, step, generator)
 
-    method = Spy(FedHeNN(eta0=0.1, alignment_data={"size": 8}), inputs=inputs)
+    method = Spy(FedHeNN(eta0=0.1, alignment_data={"size": 8}), step_inputs=inputs)
     estimate_costs(Kit(method=FedHeNN()).world(one=True).federation(method))
     assert set(seen) == {(1,), (2, "rad", "target")}
 
 
 def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:
     class Careless(Consensus):
-        needs = Requirements()  # type: ignore[assignment]
-        plan = Local.plan
+        requirements = Requirements()  # type: ignore[assignment]
+        start_round = Local.start_round
         exchanges = Local.exchanges
         broadcast = Local.broadcast
 

@@ -449,8 +449,8 @@ def test_the_page_names_every_method_as_it_is() -> None:
     for line in PAGE.partition("| method | rules |")[2].partition("\n\n")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         told |= {name: cells[1] for name in cells[0].split(", ") if name in METHODS}
-    expected = {name: "no" if kind().rigid else "yes" for name, kind in METHODS.items()}
+    expected = {name: "no" if kind().fixed_entries else "yes" for name, kind in METHODS.items()}
     expected |= {
-        name: "geometric_median, multi_krum, norm_clipping" for name, kind in METHODS.items() if kind.unaligned
+        name: "geometric_median, multi_krum, norm_clipping" for name, kind in METHODS.items() if kind.unaligned_entries
     }
     assert told == expected

@@ -116,7 +116,7 @@ def selections(settings: Availability, count: int, seed: int) -> Callable[[int],
     """Number of a round -> who is present, unreachable, silenced and late in it."""
 
     class Setup:
-        clients, training = [None] * count, Training(rounds=1000)
+        method, clients, training = FedAvg(), [None] * count, Training(rounds=1000)
 
     plugin, setup = ClientAvailability(settings), Setup()
     setup.seed = seed  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ def test_the_server_half_plans_with_those_it_reaches() -> None:
 
     for when in ("before", "after"):
         seen.clear()
-        made = ran(Spy(FedAvg(), plan=plan), Availability(dropout_rate=0.5, dropout_stage=when), 3)
+        made = ran(Spy(FedAvg(), start_round=plan), Availability(dropout_rate=0.5, dropout_stage=when), 3)
         assert seen == [record["clients"] for record in made.history]
 
 

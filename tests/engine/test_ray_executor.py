@@ -128,7 +128,7 @@ def test_every_method_has_one_result(method: str) -> None:
 
 @pytest.mark.parametrize("kind", ["label_flip", "sign_flip"])
 def test_adversaries_attack_there_too(kind: str) -> None:
-    recipe = recipe_of("fedavg", **ONE, adversaries={kind: 0.4})
+    recipe = recipe_of("fedavg", **ONE, adversaries={f"{kind}_fraction": 0.4})
     attacked = run(on_ray(recipe))
     same(attacked, run(recipe))
     assert attacked.history[-1]["train_loss"] != run(recipe_of("fedavg", **ONE)).history[-1]["train_loss"]

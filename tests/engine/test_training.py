@@ -41,7 +41,7 @@ def batches(training: Training, size: int = 21, norm: bool = False) -> dict[tupl
 
     model = tiny(1, 4, 6, norm=True) if norm else linear()
     clients = [Client(model, draw(size, (0, 1, 2), 0)) for _ in range(2)]
-    Federation(clients, Spy(Local(), inputs=inputs, gradients=gradients), training).run()
+    Federation(clients, Spy(Local(), step_inputs=inputs, gradients=gradients), training).run()
     return found
 
 
@@ -112,7 +112,7 @@ def test_local_training_is_the_loop_that_anybody_would_write(settings: dict[str,
         recorded[-1] = (recorded[-1][0], batch)
         return call(model, batch, context)
 
-    federation = Federation([client], Spy(Local(), inputs=inputs, gradients=gradients), training)
+    federation = Federation([client], Spy(Local(), step_inputs=inputs, gradients=gradients), training)
     federation.run()
     own = copy.deepcopy(model)
     total = 0.0

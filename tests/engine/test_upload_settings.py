@@ -333,11 +333,11 @@ def test_what_can_be_bounded_is(method: Method, kinds: dict[str, Any]) -> None:
 class Undeclared(FedAvg):
     """Weights that nobody says are weights."""
 
-    changes = ()
+    delta_entries = ()
 
 
 def test_weights_of_ones_own_method_must_be_declared(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^client 0, round 1, uploading: privacy: .* .see Method.changes.$"):
+    with pytest.raises(ConfigError, match=r"^client 0, round 1, uploading: privacy: .* .see Method.delta_entries.$"):
         ran(Undeclared(), **BOUND)
 
 
@@ -459,7 +459,7 @@ def test_the_page_names_every_method_as_it_is() -> None:
         method = kind()
         share, bound = told.pop(name)
         silent = kind is Local
-        thins = bool(method.delta_entries) and not method.rigid.keys() & set(method.delta_entries)
+        thins = bool(method.delta_entries) and not method.fixed_entries.keys() & set(method.delta_entries)
         assert (share, bound) == tuple("yes" if can else "no" for can in (thins or silent, not method.fixed_entries)), (
             name
         )

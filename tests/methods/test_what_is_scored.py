@@ -29,7 +29,7 @@ def test_the_papers_model_is_scored() -> None:
     """It makes tens of points: the model that comes, or the client's own."""
     assert {method().evaluation_stage for method in RECEIVED} == {"received"}
     assert {method().evaluation_stage for method in PERSONAL} == {"personal"}
-    assert FedRep().scored == "received"  # the newest extractor, which is all that comes, under the client's own head
+    assert FedRep().evaluation_stage == "received"  # the newest extractor, under the client's own head
 
 
 @pytest.mark.parametrize(

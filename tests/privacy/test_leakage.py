@@ -185,7 +185,7 @@ def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(ov
     _, heard = overfitted
     passage, train = heard.passage(1), heard.client(1).data.train
     before = {name: t.clone() for name, t in flatten(heard.passage(1).up).items()}
-    one, same, other = (heard.again(passage, train.first(8), "shadow", n, epochs=1) for n in (0, 0, 1))
+    one, same, other = (heard.again(passage, train.first(8), "shadow", n, local_epochs=1) for n in (0, 0, 1))
     assert one is not None and same is not None and other is not None  # noqa: PT018
     name = "model/head.weight"
     assert torch.equal(flatten(one)[name], flatten(same)[name])
@@ -232,7 +232,7 @@ def test_facts_in_the_clear_are_compared_with_the_data(ran: Ran) -> None:
         "which classes": "labels", "samples per class": "counts", "number of samples": "n"
     }  # fmt: skip
     assert in_the_clear({"labels": classes[1:], "n": torch.tensor(client.n + 1)}, client) == {}
-    heard = replay(ran("fedgh", weight="count").record, [0, 1])
+    heard = replay(ran("fedproto").record, [0, 1])
     assert set(in_the_clear(heard.passage(0).up, heard.client(0))) == {"which classes", "samples per class"}
 
 

@@ -1,7 +1,10 @@
 """The page of results, from folders of runs whose numbers are known."""
 
+import importlib
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +68,13 @@ def test_footnotes_stand_below_their_table_alone(page: str) -> None:
     assert "[1]" not in second
 
 
-def test_two_tables_of_one_folder_are_numbered_and_others_are_listed(make: Any, tmp_path: Path) -> None:
+def test_two_tables_of_one_folder_are_numbered(make: Any, tmp_path: Path) -> None:
     make("a", accuracies=(0.5,))
     make("b", accuracies=(0.5, 0.6))
-    (tmp_path / "docs" / "results").mkdir(parents=True)
-    (tmp_path / "docs" / "results" / "one.md").write_text("# A question\n\nText.\n")
-    file = write_results([make.root], tmp_path / "docs" / "results.md")
+    file = write_results([make.root], tmp_path / "results.md")
     text = file.read_text()
     assert "## runs: digits, 2 clients (1)" in text
     assert "## runs: digits, 2 clients (2)" in text
-    assert text.endswith("- [A question](results/one.md)\n")
 
 
 def test_the_day_of_the_last_run_is_kept(tmp_path: Path) -> None:
@@ -111,3 +111,33 @@ def test_what_stands_beside_a_run_may_change_and_its_settings_may_not(tmp_path: 
     folder.check(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, force=False)
     with pytest.raises(ConfigError, match=r"another recipe's run: run\.seed was 0, now 1"):
         folder.check(settings | {"run": {"seed": 1}}, resume=True, force=False)
+
+
+# docs/results --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    """scripts/results_pages.py, which writes the pages from the stored comparisons."""
+    folder = str(Path(__file__).parents[2] / "scripts")
+    sys.path.insert(0, folder)
+    yield importlib.import_module("results_pages")
+    sys.path.remove(folder)
+
+
+def test_the_pages_are_those_of_the_stored_comparisons(script: Any) -> None:
+    """If not: python scripts/results_pages.py."""
+    pages = script.pages()
+    assert {path for path in pages if path != script.PAGE} == {*script.FOLDER.glob("*.md")}
+    for path, text in pages.items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
+def test_a_page_of_tables_is_stored_and_shown_whole(script: Any, page: str) -> None:
+    assert "\n    polyfed compare" in page
+    made = page.replace("--seeds 0\n", "--seeds 0 --out runs/fedgh/table3\n")
+    (stored,) = script.read_page(made.partition("\n## both")[0])
+    assert (stored.name, stored.dataset, stored.clients) == ("fedgh-table3", "cifar10", 10)
+    assert stored.tables[0].column("accuracy", "fedgh") == "97.40"
+    shown = script._page(stored).splitlines()
+    tables = [line for line in made.partition("\n## both")[0].splitlines() if line.startswith("|")]
+    assert [line for line in shown if line.startswith("|")] == tables
+    assert "## How to read the tables" in script.PAGE.read_text(encoding="utf-8")

@@ -111,7 +111,7 @@ def from_changes(
         behind = []
         for number, row in enumerate(rows.tolist()):
             one = train.select(torch.tensor([row]))
-            message = replay.again(passage, one, "one image", number, epochs=1, batch_size=1)
+            message = replay.again(passage, one, "one image", number, local_epochs=1, batch_size=1)
             if message is not None:
                 made.append(_matched(replay, passage, network, base, message, one.y, steps, seed + number))
                 behind.append(_pictures(one))
@@ -119,7 +119,7 @@ def from_changes(
             found.append(_told("weights after one step, one image", client, torch.cat(made), behind))
     if images > 1:
         some = train.select(rows)
-        message = replay.again(passage, some, "some images", 0, epochs=1, batch_size=images)
+        message = replay.again(passage, some, "some images", 0, local_epochs=1, batch_size=images)
         if message is not None:
             x = _matched(replay, passage, network, base, message, some.y, steps, seed)
             what = f"weights after one step, {images} images"

@@ -78,7 +78,7 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     if row["deviations"]:
         lines += ["", *_items(row["deviations"], width)]
     lines += ["", *_legend(row, width)]
-    lines += [f'In a recipe: [method] name = "{row["name"]}", and its hyperparameters below it; --method {row["name"]}']
+    lines += [f'In a recipe: [method] name = "{row["name"]}", hyperparameters below it; --method {row["name"]}']
     return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ def report(
     target: TargetAccuracy = None,
     results: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR, as docs/results.md is."),
+        typer.Option(metavar="FILE.md", help="Only write a page of all tables, a part per DIR."),
     ] = None,
 ) -> None:
     """Table, curves and a page of finished runs.

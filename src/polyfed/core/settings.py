@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -37,6 +37,13 @@ class Settings(BaseModel):
 
     def __str__(self) -> str:
         return repr(self)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values, which are not checked; raises TypeError for a name that is no setting."""
+        unknown = set(update or ()) - set(type(self).model_fields)
+        if unknown:
+            raise TypeError(f"expected settings of {type(self).__name__}, got {', '.join(sorted(unknown))}")
+        return super().model_copy(update=update, deep=deep)
 
     def in_effect(self) -> dict[str, Any]:
         """What a run folder keeps: no None, and nothing that is switched off or that has no effect."""

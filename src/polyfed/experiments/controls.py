@@ -59,7 +59,7 @@ def _names_of(chosen: Mapping[str, Recipe]) -> list[str]:
 def longer(base: Recipe, epochs: int, names: Sequence[str]) -> Recipe:
     """Local with so many epochs a round. names: the rows whose methods take as many steps."""
     local = base.choose("local")
-    training = local.training.model_copy(update={"epochs": epochs})
+    training = local.training.model_copy(update={"local_epochs": epochs})
     found = local.model_copy(update={"training": training})
     return found.with_run(label=f"local-longer-{epochs}", control="longer", control_of=list(names))
 
@@ -76,7 +76,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         )
     local = base.choose("local")
     plain = {
-        "training": local.training.model_copy(update={"participation": 1.0}),
+        "training": local.training.model_copy(update={"client_fraction": 1.0}),
         "evaluation": _without_after_local(local.evaluation),
         "availability": Availability(),
         "privacy": Privacy(),

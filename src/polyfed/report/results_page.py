@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,7 @@ __all__ = ["COMMAND", "MadeBy", "read_command", "results_page", "write_command",
 
 _HEAD = """# Results
 
-Generated from run folders by `polyfed report RUNS... --results {name}`; do not edit. What the figures are is
-explained in [records.md](records.md).
+Generated from run folders by `polyfed report RUNS... --results {name}`; do not edit.
 """
 
 
@@ -87,14 +86,14 @@ def results_page(
     folders: Sequence[str | Path],
     stage: str | None = None,
     target: str | float | None = None,
-    file: Path = Path("docs/results.md"),
+    file: Path = Path("results.md"),
 ) -> str:
     """One part per folder, in the order given: its tables, and the papers' numbers beside them.
 
     Args:
         folders: of comparisons, or any folders above runs.
         stage, target: as for `polyfed.report.comparison.comparison`.
-        file: where the page will lie: other pages in a folder of its name beside it are listed at its end.
+        file: where the page will lie.
 
     Raises:
         ConfigError: no finished run in a folder, a stage that was not scored, or a target that is none.
@@ -113,7 +112,7 @@ def results_page(
             )
         if table.notes:
             parts.append("\n".join(f"- {markdown_text(note)}" for note in table.notes) + "\n")
-    return "\n".join([*parts, *_other_pages(file)])
+    return "\n".join(parts)
 
 
 def _title(section: Section, folder: Path) -> str:
@@ -139,12 +138,3 @@ def _day_of(runs: Sequence[RunRecord]) -> str:
     """The day on which the last of the results was written."""
     last = max((run.path / "result.json").stat().st_mtime for run in runs if run.finished)
     return datetime.datetime.fromtimestamp(last, datetime.UTC).date().isoformat()
-
-
-def _other_pages(file: Path) -> Iterator[str]:
-    """The pages of single questions, in the folder beside the page that has its name: ``results/`` for results.md."""
-    pages = sorted(file.with_suffix("").glob("*.md"))
-    if pages:
-        heads = [(page, page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")) for page in pages]
-        links = "".join(f"- [{head}]({page.parent.name}/{page.name})\n" for page, head in heads)
-        yield f"## Single questions\n\nMeasured and written down one by one:\n\n{links}"

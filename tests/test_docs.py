@@ -9,7 +9,6 @@ import runpy
 import shlex
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 import torch
 
 from polyfed.cli.app import main
-from polyfed.config.recipe import Recipe
 from polyfed.models.zoo import build
 
 ROOT = Path(__file__).parents[1]
@@ -40,37 +38,38 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert all(f"\n{target}:" in makefile for _, target in commands()[:2])
 
 
-@pytest.mark.parametrize("number", range(len(blocks("python"))))
-def test_python_blocks_run(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(blocks("python")[number], "README.md", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.strip()
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
 
 
-def test_the_recipe_is_valid_and_complete(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text(blocks("toml")[0], encoding="utf-8")
-    recipe = Recipe.load(tmp_path / "mine.toml")
-    assert recipe.chosen_method.name == "fedgh"
+def test_the_example_prints_what_readme_and_front_page_show(capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes exactly; accuracies nearly, as processors round differently. The picture has the bytes of one message."""
+    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pattern = r"```python\n(.*?)```.*?```text\n(.*?)```"
+    (example, shown), (same, again) = (re.findall(pattern, page, re.DOTALL)[0] for page in (README, front))
+    assert (example, shown) == (same, again)
+    exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert re.sub(r"0\.\d+", "", printed) == re.sub(r"0\.\d+", "", shown)
+    assert numbers(printed) == pytest.approx(numbers(shown), abs=0.05)
+    *_, up, down = numbers(shown)
+    picture = (ROOT / "docs" / "assets" / "federation.svg").read_text(encoding="utf-8")
+    assert f">{up / 60:,.0f} bytes<" in picture, "6 clients, 10 rounds"
+    assert f">{down / 60:,.0f} bytes<" in picture
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) < 600
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c[0] == "polyfed"], ids=" ".join)
-def test_shell_commands_run(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """As they stand, on the README's recipe cut down to a few rows."""
-    if "mine.toml" in command:
-        root = request.getfixturevalue("data_root")
-        settings = tomllib.loads(blocks("toml")[0])
-        settings["data"] |= {"root": str(root), "limit_train": 1000, "limit_test": 400}
-        settings["data"] |= {"num_clients": 5, "max_train_per_client": 10, "max_test_per_client": 5}
-        settings["training"] |= {"rounds": 1}
-        (tmp_path / "mine.toml").write_text(Recipe.from_dict(settings).dumps(), encoding="utf-8")
+def test_shell_commands_run(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, on fewer rounds, rows and clients."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
+    fewer = ["training.rounds=1", "data.num_clients=5", "data.max_train_per_client=16"]
     with pytest.raises(SystemExit) as end:
-        main(command[1:])
+        main([*command[1:], *(word for setting in fewer for word in ("--set", setting))])
     assert end.value.code == 0
 
 

@@ -102,7 +102,7 @@ number = 7
         ("own_data:pairs", "cannot import data set 'own_data:pairs': AttributeError"),
         ("no.such:function", "cannot import data set 'no.such:function': ModuleNotFoundError"),
         ("imags:photos", "before a path: 'images:', 'csv:', 'clients:' or 'npz:'"),
-        ("own_data:number", "should be a function without arguments; a int came"),
+        ("own_data:number", "should be a function without arguments, got a int"),
         ("own_data:failing", "data set 'own_data:failing' failed: ValueError: first line"),
         ("own_data:nothing", "got NoneType"),
         ("own_data:splits", "expected a dictionary of 'train' and 'test' from 'own_data:splits', got ['training']"),

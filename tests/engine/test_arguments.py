@@ -237,7 +237,7 @@ def test_names_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"^client 0: .* got 'smal'; did you mean 'small'"):
         federation(clients=[client(model="smal")], builders={"small": Net})
     assert federation(clients=[client(model="small")], builders={"small": Net}).run()
-    with pytest.raises(ConfigError, match=r"needs images \(channels, height, width\); the shape \(4,\) came"):
+    with pytest.raises(ConfigError, match=r"needs images \(channels, height, width\), got the shape \(4,\)"):
         federation(clients=[client(model="digits-cnn1")])
 
 

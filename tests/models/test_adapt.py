@@ -210,7 +210,7 @@ def test_width_from_an_example() -> None:
     assert split(net(72), "2", "0", example=inputs()).feature_dim == 72
     with pytest.raises(ConfigError, match=r"head, a Sequential, has no in_features.*example"):
         split(net(72), "2", "0")
-    with pytest.raises(ConfigError, match=r"input of head '1' should be N x D; \(5, 2, 6, 6\) came"):
+    with pytest.raises(ConfigError, match=r"input of head '1' should be N x D, got \(5, 2, 6, 6\)"):
         split(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "1", "0", example=inputs())
 
 

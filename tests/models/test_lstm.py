@@ -77,9 +77,9 @@ def test_given_vectors_are_looked_up_and_stay() -> None:
 
 
 def test_images_and_texts_are_not_mixed_up() -> None:
-    with pytest.raises(ConfigError, match=r"fedhenn-lstm1 needs texts \(length,\); the shape \(3, 32, 32\) came"):
+    with pytest.raises(ConfigError, match=r"fedhenn-lstm1 needs texts \(length,\), got the shape \(3, 32, 32\)"):
         build("fedhenn-lstm1", (3, 32, 32), 10)
-    with pytest.raises(ConfigError, match=r"needs images .* the shape \(25,\) came"):
+    with pytest.raises(ConfigError, match=r"needs images .* got the shape \(25,\)"):
         build("fedgh-cnn1", (25,), 2, words=9)
 
 

@@ -255,11 +255,11 @@ def test_a_copy_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("in_shape", "says"),
     [
-        ((3, 30, 30), r"at least 8 x 8 whose sides are multiples of 4; 30 x 30 came: .*image_size = (28|32)\)$"),
-        ((3, 32, 34), r"multiples of 4; 32 x 34 came: .*image_size = 32\)$"),
-        ((3, 225, 225), r"at least 32 x 32 whose sides are multiples of 16; 225 x 225 came: .*image_size = 224\)$"),
-        ((1, 4, 4), r"at least 8 x 8 .*; 4 x 4 came: .*image_size = 8\)$"),
-        ((32, 32), r"\(channels, height, width\); the shape \(32, 32\) came"),
+        ((3, 30, 30), r"at least 8 x 8 whose sides are multiples of 4, got 30 x 30: .*image_size = (28|32)\)$"),
+        ((3, 32, 34), r"multiples of 4, got 32 x 34: .*image_size = 32\)$"),
+        ((3, 225, 225), r"at least 32 x 32 whose sides are multiples of 16, got 225 x 225: .*image_size = 224\)$"),
+        ((1, 4, 4), r"at least 8 x 8 .*, got 4 x 4: .*image_size = 8\)$"),
+        ((32, 32), r"\(channels, height, width\), got the shape \(32, 32\)"),
     ],
 )
 def test_images_that_do_not_fit_are_one_line(in_shape: tuple[int, ...], says: str) -> None:

@@ -272,7 +272,7 @@ def test_builder_of_ones_own(here: str) -> None:
         ("my_nets:no_split", "should return a SplitModel, or a module with an nn.Linear of 3 outputs"),
         ("my_nets:broken", "failed: ValueError: out of paint"),
         ("resnet11", "did you mean 'resnet1"),
-        ("fedgh-cnn1", "needs images of at least 16 x 16; 8 x 8 came"),
+        ("fedgh-cnn1", "needs images of at least 16 x 16, got 8 x 8"),
         ("fedhenn-h1", None),
     ],
 )
@@ -296,12 +296,12 @@ def test_a_file_that_fails_to_import(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "in_shape", "classes", "says"),
     [
-        ("fedgh-cnn1", (3, 15, 32), 10, "at least 16 x 16; 15 x 32 came"),
-        ("resnet18", (3, 7, 32), 10, "at least 8 x 8; 7 x 32 came"),
+        ("fedgh-cnn1", (3, 15, 32), 10, "at least 16 x 16, got 15 x 32"),
+        ("resnet18", (3, 7, 32), 10, "at least 8 x 8, got 7 x 32"),
         ("digits-cnn3", (1, 3, 3), 10, "at least 4 x 4"),
-        ("digits-cnn1", (8, 8), 10, r"\(channels, height, width\); the shape \(8, 8\) came"),
-        ("resnet10", (0, 8, 8), 10, "came"),
-        ("resnet10", (1, 8, 8), 0, "at least one class; 0 came"),
+        ("digits-cnn1", (8, 8), 10, r"\(channels, height, width\), got the shape \(8, 8\)"),
+        ("resnet10", (0, 8, 8), 10, "got"),
+        ("resnet10", (1, 8, 8), 0, "at least one class, got 0"),
     ],
 )
 def test_data_that_do_not_fit(name: str, in_shape: tuple[int, ...], classes: int, says: str) -> None:

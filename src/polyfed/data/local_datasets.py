@@ -109,7 +109,7 @@ def from_function(name: str, options: SourceOptions) -> Source:
     except ConfigError as error:
         raise ConfigError(f"{error}; before a path: {join_names(READERS)}") from error.__cause__
     if not callable(function):
-        raise ConfigError(f"data set '{name}' should be a function without arguments; a {type(function).__name__} came")
+        raise ConfigError(f"data set '{name}' should be a function without arguments, got a {type(function).__name__}")
     try:
         made = function()
     except PolyfedError:

@@ -80,7 +80,7 @@ def split(
         agrees = torch.equal(model.head(z), logits_of(module(example)))
     if not isinstance(z, Tensor) or z.dim() != 2:
         shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
-        raise ConfigError(f"the input of head '{head}' should be N x D; {shape} came: name a later submodule as head")
+        raise ConfigError(f"the input of head '{head}' should be N x D, got {shape}: name a later submodule as head")
     if not agrees:
         raise ConfigError(
             f"the parts of {model.architecture} do not repeat its own forward on the example (does it draw random "

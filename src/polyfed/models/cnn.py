@@ -75,7 +75,7 @@ def _cnn(
     if after_blocks(min(height, width)) < 1:
         least = next(size for size in range(1, 1000) if after_blocks(size))
         raise ConfigError(
-            f"{name} needs images of at least {least} x {least}; {height} x {width} came: "
+            f"{name} needs images of at least {least} x {least}, got {height} x {width}: "
             "resize the images, or choose a network for small ones (digits-cnn1..5 take 8 x 8)"
         )
 

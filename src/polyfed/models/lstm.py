@@ -74,7 +74,7 @@ def fedhenn_lstm2(in_shape: tuple[int, ...], classes: int, words: int | Tensor =
 
 def _lstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tensor, layers: int) -> SplitModel:
     if len(in_shape) != 1 or in_shape[0] < 1:
-        raise ConfigError(f"{name} needs texts (length,); the shape {tuple(in_shape)} came")
+        raise ConfigError(f"{name} needs texts (length,), got the shape {tuple(in_shape)}")
     intermediate = nn.Sequential(
         OrderedDict(fc1=nn.Linear(_STATE, _HIDDEN), relu1=nn.ReLU(), dropout=nn.Dropout(_DROPOUT))
     )

@@ -119,7 +119,7 @@ def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: i
 def _image_channels(name: str, in_shape: ImageShape, classes: int) -> int:
     channels, height, width = check_request(name, in_shape, classes)
     if min(height, width) < _LEAST:
-        raise ConfigError(f"{name} needs images of at least {_LEAST} x {_LEAST}; {height} x {width} came: resize them")
+        raise ConfigError(f"{name} needs images of at least {_LEAST} x {_LEAST}, got {height} x {width}: resize them")
     return channels
 
 

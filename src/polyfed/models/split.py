@@ -169,7 +169,7 @@ def with_projection(model: SplitModel, feature_dim: int) -> SplitModel:
         ConfigError: the width is not a positive whole number, or the head is no ``nn.Linear``.
     """
     if not isinstance(feature_dim, int) or isinstance(feature_dim, bool) or feature_dim < 1:
-        raise ConfigError(f"models.feature_dim must be a whole number of at least 1; {feature_dim!r} came")
+        raise ConfigError(f"models.feature_dim must be a whole number of at least 1, got {feature_dim!r}")
     return model if feature_dim == model.feature_dim else model.projected(feature_dim)
 
 
@@ -230,8 +230,8 @@ def check_request(name: str, in_shape: Sequence[int], classes: int) -> tuple[int
         ConfigError: `in_shape` is not three positive whole numbers, or there is no class.
     """
     if len(in_shape) != 3 or any(not isinstance(n, int) or n < 1 for n in in_shape):
-        raise ConfigError(f"{name} needs images (channels, height, width); the shape {tuple(in_shape)} came")
+        raise ConfigError(f"{name} needs images (channels, height, width), got the shape {tuple(in_shape)}")
     if not isinstance(classes, int) or classes < 1:
-        raise ConfigError(f"{name} needs at least one class; {classes!r} came")
+        raise ConfigError(f"{name} needs at least one class, got {classes!r}")
     channels, height, width = in_shape
     return channels, height, width

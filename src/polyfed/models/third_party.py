@@ -121,7 +121,7 @@ def cut(module: nn.Module, name: str, classes: int, end: str | None) -> SplitMod
     if head is None:
         raise ConfigError(
             f"model '{name}' should return a SplitModel, or a module with an nn.Linear of {classes} outputs for its "
-            f"head; a {type(module).__name__} without one came: wrap it with polyfed.split(module, head=..., "
+            f"head, got a {type(module).__name__} without one: wrap it with polyfed.split(module, head=..., "
             "extractor=...)"
         )
     model = _cut(module, head, name, end, names)

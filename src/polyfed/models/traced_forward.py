@@ -64,7 +64,7 @@ class CutForward:
             raise ConfigError(head_not_last(self._name, head, f"the forward returns {describe_returned(returned)}"))
         inputs = [*head_node.args, *head_node.kwargs.values()]
         if len(inputs) != 1 or not isinstance(inputs[0], fx.Node):
-            raise ConfigError(f"{self._name}: the head '{head}' must be called with one tensor; {len(inputs)} came")
+            raise ConfigError(f"{self._name}: the head '{head}' must be called with one tensor, got {len(inputs)}")
         return inputs[0]
 
     def _check_only_link(

@@ -169,8 +169,8 @@ def vision_transformer(
     if min(height, breadth) < 2 * patch or height % patch or breadth % patch:
         fits = patch * max(2, round(min(height, breadth) / patch))
         raise ConfigError(
-            f"{name} needs images of at least {2 * patch} x {2 * patch} whose sides are multiples of {patch}; "
-            f"{height} x {breadth} came: resize them (data.image_size = {fits})"
+            f"{name} needs images of at least {2 * patch} x {2 * patch} whose sides are multiples of {patch}, "
+            f"got {height} x {breadth}: resize them (data.image_size = {fits})"
         )
     tokens = Tokens(channels, height // patch * (breadth // patch), patch, width, dropout)
     extractor = nn.Sequential(OrderedDict(tokens=tokens, block1=Block(width, heads, dropout)))

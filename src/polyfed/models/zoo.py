@@ -119,7 +119,7 @@ def _call(
     name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int, words: int | Tensor | None
 ) -> nn.Module:
     if not callable(builder):
-        raise ConfigError(f"model '{name}' should be a function (in_shape, classes); a {type(builder).__name__} came")
+        raise ConfigError(f"model '{name}' should be a function (in_shape, classes), got a {type(builder).__name__}")
     try:
         more = {} if words is None or "words" not in inspect.signature(builder).parameters else {"words": words}
         model = builder(tuple(in_shape), classes, **more)
@@ -131,7 +131,7 @@ def _call(
             f"building '{name}' for {shape} inputs, {classes} classes failed: {_reason(error)}"
         ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model '{name}' should return a SplitModel or an nn.Module; a {type(model).__name__} came")
+        raise ConfigError(f"model '{name}' should return a SplitModel or an nn.Module, got a {type(model).__name__}")
     return model
 
 

@@ -68,7 +68,7 @@ class Data(Settings):
     limit_train: Positive | None = Field(None, description="use the first rows only, of the training side")
     limit_test: Positive | None = Field(None, description="the same of the official test side")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
-    num_clients: Positive = 10
+    num_clients: Positive = Field(10, description="clients; by_group: default: one for each value of group_by")
     partition: str = Field(
         "iid",
         description="'iid', 'dirichlet', 'quantity', 'by_class', 'by_group', or 'flwr:' and a partitioner's name",
@@ -241,14 +241,14 @@ class Models(Settings):
 
 
 class MethodChoice(BaseModel):
-    """``[method]``: a method's name, and whether every client is alone (`engine.alone`); every other key is a
-    hyperparameter.
-    """
+    """``[method]``: the method; every key but these is one of its hyperparameters."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    name: str
-    alone: bool = False
+    name: str = Field(
+        description="a method of `polyfed methods`, a name of [methods], or 'package.module:Class' of your own"
+    )
+    alone: bool = Field(False, description="every client is a federation of its own")
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -257,11 +257,11 @@ class MethodChoice(BaseModel):
 
 
 class PluginChoice(BaseModel):
-    """``[[plugins]]``: a plugin of the user's own; every key but its name is one of its settings."""
+    """``[[plugins]]``: a plugin of your own; every key but its name is one of its settings."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    name: str = ""
+    name: str = Field("", description="'package.module:Class'")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -60,21 +60,23 @@ class Training(Settings):
     The optimizer is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
     """
 
-    rounds: Positive = 10
+    rounds: Positive = Field(10, description="rounds of the federation")
     client_fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
-    local_epochs: Positive = 1
-    batch_size: Positive = 32
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Finite = 0.01
-    lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field("constant", description="by round")
+    local_epochs: Positive = Field(1, description="passes over its own rows that a client makes in a round")
+    batch_size: Positive = Field(32, description="rows of a batch of local training")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="of local training, made afresh every round")
+    lr: Finite = Field(0.01, description="learning rate of local training")
+    lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
+        "constant", description="how the learning rate changes from round to round"
+    )
     lr_gamma: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="exponential, step: factor of every round, or of every lr_step_size rounds"
     )
     lr_step_size: Positive | None = Field(None, description="step: rounds between two steps")
-    lr_min: Finite = Field(0.0, description="cosine: where it goes to")
+    lr_min: Finite = Field(0.0, description="cosine: the learning rate at the end")
     warmup_rounds: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / warmup_rounds to lr")] = 0
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
-    weight_decay: Finite = 0.0
+    weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
     augmentation: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
 
     def drawn(self, clients: int) -> int:
@@ -214,10 +216,14 @@ class Privacy(Settings):
 class Evaluation(Settings):
     """``[evaluation]``: which model of each client is scored, on whose test data, how often."""
 
-    stage: Stage | None = Field(None, description="default: the stage that the method's paper scores")
-    weighting: Literal["clients", "samples"] = "clients"
-    every_n_rounds: Positive = 1
-    extra_stages: list[Stage] = Field(default_factory=list)
+    stage: Stage | None = Field(
+        None, description="which model of each client is scored; default: the one that the method's paper scores"
+    )
+    weighting: Literal["clients", "samples"] = Field(
+        "clients", description="the mean accuracy counts every client alike, or every test row"
+    )
+    every_n_rounds: Positive = Field(1, description="rounds between evaluations; the last round is always scored")
+    extra_stages: list[Stage] = Field(default_factory=list, description="stages that are scored besides")
     metrics: list[Metric] = Field(["balanced_accuracy", "f1"], description="recorded beside the accuracy")
     patience: Annotated[int, Field(ge=0)] = Field(
         0, description="evaluations without a better validation accuracy of the main stage, then stop; 0: never"

@@ -123,7 +123,7 @@ def rebuild_federation(recipe: str) -> Federation:
         recipe: in TOML.
     """
     settings = tomllib.loads(recipe)
-    settings["run"] = {**settings["run"], "executor": "serial", "workers": 1, "track": []}
+    settings["run"] = {**settings["run"], "executor": "serial", "workers": 1, "loggers": []}
     return build_federation(Recipe.from_dict(settings))
 
 

@@ -120,7 +120,8 @@ def find(name: str, beside: Sequence[str] = ()) -> Section:
     if name.startswith(_METHOD) and name.removeprefix(_METHOD) not in own:
         method, _, key = name.removeprefix(_METHOD).partition(".")
         if ":" in name:
-            method, key = name.removeprefix(_METHOD), ""
+            method = name.removeprefix(_METHOD)
+            key = ""
         section = of_method(method, beside)
         if not key:
             return section

@@ -245,10 +245,8 @@ def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedgh", "fedhenn", "fedin"])
 def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method: str) -> None:
-    hyperparameters = {"fedhenn": {"alignment_data": {"size": 20}}, "fedin": {"aggregation": "same-shape"}}.get(
-        method, {}
-    )
-    settings = [f"methods.{method}.{key}={value}" for key, value in hyperparameters.items()]
+    hyperparameters = {"fedhenn": ["alignment_data.size=20"], "fedin": ["aggregation=same-shape"]}.get(method, [])
+    settings = [f"methods.{method}.{key}" for key in hyperparameters]
     settings += ["data.num_clients=2"]  # one client of each architecture: the estimate is then exact
     checked = polyfed.check("tiny.toml", method=method, overrides=settings)
     run = polyfed.run("tiny.toml", method=method, overrides=settings, out="run")
@@ -312,7 +310,7 @@ def test_the_list_of_methods_holds_what_a_recipe_takes(polyfed_: Terminal) -> No
             f"method.{key}={json.dumps(value)}" for key, value in row["hyperparameters"].items() if value is not None
         ]
         recipe = polyfed.Recipe.load("tiny.toml", settings, method=row["name"])
-        assert recipe.chosen_method.scored == row["scored"]
+        assert recipe.chosen_method.evaluation_stage == row["scored"]
 
 
 def test_the_list_of_datasets_says_what_is_here(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

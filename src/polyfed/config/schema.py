@@ -18,6 +18,7 @@ from polyfed.plugins.settings import Adversaries, Availability, Compression, Rob
 from polyfed.registry import MODELS, PARTITIONS, nearest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
+from polyfed.validation.error_lines import shown
 
 __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
 
@@ -25,6 +26,7 @@ Control = Literal["longer", "pooled", "pooled-steps"]
 
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
+_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:")  # before the path of a file or a folder
 _BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
@@ -130,6 +132,16 @@ class Data(Settings):
         return name
 
     @model_validator(mode="after")
+    def _root_is_read(self) -> Data:
+        names = [self.dataset] if self.public_dataset is None else [self.dataset, self.public_dataset]
+        if self.root and not any(map(_reads_files, names)):
+            raise ValueError(
+                f"root = {shown(self.root)} does nothing beside dataset = '{self.dataset}', which reads no files; name "
+                "a dataset of files, or leave out root"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _fits_together(self) -> Data:
         if self.partition == "by_group" and self.group_by is None:
             raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
@@ -213,6 +225,11 @@ class Data(Settings):
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
 
+def _reads_files(name: str) -> bool:
+    """Whether a data set of this name is read from files below `root`."""
+    return name.startswith(_WITH_PATH) or (":" not in name and name != "digits")
+
+
 def _same_inputs(one: str, other: str) -> bool:
     """Whether two names are of the same images; CIFAR-100's do not change with its labels."""
     return one.removesuffix("-coarse") == other.removesuffix("-coarse")
@@ -226,7 +243,7 @@ class Models(Settings):
         "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
         "with fetched weights, '@layer1' behind one with a colon ends the extractor there"
     )
-    assignment: Literal["round_robin", "blocks", "random"] = Field(
+    assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("architectures", several=True)] = Field(
         "round_robin", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
     )
     feature_dim: Positive | None = Field(None, description="adds a projection to this width before the head")
@@ -305,7 +322,9 @@ class RunSettings(Settings):
         description="pooled: clients of one network share one that learns from all clients' training rows; "
         "pooled-steps: the same with as many steps as a client takes; longer: kept by `compare --controls`",
     )
-    control_of: list[str] = Field([], description="kept by `compare --controls`: whose steps a longer Local takes")
+    control_of: Annotated[list[str], ActsWith("control", ("longer",))] = Field(
+        [], description="kept by `compare --controls`: whose steps a longer Local takes"
+    )
     modules: list[str] = Field(
         [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
     )

@@ -125,6 +125,11 @@ class Training(Settings):
             if getattr(self, key) and key not in mine:
                 whose = " or ".join(f"'{name}'" for name, keys in takes.items() if key in keys)
                 raise ValueError(f"{key} is for lr_schedule {whose}; with '{self.lr_schedule}' expected none")
+        if self.warmup_rounds == 1:
+            raise ValueError(
+                "warmup_rounds = 1 does nothing, as the last round of it has lr; set warmup_rounds to 2 or more, or "
+                "leave it at 0"
+            )
         if self.lr_min > self.lr:
             raise ValueError(f"lr_min: expected at most lr = {self.lr:g}, got {self.lr_min:g}")
         return self
@@ -234,6 +239,19 @@ class Evaluation(Settings):
 
     def _inactive_keys(self) -> set[str]:
         return super()._inactive_keys() | (set() if self.patience else {"patience"})
+
+    @model_validator(mode="after")
+    def _each_is_asked_once(self) -> Self:
+        if self.stage in self.extra_stages:
+            raise ValueError(
+                f"extra_stages: '{self.stage}' does nothing beside stage = '{self.stage}'; name other stages, or leave "
+                "out extra_stages"
+            )
+        for key in ("extra_stages", "metrics"):
+            names = getattr(self, key)
+            if len({*names}) < len(names):
+                raise ValueError(f"{key}: expected every name once, got one again")
+        return self
 
     def stages(self, scored: Stage) -> list[Stage]:
         """All stages to score, the main one first; `scored` is the method's own."""

@@ -211,6 +211,8 @@ def offered(words: str, folder: Path, shell: str = "bash") -> list[str]:
     ("words", "found"),
     [
         ("polyfed co", ["compare"]),
+        ("polyfed recipe tr", ["training"]),
+        ("polyfed recipe method.fedg", ["method.fedgen", "method.fedgh"]),
         ("polyfed methods fedg", ["fedgen", "fedgh"]),
         ("polyfed run mine.toml --method fedg", ["fedgen", "fedgh"]),
         ("polyfed run mine.toml --method min", ["mine-one"]),

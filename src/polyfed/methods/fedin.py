@@ -44,6 +44,9 @@ from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.functional.modes import untracked_statistics
 from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
+from polyfed.validation.effect import ActsWith
+
+WITH_PAIRS = ActsWith("train_in")  # without pairs there is nothing to do it with
 
 
 @hyperparameters
@@ -62,14 +65,18 @@ class FedIN(Method):
     aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (the paper gives mu/2 = 0.05); 0 is off
-    combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none" adds them
-    lambda_: feature_pairs.Pull = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
+    combine: Annotated[  # "none" adds them
+        Literal["simple", "project", "literal", "adaptive", "none"], WITH_PAIRS
+    ] = "simple"
+    lambda_: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # of "simple": Z = G_IN + lambda/2 G_local (eq. 13)
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # level; 0 draws nothing; the paper's FedIN+Noise is 0.8
     noise_where: feature_pairs.Where = "both"  # in the training pass, in the pairs sent, or both
-    feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, over which noise then is
-    pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, each way; None: the batch size
-    projection: feature_pairs.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
+    feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0  # L2 bound on each row sent, over which noise then is
+    pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = None  # n_S, each way; None: the batch size
+    projection: Annotated[feature_pairs.Projection, WITH_PAIRS] = (
+        "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
+    )
     projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
     projection_grid: feature_pairs.Size = 8  # g, places a side of it
     projection_features: feature_pairs.Size = 512  # F, numbers of s_out in it

@@ -224,7 +224,7 @@ def test_a_key_that_does_nothing_is_refused(key: str, place: Path) -> None:
     assert key.rpartition(".")[2] in said
 
 
-@pytest.mark.parametrize("key", ["public_samples", "delay_rounds", "accountant"])
+@pytest.mark.parametrize("key", ["public_samples", "delay_rounds", "accountant", "local_epochs"])
 def test_a_key_that_needs_more_than_its_neighbor(key: str, place: Path) -> None:
     sections: dict[str, dict[str, Any]] = {
         "public_samples": {"data": {"public_dataset": "others:images", "public_samples": 7}},
@@ -233,10 +233,13 @@ def test_a_key_that_needs_more_than_its_neighbor(key: str, place: Path) -> None:
             "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0, "accountant": "pld"},
             **FEDAVG,
         },
+        "local_epochs": {"training": {"local_epochs": 3}, "method": {"name": "fedrep", "extractor_epochs": 1}},
     }[key]
     with pytest.raises(ConfigError) as refusal:
         pf.check(recipe(**sections))
-    assert "does nothing with method" in str(refusal.value)
+    said = str(refusal.value)
+    assert "does nothing with method" in said
+    assert key in said or key == "public_samples"  # of data.public_dataset, which goes with it
 
 
 def test_a_method_that_was_asked_for_is_told() -> None:

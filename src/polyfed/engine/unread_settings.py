@@ -29,11 +29,22 @@ _OF_UPLOADS = {
 def unread_settings(federation: FederationParts) -> list[str]:
     """A line for every setting that was given and that the method does not read."""
     return [
+        *_without_local_epochs(federation),
         *_without_uploads(federation),
         *_without_late_uploads(federation),
         *_without_noise(federation),
         *_without_public(federation),
     ]
+
+
+def _without_local_epochs(federation: FederationParts) -> Iterator[str]:
+    training = federation.training
+    other = training.model_copy(update={"local_epochs": training.local_epochs + 1})
+    if federation.method.phases(training) == federation.method.phases(other):
+        for key, value in _given(training, ("local_epochs",)).items():
+            yield _line(
+                federation, "training", key, value, "whose own hyperparameters say how many epochs clients train"
+            )
 
 
 def _without_uploads(federation: FederationParts) -> Iterator[str]:

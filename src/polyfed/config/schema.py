@@ -132,16 +132,6 @@ class Data(Settings):
         return name
 
     @model_validator(mode="after")
-    def _root_is_read(self) -> Data:
-        names = [self.dataset] if self.public_dataset is None else [self.dataset, self.public_dataset]
-        if self.root and not any(map(_reads_files, names)):
-            raise ValueError(
-                f"root = {shown(self.root)} does nothing beside dataset = '{self.dataset}', which reads no files; name "
-                "a dataset of files, or leave out root"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _fits_together(self) -> Data:
         if self.partition == "by_group" and self.group_by is None:
             raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
@@ -166,6 +156,16 @@ class Data(Settings):
             raise ValueError(
                 f"public_dataset expects another data set than dataset, got '{self.public_dataset}' for both; rows of "
                 f"the same one that no client gets are data.holdout"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _root_is_read(self) -> Data:
+        names = [self.dataset] if self.public_dataset is None else [self.dataset, self.public_dataset]
+        if self.root and not any(map(_reads_files, names)):
+            raise ValueError(
+                f"root = {shown(self.root)} does nothing beside dataset = '{self.dataset}', which reads no files; name "
+                "a dataset of files, or leave out root"
             )
         return self
 

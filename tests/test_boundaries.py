@@ -35,7 +35,16 @@ MAY_IMPORT = {
     "models": {"functional", "errors", "registry"},
     "data": {"functional", "errors", "places", "results", "registry"},
     "config": {
-        *("core", "data", "engine.alone", "engine.plugin", "plugins.device_profiles", "plugins.settings", "validation"),
+        *(
+            "core",
+            "data",
+            "engine.alone",
+            "engine.plugin",
+            "engine.uploads",
+            "plugins.device_profiles",
+            "plugins.settings",
+            "validation",
+        ),
         *("errors", "own_methods", "places", "registry", "results"),
     },
     "core": {"models.split", "data.samples", "functional", "errors", "profiling", "validation"},

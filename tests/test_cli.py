@@ -245,8 +245,8 @@ def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
 
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedgh", "fedhenn", "fedin"])
 def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method: str) -> None:
-    hyperparameters = {"fedhenn": {"alignment_data.size": 20}, "fedin": {"aggregation": "same-shape"}}.get(method, {})
-    settings = [f"methods.{method}.{key}={value}" for key, value in hyperparameters.items()]
+    hyperparameters = {"fedhenn": ["alignment_data.size=20"], "fedin": ["aggregation=same-shape"]}.get(method, [])
+    settings = [f"methods.{method}.{key}" for key in hyperparameters]
     settings += ["data.num_clients=2"]  # one client of each architecture: the estimate is then exact
     checked = polyfed.check("tiny.toml", method=method, overrides=settings)
     run = polyfed.run("tiny.toml", method=method, overrides=settings, out="run")

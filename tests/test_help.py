@@ -19,6 +19,8 @@ from PIL import Image
 
 from helpers.processes import forked
 from polyfed.cli import app as cli
+from polyfed.deploy.node_registry import DIARY, Diary
+from polyfed.deploy.protocol import Introduction
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
 from test_method_pages import check
@@ -125,6 +127,7 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dat
     rows = [{"image": {"bytes": png(pixels), "path": None}, "label": 0} for pixels in pictures]
     pyarrow.parquet = __import__("pyarrow.parquet").parquet
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "new.parquet")
+    deployed(tmp_path / "runs" / "ours")
     for words in EXAMPLES:
         if words[1] == "deploy" and words[2] in ("local", "server", "node"):
             continue  # tests/deploy/test_on_flower.py and test_outsider.py run them
@@ -134,6 +137,34 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dat
         if words[1] == "sweep":
             more = [*more, "--seeds", "0"]
         assert cli.status([*words[1:], *more]) == 0, words
+
+
+def deployed(folder: Path) -> None:
+    """What a deployment keeps of its nodes: client 2 belongs to one."""
+    known = Introduction(
+        client=2,
+        token="0" * 64,
+        dataset="digits",
+        train=8,
+        validation=1,
+        test=1,
+        class_names=["0", "1"],
+        feature_names=[],
+        shape=[1, 8, 8],
+        dtype="uint8",
+        mean=[0.3],
+        std=[0.4],
+        table=False,
+        words=0,
+        architecture="digits-cnn1",
+        feature_dim=64,
+        head={"weight": [2, 64], "bias": [2]},
+        linear=True,
+    )
+    folder.mkdir(parents=True)
+    diary = Diary(folder / DIARY, resume=False)
+    diary.welcome(known, node=7)
+    diary.open()
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -180,6 +211,8 @@ def offered(words: str, folder: Path, shell: str = "bash") -> list[str]:
     ("words", "found"),
     [
         ("polyfed co", ["compare"]),
+        ("polyfed recipe tr", ["training"]),
+        ("polyfed recipe method.fedg", ["method.fedgen", "method.fedgh"]),
         ("polyfed methods fedg", ["fedgen", "fedgh"]),
         ("polyfed run mine.toml --method fedg", ["fedgen", "fedgh"]),
         ("polyfed run mine.toml --method min", ["mine-one"]),

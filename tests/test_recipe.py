@@ -108,8 +108,8 @@ def test_set_means_the_method_that_is_asked_for(path: Path) -> None:
         ("training.lr=1e-3", 1e-3),
         ("training.lr=1", 1.0),
         ("models.architectures=['digits-cnn3']", ["digits-cnn3"]),
-        ("data.root=/a/path with=signs", "/a/path with=signs"),
-        ("data.root=", ""),
+        ("run.out=/a/path with=signs", "/a/path with=signs"),
+        ("run.label=", ""),
     ],
 )
 def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: Any) -> None:
@@ -324,9 +324,9 @@ def test_a_run_keeps_what_set_has_changed(with_presets: Path) -> None:
         "training.lr=0.01",
         "data.num_clients=3",
         "method.clip=3.0",
-        "data.root=x",
         "run.seed=3",
     ]
+    assert Recipe.load(with_presets, ["data.root=x", "data.dataset=svhn"]).run.overrides == ["data.dataset=svhn"]
     recipe = Recipe.load(with_presets, [*asked, "evaluation.every_n_rounds=2"], method="fedgh")
     assert recipe.run.overrides == ["training.rounds=5", "method.clip=3.0"], "the default rate, the recipe's clients"
     assert Recipe.load(with_presets, ["training.rounds=4"], preset="small").run.overrides == [], "the preset's own"

@@ -67,6 +67,8 @@ SAID = [  # section, what is given, the line behind the section's name
 ]
 HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (FedIN, {"noise": 0.8, "noise_where": "message", "train_in": False}, "noise_where = 'message' does nothing beside"),
+    (FedIN, {"pairs": 3, "train_in": False}, "pairs = 3 does nothing beside train_in = false; set train_in to true"),
+    (FedIN, {"projection": "fixed", "train_in": False}, "projection = 'fixed' does nothing beside train_in = false"),
     (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise = 0.0"),
     (FedIN, {"combine": "none", "lambda_": 2.0}, "lambda = 2.0 does nothing beside combine = 'none'"),
     (

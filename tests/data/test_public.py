@@ -88,9 +88,10 @@ def root(tmp_path: Path) -> Path:
 
 
 def recipe(root: Path, seed: int = 0, **data: Any) -> Recipe:
+    place = {"root": str(root)} if "public_dataset" in data else {}  # the digits need none
     return Recipe.from_dict(
         {
-            "data": {"dataset": "digits", "root": str(root), "num_clients": 3, "limit_train": 300, **data},
+            "data": {"dataset": "digits", **place, "num_clients": 3, "limit_train": 300, **data},
             "models": {"architectures": ["digits-cnn1"]},
             "method": {"name": "local"},
             "run": {"seed": seed},

@@ -69,7 +69,6 @@ def test_a_recipe_keeps_what_has_an_effect() -> None:
     kept = recipe.to_dict()
     assert kept["devices"] == {
         **section,
-        "assignment": "round_robin",
         "on_out_of_memory": "refuse",
         "custom": {"mine": {**OWN, "latency": 0.0, "availability": 1.0}},
     }

@@ -35,6 +35,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     report_commands.predict,
     attack_commands.attack,
     attack_commands.leakage,
+    list_commands.recipe,
     list_commands.methods,
     list_commands.models,
     list_commands.datasets,

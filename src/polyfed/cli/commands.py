@@ -22,23 +22,29 @@ class Command(TyperCommand):
 
     def format_options(self, context: Any, formatter: Any) -> None:
         """Write the sections of arguments and options."""
-        hints: dict[str, Any] = {}
-        if self.callback is not None:
-            hints = get_type_hints(inspect.unwrap(self.callback), include_extras=True)
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(context):
-            record = parameter.get_help_record(context)
-            if record is None:
-                continue
-            name, text = record
-            if parameter.param_type_name == "option":
-                sections["Options"].append((name, text.replace("\\[", "[")))  # typer escapes them, as if for rich
-            else:  # whose help is lost between typer 0.20 and click 8.3
-                sections["Arguments"].append((name, hints[parameter.name].__metadata__[0].help))
-        for head, records in sections.items():
+        for head, kind in (("Arguments", "argument"), ("Options", "option")):
+            records = self.help_records(context, kind)
             if records:
                 with formatter.section(head):
                     formatter.write_dl(records)
+
+    def help_records(self, context: Any, kind: str | None = None) -> list[tuple[str, str]]:
+        """How each parameter is written, and what it says. kind: "argument" or "option"; None: all."""
+        hints: dict[str, Any] = {}
+        if self.callback is not None:
+            hints = get_type_hints(inspect.unwrap(self.callback), include_extras=True)
+        found = []
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is None or kind not in (None, parameter.param_type_name):
+                continue
+            name, text = record
+            if parameter.param_type_name == "option":
+                text = text.replace("\\[", "[")  # typer escapes them, as if for rich
+            else:  # whose help is lost between typer 0.20 and click 8.3
+                text = hints[parameter.name].__metadata__[0].help
+            found.append((name, text))
+        return found
 
 
 def add_command(group: typer.Typer, function: Callable[..., None]) -> None:

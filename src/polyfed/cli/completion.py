@@ -14,6 +14,11 @@ from typing import Any
 
 from polyfed.registry import METHODS
 
+SECTIONS = (  # a copy, as the classes that check recipes load PyTorch
+    *("data", "models", "method", "methods.NAME", "training", "evaluation", "availability", "privacy", "compression"),
+    *("devices", "devices.custom.NAME", "robust_aggregation", "adversaries", "plugins", "run", "presets.NAME"),
+)
+
 Complete = Callable[[Any, str], list[str]]
 
 
@@ -30,6 +35,11 @@ def method_lists(ctx: Any, incomplete: str) -> list[str]:
 def registered_methods(ctx: Any, incomplete: str) -> list[str]:
     """The methods."""
     return _beginning(incomplete, METHODS)
+
+
+def recipe_sections(ctx: Any, incomplete: str) -> list[str]:
+    """What `polyfed recipe` explains: the sections, and the methods' hyperparameters."""
+    return _beginning(incomplete, [*SECTIONS, *(f"method.{name}" for name in METHODS)])
 
 
 def presets(ctx: Any, incomplete: str) -> list[str]:

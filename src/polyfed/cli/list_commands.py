@@ -1,4 +1,4 @@
-"""Commands that list what there is: methods, models, datasets."""
+"""Commands that list what there is: keys of recipes, methods, models, datasets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,56 @@ from polyfed.cli import completion
 from polyfed.cli.options import AsJson, Overrides
 from polyfed.cli.output import announce_imports, print_json, print_text, terminal_width
 from polyfed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyfed.experiments.recipe_reference import Section
+
+
+def recipe(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Only this section, key or method: training, training.lr, method.fedhenn.",
+            autocompletion=completion.recipe_sections,
+        ),
+    ] = None,
+    json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The page docs/reference/recipe.md.")] = False,
+    json_schema: Annotated[
+        bool, typer.Option("--json-schema", help="The JSON Schema by which editors check and complete recipes.")
+    ] = False,
+) -> None:
+    """Explain the keys of a recipe: type, default and meaning.
+
+    \b
+    polyfed recipe training
+    polyfed recipe method.fedhenn
+    polyfed recipe --json-schema
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments import recipe_reference
+
+    if sum([name is not None or json, markdown, json_schema]) > 1:
+        raise ConfigError("expected NAME and --json, --markdown or --json-schema, got several of them")
+    if markdown:
+        print_text(recipe_reference.to_markdown().rstrip("\n"))
+    elif json_schema:
+        from polyfed.experiments.recipe_schema import to_schema
+
+        print_json(to_schema())
+    else:
+        found = recipe_reference.sections() if name is None else [recipe_reference.find(name, [os.getcwd()])]
+        _print_sections(found, json)
+
+
+def _print_sections(sections: Sequence[Section], as_json: bool) -> None:
+    from polyfed.cli.listing import of_section
+    from polyfed.experiments.recipe_reference import as_rows
+
+    if as_json:
+        print_json({section.name: as_rows(section) for section in sections})
+    else:
+        print_text("\n\n".join(of_section(section, terminal_width()) for section in sections))
 
 
 def methods(

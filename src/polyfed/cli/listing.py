@@ -1,4 +1,4 @@
-"""Lists for a terminal, laid out by rich: the models, the data sets, one method's page."""
+"""Lists for a terminal, laid out by rich: a recipe's keys, the models, the data sets, one method's page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from polyfed.experiments.method_table import format_value, symbols_in
+from polyfed.experiments.recipe_reference import Section
 
-__all__ = ["of_datasets", "of_method", "of_models"]
+__all__ = ["of_datasets", "of_method", "of_models", "of_section"]
 
 _INDENT = "  "
 
@@ -78,7 +79,19 @@ def of_method(row: Mapping[str, Any], width: int) -> str:
     if row["deviations"]:
         lines += ["", *_items(row["deviations"], width)]
     lines += ["", *_legend(row, width)]
-    lines += [f'In a recipe: [method] name = "{row["name"]}", hyperparameters below it; --method {row["name"]}']
+    use = f'In a recipe: [method] name = "{row["name"]}", and its hyperparameters below it; --method {row["name"]}'
+    lines += textwrap.wrap(use, width)
+    return "\n".join(lines)
+
+
+def of_section(section: Section, width: int) -> str:
+    """A section of a recipe: what it is for, and a row for every key."""
+    lines = textwrap.wrap(f"[{section.name}]  {section.about}", width)
+    if section.keys:
+        table = _table([("key", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
+        for key in section.keys:
+            table.add_row(key.name, key.type, key.default, key.meaning)
+        lines += ["", _rendered(table, width)]
     return "\n".join(lines)
 
 

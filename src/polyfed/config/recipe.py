@@ -64,6 +64,7 @@ from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginCh
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.engine.alone import alone
+from polyfed.engine.uploads import sends
 from polyfed.errors import ConfigError
 from polyfed.own_methods import label_of, method_class, with_hyperparameters
 from polyfed.places import check_characters
@@ -336,11 +337,13 @@ class Recipe(Settings):
         }
         try:
             method = kind(**hyperparameters)
-            return alone(method) if choice.alone else method
         except WrongSettings as problem:
             spelled = ["name", "alone", *(name.rstrip("_") for name in known)]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
             raise ConfigError(said) from None
+        if choice.alone and not sends(method):
+            raise ConfigError(f"{place}.alone does nothing with method '{choice.name}', which uploads nothing")
+        return alone(method) if choice.alone else method
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved settings as TOML has them: every hyperparameter, no None, no ``[methods]``, no key without

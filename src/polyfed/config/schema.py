@@ -18,6 +18,7 @@ from polyfed.plugins.settings import Adversaries, Availability, Compression, Rob
 from polyfed.registry import MODELS, PARTITIONS, nearest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
+from polyfed.validation.error_lines import shown
 
 __all__ = ["SECTIONS", "Control", "Data", "MethodChoice", "Models", "RunSettings"]
 
@@ -25,6 +26,7 @@ Control = Literal["longer", "pooled", "pooled-steps"]
 
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
+_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:")  # before the path of a file or a folder
 _BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
@@ -68,7 +70,7 @@ class Data(Settings):
     limit_train: Positive | None = Field(None, description="use the first rows only, of the training side")
     limit_test: Positive | None = Field(None, description="the same of the official test side")
     image_size: Positive | None = Field(None, description="resize images to so many pixels a side; default: as stored")
-    num_clients: Positive = 10
+    num_clients: Positive = Field(10, description="clients; by_group: default: one for each value of group_by")
     partition: str = Field(
         "iid",
         description="'iid', 'dirichlet', 'quantity', 'by_class', 'by_group', or 'flwr:' and a partitioner's name",
@@ -157,6 +159,16 @@ class Data(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _root_is_read(self) -> Data:
+        names = [self.dataset] if self.public_dataset is None else [self.dataset, self.public_dataset]
+        if self.root and not any(map(_reads_files, names)):
+            raise ValueError(
+                f"root = {shown(self.root)} does nothing beside dataset = '{self.dataset}', which reads no files; name "
+                "a dataset of files, or leave out root"
+            )
+        return self
+
     @property
     def client_count(self) -> int | None:
         """How many clients; None for one per value of `group_by`, which is so unless `num_clients` is set."""
@@ -213,6 +225,11 @@ class Data(Settings):
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
 
+def _reads_files(name: str) -> bool:
+    """Whether a data set of this name is read from files below `root`."""
+    return name.startswith(_WITH_PATH) or (":" not in name and name != "digits")
+
+
 def _same_inputs(one: str, other: str) -> bool:
     """Whether two names are of the same images; CIFAR-100's do not change with its labels."""
     return one.removesuffix("-coarse") == other.removesuffix("-coarse")
@@ -226,7 +243,7 @@ class Models(Settings):
         "'package.module:function' of your own; '?pretrained' behind a package's network or vit-s8 to vit-s12 begins "
         "with fetched weights, '@layer1' behind one with a colon ends the extractor there"
     )
-    assignment: Literal["round_robin", "blocks", "random"] = Field(
+    assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("architectures", several=True)] = Field(
         "round_robin", description="client k gets the (k mod A)th; equal blocks in order; or a seeded draw"
     )
     feature_dim: Positive | None = Field(None, description="adds a projection to this width before the head")
@@ -241,14 +258,14 @@ class Models(Settings):
 
 
 class MethodChoice(BaseModel):
-    """``[method]``: a method's name, and whether every client is alone (`engine.alone`); every other key is a
-    hyperparameter.
-    """
+    """``[method]``: the method; every key but these is one of its hyperparameters."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    name: str
-    alone: bool = False
+    name: str = Field(
+        description="a method of `polyfed methods`, a name of [methods], or 'package.module:Class' of your own"
+    )
+    alone: bool = Field(False, description="every client is a federation of its own")
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -257,11 +274,11 @@ class MethodChoice(BaseModel):
 
 
 class PluginChoice(BaseModel):
-    """``[[plugins]]``: a plugin of the user's own; every key but its name is one of its settings."""
+    """``[[plugins]]``: a plugin of your own; every key but its name is one of its settings."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    name: str = ""
+    name: str = Field("", description="'package.module:Class'")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -305,7 +322,9 @@ class RunSettings(Settings):
         description="pooled: clients of one network share one that learns from all clients' training rows; "
         "pooled-steps: the same with as many steps as a client takes; longer: kept by `compare --controls`",
     )
-    control_of: list[str] = Field([], description="kept by `compare --controls`: whose steps a longer Local takes")
+    control_of: Annotated[list[str], ActsWith("control", ("longer",))] = Field(
+        [], description="kept by `compare --controls`: whose steps a longer Local takes"
+    )
     modules: list[str] = Field(
         [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
     )

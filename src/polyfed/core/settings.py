@@ -67,21 +67,23 @@ class Training(Settings):
     The optimizer is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
     """
 
-    rounds: Positive = 10
+    rounds: Positive = Field(10, description="rounds of the federation")
     client_fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
-    local_epochs: Positive = 1
-    batch_size: Positive = 32
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Finite = 0.01
-    lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field("constant", description="by round")
+    local_epochs: Positive = Field(1, description="passes over its own rows that a client makes in a round")
+    batch_size: Positive = Field(32, description="rows of a batch of local training")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="of local training, made afresh every round")
+    lr: Finite = Field(0.01, description="learning rate of local training")
+    lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
+        "constant", description="how the learning rate changes from round to round"
+    )
     lr_gamma: Annotated[float, Field(gt=0, le=1)] | None = Field(
         None, description="exponential, step: factor of every round, or of every lr_step_size rounds"
     )
     lr_step_size: Positive | None = Field(None, description="step: rounds between two steps")
-    lr_min: Finite = Field(0.0, description="cosine: where it goes to")
+    lr_min: Finite = Field(0.0, description="cosine: the learning rate at the end")
     warmup_rounds: Annotated[int, Field(ge=0, description="rounds of linear growth, from lr / warmup_rounds to lr")] = 0
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
-    weight_decay: Finite = 0.0
+    weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
     augmentation: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
 
     def drawn(self, clients: int) -> int:
@@ -130,6 +132,11 @@ class Training(Settings):
             if getattr(self, key) and key not in mine:
                 whose = " or ".join(f"'{name}'" for name, keys in takes.items() if key in keys)
                 raise ValueError(f"{key} is for lr_schedule {whose}; with '{self.lr_schedule}' expected none")
+        if self.warmup_rounds == 1:
+            raise ValueError(
+                "warmup_rounds = 1 does nothing, as the last round of it has lr; set warmup_rounds to 2 or more, or "
+                "leave it at 0"
+            )
         if self.lr_min > self.lr:
             raise ValueError(f"lr_min: expected at most lr = {self.lr:g}, got {self.lr_min:g}")
         return self
@@ -221,10 +228,14 @@ class Privacy(Settings):
 class Evaluation(Settings):
     """``[evaluation]``: which model of each client is scored, on whose test data, how often."""
 
-    stage: Stage | None = Field(None, description="default: the stage that the method's paper scores")
-    weighting: Literal["clients", "samples"] = "clients"
-    every_n_rounds: Positive = 1
-    extra_stages: list[Stage] = Field(default_factory=list)
+    stage: Stage | None = Field(
+        None, description="which model of each client is scored; default: the one that the method's paper scores"
+    )
+    weighting: Literal["clients", "samples"] = Field(
+        "clients", description="the mean accuracy counts every client alike, or every test row"
+    )
+    every_n_rounds: Positive = Field(1, description="rounds between evaluations; the last round is always scored")
+    extra_stages: list[Stage] = Field(default_factory=list, description="stages that are scored besides")
     metrics: list[Metric] = Field(["balanced_accuracy", "f1"], description="recorded beside the accuracy")
     patience: Annotated[int, Field(ge=0)] = Field(
         0, description="evaluations without a better validation accuracy of the main stage, then stop; 0: never"
@@ -235,6 +246,19 @@ class Evaluation(Settings):
 
     def _inactive_keys(self) -> set[str]:
         return super()._inactive_keys() | (set() if self.patience else {"patience"})
+
+    @model_validator(mode="after")
+    def _each_is_asked_once(self) -> Self:
+        if self.stage in self.extra_stages:
+            raise ValueError(
+                f"extra_stages: '{self.stage}' does nothing beside stage = '{self.stage}'; name other stages, or leave "
+                "out extra_stages"
+            )
+        for key in ("extra_stages", "metrics"):
+            names = getattr(self, key)
+            if len({*names}) < len(names):
+                raise ValueError(f"{key}: expected every name once, got one again")
+        return self
 
     def stages(self, scored: Stage) -> list[Stage]:
         """All stages to score, the main one first; `scored` is the method's own."""

@@ -192,6 +192,11 @@ def _halve(pool: PooledRows, clients: Sequence[_ClientRows], share: float, gener
     if not share:
         return list(clients)
     count = int(share * len(clients) + 1e-9)
+    if not count:
+        raise ConfigError(
+            f"halved_client_fraction = {share:g} does nothing with {len(clients)} clients; set it to at least "
+            f"{1 / len(clients):.2g}, or leave it at 0"
+        )
     drawn = set(generators("halved").permutation(len(clients))[:count].tolist())
     halved = []
     for client, rows in enumerate(clients):

@@ -56,6 +56,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
+from polyfed.engine.unread_settings import unread_settings
 from polyfed.engine.weight_store import Store
 from polyfed.errors import ConfigError, described
 from polyfed.registry import TRACKERS
@@ -391,9 +392,9 @@ class Federation:
         return members
 
     def remarks(self) -> list[str]:
-        """What a user should know before round 1: what is averaged with whom, what is odd about the classes."""
+        """What a user should know before round 1: who is averaged with whom, odd classes, settings not read."""
         averaging = [self.averaged] if len(first_of(self.clients)) > 1 and self.averaged else []
-        return [*averaging, *self.class_remarks()]
+        return [*averaging, *self.class_remarks(), *unread_settings(self)]
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""

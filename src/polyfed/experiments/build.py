@@ -18,6 +18,7 @@ from polyfed.engine.arguments import list_of
 from polyfed.engine.executors.base import Executor
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Output, Task
+from polyfed.engine.unread_settings import unread_settings
 from polyfed.errors import ConfigError, described
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled, pooled_method, with_pooled_rows
@@ -59,6 +60,11 @@ def build_federation(
     federated = data.federated(recipe)
     source = federated.source
     prepare = input_normalization(source, recipe.models.architectures)
+    if recipe.data.mean is not None and prepare != source.prepare:
+        raise ConfigError(
+            "data.mean does nothing beside pre-trained models.architectures, which normalize images as they were "
+            "trained; leave out data.mean and data.std"
+        )
     if recipe.training.augmentation != "none" and source.train.x.dim() != 4:
         raise ConfigError(
             f"training.augmentation '{recipe.training.augmentation}' expects images, '{source.name}' has none"
@@ -114,6 +120,17 @@ def build_federation(
         },
         trackers=watching,
     )
+
+
+def refuse_unread_settings(federation: Federation) -> None:
+    """Whether a recipe's own method reads all of its settings; one that was asked for in its place is only told.
+
+    Raises:
+        ConfigError: it does not read one.
+    """
+    unread = unread_settings(federation)
+    if unread:
+        raise ConfigError(unread[0])
 
 
 def rebuild_federation(recipe: str) -> Federation:

@@ -17,7 +17,7 @@ from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
-from polyfed.experiments.build import build_federation, resolve_recipe
+from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
 from polyfed.experiments.cost_estimate import ArchitectureCheck, Check
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
@@ -48,6 +48,8 @@ def check(
     resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=profile)
     data = DataCache()
     federation = build_federation(resolved, data=data)
+    if method is None:
+        refuse_unread_settings(federation)
     federated = data.federated(resolved)
     return estimate_costs(federation, unused=federated.unused, holdout=len(federated.holdout))
 

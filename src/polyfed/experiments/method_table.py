@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from polyfed.registry import METHODS
 
 __all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters", "page", "to_markdown", "to_text"]
@@ -123,6 +125,12 @@ def kind_of(hint: Any) -> str:
         return " or ".join(format_value(value) for value in inner)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(kind_of, inner))
+    if origin is list:
+        return f"list of {kind_of(inner[0])}"
+    if origin is dict:
+        return "table" if inner[1] is Any else f"table of {kind_of(inner[1])}"
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return "table"
     return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -9,7 +9,12 @@ from polyfed.config.recipe import Recipe
 from polyfed.engine.federation import Run
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
-from polyfed.experiments.build import build_federation, check_run_folder_place, resolve_recipe
+from polyfed.experiments.build import (
+    build_federation,
+    check_run_folder_place,
+    refuse_unread_settings,
+    resolve_recipe,
+)
 
 __all__ = ["run"]
 
@@ -66,4 +71,6 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     elif resolved.run.loggers:
         raise ConfigError("run.loggers: expected a run folder for live curves, got none; name it with out=...")
     federation = build_federation(resolved, out=folder, trackers=trackers, timings=timings)
+    if method is None:
+        refuse_unread_settings(federation)
     return federation.run(resume=resume, force=force, progress=progress)

@@ -44,6 +44,9 @@ from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.functional.modes import untracked_statistics
 from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
+from polyfed.validation.effect import ActsWith
+
+WITH_PAIRS = ActsWith("train_in")  # without pairs there is nothing to do it with
 
 
 @hyperparameters
@@ -62,14 +65,20 @@ class FedIN(Method):
     aggregation: weight_averaging.Aggregation = "layer-wise"  # or "same-shape": within each architecture
     weighting: Literal["paper", "samples", "uniform"] = "paper"  # "paper": uniform layer-wise, by samples same-shape
     mu: Annotated[float, Field(ge=0)] = 0.1  # proximal weight (paper: mu/2 = 0.05); 0: off
-    combine: Literal["simple", "project", "literal", "adaptive", "none"] = "simple"  # "none": their sum
-    lambda_: feature_pairs.Pull = 1.0  # for "simple": Z = G_IN + lambda/2 G_local (eq. 13)
+    combine: Annotated[  # "none": their sum
+        Literal["simple", "project", "literal", "adaptive", "none"], WITH_PAIRS
+    ] = "simple"
+    lambda_: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # for "simple": Z = G_IN + lambda/2 G_local (eq. 13)
     train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
     noise: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
     noise_where: feature_pairs.Where = "both"  # in the training pass, on pairs sent, or both
-    feature_clip: Annotated[float, Field(ge=0)] = 0.0  # L2 bound on each row sent, then also the scale of noise
-    pairs: Annotated[int, Field(ge=1)] | None = None  # n_S, in each direction; None: the batch size
-    projection: feature_pairs.Projection = "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
+    feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0  # L2 bound on each row sent
+    pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = (
+        None  # n_S, in each direction; None: the batch size
+    )
+    projection: Annotated[feature_pairs.Projection, WITH_PAIRS] = (
+        "none"  # "fixed" or "trained": pairs in one common shape, for any cuts
+    )
     projection_channels: feature_pairs.Size = 64  # C, channels of the common shape
     projection_grid: feature_pairs.Size = 8  # g, positions per side
     projection_features: feature_pairs.Size = 512  # F, numbers of s_out

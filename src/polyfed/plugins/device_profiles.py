@@ -50,7 +50,7 @@ class Devices(Settings):
     """``[devices]``: who computes on what; off unless devices are dealt by `profiles`, `fractions` or `by_client`."""
 
     profiles: list[str] = Field([], description="profiles, dealt to the clients as `assignment` says")
-    assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("profiles")] = Field(
+    assignment: Annotated[Literal["round_robin", "blocks", "random"], ActsWith("profiles", several=True)] = Field(
         "round_robin", description="profiles: as in [models]"
     )
     fractions: dict[str, Share] = Field(
@@ -114,6 +114,13 @@ class Devices(Settings):
                 f"{(asked or ['on_out_of_memory'])[0]}: expected profiles, fractions or by_client beside it, which say "
                 "who has which device, got none"
             )
+        dealt_out = {*self.profiles, *self.fractions, *self.by_client.values()}
+        for name in self.custom:
+            if name not in dealt_out:
+                raise ValueError(
+                    f"custom.{name} does nothing, as no client has it; name it in profiles, fractions or by_client, or "
+                    "leave it out"
+                )
         for name in (*self.profiles, *self.fractions, *self.by_client.values()):
             if name not in self.custom and name not in BUILT_IN:
                 raise ValueError(f"unknown device '{name}'{nearest(name, [*self.custom, *BUILT_IN])}")

@@ -27,7 +27,7 @@ class PrivacyBudget(Plugin):
 
     Attributes:
         settings: with the noise that a target asks for, once validated. has_noise: whether anything that clients give
-            away is noised.
+            away is noised. draws_rows: whether rows are drawn for any of that.
     """
 
     name = "privacy budget"
@@ -35,6 +35,7 @@ class PrivacyBudget(Plugin):
     def __init__(self, settings: Privacy | None = None) -> None:
         super().__init__(settings or Privacy())
         self.has_noise = False
+        self.draws_rows = False
 
     def validate(self, setup: Setup) -> None:
         """Make the noise that a target asks for, and give it to the clients.
@@ -51,7 +52,9 @@ class PrivacyBudget(Plugin):
             self.settings = upload_privacy.settings
         self.settings = self._with_noise(self.settings)
         self._ledger = Ledger(self.settings, self._expected)
-        self.has_noise = any(self._expected(client) for client in range(len(self._rows)))
+        expected = [release for client in range(len(self._rows)) for release in self._expected(client)]
+        self.has_noise = bool(expected)
+        self.draws_rows = any(release.sampled for release in expected)
         for client in setup.clients:
             client.privacy = self.settings
         firsts = [*setup.first_of_each_architecture().values()]

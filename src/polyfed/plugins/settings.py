@@ -38,7 +38,10 @@ class Availability(Settings):
 
 
 class Compression(Settings):
-    """``[compression]``: what clients upload, in fewer bytes; off by default. See `plugins.compression`."""
+    """``[compression]``: what clients upload, in fewer bytes; off by default.
+
+    See `plugins.compression`.
+    """
 
     dtype: Literal["float32", "float16", "int8"] = Field("float32", description="of the numbers that go up")
     top_k_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -97,7 +100,10 @@ class RobustAggregation(Settings):
 
 
 class Adversaries(Settings):
-    """``[adversaries]``: clients that play false, drawn by the seed; none by default. See `plugins.adversaries`."""
+    """``[adversaries]``: clients that play false, drawn by the seed; none by default.
+
+    See `plugins.adversaries`.
+    """
 
     label_flip_fraction: Share = Field(
         0.0, description="share of the clients, rounded up, that train on labels C - 1 - y"

@@ -30,17 +30,21 @@ class ActsWith:
         values: those of its values; text that ends in ":" stands for all that begins so. (): where it is on.
         of: values of this field of which this holds; (): of all.
         off: the number at which the other field is off.
+        several: whether the other field is a list that needs two different entries.
     """
 
     key: str
     values: tuple[Any, ...] = ()
     of: tuple[Any, ...] = ()
     off: float = 0
+    several: bool = False
 
     def holds(self, own: Any, other: Any) -> bool:
         """Whether this field acts with its value `own` beside the other field's."""
         if self.of and own not in self.of:
             return True
+        if self.several:
+            return len({*other}) > 1
         if not self.values:
             return bool(other) and other != self.off
         return any(other == value or (_is_prefix(value) and str(other).startswith(value)) for value in self.values)
@@ -48,6 +52,8 @@ class ActsWith:
     def wanted(self, other: Any) -> str:
         """What to set the other field to, in words; `other` is what it is."""
         key = _spelled(self.key)
+        if self.several:
+            return f"set {key} to two or more"
         if self.values:
             *most, last = [f"'{value}...'" if _is_prefix(value) else shown(value) for value in self.values]
             return f"set {key} to {' or '.join([', '.join(most), last] if most else [last])}"

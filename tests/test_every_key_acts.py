@@ -1,0 +1,260 @@
+"""Every key of every section either always acts, or is refused where it does not, in a line that says what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.data.transforms import Prepare
+from polyfed.errors import ConfigError
+from polyfed.experiments import build, recipe_reference
+from polyfed.experiments.build import build_federation
+
+TABLE = "csv:table.csv"  # rows of numbers, in the folder of the test
+IN_A_RUN = "kept by a run, for tables and for whoever reads it"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Settings in which the key does nothing: of its section, of others; and what the error says."""
+
+    own: dict[str, Any]
+    says: str
+    others: dict[str, dict[str, Any]]
+
+
+def refused(says: str, others: dict[str, dict[str, Any]] | None = None, **own: Any) -> Refused:
+    return Refused(own, says, others or {})
+
+
+def with_data(**keys: Any) -> dict[str, dict[str, Any]]:
+    return {"data": keys}
+
+
+ONE_LAPTOP = {"profiles": ["laptop"]}
+NO_UPLOADS = "does nothing with method 'local', which uploads nothing"
+FEDAVG = {"method": {"name": "fedavg"}, "models": {"architectures": ["digits-cnn1"]}}
+NO_DEVICES = "expected profiles, fractions or by_client beside it"
+NO_PARTITION = "does nothing beside partition = 'iid'; set partition to"
+NO_TEXTS = "with texts in Parquet or CSV files"
+
+KEYS: dict[str, str | Refused] = {
+    "data.dataset": "there is always one",
+    "data.root": refused("does nothing beside dataset = 'digits', which reads no files", root="folder"),
+    "data.image_column": refused("with dataset 'digits', which has no Parquet files", image_column="image"),
+    "data.label_column": refused("with dataset 'digits', which has no Parquet files", label_column="label"),
+    "data.feature_columns": refused("feature_columns expects a dataset 'csv:PATH'", feature_columns=["a"]),
+    "data.text_column": refused(NO_TEXTS, text_column="text"),
+    "data.vocab_size": refused("; text_column names the column of texts", vocab_size=100),
+    "data.max_length": refused("; text_column names the column of texts", max_length=10),
+    "data.word_vectors": refused("; text_column names the column of texts", word_vectors="glove.txt"),
+    "data.train_splits": refused("dataset 'digits' has no splits to choose from", train_splits=["train", "extra"]),
+    "data.config": refused("config and revision expect a dataset 'hub:owner/name'", config="plain"),
+    "data.revision": refused("config and revision expect a dataset 'hub:owner/name'", revision="main"),
+    "data.class_names": "the task has these classes",
+    "data.mean": refused("mean and std expect as many numbers each", mean=[0.5]),
+    "data.std": refused("mean and std expect as many numbers each", std=[0.5]),
+    "data.limit_train": "every data set has a training side",
+    "data.limit_test": refused("'digits' has no official test side", limit_test=50),
+    "data.image_size": refused("data.image_size: expected images", dataset=TABLE, image_size=8),
+    "data.num_clients": "there are so many",
+    "data.partition": "rows are always dealt",
+    "data.dirichlet_alpha": refused(NO_PARTITION, dirichlet_alpha=0.1),
+    "data.min_samples": refused(NO_PARTITION, min_samples=3),
+    "data.classes_per_client": refused(NO_PARTITION, classes_per_client=3),
+    "data.class_assignment": refused(NO_PARTITION, class_assignment="shards"),
+    "data.group_by": refused(NO_PARTITION, group_by="user"),
+    "data.num_groups": refused(NO_PARTITION, num_groups=3),
+    "data.partitioner": refused(NO_PARTITION, partitioner={"alpha": 0.1}),
+    "data.split": "rows are always split",
+    "data.test": "there always are test rows",
+    "data.holdout": "the rows are taken from the clients, whether a method reads them or not",
+    "data.max_train_per_client": "every client has training rows",
+    "data.max_test_per_client": "there always are test rows",
+    "data.halved_client_fraction": refused(
+        "does nothing with 4 clients; set it to at least", halved_client_fraction=0.1
+    ),
+    "data.feature_shift": refused("images", dataset=TABLE, feature_shift="noise"),
+    "data.feature_shift_strength": refused("set feature_shift to", feature_shift_strength=0.5),
+    "data.public_dataset": refused(
+        "data.public_dataset does nothing with method 'local', which uses no public data",
+        public_dataset="others:images",
+    ),
+    "data.public_samples": refused("does nothing without public_dataset", public_samples=7),
+    "models.architectures": "there always are networks",
+    "models.assignment": refused("set architectures to two or more", assignment="blocks"),
+    "models.feature_dim": "every network gets the projection",
+    "method.name": "there always is a method",
+    "method.alone": refused("method.alone does nothing with method 'local'", alone=True),
+    "training.rounds": "there always are rounds",
+    "training.client_fraction": "clients are drawn in every round",
+    "training.local_epochs": "clients train",
+    "training.batch_size": "clients train",
+    "training.optimizer": "clients train",
+    "training.lr": "clients train",
+    "training.lr_schedule": "clients train",
+    "training.lr_gamma": refused("lr_gamma is for lr_schedule 'exponential' or 'step'", lr_gamma=0.5),
+    "training.lr_step_size": refused("lr_step_size is for lr_schedule 'step'", lr_step_size=2),
+    "training.lr_min": refused("lr_min is for lr_schedule 'cosine'", lr_min=0.001),
+    "training.warmup_rounds": refused("set warmup_rounds to 2 or more", warmup_rounds=1),
+    "training.momentum": refused("momentum is SGD's; with optimizer 'adam'", optimizer="adam", momentum=0.9),
+    "training.weight_decay": "every optimizer takes it",
+    "training.augmentation": refused("expects images", with_data(dataset=TABLE), augmentation="crop-flip"),
+    "evaluation.stage": "a stage is always scored",
+    "evaluation.weighting": "there always is a mean",
+    "evaluation.every_n_rounds": "clients are always scored",
+    "evaluation.extra_stages": refused(
+        "does nothing beside stage = 'personal'", stage="personal", extra_stages=["personal"]
+    ),
+    "evaluation.metrics": "they are always recorded",
+    "evaluation.patience": refused("validation", with_data(split="8:0:2"), patience=3),
+    "evaluation.min_delta": refused("set patience above 0", min_delta=0.1),
+    "availability.dropout_rate": "clients are asked in every round",
+    "availability.dropout_stage": refused("set dropout_rate above 0", dropout_stage="after"),
+    "availability.delay_rate": refused(f"availability.delay_rate = 0.5 {NO_UPLOADS}", delay_rate=0.5),
+    "availability.delay_rounds": refused("set delay_rate above 0 or devices.round_timeout", delay_rounds=3),
+    "availability.late_joiners": "there always are clients",
+    "availability.join_round": refused("set late_joiners above 0", join_round=4),
+    "privacy.upload_clip_norm": refused(f"privacy.upload_clip_norm = 1.0 {NO_UPLOADS}", upload_clip_norm=1.0),
+    "privacy.upload_noise_multiplier": refused("expected upload_clip_norm above 0", upload_noise_multiplier=1.0),
+    "privacy.max_grad_norm": "clients train",
+    "privacy.noise_multiplier": refused("expected max_grad_norm above 0", noise_multiplier=1.0),
+    "privacy.sampling": refused("set max_grad_norm above 0", sampling="shuffled"),
+    "privacy.target_epsilon": refused("expected upload_clip_norm or max_grad_norm above 0", target_epsilon=3.0),
+    "privacy.max_epsilon": refused("privacy.max_epsilon: expected noise", FEDAVG, max_epsilon=3.0),
+    "privacy.delta": refused("it needs privacy.noise_multiplier", FEDAVG, delta=1e-6),
+    "privacy.accountant": refused("it needs privacy.noise_multiplier", FEDAVG, accountant="pld"),
+    "compression.dtype": refused(f"compression.dtype = 'int8' {NO_UPLOADS}", dtype="int8"),
+    "compression.top_k_fraction": refused(f"compression.top_k_fraction = 0.5 {NO_UPLOADS}", top_k_fraction=0.5),
+    "compression.error_feedback": refused("set top_k_fraction below 1", error_feedback=False),
+    "devices.profiles": "it says who has which device",
+    "devices.assignment": refused("set profiles to two or more", **ONE_LAPTOP, assignment="blocks"),
+    "devices.fractions": refused("expected profiles or fractions, got both", **ONE_LAPTOP, fractions={"gpu": 1.0}),
+    "devices.by_client": "it says who has which device",
+    "devices.custom": refused(
+        "custom.gpu does nothing, as no client has it; name it in profiles",
+        **ONE_LAPTOP,
+        custom={"gpu": {"flops": 1.0}},
+    ),
+    "devices.round_timeout": refused(NO_DEVICES, round_timeout=1.0),
+    "devices.on_out_of_memory": refused(NO_DEVICES, on_out_of_memory="leave out"),
+    "devices.time_jitter": refused(NO_DEVICES, time_jitter=0.1),
+    "devices.server_flops": refused(NO_DEVICES, server_flops=1e9),
+    "devices.custom.NAME": "a profile that somebody has is read as a whole",
+    "robust_aggregation.aggregator": refused(
+        f"robust_aggregation.aggregator = 'median' {NO_UPLOADS}", aggregator="median"
+    ),
+    "robust_aggregation.byzantine_fraction": refused("set aggregator to", byzantine_fraction=0.3),
+    "robust_aggregation.bucket_size": refused("set aggregator to", bucket_size=2),
+    "robust_aggregation.max_update_norm": refused(NO_UPLOADS, max_update_norm=1.0),
+    "robust_aggregation.max_magnitude": refused(NO_UPLOADS, max_magnitude=10.0),
+    "adversaries.label_flip_fraction": "clients train",
+    "adversaries.sign_flip_fraction": refused(NO_UPLOADS, sign_flip_fraction=0.2),
+    "adversaries.inner_product_fraction": refused(NO_UPLOADS, inner_product_fraction=0.2),
+    "adversaries.alie_fraction": refused(NO_UPLOADS, alie_fraction=0.2),
+    "adversaries.attack_scale": refused("set one of them above 0", attack_scale=3.0),
+    "plugins.name": "there is a plugin of that name, or an error",
+    "run.seed": "every draw is derived from it",
+    "run.device": "networks always compute somewhere",
+    "run.executor": "clients' work is always carried out",
+    "run.workers": refused("expected workers = 1, as the executor 'serial' has one", executor="serial", workers=2),
+    "run.precision": "clients train",
+    "run.checkpoint_every": "the command line always writes a run folder",
+    "run.keep": refused("validation", with_data(split="8:0:2"), keep="best"),
+    "run.out": "the folder is written",
+    "run.label": "tables show it",
+    "run.loggers": refused("run.loggers: expected a run folder", loggers=["tensorboard"]),
+    "run.paper_tables": "tables show them",
+    "run.preset": IN_A_RUN,
+    "run.preset_note": IN_A_RUN,
+    "run.overrides": IN_A_RUN,
+    "run.modules": IN_A_RUN,
+    "run.control": "the federation is another one",
+    "run.control_of": refused("set control to 'longer'", control_of=["fedgh"]),
+}
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    whole: dict[str, dict[str, Any]] = {
+        "data": {"dataset": "digits", "num_clients": 4},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+        "training": {"rounds": 2},
+    }
+    return Recipe.from_dict({**whole, **{name: {**whole.get(name, {}), **keys} for name, keys in sections.items()}})
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a table, and with a data set of one's own."""
+    rows = "\n".join(f"{row},{row % 7},{row % 2}" for row in range(80))
+    (tmp_path / "table.csv").write_text(f"a,b,label\n{rows}\n")
+    (tmp_path / "others.py").write_text(
+        "import torch\n\ndef images():\n    x = torch.randint(0, 255, (40, 1, 8, 8), dtype=torch.uint8)\n"
+        "    return x, torch.arange(40) % 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_every_key_is_in_the_table() -> None:
+    sections = {section.name: section for section in recipe_reference.sections()}
+    known = [f"{name}.{key.name}" for name, section in sections.items() if "." not in name for key in section.keys]
+    assert sorted(KEYS) == sorted([*known, "devices.custom.NAME"])
+
+
+CASES = {key: case for key, case in KEYS.items() if isinstance(case, Refused)}
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_a_key_that_does_nothing_is_refused(key: str, place: Path) -> None:
+    section = key.partition(".")[0]
+    case = CASES[key]
+    with pytest.raises(ConfigError) as refusal:
+        pf.run(recipe(**{section: case.own}, **case.others))
+    said = str(refusal.value)
+    assert "\n" not in said
+    assert case.says in said
+    assert key.rpartition(".")[2] in said
+
+
+@pytest.mark.parametrize("key", ["public_samples", "delay_rounds", "accountant", "local_epochs"])
+def test_a_key_that_needs_more_than_its_neighbor(key: str, place: Path) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "public_samples": {"data": {"public_dataset": "others:images", "public_samples": 7}},
+        "delay_rounds": {"availability": {"delay_rate": 0.5, "delay_rounds": 3}, **FEDAVG},
+        "accountant": {
+            "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0, "accountant": "pld"},
+            **FEDAVG,
+        },
+        "local_epochs": {"training": {"local_epochs": 3}, "method": {"name": "fedrep", "extractor_epochs": 1}},
+    }[key]
+    with pytest.raises(ConfigError) as refusal:
+        pf.check(recipe(**sections))
+    said = str(refusal.value)
+    assert "does nothing with method" in said
+    assert key in said or key == "public_samples"  # of data.public_dataset, which goes with it
+
+
+def test_a_method_that_was_asked_for_is_told() -> None:
+    """A comparison has its settings for the other methods' sake."""
+    compressed = recipe(compression={"dtype": "int8"}, **FEDAVG)
+    line = "compression.dtype = 'int8' does nothing with method 'local', which uploads nothing"
+    assert line in build_federation(compressed.choose("local")).remarks()
+    assert not [said for said in build_federation(compressed).remarks() if "does nothing" in said]
+    assert pf.check(compressed, method="local").facts["method"] == "local"
+    with pytest.raises(ConfigError, match=r"compression\.dtype"):
+        pf.check(compressed.choose("local"))
+
+
+def test_a_mean_beside_pretrained_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_trained = Prepare((0.4,), (0.2,))
+    monkeypatch.setattr(build, "input_normalization", lambda source, names: as_trained)
+    with pytest.raises(ConfigError, match=r"data\.mean does nothing beside pre-trained models\.architectures"):
+        build_federation(recipe(data={"mean": [0.5], "std": [0.5]}))

@@ -167,7 +167,7 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "--resume", "-q"], False),
 }
 # read no run folder
-OTHERS = {"check", "methods", "models", "datasets"}
+OTHERS = {"check", "methods", "models", "datasets", "recipe"}
 OTHERS |= {"deploy init", "deploy certify", "deploy key", "deploy server", "deploy node"}
 
 

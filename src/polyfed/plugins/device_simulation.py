@@ -56,7 +56,7 @@ class Spent(NamedTuple):
 def spent(profile: Profile, effort: Effort, factor: float = 1.0) -> Spent:
     """The seconds of an effort on a device.
 
-    >>> phone = Profile(compute=1e9, memory=1e9, down=8e6, up=8e5, latency=0.1)
+    >>> phone = Profile(flops=1e9, memory_bytes=1e9, download_bps=8e6, upload_bps=8e5, latency=0.1)
     >>> spent(phone, Effort(down=1_000_000, operations=2 * 10**9, up=0))
     Spent(down=1.1, train=2.0, up=0.0)
     """

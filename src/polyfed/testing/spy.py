@@ -19,8 +19,9 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 
 HOOKS = (
-    "start", "plan", "exchanges", "closing", "broadcast", "aggregate", "variant", "build", "beside", "personal",
-    "receive", "inputs", "loss", "gradients", "phases", "upload", "predict", "remark", "nbytes_in_paper",
+    "init_server", "start_round", "exchanges", "final_exchanges", "broadcast", "aggregate", "variant", "build",
+    "join_models", "personal_model", "receive", "step_inputs", "loss", "gradients", "phases", "upload", "predict",
+    "remark", "nbytes_in_paper",
 )  # fmt: skip
 
 Around = Callable[..., Any]  # (call, *arguments) -> result; it decides whether to call

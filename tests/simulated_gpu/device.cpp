@@ -62,7 +62,7 @@ void grow(int64_t size) {
 
 void check_room(int64_t size) {
   TORCH_CHECK_WITH(
-      OutOfMemoryError, !limit || counts.allocated + size <= limit, "CUDA out of memory. Tried to allocate ", size,
+      OutOfMemoryError, !limit || !size || counts.allocated + size <= limit, "CUDA out of memory. Tried to allocate ", size,
       " bytes (simulated; ", counts.allocated.load(), " of ", limit.load(), " in use)");
 }
 

@@ -52,6 +52,10 @@ class Samples:
         shape = " x ".join(map(str, self.x.shape[1:]))
         return f"Samples({len(self)} of {shape or 'a number'}, {str(self.x.dtype).removeprefix('torch.')})"
 
+    def on_cpu(self) -> Samples:
+        """The samples in main memory, wherever they lie."""
+        return self if self.x.is_cpu and self.y.is_cpu else Samples(self.x.cpu(), self.y.cpu())
+
     def counts(self) -> dict[str, int]:
         """How many samples there are of each class, by its number as JSON has it; only classes that occur."""
         labels, counts = self.y.unique(return_counts=True)

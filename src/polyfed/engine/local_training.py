@@ -80,7 +80,8 @@ def train(
                 _add(sums, extra)
                 _add(raw_sums, raw)
     client.phase = ""
-    total = sum(float(loss) * count for loss, count in losses)  # now, as asking a GPU for a number stops it
+    values = torch.stack([loss for loss, _ in losses]).tolist() if losses else []  # now, as asking stops a GPU
+    total = sum(value * count for value, (_, count) in zip(values, losses, strict=True))
     return TrainingResult(steps, samples, total / max(samples, 1), sums, raw_sums)
 
 

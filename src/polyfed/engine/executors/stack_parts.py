@@ -41,7 +41,7 @@ def floats_of(tensors: Tensors) -> Tensors:
 
 def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:
     """Whether all entries agree up to a share `close` of the largest one, and to `least`; NaN agrees with NaN."""
-    sizes = [t.double().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
+    sizes = [t.float().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
     most = close * float(torch.stack(sizes).max()) + least if sizes else 1.0
     return all(
         found[name].shape == t.shape and torch.allclose(found[name].to(t), t, rtol=0.0, atol=most, equal_nan=True)

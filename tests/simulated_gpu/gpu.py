@@ -1,7 +1,7 @@
 """A simulated "cuda" of two devices in the host's memory, for a PyTorch that is built for the CPU alone.
 
-`enable` compiles `device.cpp` with g++ and loads it; from then on a program that says `device="cuda"` runs the code that
-it would run on a GPU, and fails where it would fail there. Kernels, waits and copies are counted; speed is not
+`enable` compiles `device.cpp` with g++ and loads it; from then on a program that says `device="cuda"` runs the code
+that it would run on a GPU, and fails where it would fail there. Kernels, waits and copies are counted; speed is not
 simulated. It changes PyTorch for the rest of the process, so the tests load it in processes of their own.
 """
 
@@ -216,7 +216,7 @@ def _replace_storages() -> None:
 
 
 def _replace_recurrent() -> None:
-    """cuDNN's recurrent layers take no gradient of a forward pass in eval mode; these would."""
+    """Recurrent layers of cuDNN's take no gradient of a forward pass in eval mode; these would."""
 
     def refuse(_: torch.Tensor) -> None:
         raise RuntimeError("cudnn RNN backward can only be called in training mode")

@@ -51,7 +51,7 @@ class ModelExport:
         self._facts, self._by_name = facts, by_name
 
     def export(self, client_id: int) -> nn.Module:
-        """A copy of the client's personal model, on the CPU; where it has none of this kind yet, what it would receive now.
+        """A copy of the client's personal model, on the CPU; where it has none yet, what it would receive now.
 
         Raises:
             ConfigError: there is no such client, or it has not joined yet.

@@ -93,7 +93,7 @@ def draw(size: int, labels: Sequence[int], place: int) -> Samples:
 
 @dataclass(frozen=True)
 class World:
-    """Who takes part. clients: not yet numbered. public: rows that everybody may see. device: where networks compute."""
+    """Who takes part. clients: not yet numbered. public: rows that everybody sees. device: where networks compute."""
 
     clients: Sequence[Client]
     builders: Mapping[str, Build]

@@ -512,6 +512,21 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   return self;
 }
 
+// many copies within the device as one kernel, as CUDA has it for tensors of one type
+void foreach_copy_(at::TensorList self, at::TensorList source, bool non_blocking) {
+  check_sound();
+  bool together = true;
+  for (size_t i = 0; i < self.size(); ++i)
+    together = together && self[i].device() == source[i].device() && self[i].scalar_type() == source[i].scalar_type();
+  if (!together) {
+    for (size_t i = 0; i < self.size(); ++i) self[i].copy_(source[i], non_blocking);
+    return;
+  }
+  ++counts.kernels;
+  note("aten::_foreach_copy_");
+  for (size_t i = 0; i < self.size(); ++i) on_host(self[i]).copy_(on_host(source[i]));
+}
+
 at::Scalar local_scalar(const at::Tensor& self) {
   check_sound();
   synchronised("aten::_local_scalar_dense");
@@ -568,6 +583,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("set_.source_Tensor", set_tensor);
   m.impl("copy_", copy_);
+  m.impl("_foreach_copy_", foreach_copy_);
   m.impl("_local_scalar_dense", local_scalar);
   m.impl("is_pinned", is_pinned);
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from helpers.small_recipe import small_recipe
+from polyfed.analysis import Choices, analyze
+from polyfed.attacks import attack
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Batch, Context, Method
@@ -157,6 +160,23 @@ def test_a_recipe_runs_and_its_models_predict(tmp_path: Path) -> None:
     for folder, device in (("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda:1")):
         found = pf.predict(tmp_path / folder, 0, x, device=device)
         torch.testing.assert_close(found.scores, expected.scores)
+
+
+@pytest.mark.slow
+def test_a_run_is_attacked_analyzed_and_estimated(tmp_path: Path) -> None:
+    fedin = {"name": "fedin", "aggregation": "same-shape"}
+    made = Recipe.from_dict(tomllib.loads(small_recipe(method=fedin)))
+    run = pf.run(made, out=tmp_path / "run", device="cuda").path
+    levels = {"images": 1, "noise": [0.0], "tv": [0.0], "steps": 3}
+    found = [attack(run, out=tmp_path / device, device=device, **levels)[0] for device in ("cpu", "cuda")]
+    scores = [trial.score.psnr for one in found for trial in one.trials]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-3)
+    figures = [
+        analyze(run, ["cka"], out=tmp_path / f"figures-{device}", choices=Choices(inputs=10, device=device))
+        for device in ("cpu", "cuda")
+    ]
+    assert len(figures) == 2
+    assert pf.check(made, device="cuda").seconds > 0
 
 
 # what the user hands in -----------------------------------------------------------------------------------------------

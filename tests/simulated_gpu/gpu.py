@@ -7,9 +7,9 @@ simulated. It changes PyTorch for the rest of the process, so the tests load it 
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -46,15 +46,22 @@ def library() -> Path:
     folder = Path(tempfile.gettempdir()) / f"polyfed-simulated-gpu-{getpass.getuser()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     made = folder / f"{key}.so"
-    if not made.exists():
-        home = Path(torch.__file__).parent
-        include = home / "include"
-        paths = [f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{home / 'lib'}"]
-        part = folder / f"{key}-{os.getpid()}.part"
-        command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", *paths, str(SOURCE), "-o", str(part)]
-        subprocess.run([*command, "-ltorch_cpu", "-lc10"], check=True)
-        part.rename(made)
+    with (folder / "lock").open("w") as lock:  # one compiles, the others wait
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            compile_to(made)
     return made
+
+
+def compile_to(made: Path) -> None:
+    """Compile `device.cpp` against the headers that come with PyTorch."""
+    home = Path(torch.__file__).parent
+    include = home / "include"
+    paths = [f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{home / 'lib'}"]
+    part = made.with_suffix(".part")
+    command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", *paths, str(SOURCE), "-o", str(part)]
+    subprocess.run([*command, "-ltorch_cpu", "-lc10"], check=True)
+    part.rename(made)
 
 
 def enable() -> None:

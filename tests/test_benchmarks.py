@@ -35,6 +35,7 @@ TINY = {  # what to tell them to be through in a second
     "reference_job.py": "--methods local,fedavg,fedgh,fedproto,fedhenn,fedin --rounds 2 --repeats 1 --batch-size 5 "
     "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 --set data.max_test_per_client=5 "
     "--set data.limit_train=1200",
+    "gpu.py": "--device cpu --methods fedavg --models lenet --clients 2 --samples 4 --rounds 2",
     "vectorized.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
     "ray_rounds.py": "--jobs quickstart --workers 1 --rounds 2 --set training.rounds=2",
     "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.num_clients=2",
@@ -107,6 +108,14 @@ def test_rounds_of_ray_are_compared_with_those_of_processes(
     assert row["ratio"] > 0
 
 
+def test_a_gpu_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["gpu.py", *shlex.split(TINY["gpu.py"])], monkeypatch)
+    serial, vectorized, timed, last = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["difference"] for line in (serial, vectorized)] == [0.0, 0.0]
+    assert json.loads(timed)["serial"]["peak_bytes"] is None
+    assert last == "other than on the CPU: none"
+
+
 def test_busy_neighbors_are_gone_when_it_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -133,6 +142,8 @@ def test_busy_neighbors_are_gone_when_it_ends(
         ("alignment.py --rows 1", "at least 2 rows"),
         ("busy.py --loops 0", "1 loop"),
         ("vectorized.py --clients 2,x", "numbers of clients"),
+        ("gpu.py --clients 1", "numbers of clients from 2 on"),
+        ("gpu.py --methods fedavgg", "got fedavgg"),
         (f"busy.py {TINY['busy.py']} --workers two", "got 'two'"),
         (f"busy.py {TINY['busy.py']} --workers 0", "got 0"),
     ],

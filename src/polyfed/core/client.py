@@ -156,7 +156,7 @@ def samples_of(data: Any, what: str) -> Samples:
         ConfigError: the data or labels are of another kind. `what` names them in the message.
     """
     if isinstance(data, Samples):
-        return data
+        return data.on_cpu()
     if data is None:
         return Samples(torch.empty(0), torch.empty(0, dtype=torch.int64))
     try:
@@ -182,7 +182,7 @@ def _paired(inputs: Any, labels: Any) -> Samples:
     if y.dim() == 2:
         write = "y.squeeze(1)" if y.shape[1] == 1 else "y.argmax(1), if rows have a one for the class"
         raise ConfigError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")
-    return Samples(x.float() if x.dtype == torch.float64 else x, y.long())
+    return Samples(x.float() if x.dtype == torch.float64 else x, y.long()).on_cpu()
 
 
 def _tensor(given: Any, what: str) -> Tensor:

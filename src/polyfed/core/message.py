@@ -7,7 +7,7 @@ as 0-d tensors. Serialized here and nowhere else, as safetensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import safetensors.torch
@@ -111,10 +111,34 @@ def read_only(message: Message) -> Message:
 
 def copied(message: Message) -> State:
     """The message in tensors of its own, on the CPU, in the plain order of their entries."""
+    entries = [[v] if isinstance(v, Tensor) else list(_members(k, v).values()) for k, v in message.items()]
+    here = iter(fetched([entry for members in entries for entry in members]))
     return {
-        k: _own(v) if isinstance(v, Tensor) else {name: _own(t) for name, t in _members(k, v).items()}
+        k: _own(next(here)) if isinstance(v, Tensor) else {name: _own(next(here)) for name in v}
         for k, v in message.items()
     }
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors on the CPU. Those that lie on a device cross together, a copy for each type, as each stops a GPU."""
+    found = [tensor.detach() for tensor in tensors]
+    away: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(found):
+        if not tensor.is_cpu:
+            away.setdefault((tensor.device, tensor.dtype), []).append(place)
+    for places in away.values():
+        whole = torch.cat([found[place].reshape(-1) for place in places]).cpu()
+        parts = whole.split([found[place].numel() for place in places])
+        for place, part in zip(places, parts, strict=True):
+            found[place] = part.view(found[place].shape)
+    return found
+
+
+def numbers_of(values: Sequence[Tensor]) -> list[float]:
+    """Numbers of 0-d tensors; those that lie on a device are asked for together, as that stops a GPU."""
+    away = [value.float() for value in values if not value.is_cpu]
+    asked = iter(torch.stack(away).tolist() if away else [])
+    return [value.item() if value.is_cpu else next(asked) for value in values]
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -164,8 +188,9 @@ def tensor(message: Message, name: str) -> Tensor:
 def first_nonfinite(message: Message) -> str | None:
     """The name of the first tensor that holds NaN or infinity, or None."""
     with torch.no_grad():
-        for name, value in flatten(message).items():
-            suspect = value.is_floating_point() and not math.isfinite(value.sum().item())  # it may also have run over
-            if suspect and not bool(torch.isfinite(value).all()):
+        floats = {name: value for name, value in flatten(message).items() if value.is_floating_point()}
+        sums = numbers_of([value.sum() for value in floats.values()])
+        for (name, value), total in zip(floats.items(), sums, strict=True):
+            if not math.isfinite(total) and not bool(torch.isfinite(value).all()):  # a sum may also have run over
                 return name
     return None

@@ -124,7 +124,8 @@ class Architectures:
         self, architecture: str, variant: str, owner: str | int, given: nn.Module | None, alone: bool
     ) -> nn.Module:
         with seeded_global_rng(derive(self._seed, "weights", owner)):
-            model = copy.deepcopy(given) if given is not None else self._builders[architecture]()  # build may cut it
+            model = self._builders[architecture]() if given is None else copy.deepcopy(given)  # build may cut it
+        model = model.cpu()  # where everything begins; a user's network may lie on the device already
         with seeded_global_rng(derive(self._seed, "build", owner)):
             network = self._build(model, variant)
         if self._common_head and isinstance(owner, int):
@@ -160,7 +161,7 @@ class Architectures:
     def as_built(self, architecture: str) -> nn.Module:
         """A client's own network as its builder makes it, before the method has its say; with any weights."""
         with seeded_global_rng(0):
-            return self._builders[architecture]()
+            return self._builders[architecture]().cpu()
 
     def tensors(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
         """The present tensors of `template`, which see, by name in the order of its state dict; not copies."""
@@ -177,7 +178,8 @@ class Architectures:
         given: nn.Module | None = None,
         alone: bool = False,
     ) -> dict[str, Tensor]:
-        """Initial weights by name: a function of the seed and of `owner` (a client's number, or the architecture).
+        """Initial weights by name, on the CPU: a function of the seed and of `owner` (a client's number, or the
+        architecture).
 
         An auxiliary model is the same for every client, and does not change the weights of clients' own networks.
         `given` is a client's own network, whose present weights are kept. `alone`: see `template`.

@@ -5,8 +5,8 @@ Shapes: N samples; x is (N, C, H, W) for images, (N, ...) for anything else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,15 @@ from polyfed.errors import ConfigError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
 _MOST_CLASSES = 10**6
+_SHARE = 0.1  # of a GPU's free memory that a client's data may take to be kept there
 _NO_LABEL = "rows without a label, often marked -1, have to be dropped first"
+
+
+class Placed(NamedTuple):
+    """Inputs and labels of samples where a network computes."""
+
+    x: Tensor
+    y: Tensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Samples:
 
     x: Tensor
     y: Tensor
+    _placed: dict[torch.device, Placed] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
@@ -51,6 +60,25 @@ class Samples:
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.x.shape[1:]))
         return f"Samples({len(self)} of {shape or 'a number'}, {str(self.x.dtype).removeprefix('torch.')})"
+
+    def on_cpu(self) -> Samples:
+        """The samples in main memory, wherever they lie."""
+        return self if self.x.is_cpu and self.y.is_cpu else Samples(self.x.cpu(), self.y.cpu())
+
+    def at(self, device: torch.device) -> Placed:
+        """The samples on a GPU, brought there once and kept; as they are where that has not the room for them."""
+        if device.type != "cuda":
+            return Placed(self.x, self.y)
+        if device not in self._placed:
+            free, _ = torch.cuda.mem_get_info(device)
+            if self.x.nbytes + self.y.nbytes > _SHARE * free:
+                return Placed(self.x, self.y)
+            with torch.inference_mode(False):  # whoever asks first
+                self._placed[device] = Placed(self.x.to(device), self.y.to(device))
+        return self._placed[device]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"x": self.x, "y": self.y, "_placed": {}}
 
     def counts(self) -> dict[str, int]:
         """How many samples there are of each class, by its number as JSON has it; only classes that occur."""

@@ -109,15 +109,26 @@ class Prepare:
             raise ConfigError(
                 f"expected uint8 images of shape (N, {channels}, H, W), got {tuple(x.shape)} of type {x.dtype}"
             )
-        scale_C11, shift_C11 = self._constants.to(x.device, non_blocking=True)
+        scale_C11, shift_C11 = self._placed(self._constants, x.device)
         return x.to(torch.float32).mul_(scale_C11).add_(shift_C11)
 
     def _standardized(self, x: Tensor) -> Tensor:
         if not x.is_floating_point() or x.shape[-1] != len(self.mean):
             raise ConfigError(f"expected rows of {len(self.mean)} features as floats, got {tuple(x.shape)}, {x.dtype}")
-        mean_F, std_F = self._features.to(x.device, non_blocking=True)
+        mean_F, std_F = self._placed(self._features, x.device)
         standardized: Tensor = (x - mean_F) / std_F
         return standardized
+
+    def _placed(self, constants: Tensor, device: torch.device) -> Tensor:
+        """Constants on a device, brought there once."""
+        if device not in self._places:
+            with torch.inference_mode(False):
+                self._places[device] = constants.to(device)
+        return self._places[device]
+
+    @functools.cached_property
+    def _places(self) -> dict[torch.device, Tensor]:
+        return {}
 
     @functools.cached_property
     def _features(self) -> Tensor:

@@ -97,23 +97,23 @@ def _score(
     predicted = []
     kept = []
     with torch.inference_mode(), evaluating(model):
-        for place, x in enumerate(samples.x.split(CHUNK)):
+        for place, x in enumerate(samples.at(device).x.split(CHUNK)):
             if represented is None:
                 scores = method.predict(model, client.prepare(x.to(device)), client.state)
             else:
                 scores = split(model).head(represented[place])
-            predicted.append(scores.argmax(dim=1).cpu())
+            predicted.append(scores.argmax(dim=1))
             if auc:
-                kept.append(scores.cpu())
-    counts = metrics.confusion(samples.y, torch.cat(predicted), client.classes)
-    return Score(counts, metrics.auc(torch.cat(kept), samples.y) if auc else math.nan)
+                kept.append(scores)
+    counts = metrics.confusion(samples.y, torch.cat(predicted).cpu(), client.classes)
+    return Score(counts, metrics.auc(torch.cat(kept).cpu(), samples.y) if auc else math.nan)
 
 
 def _represented(client: Client, samples: Samples, model: SplitModel) -> list[Tensor]:
     """What enters the head, `CHUNK` rows each."""
     device = next(iter(model.parameters())).device
     with torch.inference_mode(), evaluating(model):
-        return [model.represent(client.prepare(x.to(device))) for x in samples.x.split(CHUNK)]
+        return [model.represent(client.prepare(x.to(device))) for x in samples.at(device).x.split(CHUNK)]
 
 
 def summary(

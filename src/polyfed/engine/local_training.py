@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, Prepare
-from polyfed.core.message import Group, group, tensor
+from polyfed.core.message import Group, group, numbers_of, tensor
 from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
 from polyfed.core.modules import split, steady
 from polyfed.data.samples import Samples
@@ -80,7 +80,8 @@ def train(
                 _add(sums, extra)
                 _add(raw_sums, raw)
     client.phase = ""
-    total = sum(float(loss) * count for loss, count in losses)  # now, as asking a GPU for a number stops it
+    values = numbers_of([loss for loss, _ in losses])  # now, as asking a GPU for a number stops it
+    total = sum(value * count for value, (_, count) in zip(values, losses, strict=True))
     return TrainingResult(steps, samples, total / max(samples, 1), sums, raw_sums)
 
 
@@ -111,14 +112,17 @@ def _batches(
     device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augmentation)
     held = len(samples)
+    there = samples.at(device)
     by_itself = client.privacy.poisson
     dealt = by_chance(client, phase, held, rows, chance) if by_itself else shuffled(client, phase, held, rows, order)
     for chosen in dealt:
-        x = samples.x[chosen]
+        places = chosen.to(device)
+        x = there.x[chosen if there.x.is_cpu else places]
         if augment is not None and len(x):
             x = augment(x, noise)
         x = prepare(x.to(device))
-        yield Batch(x, samples.y[chosen].to(device), torch.ones(len(chosen), device=device), chosen.to(device))
+        y = there.y[chosen].to(device) if there.y.is_cpu else there.y[places]
+        yield Batch(x, y, torch.ones(len(chosen), device=device), places)
 
 
 def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order: torch.Generator) -> Iterator[Tensor]:

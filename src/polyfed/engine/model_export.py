@@ -51,7 +51,7 @@ class ModelExport:
         self._facts, self._by_name = facts, by_name
 
     def export(self, client_id: int) -> nn.Module:
-        """A copy of the client's personal model; where it has none of this kind yet, what it would receive now.
+        """A copy of the client's personal model, on the CPU; where it has none yet, what it would receive now.
 
         Raises:
             ConfigError: there is no such client, or it has not joined yet.
@@ -59,7 +59,7 @@ class ModelExport:
         if client_id not in self._server.clients:
             here = ", ".join(map(str, self._server.clients))
             raise ConfigError(f"expected a client that is present ({here}), got {client_id}")
-        return copy.deepcopy(self._method.personal_model(self._personal_client(client_id).model)).eval()
+        return copy.deepcopy(self._method.personal_model(self._personal_client(client_id).model)).cpu().eval()
 
     def write(self, folder: RunFolder) -> None:
         """Write the models of everybody present into the run folder, and a guide to them."""

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
+from polyfed.core.message import fetched
 from polyfed.core.model_factory import Architectures
 from polyfed.errors import RunError
 
@@ -148,12 +149,13 @@ class Row(Mapping[str, Tensor]):
         if tensors.keys() != self.layout.places.keys():
             odd = min(tensors.keys() ^ self.layout.places.keys())
             raise ValueError(f"expected the tensors of '{self.architecture}', but only one side has '{odd}'")
-        with torch.no_grad():
-            for name, view in self.views.items():
-                if tensors[name].shape != view.shape:
-                    came = tuple(tensors[name].shape)
-                    raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {came}")
-                view.copy_(tensors[name])
+        for name, view in self.views.items():
+            if tensors[name].shape != view.shape:
+                came = tuple(tensors[name].shape)
+                raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {came}")
+        here = fetched([tensors[name] for name in self.views])
+        for view, value in zip(self.views.values(), here, strict=True):
+            view.copy_(value)
         return self
 
     def __getitem__(self, name: str) -> Tensor:

@@ -57,7 +57,7 @@ def moved_towards(
         model: W by name. others: W_n, each any subset of the names, in the same shapes. shares: omega_n.
 
     Returns:
-        New tensors in the dtypes of ``model``; sums are float64, so that a share of 1 gives W_n itself.
+        New tensors on the CPU in the dtypes of ``model``; sums are float64, so that a share of 1 gives W_n itself.
 
     Raises:
         ValueError: not one share per model.
@@ -71,7 +71,7 @@ def moved_towards(
         raise ValueError(f"expected one share per model, got {len(shares)} for {len(others)} models")
     mixed = {}
     for name, tensor in model.items():
-        total = here = tensor.detach().double()
+        total = here = tensor.detach().cpu().double()  # not every GPU has float64
         for other, share in zip(others, shares, strict=True):
             if share and name in other:
                 total = total + share * (other[name].to(here) - here)
@@ -86,5 +86,5 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     >>> distance(a, b)
     5.0
     """
-    gaps = [(a[name].double() - b[name].to(a[name]).double()).flatten() for name in a if name in b]
+    gaps = [(a[name].cpu().double() - b[name].cpu().double()).flatten() for name in a if name in b]
     return float(torch.linalg.vector_norm(torch.cat(gaps))) if gaps else 0.0

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare, PublicData, as_floats
 from polyfed.core.message import Message, flatten, read_only
 from polyfed.core.method import Method, Requirements
+from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.data.samples import Samples
 from polyfed.engine.executors.base import Executor, at_work
@@ -92,11 +93,12 @@ def draw(size: int, labels: Sequence[int], place: int) -> Samples:
 
 @dataclass(frozen=True)
 class World:
-    """Who takes part. clients: not yet numbered. public: rows that everybody may see."""
+    """Who takes part. clients: not yet numbered. public: rows that everybody sees. device: where networks compute."""
 
     clients: Sequence[Client]
     builders: Mapping[str, Build]
     public: PublicData | None
+    device: str = "cpu"
 
     def federation(  # noqa: PLR0913 - what tests vary, each by its name
         self,
@@ -118,6 +120,7 @@ class World:
         public: bool = True,
         executor: str = "serial",
         workers: int | None = None,
+        precision: Precision = "float32",
         wrap: Callable[[Executor], Executor] | None = None,
     ) -> Federation:
         """A federation of these clients, scored after the last round only; in this process, where it can be watched."""
@@ -129,7 +132,7 @@ class World:
             evaluation or Evaluation(every_n_rounds=training.rounds),
             plugins=[each for each in given if each is not None],
             task=Task(classes=CLASSES, public=self.public if public else None),
-            executor=Execution(executor, workers, wrap=wrap),
+            executor=Execution(executor, workers, self.device, precision, wrap=wrap),
             out=Output(out, checkpoint_every=checkpoint_every),
             seed=seed,
             builders=self.builders,
@@ -152,6 +155,7 @@ def world(
     data: Sequence[Samples] | None = None,
     prepare: Mapping[int, Prepare] | None = None,
     kind: type[Client] = Client,
+    device: str = "cpu",
 ) -> World:
     """Clients with the given networks in turn, sizes and classes; or with the training samples `data`."""
     builders = {f"net{i}": build for i, build in enumerate(builds)}
@@ -167,7 +171,7 @@ def world(
         )
         for place, samples in enumerate(train)
     ]
-    return World(clients, builders, PublicData(draw(public, range(CLASSES), 99)) if public else None)
+    return World(clients, builders, PublicData(draw(public, range(CLASSES), 99)) if public else None, device)
 
 
 class Reordered(Client):
@@ -211,7 +215,7 @@ def received(federation: Federation, number: int, message: Message | None = None
     worker.round = federation.server.round
     method.receive(worker, read_only(method.broadcast(federation.server, number) if message is None else message))
     state = worker.model.state_dict()
-    return {name: tensor.detach().clone() for name, tensor in state.items() if tensor.is_floating_point()}
+    return {name: t.detach().to("cpu", copy=True) for name, t in state.items() if t.is_floating_point()}
 
 
 def predictions(federation: Federation) -> dict[str, Tensor]:
@@ -225,8 +229,9 @@ def predictions(federation: Federation) -> dict[str, Tensor]:
             method.receive(worker, read_only(method.broadcast(federation.server, client.id)))
         model = method.personal_model(worker.model)
         with torch.inference_mode(), evaluating(model):
-            scores = method.predict(model, client.prepare(client.data.test.x), worker.state)
-        found[f"client {client.id}: scores"] = scores.clone()
+            x = client.prepare(client.data.test.x.to(federation.architectures.device))
+            scores = method.predict(model, x, worker.state)
+        found[f"client {client.id}: scores"] = scores.cpu()
     return found
 
 
@@ -260,11 +265,12 @@ def records(federation: Federation) -> list[dict[str, Any]]:
 
 
 def difference(a: Flat, b: Flat, tolerance: float = 0.0) -> str | None:
-    """Where two results differ, in words; None where they agree (tolerance 0: bit for bit)."""
+    """Where two results differ, in words; None where they agree (tolerance 0: bit for bit), on whatever device."""
     if a.keys() != b.keys():
         return f"only one side has {sorted(a.keys() ^ b.keys())[0]}"
     for name, first in a.items():
-        other = b[name]
+        first = first.cpu()
+        other = b[name].cpu()
         if first.shape != other.shape or first.dtype != other.dtype:
             return f"{name} has shape {tuple(first.shape)} here and {tuple(other.shape)} there"
         same = torch.equal(first, other) if not tolerance else close(first, other, tolerance)

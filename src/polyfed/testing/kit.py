@@ -77,6 +77,8 @@ class Kit:
             clients send means of their data, "updates" where they send weights.
         models: networks for 1 x 6 x 6 images and 3 classes, in place of the kit's own.
         skip: property -> why it does not apply.
+        device: where the networks compute. "cuda" is held to equal bits as well, for which a GPU needs
+            `torch.use_deterministic_algorithms`.
     """
 
     method: Method
@@ -88,6 +90,7 @@ class Kit:
     counted: Literal["statistics", "updates"] | None = None
     models: Sequence[Callable[[], nn.Module]] | None = None
     skip: Mapping[str, str] = field(default_factory=dict)
+    device: str = "cpu"
 
     @property
     def name(self) -> str:
@@ -125,7 +128,9 @@ class Kit:
         """Clients that fit the method (and others): `one` architecture, networks with BatchNorm (`norm`)."""
         needs = [m.requirements for m in (self.method, *others)]
         builds = self.models if self.models and not norm else worlds.family(needs, one, norm)
-        return worlds.world(builds[:1] if one else builds, max(24, *(2 * n.public for n in needs)), **options)
+        return worlds.world(
+            builds[:1] if one else builds, max(24, *(2 * n.public for n in needs)), device=self.device, **options
+        )
 
     @functools.cached_property
     def usual(self) -> World:
@@ -239,7 +244,7 @@ class _Watch:
         for place, now, before in given:
             if not _equal(now, before):
                 self.note("written", f"{hook} writes into{place or ' a tensor that it was given'}")
-        if hook not in ("build", "beside") and global_draws() != draws:
+        if hook not in ("build", "join_models") and global_draws() != draws:
             self.note("draws", f"{hook} draws from a global generator, or seeds it; take the generator handed in")
         return result
 

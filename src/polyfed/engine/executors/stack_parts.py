@@ -41,7 +41,7 @@ def floats_of(tensors: Tensors) -> Tensors:
 
 def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:
     """Whether all entries agree up to a share `close` of the largest one, and to `least`; NaN agrees with NaN."""
-    sizes = [t.double().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
+    sizes = [t.float().abs().nan_to_num(0.0, 0.0).amax() for t in expected.values() if t.numel()]
     most = close * float(torch.stack(sizes).max()) + least if sizes else 1.0
     return all(
         found[name].shape == t.shape and torch.allclose(found[name].to(t), t, rtol=0.0, atol=most, equal_nan=True)
@@ -190,8 +190,9 @@ class PhaseData:
         first_rows = dict(zip(distinct, begins([len(samples) for samples in distinct.values()]), strict=True))
         self._begins = [first_rows.get(id(samples), 0) for samples, _ in pairs]
         if distinct:
-            self._x = torch.cat([samples.x.to(device) for samples in distinct.values()])
-            self._y = torch.cat([samples.y.to(device) for samples in distinct.values()])
+            there = [samples.at(device) for samples in distinct.values()]
+            self._x = torch.cat([samples.x.to(device) for samples in there])
+            self._y = torch.cat([samples.y.to(device) for samples in there])
 
     def unlike(self, walk: Walk, chosen: Tensor) -> Tensor:
         """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
@@ -206,15 +207,15 @@ class PhaseData:
         """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0."""
         fill = torch.arange(max(len(turn.chosen) for turn in turns))
         places = torch.stack([turn.chosen[fill.clamp(max=len(turn.chosen) - 1)] for turn in turns])
-        w = (fill < torch.tensor([turn.count for turn in turns]).unsqueeze(1)).float()
+        counted = fill < torch.tensor([turn.count for turn in turns]).unsqueeze(1)
         begins = torch.tensor([self._begins[walk.place] for walk in walks]).unsqueeze(1)
-        where = (places + begins).to(self._device)
+        rows, where, w = torch.stack([places, places + begins, counted.long()]).to(self._device)  # in one copy
         x = self._x[where]
         if self._augment is not None and augmented:
             for row, (walk, turn) in enumerate(zip(walks, turns, strict=True)):
                 x[row, : turn.count] = self._augment(x[row, : turn.count], walk.noise)
         x = self._prepare(x.flatten(0, 1)).unflatten(0, places.shape)
-        return Batch(x, self._y[where], w.to(self._device), places.to(self._device))
+        return Batch(x, self._y[where], w.float(), rows)
 
 
 def begins(counts: Sequence[int]) -> list[int]:

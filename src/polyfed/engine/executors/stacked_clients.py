@@ -102,7 +102,7 @@ class Stack:
         self._walks = [Walk(client, place) for place, client in enumerate(clients)]
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
-        self._total = torch.zeros(len(clients), dtype=torch.float64, device=self._device)
+        self._losses: list[tuple[Sequence[Walk], Sequence[Turn], Tensor]] = []  # of the steps; they stay on the device
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
         self._normed = has_batchnorm(template)
@@ -135,8 +135,19 @@ class Stack:
                 total / max(walk.samples, 1),
                 *_parted({name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed}),
             )
-            for walk, total in zip(self._walks, self._total.tolist(), strict=True)
+            for walk, total in zip(self._walks, self._totals(), strict=True)
         ]
+
+    def _totals(self) -> list[float]:
+        """The losses of all steps, times their samples, client by client; asked for once, as that stops a GPU."""
+        totals = [0.0] * len(self._walks)
+        if not self._losses:
+            return totals
+        values = iter(torch.cat([loss.float() for _, _, loss in self._losses]).tolist())
+        for walks, turns, _ in self._losses:
+            for walk, turn in zip(walks, turns, strict=True):
+                totals[walk.place] += next(values) * turn.count
+        return totals
 
     # a phase --------------------------------------------------------------------------------------------------
 
@@ -227,9 +238,9 @@ class Stack:
         return self._numbers.setdefault(found, len(self._numbers))
 
     def _account(self, walks: Sequence[Walk], turns: Sequence[Turn], loss: Tensor, sums: Tensors) -> None:
-        rows = torch.tensor([walk.place for walk in walks]).to(self._device)
-        counts = torch.tensor([float(turn.count) for turn in turns], dtype=torch.float64).to(self._device)
-        self._total.index_add_(0, rows, loss.double() * counts)
+        self._losses.append((walks, turns, loss))
+        if sums:
+            rows = torch.tensor([walk.place for walk in walks]).to(self._device)
         for name, value in sums.items():
             if name not in self._sums:
                 self._sums[name] = value.new_zeros(len(self._walks), *value.shape[1:])

@@ -32,6 +32,7 @@ from polyfed.engine.executors.base import (
 from polyfed.engine.executors.stack_parts import Tensors
 from polyfed.engine.executors.stacked_clients import Known, Stack
 from polyfed.engine.local_training import data_of
+from polyfed.errors import RunError
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
 
@@ -102,6 +103,11 @@ class Cohort:
                 return
             except NotVectorizable as reason:
                 self._tell(f"{first.client.architecture}: {reason}")
+            except torch.OutOfMemoryError as error:
+                raise RunError(
+                    f"client {first.client.id} ({first.client.architecture}), round {first.round}, training: the "
+                    f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
+                ) from error
         for job in jobs:
             fresh = functools.partial(self._crew.store.fresh, job.client.architecture, job.variant)
             yield carry_out(job, self._crew.method, self._crew.architectures, fresh)
@@ -137,14 +143,14 @@ class Cohort:
             clients.append(client)
             before.append(weights)
             rows.append({name: t.detach().clone() for name, t in _tensors(template).items()})
-        stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        del rows
         phases = method.phases(clients[0].training) if jobs[0].exchange.phases is None else jobs[0].exchange.phases
-        stack = Stack(clients, stacked, method, template, self._known, kind, architectures.training)
         try:
             _check_data(clients, phases)
+            stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+            del rows
+            stack = Stack(clients, stacked, method, template, self._known, kind, architectures.training)
             trained = stack.train(phases)
-        except NotVectorizable:
+        except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error

@@ -124,7 +124,9 @@ def reductions(kit: Kit) -> None:
         method = one.method if isinstance(one.method, Method) else replaced(kit.method, **one.method)
         if method is None:
             kit.fail(f"it does not take the hyperparameters {one.method} of a reduction")
-        among = Kit(method=method, models=kit.models).world(one.to, one=one.same_architecture, sizes=sizes)
+        among = Kit(method=method, models=kit.models, device=kit.device).world(
+            one.to, one=one.same_architecture, sizes=sizes
+        )
         a = kit.runs(among, method, three)
         b = kit.runs(among, one.to, three)
         if one.stage == "received":

@@ -276,7 +276,6 @@ def test_features_that_are_no_grid_are_refused_before_round_1() -> None:
     odd = {"odd": lambda: Staged(Rows(), nn.Flatten(), nn.Linear(12, CLASSES))}
     with pytest.raises(ConfigError, match=r"client 0 \('odd'\): expected a vector .* got \(3, 4\)"):
         federation(projected(), clients(["odd"]), odd)
-    federation(projected(train_in=False), clients(["odd"]), odd)
     federation(FedIN(), clients(["odd"]), odd)
 
 

@@ -15,6 +15,8 @@ sys.path.append(str(HOME))
 import gpu  # noqa: E402 - from the folder beside
 
 FILES = sorted(path.name for path in HOME.glob("check_*.py"))
+LONGEST = "check_settings.py"  # takes as long as all others together
+IN_SHORT = [pytest.param(name, marks=[pytest.mark.slow] if name == LONGEST else []) for name in FILES]
 
 
 def checked(name: str, marks: str) -> None:
@@ -32,7 +34,7 @@ def checked(name: str, marks: str) -> None:
     assert done.returncode in (0, 5), done.stdout[-8000:] + done.stderr[-2000:]  # 5: there are none with these marks
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", IN_SHORT)
 def test_on_the_simulated_gpu(name: str) -> None:
     checked(name, "not slow")
 

@@ -37,7 +37,7 @@ def gradient(loss: Callable[[Tensor], Tensor], a_LD: Tensor) -> Tensor:
 
 
 def square_form(kernel_LL: Tensor) -> Callable[[Tensor], Tensor]:
-    """1 - CKA with a kernel by the definition, every kernel centerd by two products with H wherever it occurs."""
+    """1 - CKA with a kernel by the definition, every kernel centered by two products with H wherever it occurs."""
     rows = len(kernel_LL)
     h_LL = torch.eye(rows) - torch.ones(rows, rows) / rows
 

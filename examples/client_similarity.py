@@ -3,7 +3,7 @@
     python examples/client_similarity.py runs/reference/local/seed-0 runs/reference/fedhenn/seed-0
 
 Reads run folders only: `recipe.toml` and `models/`, each client's personal weights. The images are the last rows of
-the data set's official test side, 1000 by default. CKA is linear, centerd, in [0, 1]; 1 means alike up to rotation,
+the data set's official test side, 1000 by default. CKA is linear, centered, in [0, 1]; 1 means alike up to rotation,
 scale and shift. Also an example of using personal models elsewhere: see `_common.py`.
 """
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
+from helpers.checked_recipe import CHECKED
 from polyfed.cli.app import status
 from polyfed.core.method import Method, hyperparameters
 from polyfed.errors import ConfigError
@@ -19,25 +20,7 @@ from polyfed.experiments.method_compatibility import check_methods
 from polyfed.registry import METHODS
 
 ROOT = Path(__file__).parents[1]
-RECIPE = """
-[data]
-dataset = "digits"
-limit_train = 240
-num_clients = 4
-partition = "iid"
-split = "6:1:3"
-holdout = 20
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 2
-batch_size = 8
-
+RECIPE = f"""{CHECKED}
 [methods.fedavg]
 aggregation = "same-shape"
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import polyfed as pf
+from helpers.checked_recipe import CHECKED
 from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
@@ -24,25 +25,6 @@ from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
 
 ROOT = Path(__file__).parents[1]
-RECIPE = """
-[data]
-dataset = "digits"
-limit_train = 240
-num_clients = 4
-partition = "iid"
-split = "6:1:3"
-holdout = 20
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 2
-batch_size = 8
-"""
 
 
 @pytest.fixture
@@ -50,7 +32,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("polyfed.experiments.measuring_executor._TRIED_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
-    path.write_text(RECIPE, encoding="utf-8")
+    path.write_text(CHECKED, encoding="utf-8")
     return path
 
 

@@ -268,7 +268,7 @@ class TestTraining:
             Federation([Client(net, data, data)], FedAvg(), TWO, plugins=[Privacy(**NOISY)])
 
     def test_rows_that_look_at_others_are_refused(self) -> None:
-        class Centerd(nn.Module):
+        class Centered(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.head = nn.Linear(4, 3)
@@ -279,4 +279,4 @@ class TestTraining:
 
         data = torch.randn(8, 2, 2), torch.arange(8) % 3
         with pytest.raises(ConfigError, match=r"the gradient of 'head.weight' for a row depends on the others"):
-            Federation([Client(Centerd(), data, data)], FedAvg(), TWO, plugins=[Privacy(**NOISY)])
+            Federation([Client(Centered(), data, data)], FedAvg(), TWO, plugins=[Privacy(**NOISY)])

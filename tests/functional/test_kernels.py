@@ -96,8 +96,8 @@ def test_hsic_is_the_definition_and_eq_4_needs_centering():
     assert float(hsic(k, m)) == pytest.approx(numpy_hsic(k.numpy(), m.numpy()), rel=1e-12)
     ratio = hsic(k, m) / (hsic(k, k) * hsic(m, m)).sqrt()
     assert float(cka(a, b)) == pytest.approx(float(ratio), rel=1e-12)
-    uncenterd = (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm())
-    assert abs(float(uncenterd - ratio)) > 0.1
+    uncentered = (a.T @ b).square().sum() / ((a.T @ a).norm() * (b.T @ b).norm())
+    assert abs(float(uncentered - ratio)) > 0.1
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (F64, 1e-12)])
@@ -414,7 +414,7 @@ def test_identical_clients_are_aligned_from_the_start(exact_rank):
     assert all(float(alignment(x, factor.matrix)) == pytest.approx(0, abs=1e-13) for x in same)
 
 
-def test_minibatches_of_rows_are_centerd_anew():
+def test_minibatches_of_rows_are_centered_anew():
     many = clients()
     factor, rows = kernel_factor(many, WEIGHTS).matrix, torch.arange(5, 37)
     k_bar = numpy_mean_kernel(many, WEIGHTS)

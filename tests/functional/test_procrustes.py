@@ -103,7 +103,7 @@ def test_gradient_is_the_closed_form_of_the_trace():
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_repeated_and_zero_singular_values_have_a_finite_gradient(dtype):
-    """Repeated: M = Q with orthonormal centerd columns. Zero: columns that one side or both have not."""
+    """Repeated: M = Q with orthonormal centered columns. Zero: columns that one side or both have not."""
     q = torch.linalg.qr(draw(20, 4) - draw(20, 4).mean(0)).Q.to(dtype)
     a = q @ rotation(4).to(dtype) + 0.1
     assert float(procrustes(a, q)) == pytest.approx(0, abs=1e-5)

@@ -41,13 +41,13 @@ def numpy_rbf(a, width):
     return np.exp(-(numpy_distances(a) ** 2) / (2 * width**2))
 
 
-def numpy_centerd(k):
+def numpy_centered(k):
     h = np.eye(len(k)) - np.ones((len(k), len(k))) / len(k)
     return h @ k @ h
 
 
 def numpy_cka(k, m):
-    kc, mc = numpy_centerd(k), numpy_centerd(m)
+    kc, mc = numpy_centered(k), numpy_centered(m)
     return np.trace(kc @ mc) / (np.linalg.norm(kc) * np.linalg.norm(mc))
 
 
@@ -127,9 +127,9 @@ def test_wrong_input():
 
 def test_centering_and_cka_of_kernels_are_the_definition():
     k, m = numpy_rbf(draw(30, 4), 1.0), numpy_rbf(draw(30, 7, seed=1), 3.0)
-    np.testing.assert_allclose(center_kernel(torch.from_numpy(k)).numpy(), numpy_centerd(k), atol=1e-15)
+    np.testing.assert_allclose(center_kernel(torch.from_numpy(k)).numpy(), numpy_centered(k), atol=1e-15)
     expected = numpy_cka(k, m)
-    assert np.trace(numpy_centerd(k) @ m) == pytest.approx(np.trace(numpy_centerd(k) @ numpy_centerd(m)), rel=1e-12)
+    assert np.trace(numpy_centered(k) @ m) == pytest.approx(np.trace(numpy_centered(k) @ numpy_centered(m)), rel=1e-12)
     k, m = torch.from_numpy(k), torch.from_numpy(m)
     assert float(cka_of_kernels(k, m)) == pytest.approx(expected, rel=1e-12)
     assert float(cka_of_kernels(1e30 * k.float(), 1e-30 * m.float())) == pytest.approx(expected, rel=1e-5)
@@ -329,8 +329,8 @@ def test_a_factor_of_a_mean_of_rbf_kernels(norm):
     many = [s * draw(80, d, seed=d) + draw(80, 1, seed=99) for s, d in ((1, 3), (50, 20), (0.1, 7))]
     kernels = [own(a, 0.5) for a in many]
     weights = np.array([1.0, 2.0, 1.0]) / 4
-    centerd = [numpy_centerd(k) for k in kernels]
-    parts = [w * k / (np.linalg.norm(k) if norm == "fro" else 1) for w, k in zip(weights, centerd, strict=True)]
+    centered = [numpy_centered(k) for k in kernels]
+    parts = [w * k / (np.linalg.norm(k) if norm == "fro" else 1) for w, k in zip(weights, centered, strict=True)]
     k_bar = np.sum(parts, axis=0)
     z = [nystroem_features(a, 0.5, 80) for a in many]
     factor = kernel_factor(z, [1, 2, 1], norm=norm)

@@ -169,7 +169,7 @@ def test_homogeneous_first_step_has_no_alignment_gradient(rows, double):
     method = homo(batch=rows)
     _, at, _, context = at_step(method, clients(["deep"] * 2), double=double)
     found = alignment_only(method, at, context)
-    tolerance = 1e-14 if double else 1e-6  # "exactly 0" up to rounding: the target was centerd by itself
+    tolerance = 1e-14 if double else 1e-6  # "exactly 0" up to rounding: the target was centered by itself
     assert abs(float(found.loss)) < tolerance
     assert max(float(g.abs().max()) for g in found.grads.values() if g is not None) < tolerance
     task = super(FedHeNN, method).gradients(at.model, batch(at.data.train), {}) if not double else None

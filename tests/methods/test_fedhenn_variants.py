@@ -73,7 +73,7 @@ def shaken(model):
 
 
 def rbf(a, factor=0.5):
-    """Centerd RBF kernel in float64 with the median rule; the lower of two middle distances."""
+    """Centered RBF kernel in float64 with the median rule; the lower of two middle distances."""
     d = np.linalg.norm(a[:, None] - a[None], axis=2)
     pairs = np.sort(d[np.triu_indices(len(a), 1)])
     s = factor * pairs[(len(pairs) - 1) // 2]

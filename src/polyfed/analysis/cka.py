@@ -1,7 +1,7 @@
 """How alike clients see the same inputs: linear CKA of every pair, place by place in their networks.
 
-CKA as in `polyfed.functional.kernels`: centerd, in [0, 1], 1 means alike up to rotation, scale and shift. Places can be
-much wider than there are inputs, so here the centerd kernels (L x L) are compared, each divided by its norm:
+CKA as in `polyfed.functional.kernels`: centered, in [0, 1], 1 means alike up to rotation, scale and shift. Places can
+be much wider than there are inputs, so here the centered kernels (L x L) are compared, each divided by its norm:
 CKA(K_a, K_b) = <K_a, K_b> / (||K_a|| ||K_b||).
 
 Shapes: L inputs, D width of a place, N clients.
@@ -101,9 +101,9 @@ class RunSimilarity:
 
 
 def unit_kernel(a_LD: Tensor) -> Tensor:
-    """The centerd linear kernel of a representation divided by its Frobenius norm, flat: (L * L,); 0 for equal rows."""
-    centerd_LD = prepared(a_LD)
-    kernel_LL = centerd_LD @ centerd_LD.mT
+    """The centered linear kernel divided by its Frobenius norm, flat: (L * L,); 0 for equal rows."""
+    centered_LD = prepared(a_LD)
+    kernel_LL = centered_LD @ centered_LD.mT
     return (kernel_LL / nonzero(kernel_LL.norm())).flatten()
 
 

@@ -16,12 +16,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from polyfed.errors import ConfigError, RunError
+from polyfed.functional.device_copies import move_together
 
 Group = Mapping[str, Tensor]
 Message = Mapping[str, Tensor | Group]
 State = dict[str, Tensor | dict[str, Tensor]]  # tensors are replaced, never written into: a round can be undone
 
 _SEPARATOR = "/"
+_CPU = torch.device("cpu")
 
 
 def flatten(message: Message) -> dict[str, Tensor]:
@@ -112,26 +114,12 @@ def read_only(message: Message) -> Message:
 def copied(message: Message) -> State:
     """The message in tensors of its own, on the CPU, in the plain order of their entries."""
     entries = [[v] if isinstance(v, Tensor) else list(_members(k, v).values()) for k, v in message.items()]
-    here = iter(fetched([entry for members in entries for entry in members]))
+    tensors = [entry for members in entries for entry in members]
+    here = iter(move_together(tensors, [_CPU] * len(tensors)))
     return {
         k: _own(next(here)) if isinstance(v, Tensor) else {name: _own(next(here)) for name in v}
         for k, v in message.items()
     }
-
-
-def fetched(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on the CPU. Those that lie on a device cross together, a copy for each type, as each stops a GPU."""
-    found = [tensor.detach() for tensor in tensors]
-    away: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for place, tensor in enumerate(found):
-        if not tensor.is_cpu:
-            away.setdefault((tensor.device, tensor.dtype), []).append(place)
-    for places in away.values():
-        whole = torch.cat([found[place].reshape(-1) for place in places]).cpu()
-        parts = whole.split([found[place].numel() for place in places])
-        for place, part in zip(places, parts, strict=True):
-            found[place] = part.view(found[place].shape)
-    return found
 
 
 def numbers_of(values: Sequence[Tensor]) -> list[float]:

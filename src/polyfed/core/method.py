@@ -220,6 +220,11 @@ class Method:
         if "receive" in vars(cls):
             cls.ignores_initial_weights = vars(cls).get("ignores_initial_weights", False)
 
+    @property
+    def display_name(self) -> str:
+        """The method's name; its class's where it has none."""
+        return self.name or type(self).__name__
+
     # requirements and evaluation -----------------------------------------------------------------------
     @property
     def requirements(self) -> Requirements:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import evaluating
 from polyfed.models.split import Part, SplitModel
 
@@ -142,26 +143,10 @@ def fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: str) -
     for name, value in tensors.items():
         if own[name].shape != value.shape:
             raise ValueError(f"expected shape {tuple(own[name].shape)} for '{name}', got {tuple(value.shape)}")
-    values = _beside(own, tensors)
-    if values:
+    if tensors:
+        targets = [own[name] for name in tensors]
         with torch.no_grad():
-            torch._foreach_copy_([own[name] for name in values], list(values.values()))
-
-
-def _beside(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors; those that go from the CPU to a device do so together, a copy for each type."""
-    groups: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for name, value in tensors.items():
-        if value.is_cpu and not own[name].is_cpu:
-            groups.setdefault((own[name].device, value.dtype), []).append(name)
-    if not groups:
-        return tensors
-    found = dict(tensors)
-    for (device, _), names in groups.items():
-        whole = torch.cat([tensors[name].detach().reshape(-1) for name in names]).to(device)
-        parts = whole.split([tensors[name].numel() for name in names])
-        found |= {name: part.view(tensors[name].shape) for name, part in zip(names, parts, strict=True)}
-    return found
+            torch._foreach_copy_(targets, move_together(list(tensors.values()), [target.device for target in targets]))
 
 
 class Frozen(nn.Module):

@@ -81,7 +81,7 @@ def _questions(
 ) -> Iterator[Callable[[], None]]:
     """What is to be asked of data, settings and the networks that work, one after the other."""
     needs = method.requirements
-    name = method.name or type(method).__name__
+    name = method.display_name
     yield lambda: _check_public(name, needs, public)
     yield lambda: _check_inputs(name, needs, clients, public)
     yield lambda: _check_rounds(name, needs, clients[0].training.rounds)
@@ -138,7 +138,7 @@ def check_auxiliary_model(method: Method, known: Collection[str]) -> None:
     wanted = method.auxiliary_model
     if wanted is not None and wanted.network not in (*BY_SIZE, *known):
         raise ConfigError(
-            f"{method.name or type(method).__name__}: expected 'smallest', 'largest' or a network that can be built "
+            f"{method.display_name}: expected 'smallest', 'largest' or a network that can be built "
             f"as auxiliary model, got '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
         )
 
@@ -164,7 +164,7 @@ def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
 
 def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
     """Check that the auxiliary model takes every client's inputs, and that the joined networks give scores."""
-    name = method.name or type(method).__name__
+    name = method.display_name
     auxiliary = architectures.auxiliary_model
     who = f"the auxiliary model '{auxiliary}'"
     try:

@@ -191,7 +191,7 @@ def check_rows(
     """
     if not settings.max_grad_norm:
         return
-    name = method.name or type(method).__name__
+    name = method.display_name
     if not method.supports_dp_sgd:
         raise ConfigError(
             f"privacy.max_grad_norm: expected a method and hyperparameters whose loss is a mean over rows and of "

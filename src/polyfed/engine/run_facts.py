@@ -71,4 +71,4 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
 def _called(method: Method, settings: Mapping[str, Any] | None) -> str:
     """A method's name, by which it can be made again; one of the user's own goes by that of the recipe."""
     asked = (settings or {}).get("method", {}).get("name", "")
-    return asked if is_own(asked) else method.name or type(method).__name__
+    return asked if is_own(asked) else method.display_name

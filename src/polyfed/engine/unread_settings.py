@@ -84,7 +84,7 @@ def _without_noise(federation: FederationParts) -> Iterator[str]:
 def _without_public(federation: FederationParts) -> Iterator[str]:
     public = federation.task.public
     if public is not None and public.origin == "other" and not federation.method.requirements.public:
-        name = federation.method.name or type(federation.method).__name__
+        name = federation.method.display_name
         yield f"data.public_dataset does nothing with method '{name}', which uses no public data"
 
 
@@ -95,5 +95,5 @@ def _given(settings: Settings, keys: tuple[str, ...]) -> Mapping[str, Any]:
 
 
 def _line(federation: FederationParts, section: str, key: str, value: Any, why: str) -> str:
-    name = federation.method.name or type(federation.method).__name__
+    name = federation.method.display_name
     return f"{section}.{key} = {shown(value)} does nothing with method '{name}', {why}"

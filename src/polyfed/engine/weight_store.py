@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import fetched
 from polyfed.core.model_factory import Architectures
 from polyfed.errors import RunError
+from polyfed.functional.device_copies import move_together
 
 _ALIGNED = 64  # bytes; as PyTorch aligns its own tensors
 _CHUNK = 64 * 2**20  # bytes by which the memory grows at least; what is not written to takes no memory
@@ -153,8 +153,9 @@ class Row(Mapping[str, Tensor]):
             if tensors[name].shape != view.shape:
                 came = tuple(tensors[name].shape)
                 raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {came}")
-        here = fetched([tensors[name] for name in self.views])
-        for view, value in zip(self.views.values(), here, strict=True):
+        views = list(self.views.values())
+        here = move_together([tensors[name] for name in self.views], [view.device for view in views])
+        for view, value in zip(views, here, strict=True):
             view.copy_(value)
         return self
 

@@ -1,30 +1,40 @@
 """Pure tensor functions: PyTorch and the standard library only, each tested against an independent oracle.
 
-averaging   weighted, layer-wise and normalized means of models
-blocks      where a tensor stands in a network of repeated blocks
-centering    common rows, scale and center of representations to compare
-clipping    gradients of bounded length
-cross_layer updates of one layer steered by those of another
-drift       how far a model has gone since it was received, and that way as it is released
-fisher      the diagonal Fisher information, from single samples
-image_quality PSNR, SSIM and total variation of images
-keyed       normal numbers that only the holder of a key can draw
-kernels     linear CKA, its gradient, a low-rank factor of the mean kernel
-losses      weighted cross entropy, distances, divergence and contrast of outputs
-low_rank    tensors as their largest singular triples
-masks       which entries of tensors are shared: growth, what is sent, means
-membership  which rows were trained on: shadow models, ROC curves, intervals
-mixing      models mixed by what they gain
-modes       eval mode and untracked BatchNorm statistics for a while
-noise       Gaussian noise on features
-precision   matrices as float16 or int8 for the way
-procrustes  orthogonal Procrustes distance
-privacy     how much noise the Gaussian mechanism needs
-prototypes  class means, one header step on them
-rbf         CKA with RBF kernels, Nystroem features
-robust      medians, trimmed means and Krum, which a few hostile ones do not lead astray
-similarity  linear and RBF alignment and Procrustes behind one front
-steps       how far an optimizer's steps go for their gradient
-submodels   slices by width: windows, cutting, entry-wise averages
-surgery     combining two gradients
+averaging           weighted, layer-wise and normalized means of models
+block_names         where a tensor stands in a network of repeated blocks
+centering           common rows, scale and center of representations to compare
+channel_slices      slices by width: windows, cutting, entry-wise averages
+class_prototypes    class means, one header step on them
+class_targets       one row per class from many: merging, filling in, losses, the nearest row
+clipping            gradients and rows of bounded length
+consensus           what several networks say together, weighted by confidence
+cross_layer         updates of one layer steered by those of another
+device_copies       many tensors to or from a GPU in few copies
+drift               how far a model has gone since it was received, and that way as it is released
+effective_steps     how far an optimizer's steps go for their gradient
+feature_pooling     features of one common shape, by linear maps and back
+fisher              the diagonal Fisher information, from single samples
+fx_graph            recorded steps of a forward, run on a module
+gaussian_mechanism  how much noise the Gaussian mechanism needs
+guiding_vectors     learning towards guiding vectors, and how these should move
+image_quality       PSNR, SSIM and total variation of images
+kernel_factor       a low-rank factor of the mean of linear kernels
+kernel_similarity   linear and RBF alignment and Procrustes behind one front
+kernels             linear CKA and its gradient
+losses              weighted cross entropy, distances, divergence and contrast of outputs
+low_rank            tensors as their largest singular triples
+masks               which entries of tensors are shared: growth, what is sent, means
+membership_scores   which rows were trained on: shadow models, ROC curves, intervals
+metrics             accuracy, balanced accuracy, F1, AUC
+mixing              models mixed by what they gain
+modes               eval mode and untracked BatchNorm statistics for a while
+noise               Gaussian noise on features
+procrustes          orthogonal Procrustes distance
+prototype_network   a small network whose outputs are the classes' prototypes
+quantization        matrices as float16 or int8 for the way
+rbf_kernel          CKA with RBF kernels, Nystroem features
+robust              medians, trimmed means and Krum, which a few hostile vectors do not lead astray
+secure_noise        normal numbers that only the holder of a key can draw
+sparsification      tensors by their largest entries, numbers of 16 or 8 bits
+surgery             combining two gradients
 """

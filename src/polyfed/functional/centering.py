@@ -30,17 +30,17 @@ def _matrix(a_LD: Tensor) -> None:
 
 
 def prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
-    """Centerd A / max|A|, at least as wide as its partner; exactly 0 (and no gradient) if only rounding is left.
+    """Centered A / max|A|, at least as wide as its partner; exactly 0 (and no gradient) if only rounding is left.
 
     Raises:
         ValueError: not a matrix, or no rows.
     """
     wide = a_LD.to(torch.promote_types(torch.promote_types(a_LD.dtype, partner), torch.float32))
     _matrix(wide)
-    centerd = wide / nonzero(largest(a_LD))
-    centerd -= centerd.mean(dim=0)  # in place here and below: what takes time is memory
-    centerd *= _peak(centerd) > 32 * torch.finfo(wide.dtype).eps
-    return centerd
+    centered = wide / nonzero(largest(a_LD))
+    centered -= centered.mean(dim=0)  # in place here and below: what takes time is memory
+    centered *= _peak(centered) > 32 * torch.finfo(wide.dtype).eps
+    return centered
 
 
 def largest(a_LD: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""StepResult, and rows of features, of bounded length."""
+"""Gradients, and rows of features, of bounded length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A low-rank factor of a mean of centerd linear kernels, from one representation after the other (FedHeNN).
+"""A low-rank factor of a mean of centered linear kernels, from one representation after the other (FedHeNN).
 
     K_j = A_j A_j^T,   K_bar = sum_j w_j K_j,   F F^T ~ H K_bar H up to scale,   CKA(K_a, K_bar) = cka(A, F)
 

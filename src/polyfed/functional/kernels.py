@@ -1,4 +1,4 @@
-"""Linear centerd kernel alignment (CKA) in feature form (FedHeNN).
+"""Linear centered kernel alignment (CKA) in feature form (FedHeNN).
 
 With Ac = A minus its column means, K = A A^T and H = I - 11^T/L:
 
@@ -7,7 +7,7 @@ With Ac = A minus its column means, K = A A^T and H = I - 11^T/L:
     d_CKA = 1 - CKA,   and with F F^T ~ H K_bar H (`kernel_factor.py`)   CKA(K_a, K_bar) = cka(A, F)
 
 Makhija et al., ICML 2022, sections 3.2 and 3.3; Kornblith et al., ICML 2019. The paper's eq. 4 leaves out the
-centering, without which its two sides differ; here both sides are always centerd. CKA does not change under rotation,
+centering, without which its two sides differ; here both sides are always centered. CKA does not change under rotation,
 scaling (s != 0) or translation of a representation; it does change under a general invertible map.
 
 Numbers: float32 or wider, autocast off. A is divided by max|A| first (CKA does not see it). If what centering leaves is
@@ -67,7 +67,7 @@ def cka(a_LD: Tensor, b_LE: Tensor) -> Tensor:
 
 
 def cka_to_factor(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
-    """CKA(K_a, F F^T), both centerd anew on the rows given, so any common subset of rows (a RAD minibatch) will do.
+    """CKA(K_a, F F^T), both centered anew on the rows given, so any common subset of rows (a RAD minibatch) will do.
 
     Args:
         a_LD: representation.

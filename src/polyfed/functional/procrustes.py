@@ -1,8 +1,8 @@
-"""Orthogonal Procrustes distance of two representations of one width, each centerd and of norm 1.
+"""Orthogonal Procrustes distance of two representations of one width, each centered and of norm 1.
 
     d(A, M) = min over orthogonal R of ||A / ||A||_F - M / ||M||_F R||_F^2 = 2 - 2 ||M^T A||_* / (||A||_F ||M||_F)
 
-with A and M centerd, ||.||_* the sum of the singular values; in [0, 2]. It does not change under rotation, scaling
+with A and M centered, ||.||_* the sum of the singular values; in [0, 2]. It does not change under rotation, scaling
 (s != 0) or translation. With M^T A = U S V^T the gradient of ||M^T A||_* in A is M U V^T, in M it is A V U^T: only
 vectors of singular values above rounding enter, so it is finite for repeated values and for zeros, where it is the
 smallest subgradient. U and V are never differentiated.

@@ -1,4 +1,4 @@
-"""Centerd kernel alignment with RBF kernels, exact on the rows given, and Nystroem features for a mean of such kernels.
+"""Centered kernel alignment with RBF kernels, exact on the rows given, and Nystroem features for their mean.
 
     k(u, v) = exp(-||u - v||^2 / (2 s^2)),   s = f * median ||u - v|| over the pairs of rows of the same matrix
     CKA(K, M) = <H K H, H M H> / (||H K H||_F ||H M H||_F),   H K H by means of rows and columns
@@ -8,7 +8,7 @@ Makhija et al., ICML 2022, section 3.2 and table 3; the median rule and f = 0.5 
 CKA does not see the scale of a representation; as f grows it tends to the linear CKA. s is a constant for the
 gradient, which therefore may change the scale, where that of the linear alignment never does.
 
-Numbers: float32 or wider, autocast off, backward as well. A is centerd and divided by max|A| first. Squared distances
+Numbers: float32 or wider, autocast off, backward as well. A is centered and divided by max|A| first. Squared distances
 come from one product; those that are only rounding count as 0, so equal rows have k = 1 exactly and no gradient
 between them. Alignments use K - 1, which H does not tell from K: 1 would drown a kernel with a large f.
 
@@ -182,9 +182,9 @@ def _kernel_minus_one(a_LD: Tensor, width: Tensor | float) -> Tensor:
 def _prepared_kernel(k_LL: Tensor, partner: torch.dtype) -> Tensor:
     """H K H / max|K|, as ``prepared`` does it for a representation."""
     wide = k_LL.to(torch.promote_types(torch.promote_types(k_LL.dtype, partner), torch.float32))
-    centerd = center_kernel(wide / nonzero(largest(wide)))
-    dead = centerd.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
-    return torch.where(dead, torch.zeros_like(centerd), centerd)
+    centered = center_kernel(wide / nonzero(largest(wide)))
+    dead = centered.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
+    return torch.where(dead, torch.zeros_like(centered), centered)
 
 
 def _median(a_LD: Tensor, most: int) -> Tensor:

@@ -58,7 +58,7 @@ class UploadCompression(Plugin):
             return
         messages = setup.first_messages.values() if method.delta_entries else ()
         if not any(entry in sent for sent in messages for entry in method.delta_entries):
-            name = method.name or type(method).__name__
+            name = method.display_name
             raise ConfigError(
                 f"compression.top_k_fraction: expected a method that sends changes of weights that came down, got "
                 f"{name}"

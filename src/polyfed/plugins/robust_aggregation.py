@@ -109,7 +109,7 @@ def check_rule(method: Method, rule: str) -> None:
     """Whether a rule can be applied to what the method uploads; see `RobustAggregator.validate`."""
     if rule == "none" or not sends(method):
         return
-    name = method.name or type(method).__name__
+    name = method.display_name
     for entry, reason in method.fixed_entries.items():
         raise ConfigError(
             f"robust_aggregation.aggregator: expected uploads that can be held to one another, got {name}, "

@@ -48,7 +48,7 @@ class UploadPrivacy(Plugin):
         method = setup.method
         if not self.settings.upload_clip_norm or not sends(method):
             return
-        name = method.name or type(method).__name__
+        name = method.display_name
         for entry, reason in method.fixed_entries.items():
             sent = f"'{entry}': {reason}"
             raise ConfigError(f"privacy: expected uploads that can be clipped, got {name}, which sends {sent}")
@@ -140,7 +140,7 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
     """
     statistics = running_statistics(client.model)
     weights = endings(name for name, _ in client.model.named_parameters())
-    who = method.name or type(method).__name__
+    who = method.display_name
     for key in floats:
         if key in statistics:
             raise ConfigError(_no_statistics(who, key))

@@ -95,7 +95,7 @@ class Kit:
     @property
     def name(self) -> str:
         """The method's."""
-        return self.method.name or type(self.method).__name__
+        return self.method.display_name
 
     @property
     def hyperparameters(self) -> tuple[str, ...]:

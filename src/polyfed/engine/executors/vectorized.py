@@ -115,7 +115,7 @@ class Cohort:
     def _tell(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            name = self._crew.method.name or type(self._crew.method).__name__
+            name = self._crew.method.display_name
             self._say(f"{name}: clients train one after the other; {text}")
 
     def _stacked(self, jobs: Sequence[Job], kind: Hashable) -> Iterator[Outcome]:

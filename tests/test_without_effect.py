@@ -139,9 +139,9 @@ def test_what_was_not_given_is_not_told() -> None:
 
 
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
-    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").in_effect() == {}
-    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).in_effect() == {}
-    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).in_effect() == {}
+    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").effective() == {}
+    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).effective() == {}
+    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).effective() == {}
     FedIN(noise=0.0, noise_where="message")
     recipe(availability={"delay_rate": 0.0, "delay_rounds": 3})
 

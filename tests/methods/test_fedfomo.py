@@ -13,7 +13,7 @@ from toys import NETS, Round, batch, clients, federation, model_with, moved, rou
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo
@@ -42,7 +42,7 @@ class Kept(FedFomo):
 
     def receive(self, client: Client, message: Any) -> Any:
         context = super().receive(client, message)
-        STARTS[client.round, client.id] = {n: t.clone() for n, t in floats(client.model).items()}
+        STARTS[client.round, client.id] = {n: t.clone() for n, t in float_state(client.model).items()}
         return context
 
 
@@ -103,7 +103,7 @@ def given(networks: list[str]) -> list[Client]:
 def test_the_first_round_is_local_from_one_start() -> None:
     mine, alone = (rounds(m, given(["bn"] * 3), rounds=1)[0] for m in (FedFomo(), Local()))
     assert all(same(mine.weights[i], alone.weights[i]) for i in range(3))
-    count = sum(t.numel() for t in floats(NETS["bn"]()).values())
+    count = sum(t.numel() for t in float_state(NETS["bn"]()).values())
     assert mine.record["bytes_down"] == 3 * 4 * count
     assert all(message.keys() == {"model"} for message in mine.up.values())
 
@@ -118,7 +118,7 @@ def test_everybody_starts_from_one_model() -> None:
     for i, message in first.items():
         start = message["start"]
         assert all(torch.equal(t, first[0]["start"][name]) for name, t in start.items())
-        assert start.keys() == floats(NETS[people[i].architecture]()).keys()
+        assert start.keys() == float_state(NETS[people[i].architecture]()).keys()
     assert any(first[i].keys() > {"start"} for i in first), "somebody came later, and was sent others' models as well"
     for i in history[0].record["clients"]:
         assert same(STARTS[1, i], first[i]["start"])

@@ -22,7 +22,7 @@ from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGH, Local
 from polyfed.models import zoo
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
@@ -264,7 +264,7 @@ def test_identical_clients_send_identical_lars():
 
 def test_paper_bytes_at_the_papers_sizes():
     torch.manual_seed(0)
-    model = Staged(torch.nn.Linear(4, 5), torch.nn.Linear(5, 500), torch.nn.Linear(500, 10))
+    model = SequentialSplit(torch.nn.Linear(4, 5), torch.nn.Linear(5, 500), torch.nn.Linear(500, 10))
     (round,) = rounds(FedGH(), [Client(model, samples(9, 0, (0, 1)))], classes=10, rounds=1)
     assert (nbytes(round.down[0]), nbytes(round.up[0])) == (20_040, 4_008)
     record = round.record

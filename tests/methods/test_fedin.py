@@ -36,10 +36,10 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.experiments.run import run
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedIN
 from polyfed.models import zoo
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 ROOT = Path(__file__).parents[2]
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
@@ -213,7 +213,7 @@ def test_how_many_pairs_are_sent_each_way(asked, up, down):
 
 def scaled(factor):
     """A network whose extractor has no bound."""
-    model = Staged(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, CLASSES))
+    model = SequentialSplit(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, CLASSES))
     with torch.no_grad():
         model.extractor.weight.mul_(factor)
     return model
@@ -358,7 +358,7 @@ def test_batchnorm_normalizes_the_pairs_by_themselves_and_keeps_its_statistics(a
     assert same(at.model.state_dict(), alone.state_dict()), "the IN pass left a trace in the running statistics"
     expected = ((by_hand.transform(context["s_in"]) - context["s_out"]) ** 2).mean().detach()
     assert float(found.sums["loss_in"]) == pytest.approx(float(expected), abs=1e-6)
-    with evaluating(alone):
+    with eval_mode(alone):
         in_eval = ((alone.transform(context["s_in"]) - context["s_out"]) ** 2).mean()
     assert abs(float(expected - in_eval.detach())) > 1e-3
     before = {n: t.clone() for n, t in at.model.state_dict().items()}
@@ -379,7 +379,7 @@ def test_a_single_pair_is_left_out_under_batchnorm():
 def test_models_without_intermediate_tensors_train_locally():
     """One block and the head, as fedhenn-h1: there is nothing for the pairs to train."""
     bare = {
-        "bare": lambda: Staged(
+        "bare": lambda: SequentialSplit(
             nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Sequential(nn.Identity()), nn.Linear(6, CLASSES)
         )
     }
@@ -584,7 +584,7 @@ def test_no_noise_when_scored():
     assert results[0] == results[1]
     method = FedIN(noise=1.5)
     at, _ = at_step(method)
-    with evaluating(at.model), torch.no_grad():
+    with eval_mode(at.model), torch.no_grad():
         x = at.data.train.x
         assert torch.equal(method.predict(at.model, x, at.state), at.model(x))
 

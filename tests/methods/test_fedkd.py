@@ -154,7 +154,7 @@ def test_each_loss_moves_its_own_network(distil: float, mimic: float) -> None:
     """L_w the mentor alone, L_m mentee and projector alone; s is a number."""
     method, data = FedKD(distil=distil, mimic=mimic, shared="broad"), batch(samples(8, 0))
     fed, _ = federation(method, clients(["wide"]))
-    pair: Any = fed.architectures.template("wide")
+    pair: Any = fed.model_factory.module("wide")
     assert pair.projector.weight.shape == (5, 8)
     assert pair.projector.bias is None
     h_w, h_m = pair.own.represent(data.x), pair.auxiliary_model.represent(data.x)

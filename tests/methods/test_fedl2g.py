@@ -13,7 +13,7 @@ from polyfed import testing
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, Local, fedl2g
@@ -104,7 +104,9 @@ def test_the_quiz_stays_the_same_and_is_not_trained_on():
         client, rows = fed.clients[0], halves(fed.clients[0])[number]
         y = client.data.train.y.clone()
         y[rows] = (y[rows] + 1) % CLASSES
-        client.data = type(client.data)(Samples(client.data.train.x, y), client.data.validation, client.data.test)
+        client.data = type(client.data)(
+            LabeledSamples(client.data.train.x, y), client.data.validation, client.data.test
+        )
         fed.run()
         (other,) = watch.rounds
         assert same(plain.weights[0], other.weights[0]) != learns

@@ -16,10 +16,10 @@ from polyfed.core.message import nbytes
 from polyfed.core.settings import Training
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
-from polyfed.functional.losses import absolute_error
+from polyfed.functional.losses import l1_loss
 from polyfed.methods import FedMD, Local
 from polyfed.plugins.settings import Availability
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 NO_TRANSFER = {"public_epochs": 0, "private_epochs": 0}
@@ -156,7 +156,7 @@ def test_one_client_agrees_with_itself():
         mine = fed.server.model("shallow", fed.server.client_weights(0))(HELD.samples.x)
     assert torch.equal(watch.rounds[0].down[0]["consensus"], mine)
     scores = torch.randn(4, 3, requires_grad=True)
-    (grad,) = torch.autograd.grad(absolute_error(scores, scores.detach(), torch.ones(4)), scores)
+    (grad,) = torch.autograd.grad(l1_loss(scores, scores.detach(), torch.ones(4)), scores)
     assert not grad.any()
 
 
@@ -193,7 +193,7 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
     method = FedMD(public_epochs=2, private_epochs=3)
     training = Training(rounds=4, batch_size=8, lr=0.1)
     late = Availability(late_joiners=1, join_round=2)
-    fed = Kit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
+    fed = ConformanceKit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
     (joiner,) = set(fed.server.all_client_ids) - set(fed.present(1))
     up = [record["bytes_by_client"].get(str(joiner), {}).get("up") for record in fed.history]
     assert up == [None, 0, 4 * 24 * 3, 4 * 24 * 3]
@@ -220,7 +220,7 @@ def test_wide_heads_are_cut_to_the_classes_of_the_task():
 
 def test_a_check_counts_the_transfer_once():
     """Its epochs are in round 1: a run of forty rounds is estimated at far less than forty times that."""
-    kit = Kit(method=FedMD(public_epochs=500, private_epochs=500))
+    kit = ConformanceKit(method=FedMD(public_epochs=500, private_epochs=500))
     seconds = {}
     for length in (2, 40):
         fed = kit.world(one=True).federation(kit.method, Training(rounds=length, batch_size=8, lr=0.1))

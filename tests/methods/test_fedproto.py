@@ -16,7 +16,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Evaluation
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, Local
@@ -216,7 +216,7 @@ def test_unequal_widths_are_refused_before_round_1() -> None:
 
 
 def test_one_sample_per_client_and_class_is_enough() -> None:
-    people = [Client("deep", Samples(samples(1, i).x, torch.tensor([i]))) for i in range(2)]
+    people = [Client("deep", LabeledSamples(samples(1, i).x, torch.tensor([i]))) for i in range(2)]
     last = rounds(FedProto(), people)[1]
     assert not last.record["refused"]
     assert last.after["labels"].tolist() == [0, 1]

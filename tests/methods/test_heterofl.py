@@ -12,12 +12,12 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import read_only
-from polyfed.engine.executors.base import at_work
+from polyfed.core.message import freeze
+from polyfed.engine.executors.base import working_copy
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, HeteroFL
-from polyfed.methods.building_blocks.static_batchnorm import collect
-from polyfed.methods.building_blocks.width_slicing import level, rate
+from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
+from polyfed.methods.building_blocks.width_slicing import client_level, level_rate
 
 
 def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), **options):
@@ -132,10 +132,10 @@ def test_fixed_rates_are_dealt_in_blocks_once():
     fed, _ = federation(HeteroFL(), clients(["shallow"] * 10, 4))
     for round in (0, 1, 7):
         fed.server.round = round
-        assert "".join(level(fed.server, "fix_a1-b1-c1-d1-e1", i) for i in range(10)) == "aabbccddee"
-        assert "".join(level(fed.server, "fix_c1-a2", i) for i in range(10)) == "cccaaaaaaa"
+        assert "".join(client_level(fed.server, "fix_a1-b1-c1-d1-e1", i) for i in range(10)) == "aabbccddee"
+        assert "".join(client_level(fed.server, "fix_c1-a2", i) for i in range(10)) == "cccaaaaaaa"
     fed.server.set_available([1, 9])  # who is absent keeps its place
-    assert [level(fed.server, "fix_a1-b1", i) for i in (1, 9)] == ["a", "b"]
+    assert [client_level(fed.server, "fix_a1-b1", i) for i in (1, 9)] == ["a", "b"]
 
 
 def test_dynamic_rates_are_drawn_anew_by_their_shares():
@@ -143,12 +143,12 @@ def test_dynamic_rates_are_drawn_anew_by_their_shares():
     drawn = {i: [] for i in range(4)}
     for fed.server.round in range(1, 251):
         for i in range(4):
-            drawn[i].append(level(fed.server, "dynamic_a3-c1", i))
+            drawn[i].append(client_level(fed.server, "dynamic_a3-c1", i))
     letters = [letter for own in drawn.values() for letter in own]
     assert 0.7 < letters.count("a") / 1000 < 0.8
     assert letters.count("a") + letters.count("c") == 1000
     assert len({tuple(d) for d in drawn.values()}) == 4
-    assert rate("") == 1.0
+    assert level_rate("") == 1.0
 
 
 def test_every_client_is_scored_with_the_sub_model_of_its_rate():
@@ -223,9 +223,9 @@ def test_scores_use_the_reported_statistics_of_the_rate():
     for number, letter in enumerate("ab"):
         message = fed.method.broadcast(fed.server, number)
         assert message["statistics"]["extractor.bn.running_mean"].shape == (NARROW[letter][0],)
-        client = at_work(fed.clients[number], letter, fed.architectures)
+        client = working_copy(fed.clients[number], letter, fed.model_factory)
         client.round = fed.server.round
-        fed.method.receive(client, read_only(message))
+        fed.method.receive(client, freeze(message))
         bound = client.model
         state = bound.state_dict()
         assert all(torch.equal(state[n], t) for n, t in message["statistics"].items())
@@ -242,13 +242,13 @@ def test_training_keeps_no_running_statistics_and_scores_none_of_them():
 def test_the_statistics_are_those_without_scaler_and_dropout():
     model = HeteroFL().build(NETS["dropout"](), "b")
     x = torch.randn(8, 4)
-    first, _ = collect(model, x, lambda rows: rows, 8)
+    first, _ = estimate_stats(model, x, lambda rows: rows, 8)
     linear = model.extractor.linear
     torch.testing.assert_close(first["extractor.bn.running_mean"], F.linear(x, linear.weight, linear.bias).mean(0))
     assert model.extractor.bn.momentum == 0.1
     assert all(m.training for m in model.modules())
-    assert same(first, collect(model, x, lambda rows: rows, 8)[0])
-    assert collect(model, x[:1], lambda rows: rows, 8)[1] == 0
+    assert same(first, estimate_stats(model, x, lambda rows: rows, 8)[0])
+    assert estimate_stats(model, x[:1], lambda rows: rows, 8)[1] == 0
 
 
 def test_who_is_only_asked_keeps_what_it_had():

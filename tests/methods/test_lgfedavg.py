@@ -11,11 +11,11 @@ from torch import nn
 from toys import CLASSES, INPUTS, NETS, clients, federation, moved, net, numpy_mean, rounds, same, worker
 
 from polyfed.core.message import nbytes
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, LGFedAvg
 from polyfed.models import adapt
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
 SIZES = [12, 5, 9, 7]
@@ -78,7 +78,7 @@ def test_upper_layers_may_stand_on_any_extractor():
     def other():
         model = net()
         extractor = nn.Sequential(OrderedDict(linear=nn.Linear(INPUTS, 9), tanh=nn.Tanh(), out=nn.Linear(9, 6)))
-        return Staged(extractor, model.intermediate, model.head, "other")
+        return SequentialSplit(extractor, model.intermediate, model.head, "other")
 
     builders = {**NETS, "other": other}
     people = clients(["shallow", "other"])
@@ -142,7 +142,7 @@ def test_heads_of_other_shapes_are_refused_before_round_1():
 def test_float_statistics_in_a_head_are_averaged():
     def normed():
         model = net()
-        return Staged(
+        return SequentialSplit(
             model.extractor, model.intermediate, nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, CLASSES)), "n", 5
         )
 
@@ -152,4 +152,4 @@ def test_float_statistics_in_a_head_are_averaged():
         numpy_mean([round.trained[0], round.trained[1]], [12, 8], name), abs=1e-6
     )
     assert not any("num_batches" in key for key in round.after["shared"])
-    assert set(floats(normed(), parts=("head",))) == set(round.after["shared"])
+    assert set(float_state(normed(), parts=("head",))) == set(round.after["shared"])

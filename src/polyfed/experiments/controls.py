@@ -18,7 +18,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Exchange, Method
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.local_training import data_of
+from polyfed.engine.local_training import phase_data
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -70,7 +70,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
     Raises:
         ConfigError: some clients are hostile, who would spoil the rows of all.
     """
-    if base.adversaries.in_effect():
+    if base.adversaries.effective():
         raise ConfigError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )
@@ -126,7 +126,7 @@ def _steps(federation: Federation, exchanges: Sequence[Exchange]) -> Fraction:
 def _steps_of(client: Client, method: Method, exchange: Exchange) -> int:
     """Steps of one client in an exchange that trains."""
     phases = method.phases(client.training) if exchange.phases is None else exchange.phases
-    return sum(phase.epochs * _batches(client, len(data_of(client, phase)[0])) for phase in phases)
+    return sum(phase.epochs * _batches(client, len(phase_data(client, phase)[0])) for phase in phases)
 
 
 def _batches(client: Client, rows: int) -> int:
@@ -135,4 +135,4 @@ def _batches(client: Client, rows: int) -> int:
 
 def _share_drawn(training: Training, clients: int) -> Fraction:
     """The share of the clients that take part in a round."""
-    return Fraction(training.drawn(clients), clients)
+    return Fraction(training.cohort_size(clients), clients)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 
-class Steps:
+class GraphSegment:
     """Runs recorded steps on a module: names in them are looked up on the module at the time. Holds no tensors.
 
     Args:

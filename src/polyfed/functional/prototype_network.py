@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def fresh(classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
+def init_network(classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
     """Initial weights, drawn from `draws`: E standard normal, layers uniform within 1 / sqrt(inputs)."""
     made = {"embedding": torch.randn(classes, features, generator=draws)}
     for layer, inputs, outputs in (("hidden", features, hidden), ("output", hidden, features)):
@@ -41,7 +41,7 @@ def margin(centers_SD: Tensor, most: float) -> float:
     return min(float(distances_SS.min(dim=1).values.max()), most)
 
 
-def separation(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin: float) -> Tensor:
+def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin: float) -> Tensor:
     """mean_m -log[e^-(d(m, y_m) + margin) / (e^-(d(m, y_m) + margin) + sum over c != y_m of e^-d(m, c))].
 
     d(m, c) is the Euclidean distance of row m and prototype c; its gradient at distance 0 is 0.
@@ -57,7 +57,7 @@ def separation(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin:
     return F.cross_entropy(-(distances_MC + away_MC), labels_M)
 
 
-def fit(
+def train_network(
     weights: Mapping[str, Tensor],
     rows_MD: Tensor,
     labels_M: Tensor,
@@ -67,7 +67,7 @@ def fit(
     lr: float,
     draws: torch.Generator,
 ) -> tuple[dict[str, Tensor], float]:
-    """SGD on `separation`, in shuffled batches of the rows.
+    """SGD on `margin_loss`, in shuffled batches of the rows.
 
     Args:
         weights: as they are; left alone. draws: for the order of the rows, another one in each epoch.
@@ -82,7 +82,7 @@ def fit(
         total = 0.0
         for some in torch.randperm(len(labels_M), generator=draws).split(batch):
             now = {name: t.detach().requires_grad_() for name, t in now.items()}
-            value = separation(prototypes(now), rows_MD[some], labels_M[some], margin)
+            value = margin_loss(prototypes(now), rows_MD[some], labels_M[some], margin)
             gradients = torch.autograd.grad(value, list(now.values()))
             now = {name: t.detach() - lr * g for (name, t), g in zip(now.items(), gradients, strict=True)}
             total += float(value.detach()) * len(some)

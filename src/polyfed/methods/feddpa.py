@@ -29,13 +29,13 @@ from torch import Tensor
 
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Phase, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.functional import drift
-from polyfed.functional.fisher import unit_range
+from polyfed.functional.fisher import min_max_normalize
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
@@ -81,10 +81,10 @@ class FedDPA(FedAvg):
         message = super().broadcast(server, client_id)
         if "selected" not in server.state:
             return message
-        return {**message, "selected": tensor(server.state, "selected")}
+        return {**message, "selected": get_tensor(server.state, "selected")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
+        weights = {i: float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------
@@ -92,21 +92,21 @@ class FedDPA(FedAvg):
         model = client.model
         train = client.data.train
         device = next(model.parameters()).device
-        w = {name: t.to(device, copy=True) for name, t in group(message, "model").items()}
+        w = {name: t.to(device, copy=True) for name, t in get_group(message, "model").items()}
         if client.weights is None:
-            load(model, w)
-        fisher = inference.fisher(model, train.x, train.y, client.prepare)
-        personal = {name: unit_range(t) > self.threshold for name, t in fisher.items()}
+            load_state(model, w)
+        fisher = inference.fisher_information(model, train.x, train.y, client.prepare)
+        personal = {name: min_max_normalize(t) > self.threshold for name, t in fisher.items()}
         own = dict(model.named_parameters())
         kept = {name: torch.where(mask, own[name].detach(), w[name]) for name, mask in personal.items()}
-        load(model, {**w, **kept})
+        load_state(model, {**w, **kept})
         shared = {name: ~mask for name, mask in personal.items()}
         context: dict[str, Any] = {"w": w, "personal": personal, "shared": shared}
         for part in ("personal", "shared"):  # where nothing may move, no rows
             moves = any(bool(mask.any()) for mask in context[part].values())
             context[f"{part} rows"] = torch.arange(client.n if moves else 0)
         if "selected" in message:
-            context["selected"] = tensor(message, "selected").clone()
+            context["selected"] = get_tensor(message, "selected").clone()
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -123,16 +123,16 @@ class FedDPA(FedAvg):
         if context["personal turn"] and self.lambda1:
             return task + self.lambda1 / 2 * squared_distance(w_k, context["w"])
         if not context["personal turn"] and self.lambda2:
-            return task + self.lambda2 / 2 * drift.bound_gap(w_k, context["w"], self.bound)
+            return task + self.lambda2 / 2 * drift.bound_gap_penalty(w_k, context["w"], self.bound)
         return task
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        model = floats(client.model)
+        model = float_state(client.model)
         w = client.context["w"]
         sent = {name: torch.where(mask, w[name], model[name]) for name, mask in client.context["personal"].items()}
         if self.clip:
             std = self.bound * self.noise / math.sqrt(float(client.context["selected"])) if self.noise else 0.0
             update = {name: t - w[name] for name, t in sent.items()}
-            released = drift.released(update, self.bound, std, client.generator("noise"))
+            released = drift.clip_and_noise(update, self.bound, std, client.generator("noise"))
             sent = {name: w[name] + t for name, t in released.items()}
         return {"model": {**model, **sent}}

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from polyfed.core import inference
 from polyfed.core.client import PublicData
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import head_names
@@ -77,7 +77,7 @@ class FedET(FedAvg):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         super().init_server(server)
-        w = server.initial(server.auxiliary_model)
+        w = server.initial_state(server.auxiliary_model)
         server.state["server"] = w
         self._share_head(server, w)
 
@@ -85,9 +85,9 @@ class FedET(FedAvg):
         if not uploads:
             return
         super().aggregate(server, uploads)
-        models = {i: group(message, "model") for i, message in uploads.items()}
+        models = {i: get_group(message, "model") for i, message in uploads.items()}
         heads = [self._head(server, server.clients[i].architecture, model) for i, model in models.items()]
-        weights = [float(tensor(uploads[i], "n")) if self.weighting == "samples" else 1.0 for i in models]
+        weights = [float(get_tensor(uploads[i], "n")) if self.weighting == "samples" else 1.0 for i in models]
         self._teach(server, models, weighted_mean(heads, weights))
 
     def _head(self, server: Server, architecture: str, weights: Group) -> dict[str, Tensor]:
@@ -98,14 +98,14 @@ class FedET(FedAvg):
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
         """Distill into the server's network, from the mean head; share the resulting head."""
         names = head_names(server.model(server.auxiliary_model, {}))
-        w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
+        w = {**get_group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = agree(server, models, server.public)
-            how = Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
+            targets = consensus_targets(server, models, server.public)
+            how = DistillationConfig(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
             model = server.model(server.auxiliary_model, w)
             w, loss = distill(model, server.public, targets, how, server.generator("transfer"))
             server.log["transfer_loss"] = loss
-            server.log["disputed"] = float(targets.disputed.float().mean())
+            server.log["disputed"] = float(targets.disagreement.float().mean())
         server.state["server"] = w
         self._share_head(server, w)
 
@@ -122,7 +122,7 @@ class FedET(FedAvg):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class DistillationConfig:
     """Settings of the server's training.
 
     steps: SGD steps. inputs: batch size. lr: learning rate. diversity: weight of the diversity term.
@@ -134,17 +134,17 @@ class Transfer:
     diversity: float
 
 
-def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
+def consensus_targets(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
     """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
     scores = []
     for i, weights in models.items():
         model = server.model(server.clients[i].architecture, weights)
-        scores.append(inference.apply(model, model, public.samples.x, public.prepare).cpu())
+        scores.append(inference.map_batches(model, model, public.samples.x, public.prepare).cpu())
     return consensus(torch.stack(scores))
 
 
 def distill(
-    model: nn.Module, public: PublicData, targets: Consensus, how: Transfer, draws: torch.Generator
+    model: nn.Module, public: PublicData, targets: Consensus, how: DistillationConfig, draws: torch.Generator
 ) -> tuple[dict[str, Tensor], float]:
     """Distill a consensus into a network; returns its weights and statistics, on the CPU, and the mean loss.
 

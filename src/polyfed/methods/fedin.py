@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import (
     Batch,
     Context,
@@ -36,12 +36,12 @@ from polyfed.core.method import (
     TrainingResult,
     hyperparameters,
 )
-from polyfed.core.modules import copy_parameters, floats, load, split
+from polyfed.core.modules import as_split_model, copy_parameters, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy, squared_distance
-from polyfed.functional.modes import untracked_statistics
+from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
 from polyfed.validation.effect import ActsWith
@@ -87,7 +87,7 @@ class FedIN(Method):
     def requirements(self) -> Requirements:
         is_projected = self.train_in and self.common is not None
         instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
-        return weight_averaging.needs(
+        return weight_averaging.requirements(
             self.aggregation,
             split_model=True,
             hint=instead,
@@ -96,11 +96,11 @@ class FedIN(Method):
         )
 
     @property
-    def common(self) -> feature_pairs.Common | None:
+    def common(self) -> feature_pairs.CommonSpace | None:
         """The common shape of pairs; None without projections."""
         if self.projection == "none":
             return None
-        return feature_pairs.Common(
+        return feature_pairs.CommonSpace(
             channels=self.projection_channels,
             grid=self.projection_grid,
             features=self.projection_features,
@@ -143,7 +143,7 @@ class FedIN(Method):
 
     def _pair_of(self, client: Client) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """Functions from network inputs to either part of a pair."""
-        model = split(client.model)
+        model = as_split_model(client.model)
         common = self.common
         if common is None:
             return {"s_in": model.extract, "s_out": model.represent}
@@ -170,13 +170,13 @@ class FedIN(Method):
         weighting = self.weighting
         if weighting == "paper":
             weighting = "samples" if self.aggregation == "same-shape" else "uniform"
-        shares = {i: float(server.clients[i].n) if weighting == "samples" else 1.0 for i in uploads}
+        shares = {i: float(server.clients[i].num_samples) if weighting == "samples" else 1.0 for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
         feature_pairs.store(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
+        load_state(client.model, get_group(message, "model"))
         context: dict[str, Any] = {}
         if self.mu:
             context["received"] = copy_parameters(client.model)
@@ -211,7 +211,7 @@ class FedIN(Method):
             return local
         intermediate = {name: p for name, p in model.named_parameters() if name in g_local}
         matrices = feature_pairs.trained_matrices(context)
-        with untracked_statistics(model):
+        with frozen_running_stats(model):
             loss_in = feature_pairs.loss_in(model, context)
         grads = torch.autograd.grad(loss_in, (*intermediate.values(), *matrices.values()))
         g_in = dict(zip(intermediate, grads, strict=False))
@@ -221,7 +221,7 @@ class FedIN(Method):
         return StepResult({**local.grads, **combined}, local.loss, {**local.sums, **sums}, raw)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message: dict[str, Tensor | Group] = {"model": floats(client.model)}
+        message: dict[str, Tensor | Group] = {"model": float_state(client.model)}
         if not self.train_in:
             return message
         count = self.pairs or client.training.batch_size

@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.class_targets import merge
-from polyfed.functional.clipping import clipped
+from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.methods.building_blocks import prototypes
 
 _SERVER_LR = {"logits": 0.1, "representation": 100.0}
@@ -88,23 +88,23 @@ class FedL2G(Method):
             return
         entries = server.classes
         if self.guide == "representation":
-            entries = split(server.model(server.architectures[0], {})).feature_dim
+            entries = as_split_model(server.model(server.architectures[0], {})).feature_dim
         server.state["guides"] = torch.randn(server.classes, entries, generator=server.generator("guides"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"guides": tensor(server.state, "guides")} if self.weight else {}
+        return {"guides": get_tensor(server.state, "guides")} if self.weight else {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "gradients")
+        sent = prototypes.collect(uploads, "gradients")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
-        guides = tensor(server.state, "guides")
+        guides = get_tensor(server.state, "guides")
         gradient = torch.zeros_like(guides)
         gradient[labels.long()] = rows
         server.log["guide_gradient"] = float(gradient.norm())
         step = _SERVER_LR[self.guide] if self.server_lr is None else self.server_lr
-        clipped_gradient = clipped({"g": gradient}, _CLIP)["g"]
+        clipped_gradient = clip_by_global_norm({"g": gradient}, _CLIP)["g"]
         assert clipped_gradient is not None
         server.state["guides"] = guides - step * clipped_gradient
 
@@ -115,7 +115,7 @@ class FedL2G(Method):
         context = {"quiz": order[:size].sort().values, "study": order[size:].sort().values}
         if "guides" in message:
             like = next(client.model.parameters())
-            context["guides"] = tensor(message, "guides").to(like, copy=True)
+            context["guides"] = get_tensor(message, "guides").to(like, copy=True)
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -152,7 +152,7 @@ class FedL2G(Method):
             return client.prepare(train.x[rows].to(guides.device)), train.y[rows].to(guides.device)
 
         whole = _Guided(self, client.model, guides.shape[1])
-        with evaluating(whole), untracked_statistics(whole):
+        with eval_mode(whole), frozen_running_stats(whole):
             gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.weight)
         labels = train.y[study].unique()
         return {"labels": labels.int(), "gradients": gradient[labels.to(gradient.device)]}

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from polyfed.core.method import Batch, Context, Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
-from polyfed.core.modules import Composite, exported
+from polyfed.core.modules import CompositeModel, export_state
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import auxiliary_model
 
 
-class Fused(Composite):
+class FusedModel(CompositeModel):
     """The private head on the fused representation of both networks."""
 
     def __init__(self, own: Any, common: Any) -> None:
@@ -54,7 +54,7 @@ class Fused(Composite):
         """The own network's tensors by name; the others as ``beside.auxiliary_model.*`` and ``beside.projection.*``."""
         parts = {"auxiliary_model": self.auxiliary_model.state_dict(), "projection": self.projection.state_dict()}
         added = {f"beside.{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
-        return {**exported(self.own), **added}
+        return {**export_state(self.own), **added}
 
 
 @hyperparameters
@@ -82,7 +82,7 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
                 f"has {own.feature_dim}, the common network {auxiliary.feature_dim}; set method.features to at most "
                 f"{own.feature_dim}"
             )
-        return Fused(own, auxiliary)
+        return FusedModel(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
         fused: nn.Module = module

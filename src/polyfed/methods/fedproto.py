@@ -21,16 +21,16 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
-from polyfed.functional.class_targets import merge, renewed
+from polyfed.functional.class_targets import merge, update_rows
 from polyfed.methods.building_blocks import prototypes
 
 
 @hyperparameters
-class FedProto(prototypes.Prototypes):
+class FedProto(prototypes.PrototypeMethod):
     """Averaged class means of representations, which regularize local training."""
 
     name: ClassVar[str] = "fedproto"
@@ -38,7 +38,7 @@ class FedProto(prototypes.Prototypes):
     down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: last P received; server: P, clients' classes"
-    form: ClassVar[Form | None] = prototypes.Prototypes.form
+    form: ClassVar[Form | None] = prototypes.PrototypeMethod.form
     unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
@@ -47,22 +47,24 @@ class FedProto(prototypes.Prototypes):
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "prototypes" not in server.state:
             return {}
-        labels = tensor(server.state, "labels")
-        rows = tensor(server.state, "prototypes")
-        own = prototypes.wanted(server, client_id, labels)
+        labels = get_tensor(server.state, "labels")
+        rows = get_tensor(server.state, "prototypes")
+        own = prototypes.mask_owned_classes(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):
             return message
         return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
-        prototypes.remember(server, sent)
+        prototypes.record_owners(server, sent)
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
         if "prototypes" in server.state:
-            labels, rows = renewed(tensor(server.state, "prototypes"), tensor(server.state, "labels"), rows, labels)
+            labels, rows = update_rows(
+                get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
+            )
         server.state |= {"labels": labels, "prototypes": rows}
 
     # client ------------------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import hyperparameters
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import merge
@@ -33,7 +33,7 @@ from polyfed.methods.building_blocks import prototypes
 
 
 @hyperparameters
-class FedTGP(prototypes.Prototypes):
+class FedTGP(prototypes.PrototypeMethod):
     """Server-trained prototypes with a margin between classes."""
 
     name: ClassVar[str] = "fedtgp"
@@ -50,21 +50,21 @@ class FedTGP(prototypes.Prototypes):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        features = split(server.model(server.architectures[0], {})).feature_dim
+        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("prototypes")
-        server.state["network"] = prototype_network.fresh(server.classes, features, features, draws)
+        server.state["network"] = prototype_network.init_network(server.classes, features, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
         _, centers = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
         delta = prototype_network.margin(centers, self.margin)
-        weights, loss = prototype_network.fit(
-            group(server.state, "network"),
+        weights, loss = prototype_network.train_network(
+            get_group(server.state, "network"),
             sent.rows,
             sent.labels,
             delta,
@@ -73,7 +73,7 @@ class FedTGP(prototypes.Prototypes):
             self.server_lr,
             server.generator("means"),
         )
-        before = [tensor(server.state, "labels")] if "labels" in server.state else []
+        before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
         labels = torch.cat([*before, sent.labels]).unique()
         rows = prototype_network.prototypes(weights)[labels.long()]
         server.state |= {"network": weights, "labels": labels, "prototypes": rows}

@@ -25,7 +25,7 @@ from polyfed.methods.building_blocks import width_slicing
 
 
 @hyperparameters
-class HeteroFL(width_slicing.Narrowing):
+class HeteroFL(width_slicing.WidthSlicing):
     """Narrower sub-models of one network, averaged over the clients that hold a weight."""
 
     name: ClassVar[str] = "heterofl"

@@ -27,7 +27,7 @@ def personal_models(run: Path) -> list[ClientModel]:
     return [load_model(run, int(Path(file).stem.removeprefix("client-"))) for file in index]
 
 
-def representations(run: Path, rows: slice) -> list[Tensor]:
+def representations_of(run: Path, rows: slice) -> list[Tensor]:
     """Every client's (L, D) for these rows of the official test side, or of the training side where there is none."""
     source = DataCache().source(Recipe.load(run / "recipe.toml"))
     images = (source.test or source.train).x[rows]

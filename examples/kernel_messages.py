@@ -110,7 +110,7 @@ def main() -> None:
     if arguments.images < 2 or min(arguments.ranks) < 1:
         parser.error("expected at least 2 images and ranks of at least 1")
     run: Path = arguments.run
-    views = representations(run, slice(arguments.images))
+    views = representations_of(run, slice(arguments.images))
     rows = table(views, arguments.ranks, arguments.norm)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))

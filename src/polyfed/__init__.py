@@ -21,7 +21,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",
     "Adversaries": "plugins.settings",
     "Client": "core.client", "PublicData": "core.client", "Method": "core.method", "SplitModel": "models.split",
-    "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
+    "split": "models.adapt", "load_dataset": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
 

@@ -64,8 +64,8 @@ class Nearby:
         recipe: the nodes'. folder: for their disks. clients: which are there. configs: further node configuration.
 
     Attributes:
-        fault: asked before a envelope reaches its node. sent: all envelopes, with their nodes. away: nodes that are off.
-        last: what each node last answered.
+        fault: asked before an envelope reaches its node. sent: all envelopes, with their nodes. away: nodes that are
+            off. last: what each node last answered.
     """
 
     def __init__(

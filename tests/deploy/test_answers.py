@@ -28,7 +28,7 @@ NOISY = {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}}
 def asked(
     folder: Path, kind: str = "train", config: dict[str, Any] | None = None, **sections: Any
 ) -> tuple[Nearby, Envelope]:
-    """Nodes that took part in a run, and a envelope of its first round to the first of them.
+    """Nodes that took part in a run, and an envelope of its first round to the first of them.
 
     The run is that of an earlier test with the same arguments, if there was one, with disks of its own.
     """

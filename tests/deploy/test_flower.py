@@ -128,7 +128,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     nested = ConfigRecord({flower_transport._FACTS: "[" * 100_000})
     for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport._RECORD: nested}):
         (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
-        assert "expected a envelope of polyfed's" in str(wire.collect([stray])[stray])
+        assert "expected an envelope of polyfed's" in str(wire.collect([stray])[stray])
     monkeypatch.setattr(flower_transport, "_LARGEST", 1000)
     long = ConfigRecord({flower_transport._FACTS: "[" * 1001})
     (stray,) = grid.push_messages([Message(RecordDict({flower_transport._RECORD: long}), 10, "query.hello")])

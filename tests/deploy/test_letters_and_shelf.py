@@ -84,7 +84,7 @@ def test_counts_that_are_none_are_one_line(told: dict[str, object]) -> None:
 
 
 def test_facts_are_checked() -> None:
-    with pytest.raises(RunError, match=r"expected the facts of a envelope \(introduction\), got others at 'client'"):
+    with pytest.raises(RunError, match=r"expected the facts of an envelope \(introduction\), got others at 'client'"):
         parse(ClientHello, {"client": -1})
 
 
@@ -96,7 +96,7 @@ def test_settings_that_differ_are_named() -> None:
     assert first_difference(ours, {"method": ours["method"]}) == "run is {'seed': 0} at the server and None here"
 
 
-# the checkpoints ----------------------------------------------------------------------------------------------------------
+# the checkpoints ----------------------------------------------------------------------------------------------
 
 
 def kept(value: float) -> ClientSnapshot:

@@ -360,7 +360,7 @@ def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
 
 
 def header(envelope: Envelope) -> Tensor:
-    """The header's weight in a envelope of FedGH's."""
+    """The header's weight in an envelope of FedGH's."""
     group = deserialize(envelope.body)[0]["header"]
     assert isinstance(group, dict)
     return group["weight"]

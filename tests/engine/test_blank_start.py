@@ -43,7 +43,7 @@ def run(name: str, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Federa
 
     hyperparameters = {f.name for f in dataclasses.fields(METHODS[name])}
     with monkeypatch.context() as patch:
-        patch.setattr(ModelFactory, "initial", counted)
+        patch.setattr(ModelFactory, "initial_state", counted)
         patch.setattr(METHODS[name], "ignores_initial_weights", not drawn)
         method = METHODS[name](
             **{hyperparameter: value for hyperparameter, value in QUICK.items() if hyperparameter in hyperparameters}

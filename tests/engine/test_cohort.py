@@ -570,10 +570,10 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
 
     def choose(name: str, device: str, workers: int | None = None) -> object:
         parts = SimpleNamespace(device=torch.device(device), template=fed.model_factory.module)
-        worker_context: Any = SimpleNamespace(
+        context: Any = SimpleNamespace(
             method=fed.method, architectures=parts, clients=fed.clients, store=fed.store, auc=False
         )
-        return process_pool.make_executor(name, workers, worker_context, Training(), print)
+        return process_pool.make_executor(name, workers, context, Training(), print)
 
     assert isinstance(choose("auto", "cuda"), VectorizedExecutor)
     assert isinstance(choose("auto", "cuda", workers=4), VectorizedExecutor)

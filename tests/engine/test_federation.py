@@ -239,7 +239,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         scored.append(client.id)
         return plain(client, *rest)
 
-    monkeypatch.setattr(scoring, "score_model", score)
+    monkeypatch.setattr(scoring, "evaluate_model", score)
     return scored
 
 

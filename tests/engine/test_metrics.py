@@ -244,7 +244,7 @@ def test_after_local_has_an_auc_too() -> None:
 def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     plain = scoring.evaluate_model
-    monkeypatch.setattr(scoring, "score_model", lambda *given: calls.append(given[0].id) or plain(*given))
+    monkeypatch.setattr(scoring, "evaluate_model", lambda *given: calls.append(given[0].id) or plain(*given))
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     test = draw(30, (0, 1, 2), 9)
     federation = Federation(

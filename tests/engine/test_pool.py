@@ -488,7 +488,7 @@ def choose(clients: int = 6, **options: Any) -> Any:
 
 
 def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "cores", lambda: 4)
+    monkeypatch.setattr(process_pool, "available_cores", lambda: 4)
     long = Training(rounds=10_000)
     assert isinstance(choose(), Serial)  # milliseconds
     assert choose(training=long).workers == 4
@@ -499,7 +499,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
     assert choose(workers=2).workers == 2  # whoever asks for workers has them
     assert choose(executor="processes").workers == 4
     assert choose(executor="processes", workers=1).workers == 1
-    monkeypatch.setattr(process_pool, "cores", lambda: 1)
+    monkeypatch.setattr(process_pool, "available_cores", lambda: 1)
     assert isinstance(choose(training=long), Serial)
 
 
@@ -569,7 +569,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append([])
         fed[0].executor._estimates.note(TrainJob(fed[0].clients[3], {}, "", Exchange(), 1), 99.0)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(ForkedWorker, "ask", ask)
+    monkeypatch.setattr(ForkedWorker, "send", ask)
     members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
     training = Training(rounds=2, batch_size=8)
     given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "processes", "workers": 1}

@@ -70,7 +70,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Every kind of memory there is, growing often."""
     monkeypatch.setattr(weight_store, "_CHUNK", 1)
     if request.param == "disk":
-        monkeypatch.setattr(weight_store, "available", lambda: 10.0)
+        monkeypatch.setattr(weight_store, "available_memory", lambda: 10.0)
     if request.param == "alone":
         monkeypatch.delattr(os, "memfd_create", raising=False)
     elif request.param == "memory" and not hasattr(os, "memfd_create"):
@@ -210,10 +210,10 @@ def test_what_does_not_fit_in_memory_lies_in_a_nameless_file(tmp_path: Path, mon
     plain = weight_store.tempfile.mkstemp
     monkeypatch.setattr(weight_store.tempfile, "mkstemp", lambda **o: asked.append(o["dir"]) or plain(**o))
     needed = sum(made().layout(name).nbytes for name in ("tied", "plain", "tied", "plain"))
-    monkeypatch.setattr(weight_store, "available", lambda: 2.0 * needed)
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed)
     made(tmp_path / "run").allocate("tied")
     assert asked == [], "it fits"
-    monkeypatch.setattr(weight_store, "available", lambda: 2.0 * needed - 1)
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed - 1)
     rows = made(tmp_path / "not" / "yet")
     row = rows.store(0, "tied", "", drawn("tied", 1))
     assert asked == [tmp_path]
@@ -225,7 +225,7 @@ def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weight_store, "available", lambda: 0.0)
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 0.0)
     monkeypatch.setattr(os, "posix_fallocate" if hasattr(os, "posix_fallocate") else "ftruncate", full)
     with pytest.raises(RunError, match="weights on disk, as memory is short: No space left on device"):
         made().allocate("tied")

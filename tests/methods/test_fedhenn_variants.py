@@ -219,7 +219,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
             return whole(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(kernel_alignment.inference, "represent", counted)
+            patch.setattr(kernel_alignment.inference, "representations", counted)
             history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
         return count, [{**round.record, "seconds": 0} for round in history]
 
@@ -312,11 +312,11 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
     seen, plain, evaluate = [], inference.representations, fed.evaluator.record
 
     def evaluating(scores):
-        monkeypatch.setattr(inference, "represent", lambda *given: seen.append(given) or plain(*given))
+        monkeypatch.setattr(inference, "representations", lambda *given: seen.append(given) or plain(*given))
         states = [dict(client.state) for client in fed.clients]
         found = evaluate(scores)
         assert all(a.items() <= b.state.items() for a, b in zip(states, fed.clients, strict=True))
-        monkeypatch.setattr(inference, "represent", plain)
+        monkeypatch.setattr(inference, "representations", plain)
         return found
 
     monkeypatch.setattr(fed.evaluator, "record", evaluating)

@@ -189,7 +189,7 @@ class ModelFactory:
         return {name: tensor.detach().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
 
     def starting_state(self, architecture: str, variant: str, owner: int, given: nn.Module | None) -> dict[str, Tensor]:
-        """What a client's network holds before the client has weights of its own: `initial_state`, or blank parameters."""
+        """What a client's network holds before it has weights of its own: `initial_state`, or blank parameters."""
         if not self._blank or given is not None:
             return self.initial_state(architecture, variant, owner, given)
         weights = self.state(architecture, variant)

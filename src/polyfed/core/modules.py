@@ -34,7 +34,7 @@ def trainable_parameters(module: nn.Module) -> _Trainable:
 
 @contextlib.contextmanager
 def cache_trainable(module: nn.Module) -> Iterator[_Trainable]:
-    """Within the block the network keeps its parameters, and the same of them take a gradient: `trainable_parameters` looks once.
+    """Within the block, `trainable_parameters` looks once: the network keeps its parameters and what they need.
 
     Looking costs as much as a small network's whole step.
     """

@@ -17,9 +17,9 @@ import torch
 def derive_seed(seed: int, purpose: str, *ids: int | str) -> int:
     """A 63-bit seed for one purpose: the hash of (seed, purpose, ids), the same on every machine.
 
-    >>> derive(0, "batches", 3, 7) == derive(0, "batches", 3, 7)
+    >>> derive_seed(0, "batches", 3, 7) == derive_seed(0, "batches", 3, 7)
     True
-    >>> derive(0, "batches", 3, 7) == derive(0, "batches", 7, 3)
+    >>> derive_seed(0, "batches", 3, 7) == derive_seed(0, "batches", 7, 3)
     False
     """
     text = "\x1f".join([str(int(seed)), purpose, *(f"{type(i).__name__}:{i}" for i in ids)])

@@ -81,8 +81,8 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
             CSV files or of images, with the further column "client" (`polyfed.data.per_client_folders`); or
             ``npz:PATH``, a file of arrays per client, likewise (`polyfed.data.pflib_npz`). PATH is looked for below
             `root`; without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a
-            function of your own that is called without arguments and returns a `DatasetSource`, or its sides (`from_tensors`):
-            a training side alone, or a dictionary of "train" and "test".
+            function of your own that is called without arguments and returns a `DatasetSource`, or its sides
+            (`from_tensors`): a training side alone, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
         image_column: the column with images, when it cannot be told.
         label_column: the column with labels, when it cannot be told or is not the usual one.

@@ -1,7 +1,7 @@
 """Data sets of one's own: Parquet, CSV and arrays, image folders, a folder or file per client, a function.
 
-`polyfed.data.datasets.load_dataset` finds the reader by what stands before the path. Here is also what a request may not ask of
-a data set that has no use for it.
+`polyfed.data.datasets.load_dataset` finds the reader by what stands before the path. Here is also what a request may
+not ask of a data set that has no use for it.
 """
 
 from __future__ import annotations

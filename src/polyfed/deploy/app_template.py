@@ -138,7 +138,7 @@ def _about(place: Path, recipe: Recipe, host: str, asked: Sequence[str]) -> dict
 
 
 def _app_name(folder: Path) -> str:
-    """The folder's name as Flower takes one: a envelope first; envelopes, digits, hyphens."""
+    """The folder's name as Flower takes one: a letter first; letters, digits, hyphens."""
     words = re.sub(r"[^A-Za-z0-9]+", "-", folder.absolute().name).strip("-")
     name = words if words[:1].isalpha() else f"federation-{words}".rstrip("-")
     return name[:_LONGEST_NAME].rstrip("-")

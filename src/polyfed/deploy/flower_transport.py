@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble that are told
-_LARGEST = 2**26  # bytes of a envelope's facts
+_LARGEST = 2**26  # bytes of an envelope's facts
 _RECORD = "polyfed"
 _FACTS = "facts"
 _BODY = "body"
@@ -96,7 +96,7 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
     `polyfed deploy node` has no use for it: it answers with the polyfed and the recipe of its own machine.
 
     Args:
-        recipe: the same experiment as the server's; a TOML file, read when a envelope comes, or a `Recipe`.
+        recipe: the same experiment as the server's; a TOML file, read when an envelope comes, or a `Recipe`.
 
     Raises:
         ConfigError: Flower is not installed.
@@ -166,7 +166,7 @@ class FlowerTransport:
 
 
 def _record(said: Answer) -> RecordDict:
-    """A envelope, or why there is none, as Flower carries it."""
+    """An envelope, or why there is none, as Flower carries it."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     if isinstance(said, NodeError):
@@ -193,9 +193,9 @@ def _envelope(message: Message) -> Envelope:
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
     except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise RunError(f"expected a envelope of polyfed's, got something else: {error!r}") from None
+        raise RunError(f"expected an envelope of polyfed's, got something else: {error!r}") from None
     if kind not in KINDS:
-        raise RunError(f"expected a envelope of one of the kinds {', '.join(KINDS)}, got '{kind}'")
+        raise RunError(f"expected an envelope of one of the kinds {', '.join(KINDS)}, got '{kind}'")
     return Envelope(kind, facts, body)
 
 

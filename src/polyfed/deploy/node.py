@@ -78,7 +78,7 @@ class Node:
         self._recipe = recipe.with_run(device=place.device or recipe.run.device)
 
     def answer(self, envelope: Envelope) -> Envelope:
-        """What the node says to a envelope.
+        """What the node says to an envelope.
 
         Raises:
             PolyfedError: it cannot do what is asked; says why.
@@ -232,7 +232,7 @@ class NodeTask:
             )
 
     def request(self, envelope: Envelope) -> str:
-        """What tells a envelope from others: all that the answer depends on, the client's own state with it."""
+        """What tells an envelope from others: all that the answer depends on, the client's own state with it."""
         asked = {key: value for key, value in envelope.facts.items() if key not in _UNSEEN}
         parts = (json.dumps(asked, sort_keys=True).encode(), envelope.body, self._checkpoints.stored(self._task.base))
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()

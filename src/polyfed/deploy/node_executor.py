@@ -74,7 +74,7 @@ class DeployedParts(FederationParts, Protocol):
 
 
 class NodeExecutor:
-    """The executor of a deployed federation: every job is a envelope to a node.
+    """The executor of a deployed federation: every job is an envelope to a node.
 
     A round is one passage, with the scores of personal models in the same answer. What is scored after receiving
     something needs another passage, in rounds that are evaluated.

@@ -211,8 +211,8 @@ class NodeRegistry:
     """The clients that have said who they are.
 
     Args:
-        recipe: what they must have, too. broker: asks them. event_log: where it is told. count: clients of the federation.
-        say: told what somebody who waits should know.
+        recipe: what they must have, too. broker: asks them. event_log: where it is noted. count: clients of the
+            federation. say: told what somebody who waits should know.
 
     Attributes:
         count: see above.

@@ -52,11 +52,11 @@ _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 class TaskRequest(Settings):
     """What a node is asked; which of it counts depends on the kind of envelope.
 
-    experiment: which run it is, "" before it is known. settings: see `shared_config`. class_names: of the task; None: as the
-    node's own data have them. auxiliary_model: its network, "" without one. base: mark of what the client
+    experiment: which run it is, "" before it is known. settings: see `shared_config`. class_names: of the task; None:
+    as the node's own data have them. auxiliary_model: its network, "" without one. base: mark of what the client
     was when it last counted, "" at its beginning; mark: of what it will be. parts: of its data that are to be scored.
-    has_message: whether the body is one for the client (an empty one is one, too). The others: see `executors.TrainJob`.
-    about: entry of a run folder's models/index.json.
+    has_message: whether the body is one for the client (an empty one is one, too). The others: see
+    `executors.TrainJob`. about: entry of a run folder's models/index.json.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -138,7 +138,7 @@ def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         what = kind.__name__.lower()
-        raise RunError(f"expected the facts of a envelope ({what}), got others at '{where}': {first['msg']}") from None
+        raise RunError(f"expected the facts of an envelope ({what}), got others at '{where}': {first['msg']}") from None
 
 
 @dataclass(frozen=True)

@@ -186,8 +186,9 @@ def _check_together(method: Method, model_factory: ModelFactory, first: Mapping[
         and _head(as_split_model(module)) != _head(theirs)
     ):
         raise ConfigError(
-            f"{name} needs heads with the same tensors; {who} gives {_head(as_split_model(module))}, the clients' networks "
-            f"{_head(theirs)}" + (f"; {method.requirements.hint}" if method.requirements.hint else "")
+            f"{name} needs heads with the same tensors; {who} gives {_head(as_split_model(module))}, "
+            f"the clients' networks {_head(theirs)}"
+            + (f"; {method.requirements.hint}" if method.requirements.hint else "")
         )
     for client in first.values():
         _check_forward(client, module, who)

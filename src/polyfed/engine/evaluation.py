@@ -297,8 +297,8 @@ class ScoreCache:
     ) -> ClientScore:
         """Score a working client; with `shared` samples, equal models once.
 
-        others: see `evaluate_model`. own_body: the network's variant, where all of it but the head is as in the client's
-        own weights.
+        others: see `evaluate_model`. own_body: the network's variant, where all of it but the head is as in the
+        client's own weights.
         """
         if not shared:
             return self._take(client, method, samples, others, own_body)

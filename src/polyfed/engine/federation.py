@@ -240,12 +240,12 @@ class Federation:
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        worker_context = WorkerContext(
+        context = WorkerContext(
             self.method, self.model_factory, self.clients, self.store, "auc" in self.evaluation.metrics
         )
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
-        executor = make_executor(asked.executor, workers, worker_context, self.training, say, asked.rebuild)
+        executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
         return executor if asked.wrap is None else asked.wrap(executor)
 
     # what it is -----------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class OperationCounter(TorchDispatchMode):
     Attributes:
         count: so many until now.
 
-    >>> with Operations() as done:
+    >>> with OperationCounter() as done:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
     >>> done.count
     60

@@ -60,7 +60,7 @@ class AllocationTracker(TorchDispatchMode):
     Attributes:
         held: bytes of what was made and still is there. peak: the most that was there at a time.
 
-    >>> with Allocations() as made:
+    >>> with AllocationTracker() as made:
     ...     kept = torch.zeros(256) + 1
     >>> made.held, made.peak
     (1024, 2048)

@@ -4,7 +4,7 @@ A row begins with the network's float32 numbers, parameters and buffers, tied te
 multiple of 64 bytes; tensors of other types (BatchNorm's counters) lie behind them. Rows of one architecture and
 variant lie side by side. Who has no weights of its own has no row.
 
-A row is written once, by whoever was handed it `allocate`, and never again: new weights go to another row. A row's place
+A row is written once, by whoever allocated it, and never again: new weights go to another row. A row's place
 is free for others as soon as no tensor that looks into it is alive.
 """
 

@@ -62,7 +62,7 @@ def width(size: int, rate: float) -> int:
 def first_channels(size: int, rate: float) -> Tensor:
     """The first ceil(rate * size) channels (HeteroFL).
 
-    >>> first(6, 0.5)
+    >>> first_channels(6, 0.5)
     tensor([0, 1, 2])
     """
     return torch.arange(width(size, rate))
@@ -71,7 +71,7 @@ def first_channels(size: int, rate: float) -> Tensor:
 def rolling_channels(size: int, rate: float, step: int) -> Tensor:
     """As many, from channel `step` on and around the end (FedRolex): the window moves forwards by one a step.
 
-    >>> rolling(6, 0.5, 4)
+    >>> rolling_channels(6, 0.5, 4)
     tensor([4, 5, 0])
     """
     return (first_channels(size, rate) + step % size) % size
@@ -84,7 +84,7 @@ def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept)
         plan: knows every name in `tensors`. tensors: of the large model. kept: channels by group.
 
     >>> plan = ChannelPlan({"weight": (Axis(OUTPUT), Axis(2, repeat=2))}, {2: 3})
-    >>> take(plan, {"weight": torch.arange(6).reshape(1, 6)}, {2: torch.tensor([2, 0])})
+    >>> slice_channels(plan, {"weight": torch.arange(6).reshape(1, 6)}, {2: torch.tensor([2, 0])})
     {'weight': tensor([[4, 5, 0, 1]])}
     """
     return {name: _cut(tensor, _places(plan.axes[name], kept)) for name, tensor in tensors.items()}

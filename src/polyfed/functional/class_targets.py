@@ -50,7 +50,7 @@ def merge(rows_MD: Tensor, labels_M: Tensor, weights_M: Tensor) -> tuple[Tensor,
 def update_rows(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: Tensor) -> tuple[Tensor, Tensor]:
     """The new rows, and of the classes that have none the old ones: (labels, rows), in the order of the labels.
 
-    >>> renewed(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([[9.0]]), torch.tensor([1]))
+    >>> update_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([[9.0]]), torch.tensor([1]))
     (tensor([0, 1]), tensor([[1.],
             [9.]]))
     """
@@ -63,7 +63,7 @@ def update_rows(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels
 def to_dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Rows by class number, (C, D), and which of them are known, (C,) bool; the others are filled up to be skipped.
 
-    >>> dense(torch.tensor([[5.0]]), torch.tensor([1]), classes=2)
+    >>> to_dense(torch.tensor([[5.0]]), torch.tensor([1]), classes=2)
     (tensor([[0.],
             [5.]]), tensor([False,  True]))
     """
@@ -85,7 +85,7 @@ def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Te
 
     Source: FedProto, its regularizer, as the mean over the batch and over the D features.
 
-    >>> pull(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
+    >>> prototype_distance(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
     ...      torch.zeros(2, 2), torch.tensor([True, False]))
     tensor(6.2500)
     """
@@ -120,7 +120,7 @@ def _mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
 def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
     """Scores (N, C): minus the Euclidean distance to each class's prototype, minus infinity where there is none.
 
-    >>> nearest(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
+    >>> nearest_prototype_scores(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
     tensor([[-inf, -5.]])
     """
     distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")

@@ -13,7 +13,7 @@ def clip_factors(norms: Tensor, most: float) -> Tensor:
 
     PyTorch divides a number by a tensor as number * (1 / tensor), which would miss that 1 by a rounding.
 
-    >>> shrinking(torch.tensor([0.7, 1.4]), 0.7)
+    >>> clip_factors(torch.tensor([0.7, 1.4]), 0.7)
     tensor([1.0000, 0.5000])
     """
     return torch.full_like(norms, most) / norms.clamp(min=most)
@@ -22,7 +22,7 @@ def clip_factors(norms: Tensor, most: float) -> Tensor:
 def clip_by_global_norm(grads: Mapping[str, Tensor | None], most: float) -> dict[str, Tensor | None]:
     """The gradients shrunk together, so that their common norm is at most `most`; 0 is no limit.
 
-    >>> clipped({"w": torch.tensor([3.0]), "b": torch.tensor([4.0]), "unused": None}, 1.0)["b"]
+    >>> clip_by_global_norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0]), "unused": None}, 1.0)["b"]
     tensor([0.8000])
     """
     present = [g for g in grads.values() if g is not None]
@@ -36,7 +36,7 @@ def clip_by_global_norm(grads: Mapping[str, Tensor | None], most: float) -> dict
 def clip_rows(s: Tensor, most: float) -> Tensor:
     """Rows (N, ...), each shrunk to the L2 norm `most` over all its entries where it is longer; in their own type.
 
-    >>> rows_clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
+    >>> clip_rows(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
     """

@@ -43,7 +43,7 @@ def confidence_weights(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
 
     The paper's alpha. They sum to 1 for every sample, or to 0 where nobody is counted.
 
-    >>> shares(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
+    >>> confidence_weights(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
     tensor([[0.2500, 0.5000],
             [0.7500, 0.5000]])
     """

@@ -25,7 +25,7 @@ def bound_gap_penalty(params: Mapping[str, Tensor], reference: Mapping[str, Tens
     Source: Yang et al. (FedDPA), NeurIPS 2023.
 
     >>> w, w_ref = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}, {"a": torch.zeros(2), "b": torch.ones(1)}
-    >>> bound_gap(w, w_ref, 7.0)
+    >>> bound_gap_penalty(w, w_ref, 7.0)
     tensor(4.)
     """
     norms_L = torch.stack([torch.linalg.vector_norm(w - reference[name].detach()) for name, w in params.items()])
@@ -41,7 +41,7 @@ def clip_and_noise(
     Args:
         source: of the normal numbers. With others than a generator's, the result lies on a grid (`keyed.on_grid`).
 
-    >>> released({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
+    >>> clip_and_noise({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
     {'a': tensor([0.6000, 0.8000])}
     """
     short = {name: t for name, t in clip_by_global_norm(update, bound).items() if t is not None}

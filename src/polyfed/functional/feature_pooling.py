@@ -68,7 +68,7 @@ def random_orthogonal(rows: int, columns: int, generator: torch.Generator) -> Te
 
     Its pseudo-inverse is its transpose.
 
-    >>> p = orthogonal(2, 5, torch.Generator().manual_seed(0))
+    >>> p = random_orthogonal(2, 5, torch.Generator().manual_seed(0))
     >>> bool((p @ p.T - torch.eye(2)).abs().max() < 1e-6)
     True
     """
@@ -95,7 +95,7 @@ def pooling_matrix(size: int, to: int) -> Tensor:
 
     Of full rank, also where there are more bins than places.
 
-    >>> pooling(2, 4).T
+    >>> pooling_matrix(2, 4).T
     tensor([[1., 1., 0., 0.],
             [0., 0., 1., 1.]], dtype=torch.float64)
     """

@@ -19,7 +19,7 @@ class GraphSegment:
     >>> import torch
     >>> graph = fx.Tracer().trace(nn.ReLU())  # x -> relu(x)
     >>> x, relu, _ = graph.nodes
-    >>> Steps([relu], x, (x, relu))(nn.ReLU(), torch.tensor([-1.0]))
+    >>> GraphSegment([relu], x, (x, relu))(nn.ReLU(), torch.tensor([-1.0]))
     (tensor([-1.]), tensor([0.]))
     """
 

@@ -15,7 +15,7 @@ def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
     Args:
         values_N: one per row, finite. w_N: row weights, not negative; 0 for padding rows.
 
-    >>> row_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
+    >>> weighted_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor(3.)
     """
     total = w_N.sum()
@@ -62,7 +62,7 @@ def kl_divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     Raises:
         ValueError: shapes do not fit.
 
-    >>> divergence(torch.zeros(1, 2), torch.tensor([[50.0, -50.0]]), torch.ones(1))  # log 2
+    >>> kl_divergence(torch.zeros(1, 2), torch.tensor([[50.0, -50.0]]), torch.ones(1))  # log 2
     tensor(0.6931)
     """
     if logits_NC.dim() != 2 or teacher_NC.shape != logits_NC.shape or w_N.shape != logits_NC.shape[:1]:
@@ -92,7 +92,7 @@ def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma:
     Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
 
     >>> zeros = torch.zeros(1, 2)
-    >>> exits_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2: the weights sum to 1
+    >>> multi_exit_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2: the weights sum to 1
     tensor(0.6931)
     """
     if not exits_NC or temperature <= 0:
@@ -120,7 +120,7 @@ def l1_loss(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
     Raises:
         ValueError: shapes do not fit.
 
-    >>> absolute_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    >>> l1_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
     tensor(1.5000)
     """
     return weighted_mean(_difference(found_NC, target_NC, w_N).abs().mean(dim=1), w_N)
@@ -139,7 +139,7 @@ def mse_loss(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
     Raises:
         ValueError: shapes do not fit.
 
-    >>> squared_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    >>> mse_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
     tensor(2.5000)
     """
     return weighted_mean(_difference(found_ND, target_ND, w_N).square().mean(dim=1), w_N)
@@ -170,7 +170,7 @@ def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temper
     Source: Li, He and Song (MOON), CVPR 2021, eq. 3.
 
     >>> z = torch.eye(2)
-    >>> contrast(z, z, -z, 0.5, torch.ones(2))  # log(1 + e^-4)
+    >>> model_contrastive_loss(z, z, -z, 0.5, torch.ones(2))  # log(1 + e^-4)
     tensor(0.0181)
     """
     if temperature <= 0 or not z_ND.shape == near_ND.shape == far_ND.shape:
@@ -225,7 +225,7 @@ def mask_absent_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
 
     Source: HeteroFL (Diao et al., ICLR 2021), section 3, masked cross entropy.
 
-    >>> only_classes(torch.tensor([[3.0, 5.0, 7.0]]), torch.tensor([True, False]))
+    >>> mask_absent_classes(torch.tensor([[3.0, 5.0, 7.0]]), torch.tensor([True, False]))
     tensor([[3., 0., 0.]])
     """
     rest = logits_NC.shape[1] - len(present_C)

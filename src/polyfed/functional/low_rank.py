@@ -76,7 +76,7 @@ def decode(encoded: Mapping[str, Tensor | Mapping[str, Tensor]], like: Mapping[s
 def numel(encoded: Mapping[str, Tensor | Mapping[str, Tensor]]) -> int:
     """How many numbers an encoding has.
 
-    >>> numbers(encode({"b": torch.zeros(3), "w": torch.ones(4, 6)}, 1.0))  # 3 and 4 + 1 + 6
+    >>> numel(encode({"b": torch.zeros(3), "w": torch.ones(4, 6)}, 1.0))  # 3 and 4 + 1 + 6
     14
     """
     return sum(tensor.numel() for group in GROUPS for tensor in _entries(encoded, group).values())

@@ -34,7 +34,7 @@ def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor
 
     Source: FedSelect (Tamirisa et al., CVPR 2024), and its code.
 
-    >>> grown(torch.tensor([True, False, False, False, False]), torch.tensor([9.0, 1, 3, 3, 2]), 0.5, 0.8)
+    >>> grow_mask(torch.tensor([True, False, False, False, False]), torch.tensor([9.0, 1, 3, 3, 2]), 0.5, 0.8)
     tensor([ True, False,  True,  True, False])
     """
     if mask.shape != delta.shape:
@@ -50,7 +50,7 @@ def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor
 def pack_bits(mask: Tensor) -> Tensor:
     """Eight entries of a mask in a byte, the first in the lowest bit; (ceil(n / 8),) uint8.
 
-    >>> packed(torch.tensor([True, False, False, True, False, False, False, False, True]))
+    >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True]))
     tensor([9, 1], dtype=torch.uint8)
     """
     bits = torch.nn.functional.pad(mask.flatten().to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)

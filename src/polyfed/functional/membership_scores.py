@@ -42,7 +42,7 @@ def logit_of_true_class(logits: Tensor, y: Tensor) -> Tensor:
 
     Source: Carlini et al., section VI.A.
 
-    >>> round(float(log_odds(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 6)
+    >>> round(float(logit_of_true_class(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 6)
     2.0
     """
     scores = logits.double()
@@ -177,7 +177,7 @@ def tpr_at_fpr(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:
 def wilson_interval(count: int, total: int) -> Interval:
     """A share and its 95 % interval by Wilson's score.
 
-    >>> [round(v, 3) for v in wilson(0, 10)]
+    >>> [round(v, 3) for v in wilson_interval(0, 10)]
     [0.0, 0.0, 0.278]
     """
     share = count / total

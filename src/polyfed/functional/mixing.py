@@ -24,7 +24,7 @@ def model_gains(loss: float, losses: Sequence[float], distances: Sequence[float]
 
     Source: FedFomo (Zhang et al., ICLR 2021), section 3.
 
-    >>> improvements(2.0, [1.0, 3.0, 0.0], [2.0, 0.5, 0.0])
+    >>> model_gains(2.0, [1.0, 3.0, 0.0], [2.0, 0.5, 0.0])
     tensor([ 0.5000, -2.0000,  0.0000])
     """
     if len(losses) != len(distances):
@@ -40,7 +40,7 @@ def normalize_positive(delta: Tensor) -> Tensor:
 
     Source: FedFomo, section 3.
 
-    >>> positive_shares(torch.tensor([1.0, -2.0, 3.0])), positive_shares(torch.tensor([-1.0]))
+    >>> normalize_positive(torch.tensor([1.0, -2.0, 3.0])), normalize_positive(torch.tensor([-1.0]))
     (tensor([0.2500, 0.0000, 0.7500]), tensor([0.]))
     """
     positive = delta.clamp(min=0)
@@ -64,7 +64,7 @@ def interpolate_towards(
 
     Source: FedFomo, section 3.
 
-    >>> moved_towards({"w": torch.tensor([1.0])}, [{"w": torch.tensor([5.0])}, {}], [0.5, 0.5])
+    >>> interpolate_towards({"w": torch.tensor([1.0])}, [{"w": torch.tensor([5.0])}, {}], [0.5, 0.5])
     {'w': tensor([3.])}
     """
     if len(others) != len(shares):

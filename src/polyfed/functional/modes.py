@@ -15,7 +15,7 @@ def eval_mode(module: nn.Module) -> Iterator[nn.Module]:
     """Eval mode inside; afterwards every submodule has its own training flag back (a frozen part stays frozen).
 
     >>> net = nn.Sequential(nn.Dropout().eval(), nn.Dropout())
-    >>> with evaluating(net):
+    >>> with eval_mode(net):
     ...     [m.training for m in net]
     [False, False]
     >>> [m.training for m in net]

@@ -36,7 +36,7 @@ def quantize_columns(matrix_LR: Tensor, precision: Precision) -> dict[str, Tenso
     Raises:
         ValueError: an unknown precision; not a matrix of finite numbers with rows and columns.
 
-    >>> pack(torch.tensor([[1.0, 0.0], [-127.0, 0.0]]), "int8")
+    >>> quantize_columns(torch.tensor([[1.0, 0.0], [-127.0, 0.0]]), "int8")
     {'values': tensor([[   1,    0],
             [-127,    0]], dtype=torch.int8), 'scale': tensor([1., 0.])}
     """

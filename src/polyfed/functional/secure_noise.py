@@ -59,7 +59,7 @@ class KeyedUniforms:
 class KeyedGaussian(KeyedUniforms):
     """A stream of N(0, 1), likewise: sums of four numbers of Box and Muller's transform, halved.
 
-    >>> normals = KeyedNormals(bytes(32))
+    >>> normals = KeyedGaussian(bytes(32))
     >>> normals((2, 3)).shape
     torch.Size([2, 3])
     """

@@ -17,7 +17,7 @@ _PLACE = torch.int32  # how a place is told, where that takes fewer bytes than a
 def top_k_count(numel: int, share: float) -> int:
     """How many entries of a tensor with `numel` the largest `share` are: at least one.
 
-    >>> kept(25, 0.1), kept(3, 0.1)
+    >>> top_k_count(25, 0.1), top_k_count(3, 0.1)
     (3, 1)
     """
     return min(numel, max(1, math.ceil(share * numel - 1e-9)))  # 0.07 * 100 is 7.000000000000001
@@ -36,7 +36,7 @@ def quantized_nbytes(shape: tuple[int, ...], precision: Precision) -> int:
 def index_nbytes(numel: int, count: int) -> int:
     """Bytes that tell which `count` of `numel` entries are meant: int32 each, or a bit for every entry.
 
-    >>> places_nbytes(6400, 640), places_nbytes(6400, 64)
+    >>> index_nbytes(6400, 640), index_nbytes(6400, 64)
     (800, 256)
     """
     return min(_PLACE.itemsize * count, -(-numel // 8))
@@ -55,7 +55,7 @@ def quantize(tensor: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: see `functional.quantization.quantize_columns`.
 
-    >>> quantized(torch.tensor([[127.0, -3.0], [0.0, 254.0]]), "int8")
+    >>> quantize(torch.tensor([[127.0, -3.0], [0.0, 254.0]]), "int8")
     (tensor([[127,  -3],
             [  0, 127]], dtype=torch.int8), tensor([1., 2.]))
     """
@@ -77,11 +77,11 @@ def dequantize(values: Tensor, scale: Tensor) -> Tensor:
 
 @torch.no_grad()
 def top_k_sparsify(tensor: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The `top_k_count` entries of largest magnitude, (k,) in their order in the tensor; and their places, for `densify`.
+    """The `top_k_count` entries of largest magnitude, (k,) in the tensor's order; and their places, for `densify`.
 
     The places are (k,) int32, or (ceil(n / 8),) uint8, a bit for every entry, where that takes fewer bytes.
 
-    >>> thinned(torch.tensor([[0.5, -3.0], [2.0, 1.0]]), 0.5)
+    >>> top_k_sparsify(torch.tensor([[0.5, -3.0], [2.0, 1.0]]), 0.5)
     (tensor([-3.,  2.]), tensor([6], dtype=torch.uint8))
     """
     flat = tensor.flatten()

@@ -173,7 +173,7 @@ class FedGen(FedAvg):
 
 @dataclass(frozen=True)
 class GeneratorTraining:
-    """Settings of the generator's training. steps: Adam steps of `batch` rows. diversity: weight of `diversity_loss`."""
+    """The generator's training. steps: Adam steps of `batch` rows. diversity: weight of `diversity_loss`."""
 
     steps: int
     batch: int

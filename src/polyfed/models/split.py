@@ -109,7 +109,7 @@ class SequentialSplit(SplitModel):
         ConfigError: the feature width is neither given nor known from the head.
 
     >>> body = nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.ReLU())
-    >>> model = Staged(nn.Conv2d(1, 2, 3), body, nn.Linear(5, 3))
+    >>> model = SequentialSplit(nn.Conv2d(1, 2, 3), body, nn.Linear(5, 3))
     >>> model(torch.zeros(4, 1, 4, 4)).shape, model.feature_dim, model.names("head")
     (torch.Size([4, 3]), 5, ('head.weight', 'head.bias'))
     """

@@ -159,7 +159,7 @@ def assign_devices(devices: Devices, clients: int, seed: int) -> list[str]:
     Raises:
         ConfigError: `by_client` names a client that is not there, or nothing says what some client has.
 
-    >>> dealt(Devices(profiles=["laptop", "gpu"], by_client={"2": "phone-low"}), 4, seed=0)
+    >>> assign_devices(Devices(profiles=["laptop", "gpu"], by_client={"2": "phone-low"}), 4, seed=0)
     ['laptop', 'gpu', 'phone-low', 'gpu']
     """
     if not devices.enabled:

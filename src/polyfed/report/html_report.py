@@ -167,7 +167,7 @@ def _stages(group: Group) -> list[str]:
 def sort_order(cell: str) -> float | None:
     """By which number a cell of a table is sorted; None where it holds none.
 
-    >>> [in_order(cell) for cell in ("75.12 ± 0.40", "+3.33", "1.5 KiB", "1 min 05 s", "[70.1, 72.3]", "-")]
+    >>> [sort_order(cell) for cell in ("75.12 ± 0.40", "+3.33", "1.5 KiB", "1 min 05 s", "[70.1, 72.3]", "-")]
     [75.12, 3.33, 1536.0, 65.0, 70.1, None]
     """
     text = cell.split("±")[0].strip().lstrip("[(").replace("\N{MINUS SIGN}", "-")

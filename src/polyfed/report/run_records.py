@@ -294,7 +294,7 @@ def _full_name(record: RunRecord, keys: list[str]) -> str:
 def format_setting(value: Any) -> str:
     """A setting's value as a person would write it.
 
-    >>> show_value(0.01), show_value(True), show_value(["a", "b"])
+    >>> format_setting(0.01), format_setting(True), format_setting(["a", "b"])
     ('0.01', 'true', 'a+b')
     """
     if isinstance(value, bool):

@@ -201,16 +201,16 @@ class WorkerLoop:
     """Carries out requests. Where weights are not found in a shared store, the three functions about rows are others.
 
     Args:
-        worker_context: what is worked on. inbox: where the tensors of a request are. outbox: where those of the answer are put.
+        context: what is worked on. inbox: tensors of a request. outbox: where those of the answer are put.
     """
 
-    def __init__(self, worker_context: WorkerContext, inbox: TensorBuffer, outbox: TensorBuffer) -> None:
-        self.worker_context = worker_context
+    def __init__(self, context: WorkerContext, inbox: TensorBuffer, outbox: TensorBuffer) -> None:
+        self.context = context
         self._inbox = inbox
         self._outbox = outbox
-        self._memory = ScoreCache(worker_context.auc)
+        self._memory = ScoreCache(context.auc)
         self._evaluation = 0
-        for client in worker_context.clients:
+        for client in context.clients:
             client.weights = None
             client.state = {}  # they come with each job
 
@@ -246,12 +246,10 @@ class WorkerLoop:
         if place is None:
             return None
         variant, begin = place
-        return self.worker_context.store.view(
-            self.worker_context.clients[request["client"]].architecture, variant, begin
-        )
+        return self.context.store.view(self.context.clients[request["client"]].architecture, variant, begin)
 
     def _client(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Client:
-        client: Client = copy.copy(self.worker_context.clients[request["client"]])
+        client: Client = copy.copy(self.context.clients[request["client"]])
         client.weights = self.own_row(request, tensors)
         client.state = tensors["state"]
         client.version = request.get("version", -1)  # by which representations are remembered, for scores
@@ -259,14 +257,14 @@ class WorkerLoop:
 
     def _job(self, request: Mapping[str, Any]) -> dict[str, Any]:
         tensors = self._inbox.view(request["tensors"])
-        method = self.worker_context.method
+        method = self.context.method
         client = self._client(request, tensors)
         exchanges = method.final_exchanges() if request["closing"] else method.exchanges(request["round"])
         exchange = exchanges[request["place"]]
         flags = {name: request[name] for name in ("scores", "auc", "counted")}
         job = TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
         fresh = self.fresh_row(request)
-        done = run_job(job, method, self.worker_context.model_factory, lambda: fresh)
+        done = run_job(job, method, self.context.model_factory, lambda: fresh)
         has_new = done.weights is fresh
         sent = {
             "message": done.message,
@@ -301,5 +299,5 @@ class WorkerLoop:
             request["parts"],
             request["shared"],
         )
-        scores = score_parts(scoring, self.worker_context.method, self.worker_context.model_factory, self._memory)
+        scores = score_parts(scoring, self.context.method, self.context.model_factory, self._memory)
         return {"tensors": self._outbox.write({part: _figures(score) for part, score in scores.items()})}

@@ -41,7 +41,7 @@ Rebuild = Callable[[], Any]  # -> a federation, which this file need not know
 def make_executor(
     name: str,
     workers: int | None,
-    worker_context: WorkerContext,
+    context: WorkerContext,
     training: Training,
     say: Say,
     rebuild: Rebuild | None = None,
@@ -54,7 +54,7 @@ def make_executor(
             "vectorized". Or one of `EXECUTORS`.
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
             or `vectorized.SIZE`.
-        worker_context: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
+        context: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
             cannot be stacked. rebuild: makes the same federation in another process, for executors that need it.
 
     Raises:
@@ -62,12 +62,12 @@ def make_executor(
     """
     if rebuild is not None and name not in EXECUTORS:
         raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
-    serial = Serial(worker_context.method, worker_context.model_factory, worker_context.store, worker_context.auc)
+    serial = Serial(context.method, context.model_factory, context.store, context.auc)
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
         raise ConfigError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
     if name in EXECUTORS:
-        other: Executor = EXECUTORS[name](worker_context, workers, training, say, rebuild)
+        other: Executor = EXECUTORS[name](context, workers, training, say, rebuild)
         return other
     if name == "serial" and (workers or 1) > 1:
         raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
@@ -75,23 +75,23 @@ def make_executor(
         raise ConfigError(
             "expected 2 or more workers, as the executor 'vectorized' trains so many clients as one, got 1"
         )
-    drawn = training.cohort_size(len(worker_context.clients))
-    device = worker_context.model_factory.device.type
+    drawn = training.cohort_size(len(context.clients))
+    device = context.model_factory.device.type
     if (size := clients_per_batch(name, device, workers)) > 1:
-        return VectorizedExecutor(worker_context, size, say)
+        return VectorizedExecutor(context, size, say)
     asked = name == "processes" or (name == "auto" and (workers or 1) > 1)
     if asked and (reason := unavailable_reason(device)):
         together = "'vectorized' or 'auto', by which clients of one network train as one"
         instead = "'serial' with 1 worker" if device == "cpu" else together
         raise ConfigError(f"expected the executor {instead}, as {reason}")
-    count = min(workers or available_cores(), len(worker_context.clients))
-    estimates = Estimates(worker_context, training)
+    count = min(workers or available_cores(), len(context.clients))
+    estimates = Estimates(context, training)
     several = count > 1 and drawn > 1
     if name == "serial" or (name == "auto" and not several):
         return serial
     if not asked and (unavailable_reason(device) or estimates.run() < _WORTH):
         return serial
-    return ProcessPool(worker_context, count, estimates, say)
+    return ProcessPool(context, count, estimates, say)
 
 
 def unavailable_reason(device: str) -> str | None:
@@ -115,10 +115,10 @@ def available_cores() -> int:
 class Estimates:
     """How long a client takes: guessed by its rows and its network's size until it has been measured."""
 
-    def __init__(self, worker_context: WorkerContext, training: Training) -> None:
-        template = worker_context.model_factory.module
-        self._clients = worker_context.clients
-        names = {client.architecture for client in worker_context.clients}
+    def __init__(self, context: WorkerContext, training: Training) -> None:
+        template = context.model_factory.module
+        self._clients = context.clients
+        names = {client.architecture for client in context.clients}
         self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
         self._training = training
         self._measured: dict[tuple[int, bool], float] = {}
@@ -153,19 +153,19 @@ class ProcessPool:
     out; if a worker dies of it again, the client counts as dropped out, or stays without a score.
 
     Args:
-        worker_context: what is worked on. workers: how many. estimates: how long things take. say: told of workers that died.
+        context: what is worked on. workers: how many. estimates: how long things take. say: told of workers that died.
     """
 
-    def __init__(self, worker_context: WorkerContext, workers: int, estimates: Estimates, say: Say) -> None:
+    def __init__(self, context: WorkerContext, workers: int, estimates: Estimates, say: Say) -> None:
         self.workers = workers
-        self._worker_context = worker_context
+        self._context = context
         self._estimates = estimates
         self._say = say
         self._staff: list[Worker] = []
         self._evaluation = 0
         self._scored: dict[int, Worker] = {}  # who scored a client last
         self._instead = Serial(
-            worker_context.method, worker_context.model_factory, worker_context.store, worker_context.auc
+            context.method, context.model_factory, context.store, context.auc
         )  # where no worker can be had
         self._unable = False
 
@@ -204,9 +204,7 @@ class ProcessPool:
         Raises:
             Unable: there can be none.
         """
-        return ForkedWorker(
-            self._worker_context, [worker for worker in self._staff if isinstance(worker, ForkedWorker)]
-        )
+        return ForkedWorker(self._context, [worker for worker in self._staff if isinstance(worker, ForkedWorker)])
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         """Those whose answer is there, or who are no more; waits for the first."""

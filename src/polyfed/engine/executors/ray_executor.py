@@ -58,11 +58,11 @@ _PATIENCE = 60.0  # seconds that a worker in place of another one may wait for a
 class RayExecutor(ProcessPool):
     """Actors of Ray that stay for a run: made when they are first needed, ended by `close`.
 
-    An actor that dies is replaced as a worker of `ProcessPool` is; where the cluster has no core left for another one, the
-    run goes on with those that are there.
+    An actor that dies is replaced as a worker of `ProcessPool` is; where the cluster has no core left for another one,
+    the run goes on with those that are there.
 
     Args:
-        worker_context: what is worked on. workers: how many actors; None: the cores of this machine. training: how much.
+        context: what is worked on. workers: how many actors; None: the cores of this machine. training: how much.
         say: told of actors that died. rebuild: makes the same federation in an actor; Ray pickles it.
 
     Raises:
@@ -72,7 +72,7 @@ class RayExecutor(ProcessPool):
 
     def __init__(
         self,
-        worker_context: WorkerContext,
+        context: WorkerContext,
         workers: int | None,
         training: Training,
         say: Say,
@@ -80,7 +80,7 @@ class RayExecutor(ProcessPool):
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'")
-        if reason := unavailable_reason(worker_context.model_factory.device.type):
+        if reason := unavailable_reason(context.model_factory.device.type):
             raise ConfigError(f"expected another executor than 'ray', as {reason}")
         if rebuild is None:
             raise ConfigError(
@@ -94,15 +94,15 @@ class RayExecutor(ProcessPool):
             )
         if address is not None and address.startswith("ray://"):
             raise ConfigError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
-        count = min(workers or available_cores(), len(worker_context.clients))
-        super().__init__(worker_context, count, Estimates(worker_context, training), say)
+        count = min(workers or available_cores(), len(context.clients))
+        super().__init__(context, count, Estimates(context, training), say)
         self._rebuild = rebuild
         self._ray: RaySession | None = None
 
     def hire(self) -> Worker:
         """See `ProcessPool`."""
         assert self._ray is not None
-        return _RayWorker(self._worker_context, self._ray, self._rebuild)
+        return _RayWorker(self._context, self._ray, self._rebuild)
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         """See `ProcessPool`."""
@@ -142,11 +142,11 @@ class _RayWorker:
     """See `Worker`; it answers when `pending` is ready.
 
     Args:
-        worker_context: what it works on. ray: where its actor is made. rebuild: see `RayExecutor`.
+        context: what it works on. ray: where its actor is made. rebuild: see `RayExecutor`.
     """
 
-    def __init__(self, worker_context: WorkerContext, ray: RaySession, rebuild: Rebuild) -> None:
-        self._store = worker_context.store
+    def __init__(self, context: WorkerContext, ray: RaySession, rebuild: Rebuild) -> None:
+        self._store = context.store
         self._ray = ray
         self._actor = actor = ray.actor(WorkerActor)
         self._alive = True
@@ -270,10 +270,10 @@ class WorkerActor:
             tune_process()
             made = rebuild()
             store = WeightStore(made.architectures, [])  # of one client's rows at a time
-            worker_context = WorkerContext(
+            context = WorkerContext(
                 made.method, made.architectures, made.clients, store, "auc" in made.evaluation.metrics
             )
-            self._loop = _ActorLoop(worker_context, self._inbox, self._outbox)
+            self._loop = _ActorLoop(context, self._inbox, self._outbox)
             return b"{}"
         except Exception as error:
             return json.dumps(described_error(error)).encode()
@@ -303,4 +303,4 @@ class _ActorLoop(WorkerLoop):
         return fresh.bytes
 
     def _row(self, request: Mapping[str, Any], variant: str) -> WeightRow:
-        return self.worker_context.store.allocate(self.worker_context.clients[request["client"]].architecture, variant)
+        return self.context.store.allocate(self.context.clients[request["client"]].architecture, variant)

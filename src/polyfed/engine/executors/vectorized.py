@@ -47,18 +47,16 @@ class VectorizedExecutor:
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
     Args:
-        worker_context: what is worked on. size: of a stack, at most. say: told what is not stacked, and why.
+        context: what is worked on. size: of a stack, at most. say: told what is not stacked, and why.
     """
 
     workers = 1
 
-    def __init__(self, worker_context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
-        self._worker_context = worker_context
+    def __init__(self, context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
+        self._context = context
         self._size = size
         self._say = say
-        self._serial = Serial(
-            worker_context.method, worker_context.model_factory, worker_context.store, worker_context.auc
-        )
+        self._serial = Serial(context.method, context.model_factory, context.store, context.auc)
         self._known = SignatureCache()
         self._said: set[str] = set()
 
@@ -111,13 +109,13 @@ class VectorizedExecutor:
                     f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
                 ) from error
         for job in jobs:
-            fresh = functools.partial(self._worker_context.store.allocate, job.client.architecture, job.variant)
-            yield run_job(job, self._worker_context.method, self._worker_context.model_factory, fresh)
+            fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
+            yield run_job(job, self._context.method, self._context.model_factory, fresh)
 
     def _tell(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            name = self._worker_context.method.display_name
+            name = self._context.method.display_name
             self._say(f"{name}: clients train one after the other; {text}")
 
     def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> Iterator[JobResult]:
@@ -126,9 +124,9 @@ class VectorizedExecutor:
         Raises:
             NotVectorizable: before anything has been handed in.
         """
-        method = self._worker_context.method
-        model_factory = self._worker_context.model_factory
-        store = self._worker_context.store
+        method = self._context.method
+        model_factory = self._context.model_factory
+        store = self._context.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = model_factory.module(network, variant)
         if reason := "gradients are bounded row by row" if jobs[0].client.privacy.max_grad_norm else _draws(template):

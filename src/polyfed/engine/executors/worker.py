@@ -49,16 +49,16 @@ class ForkedWorker:
     """See `Worker`; it answers when its line can be read.
 
     Args:
-        worker_context: what it works on. others: the other workers, whose lines it must not hold open.
+        context: what it works on. others: the other workers, whose lines it must not hold open.
 
     Raises:
         Unable: no process can be forked.
     """
 
-    def __init__(self, worker_context: WorkerContext, others: Sequence[ForkedWorker] = ()) -> None:
+    def __init__(self, context: WorkerContext, others: Sequence[ForkedWorker] = ()) -> None:
         self._inbox = SharedBuffer()
         self._outbox = SharedBuffer()
-        self._store = worker_context.store
+        self._store = context.store
         self._store.open()
         self._asked: TrainJob | EvalJob | None = None
         self._fresh: WeightRow | None = None  # for the weights that come of a job
@@ -79,7 +79,7 @@ class ForkedWorker:
                     run,
                     theirs,
                     [self.line, *(other.line for other in others)],
-                    worker_context,
+                    context,
                     self._inbox,
                     self._outbox,
                 )
@@ -171,7 +171,7 @@ def _live(
     run: int,
     line: Connection,
     closed: Sequence[Connection],
-    worker_context: WorkerContext,
+    context: WorkerContext,
     inbox: SharedBuffer,
     outbox: SharedBuffer,
 ) -> None:
@@ -185,7 +185,7 @@ def _live(
         for each in closed:
             each.close()  # or nobody would notice that the run has ended
         line.send_bytes(json.dumps({"trouble": _trouble()}).encode())
-        loop = WorkerLoop(worker_context, inbox, outbox)
+        loop = WorkerLoop(context, inbox, outbox)
         while True:
             line.send_bytes(json.dumps(loop.reply(json.loads(line.recv_bytes()))).encode())
     except (EOFError, OSError):  # the run has ended

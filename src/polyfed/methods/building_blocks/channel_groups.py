@@ -67,7 +67,7 @@ def channel_plan(module: nn.Module) -> ChannelPlan:
     Raises:
         ConfigError: the network cannot be cut to narrower ones; says at which step.
 
-    >>> plan = plan_of(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)))
+    >>> plan = channel_plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)))
     >>> plan.sizes, plan.axes["2.weight"]
     ({2: 4}, (Axis(group=1, repeat=1), Axis(group=2, repeat=4)))
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from _common import finished_run, personal_models, representations
+from _common import finished_run, personal_models, representations_of
 
 from polyfed.functional.kernels import cka_matrix, mean_pairwise_cka
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from _common import finished_run, representations
+from _common import finished_run, representations_of
 from torch import Tensor
 
 from polyfed.functional.centering import center

@@ -116,7 +116,7 @@ from polyfed.report import run_records
 from polyfed.report import comparison
 heavy = {{"torch", "matplotlib", "rich", "numpy", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-figures.curves(run_records.find_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
+figures.curves(run_records.load_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ class Consensus(NamedTuple):
     """What is agreed on, and what those say who see it otherwise.
 
     labels: (N,) int64. others: (N, C) mean scores of those whose highest score is another class, 0 where there is
-    nobody. disputed: (N,) bool, whether there is anybody.
+    nobody. disagreement: (N,) bool, whether there is anybody.
     """
 
     labels: Tensor
@@ -62,7 +62,7 @@ def consensus(scores_SNC: Tensor) -> Consensus:
     Source: Fed-ET, weighted consensus and diversity, in float64 so that the order of the networks does not show.
 
     >>> consensus(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
-    Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disputed=tensor([True]))
+    Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disagreement=tensor([True]))
     """
     wide_SNC = scores_SNC.double()
     v_SN = confidences(wide_SNC)
@@ -85,5 +85,5 @@ def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Ten
     loss = cross_entropy(scores_NC, agreed.labels, ones_N)
     if not diversity:
         return loss
-    disputed_N = agreed.disagreement.to(scores_NC)
-    return loss + diversity * disputed_N.mean() * kl_divergence(scores_NC, agreed.others, disputed_N)
+    disagreement_N = agreed.disagreement.to(scores_NC)
+    return loss + diversity * disagreement_N.mean() * kl_divergence(scores_NC, agreed.others, disagreement_N)

@@ -44,8 +44,8 @@ def layout(shape: Sequence[int]) -> FeatureLayout:
         ValueError: neither vector nor map, and no tokens of a square.
 
     >>> layout((64, 8, 8)), layout((65, 384)), layout((128,))
-    (Layout(channels=64, height=8, width=8, token=False), Layout(channels=384, height=8, width=8, token=True), \
-Layout(channels=128, height=1, width=1, token=False))
+    (FeatureLayout(channels=64, height=8, width=8, token=False), FeatureLayout(channels=384, height=8, width=8, token=True), \
+FeatureLayout(channels=128, height=1, width=1, token=False))
     """
     if len(shape) == 1:
         return FeatureLayout(shape[0], 1, 1)

@@ -92,7 +92,7 @@ def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma:
     Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
 
     >>> zeros = torch.zeros(1, 2)
-    >>> multi_exit_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2: the weights sum to 1
+    >>> multi_exit_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2
     tensor(0.6931)
     """
     if not exits_NC or temperature <= 0:

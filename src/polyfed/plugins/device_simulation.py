@@ -58,7 +58,7 @@ def estimate_duration(profile: Profile, effort: Workload, factor: float = 1.0) -
 
     >>> phone = Profile(flops=1e9, memory_bytes=1e9, download_bps=8e6, upload_bps=8e5, latency=0.1)
     >>> estimate_duration(phone, Workload(down=1_000_000, operations=2 * 10**9, up=0))
-    Spent(down=1.1, train=2.0, up=0.0)
+    Duration(down=1.1, train=2.0, up=0.0)
     """
     down = profile.latency + 8 * effort.down / profile.download_bps if effort.down else 0.0
     up = profile.latency + 8 * effort.up / profile.upload_bps if effort.up else 0.0

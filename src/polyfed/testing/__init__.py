@@ -60,7 +60,7 @@ def check(method: Method, **options: Any) -> None:
     """Check every property that applies; see `ConformanceKit` for the options.
 
     Raises:
-        Nonconformance: names each property that does not hold, and what was found.
+        ConformanceError: names each property that does not hold, and what was found.
     """
     if found := violations(method, **options):
         raise ConformanceError("\n".join(f"{name}: {text}" for name, text in found.items()))

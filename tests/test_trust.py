@@ -27,7 +27,7 @@ from helpers.processes import forked
 from helpers.small_recipe import small_recipe
 from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
-from polyfed.attacks import attack_target, audit, replay
+from polyfed.attacks import attack_target, audit_report, replay
 from polyfed.cli import app as cli
 from polyfed.config.loading import code_named
 from polyfed.config.recipe import Recipe
@@ -245,7 +245,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
         True,
     ),
     "attacks.replay.replay": (lambda run: replay.replay(load_runs(run)[0], [0]), True),
-    "attacks.audit.audit_run": (lambda run: audit.survey(load_runs(run)[0], audit.Options()), True),
+    "attacks.audit_report.audit_run": (
+        lambda run: audit_report.audit_run(load_runs(run)[0], audit_report.AuditOptions()),
+        True,
+    ),
     "experiments.privacy_report.privacy_costs": (lambda run: privacy_report.privacy_costs([run]), False),
     "report.run_records.load_runs": (lambda run: load_runs(run), False),
     "report.html_report.write_page": (

@@ -18,7 +18,7 @@ from polyfed.attacks import api
 from polyfed.attacks import replay as replays
 from polyfed.attacks.api import REPORT_FILES
 from polyfed.attacks.attack_target import collect_target
-from polyfed.attacks.audit import AuditOptions, audit_run
+from polyfed.attacks.audit_report import AuditOptions, audit_run
 from polyfed.attacks.gradient_inversion import invert_gradients
 from polyfed.attacks.label_inference import infer_labels
 from polyfed.attacks.membership_inference import (

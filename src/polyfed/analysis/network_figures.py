@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.analysis.choices import FigureOptions
+from polyfed.analysis.figure_options import FigureOptions
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder, write_whole

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polyfed.analysis.choices import FigureOptions
 from polyfed.analysis.cka import unit_kernel
+from polyfed.analysis.figure_options import FigureOptions
 from polyfed.analysis.layer_outputs import ClientRef, clients_of, layer_outputs, subsample_clients
 from polyfed.analysis.probe_inputs import ProbeInputs, common_inputs
 from polyfed.errors import ConfigError

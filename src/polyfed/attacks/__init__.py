@@ -23,7 +23,7 @@ leakage         both for run folders, and the files of ``RUN/attack``
 """
 
 from polyfed.attacks.api import attack, audit
-from polyfed.attacks.audit import AuditReport
+from polyfed.attacks.audit_report import AuditReport
 from polyfed.attacks.reconstruction_runs import AttackResult
 
 __all__ = ["AttackResult", "AuditReport", "attack", "audit"]

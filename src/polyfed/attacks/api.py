@@ -14,7 +14,7 @@ from pathlib import Path
 
 from polyfed.attacks import attack_tables, reconstruction_plots
 from polyfed.attacks.attack_target import collect_target
-from polyfed.attacks.audit import AuditOptions, AuditReport, audit_run
+from polyfed.attacks.audit_report import AuditOptions, AuditReport, audit_run
 from polyfed.attacks.membership_inference import ShadowData
 from polyfed.attacks.reconstruction_runs import AttackConfig, AttackResult, run_attack
 from polyfed.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyfed.attacks.audit import AuditOptions, AuditReport
+from polyfed.attacks.audit_report import AuditOptions, AuditReport
 from polyfed.attacks.membership_inference import FPRS
 from polyfed.attacks.reconstruction_results import ReconstructionResult
 from polyfed.escaping import markdown_text

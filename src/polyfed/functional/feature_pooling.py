@@ -43,9 +43,12 @@ def layout(shape: Sequence[int]) -> FeatureLayout:
     Raises:
         ValueError: neither vector nor map, and no tokens of a square.
 
-    >>> layout((64, 8, 8)), layout((65, 384)), layout((128,))
-    (FeatureLayout(channels=64, height=8, width=8, token=False), FeatureLayout(channels=384, height=8, width=8, token=True), \
-FeatureLayout(channels=128, height=1, width=1, token=False))
+    >>> layout((64, 8, 8))
+    FeatureLayout(channels=64, height=8, width=8, token=False)
+    >>> layout((65, 384))
+    FeatureLayout(channels=384, height=8, width=8, token=True)
+    >>> layout((128,))
+    FeatureLayout(channels=128, height=1, width=1, token=False)
     """
     if len(shape) == 1:
         return FeatureLayout(shape[0], 1, 1)

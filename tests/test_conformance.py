@@ -401,13 +401,15 @@ test_fedprox = testing.conformance(
     bites={"aggregation": ChangedValue("same-shape")},
     reductions=[
         Reduction({"mu": 0.0}, FedAvg(), "received"),
-        Reduction({"weighting": "uniform"}, FedIN(train_in=False, mu=0.35), "received"),
+        Reduction({"weighting": "uniform"}, FedIN(exchange_features=False, mu=0.35), "received"),
         Reduction({"aggregation": "same-shape"}, FedProx(mu=0.35), "received", same_architecture=True),
     ],
 )
 
 test_fedet = testing.conformance(
-    FedET(server_steps=2, server_batch=8, server_lr=0.05, lambda_=0.5),  # layer-wise: tests/methods/test_fedet.py
+    FedET(
+        server_steps=2, server_batch=8, server_lr=0.05, diversity_weight=0.5
+    ),  # layer-wise: tests/methods/test_fedet.py
     oracle=cross_entropy,
     expected_bytes=averaging_bytes,
     bites={"network": "smallest"},
@@ -415,18 +417,18 @@ test_fedet = testing.conformance(
 )
 
 test_fedl2g = testing.conformance(
-    FedL2G(weight=0.8, warmup=0, server_lr=1.0),  # the representation: tests/methods/test_fedl2g.py
+    FedL2G(guide_weight=0.8, warmup_rounds=0, server_lr=1.0),  # the representation: tests/methods/test_fedl2g.py
     oracle=guided,
     expected_bytes=fedl2g_bytes,
-    bites={"warmup": 1},
-    reductions=[Reduction({"weight": 0.0}, Local())],
+    bites={"warmup_rounds": 1},
+    reductions=[Reduction({"guide_weight": 0.0}, Local())],
 )
 
 test_fedmd = testing.conformance(
-    FedMD(public_epochs=0, private_epochs=0, rows=16),  # with transfer learning: tests/methods/test_fedmd.py
+    FedMD(public_epochs=0, private_epochs=0, public_rows=16),  # with transfer learning: tests/methods/test_fedmd.py
     oracle=digesting,
     expected_bytes=fedmd_bytes,
-    bites={"rows": 8},
+    bites={"public_rows": 8},
     reductions=[Reduction({"digest_epochs": 0}, Local())],
 )
 
@@ -436,14 +438,14 @@ test_scaffold = testing.conformance(
     SCAFFOLD(),
     oracle=cross_entropy,
     expected_bytes=scaffold_bytes,
-    skip={"silence_is_not_zero": MOVES_BY_N},
+    skip={"missing_upload_is_not_zero": MOVES_BY_N},
     reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", same_architecture=True)],
 )
 
 test_scaffold_option_one = also(
     testing.conformance(
         SCAFFOLD(control="I", aggregation="same-shape", weighting="samples", server_lr=0.5),
-        skip={"silence_is_not_zero": MOVES_BY_N, "hyperparameters_matter": "asked of the plain form"},
+        skip={"missing_upload_is_not_zero": MOVES_BY_N, "hyperparameters_matter": "asked of the plain form"},
     )
 )
 
@@ -496,7 +498,7 @@ test_inclusivefl = testing.conformance(
 )
 
 test_fedgen = testing.conformance(
-    FedGen(alpha=0.2, beta=0.1, noise=4, hidden=8, generator_steps=5, generator_batch=16),
+    FedGen(alpha=0.2, beta=0.1, latent_dim=4, hidden_dim=8, generator_steps=5, generator_batch=16),
     oracle=generated,
     expected_bytes=fedgen_bytes,
     reductions=[
@@ -509,7 +511,7 @@ test_fedgh = testing.conformance(
     FedGH(header_lr=0.1),
     oracle=cross_entropy,
     expected_bytes=fedgh_bytes,
-    skip={"order_of_uploads": ORDER, "numbering": ORDER},
+    skip={"order_of_uploads": ORDER, "client_order_invariant": ORDER},
 )
 
 test_fedgh_whole_round = also(
@@ -626,9 +628,9 @@ test_fedhenn_procrustes = also(
 
 OF_PAIRS = (
     "combine",
-    "lambda_",
+    "local_weight",
     "noise_where",
-    "pairs",
+    "num_pairs",
     "feature_clip",
 )
 OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid", "_features"))
@@ -637,25 +639,31 @@ test_fedin = testing.conformance(
     FedIN(mu=0.35),
     oracle=proximal,
     expected_bytes=fedin_bytes,
-    skip={"order_of_uploads": ORDER, "numbering": ORDER},
+    skip={"order_of_uploads": ORDER, "client_order_invariant": ORDER},
     bites={
         "weighting": "samples",
-        "noise_where": ChangedValue("message", {"noise": 0.8}),
+        "noise_where": ChangedValue("message", {"noise_std": 0.8}),
         "projection": "fixed",
         "projection_channels": ChangedValue(3, {"projection": "fixed"}),
         "projection_grid": ChangedValue(2, {"projection": "fixed"}),
         "projection_features": ChangedValue(4, {"projection": "fixed"}),
     },
     reductions=[
-        Reduction(FedIN(train_in=False, mu=0.0), FedAvg(), "received", same_architecture=True, equal_sizes=True),
-        Reduction(FedIN(train_in=False, mu=0.0, weighting="samples"), FedAvg(), "received"),
+        Reduction(
+            FedIN(exchange_features=False, mu=0.0), FedAvg(), "received", same_architecture=True, equal_sizes=True
+        ),
+        Reduction(FedIN(exchange_features=False, mu=0.0, weighting="samples"), FedAvg(), "received"),
     ],
 )
 
 test_fedin_noise = also(
     testing.conformance(
-        FedIN(noise=0.8, aggregation="same-shape", combine="project"),
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "hyperparameters_matter": "asked of the plain form"},
+        FedIN(noise_std=0.8, aggregation="same-shape", combine="project"),
+        skip={
+            "order_of_uploads": ORDER,
+            "client_order_invariant": ORDER,
+            "hyperparameters_matter": "asked of the plain form",
+        },
     )
 )
 
@@ -663,20 +671,28 @@ test_fedin_with_fixed_projections = also(
     testing.conformance(
         FedIN(projection="fixed", projection_channels=3, projection_grid=2, aggregation="same-shape"),
         expected_bytes=fedin_projected_bytes,
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "hyperparameters_matter": "asked of the plain form"},
+        skip={
+            "order_of_uploads": ORDER,
+            "client_order_invariant": ORDER,
+            "hyperparameters_matter": "asked of the plain form",
+        },
     )
 )
 
 test_fedin_with_trained_projections = also(
     testing.conformance(
         FedIN(projection="trained", projection_features=4, aggregation="same-shape"),
-        skip={"order_of_uploads": ORDER, "numbering": ORDER, "hyperparameters_matter": "asked of the plain form"},
+        skip={
+            "order_of_uploads": ORDER,
+            "client_order_invariant": ORDER,
+            "hyperparameters_matter": "asked of the plain form",
+        },
     )
 )
 
 test_fedin_without_pairs = also(
     testing.conformance(
-        FedIN(train_in=False, mu=0.35, weighting="samples"),
+        FedIN(exchange_features=False, mu=0.35, weighting="samples"),
         oracle=proximal,
         counted="updates",
         inert=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
@@ -687,14 +703,14 @@ test_fedin_without_pairs = also(
 test_fedrep = testing.conformance(FedRep(head_epochs=2), oracle=cross_entropy, expected_bytes=fedrep_bytes)
 
 test_fedselect = testing.conformance(
-    FedSelect(every=1),
+    FedSelect(grow_interval=1),
     oracle=cross_entropy,
     expected_bytes=fedselect_bytes,
-    bites={"limit": 0.1},
+    bites={"max_personal_fraction": 0.1},
     reductions=[
-        Reduction({"growth": 0.0}, FedAvg(weighting="uniform"), "received"),
-        Reduction({"growth": 0.0, "weighting": "samples"}, FedAvg(), "received"),
-        Reduction({"limit": 0.0}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"personal_rate": 0.0}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"personal_rate": 0.0, "weighting": "samples"}, FedAvg(), "received"),
+        Reduction({"max_personal_fraction": 0.0}, FedAvg(weighting="uniform"), "received"),
     ],
 )
 
@@ -704,8 +720,12 @@ test_fedfomo = testing.conformance(
     FedFomo(),
     oracle=cross_entropy,
     expected_bytes=fedfomo_bytes,
-    skip={"numbering": BY_NUMBER},
-    bites={"models": 2, "epsilon": ChangedValue(1.0, {"models": 2}), "epsilon_decay": ChangedValue(0.3, {"models": 2})},
+    skip={"client_order_invariant": BY_NUMBER},
+    bites={
+        "num_models": 2,
+        "epsilon": ChangedValue(1.0, {"num_models": 2}),
+        "epsilon_decay": ChangedValue(0.3, {"num_models": 2}),
+    },
 )
 
 test_feddpa = testing.conformance(
@@ -713,8 +733,8 @@ test_feddpa = testing.conformance(
     oracle=pulled,
     expected_bytes=lambda server, client_id: (4 * numbers(server, client_id),) * 2,
     bites={
-        "clip": ChangedValue(True, {"bound": 0.05}),
-        "noise": ChangedValue(0.5, {"clip": True}),
+        "clip_update": ChangedValue(True, {"max_update_norm": 0.05}),
+        "noise_multiplier": ChangedValue(0.5, {"clip_update": True}),
     },
     reductions=[
         Reduction({"threshold": 1.0, "lambda2": 0.0}, FedAvg(), "received"),
@@ -734,17 +754,17 @@ test_fml = testing.conformance(
 )
 
 test_fedkd = testing.conformance(
-    FedKD(distil=1.5, mimic=0.5),
+    FedKD(distillation_weight=1.5, hidden_weight=0.5),
     oracle=mentored,
     bites={"shared": "largest", "clip": 0.05},
-    reductions=[Reduction({"distil": 0.0, "mimic": 0.0}, Local(), part="own.")],
+    reductions=[Reduction({"distillation_weight": 0.0, "hidden_weight": 0.0}, Local(), part="own.")],
 )
 
 test_fedmrl = testing.conformance(
-    FedMRL(features=4),
+    FedMRL(feature_dim=4),
     oracle=nested,
     expected_bytes=auxiliary_bytes,
-    bites={"shared": "largest", "features": 3},
+    bites={"shared": "largest", "feature_dim": 3},
 )
 
 WIDE = [lambda: tiny_model(1, 8, 12)]
@@ -757,8 +777,8 @@ test_heterofl = testing.conformance(
     models=WIDE,
     oracle=masked,
     expected_bytes=sliced_bytes,
-    skip={"numbering": BY_NUMBER},
-    bites={"rates": "dynamic_a1-b1", "clip": 0.05},
+    skip={"client_order_invariant": BY_NUMBER},
+    bites={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
     inert=NO_BN,
     reductions=[
         Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", same_architecture=True),
@@ -771,8 +791,8 @@ test_fedrolex = testing.conformance(
     models=WIDE,
     oracle=masked,
     expected_bytes=sliced_bytes,
-    skip={"numbering": BY_NUMBER},
-    bites={"rates": "dynamic_a1-b1", "clip": 0.05},
+    skip={"client_order_invariant": BY_NUMBER},
+    bites={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
     inert=NO_BN,
     reductions=[
         Reduction({"step": 0}, HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
@@ -781,22 +801,22 @@ test_fedrolex = testing.conformance(
 )
 
 test_fjord = testing.conformance(
-    FjORD(widths=3),
+    FjORD(num_widths=3),
     models=WIDE,
     oracle=ordered_dropout,
     expected_bytes=fjord_bytes,
-    skip={"numbering": BY_NUMBER},
-    bites={"widths": 2},
+    skip={"client_order_invariant": BY_NUMBER},
+    bites={"num_widths": 2},
     inert={"statistics": "there is no BatchNorm"},
-    reductions=[Reduction({"widths": 1}, FedAvg(), "received", same_architecture=True)],
+    reductions=[Reduction({"num_widths": 1}, FedAvg(), "received", same_architecture=True)],
 )
 
 test_fedproto = testing.conformance(
-    FedProto(lambda_=0.7),
+    FedProto(prototype_weight=0.7),
     oracle=drawn_to,
     expected_bytes=fedproto_bytes,
     counted="statistics",
-    reductions=[Reduction({"lambda_": 0.0, "predictor": "head"}, Local())],
+    reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local())],
 )
 
 test_lgfedavg = testing.conformance(
@@ -805,29 +825,29 @@ test_lgfedavg = testing.conformance(
     expected_bytes=lgfedavg_bytes,
     counted="updates",
     reductions=[
-        Reduction({"shares": "none"}, Local()),
-        Reduction({"shares": "all"}, FedAvg(), "received"),
-        Reduction({"shares": "all", "weighting": "uniform"}, FedAvg(weighting="uniform"), "received"),
+        Reduction({"shared_part": "none"}, Local()),
+        Reduction({"shared_part": "all"}, FedAvg(), "received"),
+        Reduction({"shared_part": "all", "weighting": "uniform"}, FedAvg(weighting="uniform"), "received"),
     ],
 )
 
 test_fd = testing.conformance(
-    FD(lambda_=0.6),
+    FD(distillation_weight=0.6),
     oracle=taught,
     expected_bytes=fd_bytes,
-    reductions=[Reduction({"lambda_": 0.0}, Local())],
+    reductions=[Reduction({"distillation_weight": 0.0}, Local())],
 )
 
 test_fedtgp = testing.conformance(
-    FedTGP(lambda_=0.7, server_epochs=10, server_lr=0.1),
+    FedTGP(prototype_weight=0.7, server_epochs=10, server_lr=0.1),
     oracle=drawn_to,
     expected_bytes=fedtgp_bytes,
     skip={
-        "numbering": "the server's batches are drawn by place",
-        "silence_is_not_zero": "the more comes, the more steps its prototypes are trained for",
+        "client_order_invariant": "the server's batches are drawn by place",
+        "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",
     },
     bites={"margin": 0.01},
-    reductions=[Reduction({"lambda_": 0.0}, Local())],
+    reductions=[Reduction({"prototype_weight": 0.0}, Local())],
 )
 
 
@@ -836,8 +856,8 @@ test_scalefl = testing.conformance(
     models=WIDE,
     oracle=exits,
     expected_bytes=scalefl_bytes,
-    skip={"numbering": BY_NUMBER},
-    bites={"levels": "0.5@0.3 1@1", "distil_from": 1.0},
+    skip={"client_order_invariant": BY_NUMBER},
+    bites={"levels": "0.5@0.3 1@1", "distill_from": 1.0},
     inert={"statistics": "there is no BatchNorm"},
     reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
@@ -859,8 +879,8 @@ def test_the_oracles_see_a_difference(mu: float) -> None:
 @also
 def test_fedin_with_more_pairs() -> None:
     """What depends on networks with BatchNorm or on state that clients keep."""
-    method = FedIN(pairs=20)
-    asked = ["any_subset", "expected_bytes", "nan_is_refused", "nothing_aliased", "nothing_written_in_place"]
+    method = FedIN(num_pairs=20)
+    asked = ["any_subset", "expected_bytes", "nan_is_rejected", "nothing_aliased", "nothing_written_in_place"]
     asked += ["same_seed_same_result", "scoring_changes_nothing", "state_is_explicit", "unselected_are_left_alone"]
     networks = [lambda depth=depth: tiny_model(depth, 4, 6, norm=True) for depth in (1, 2, 0)]
     assert not testing.violations(method, asked, models=networks, expected_bytes=fedin_normed_bytes)
@@ -871,9 +891,9 @@ def test_fedin_with_more_pairs() -> None:
     "method",
     [
         FedRep(head_epochs=1, aggregation="same-shape", weighting="samples", final_head_epochs=1),
-        FedSelect(aggregation="same-shape", every=1, growth=1.0, limit=1.0),
-        FedFomo(aggregation="same-shape", models=1),
-        FedDPA(clip=True, noise=0.1, aggregation="same-shape"),
+        FedSelect(aggregation="same-shape", grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0),
+        FedFomo(aggregation="same-shape", num_models=1),
+        FedDPA(clip_update=True, noise_multiplier=0.1, aggregation="same-shape"),
     ],
     ids=lambda method: method.name,
 )
@@ -885,7 +905,7 @@ def test_personal_methods_in_another_form(method: Any) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [FML(weighting="uniform"), FedKD(energy_start=0.5, energy_end=0.9), FedMRL(features=3)],
+    [FML(weighting="uniform"), FedKD(energy_start=0.5, energy_end=0.9), FedMRL(feature_dim=3)],
     ids=lambda method: method.name,
 )
 def test_auxiliary_models_with_batchnorm(method: Any) -> None:

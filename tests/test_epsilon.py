@@ -26,7 +26,7 @@ THREE = Training(rounds=3, batch_size=64, lr=0.1)
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Uploads with noise, pairs of all rows with noise, and nothing with noise."""
     folder = tmp_path_factory.mktemp("runs")
-    pairs = FedIN(pairs=100, feature_clip=1.0, noise=6.0)
+    pairs = FedIN(num_pairs=100, feature_clip=1.0, noise_std=6.0)
     for name, method, privacy in (
         ("uploads", FedAvg(), Privacy(upload_clip_norm=1.0, upload_noise_multiplier=2.0)),
         ("pairs", pairs, Privacy()),

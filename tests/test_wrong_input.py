@@ -239,7 +239,10 @@ WORDS = [
     (["compare", "tiny.toml", "--methods", "local", "--seeds", "0,a"], "expected --seeds as whole numbers"),
     (["compare", "tiny.toml", "--methods", "local", "--seeds", ""], "expected --seeds as whole numbers"),
     (["compare", "tiny.toml", "--methods", "local,fedavg"], "fedavg needs tensors of one name"),
-    (["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.clip=1"], "expected --set methods.NAME.KEY=VALUE"),
+    (
+        ["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.max_grad_norm=1"],
+        "expected --set methods.NAME.KEY=VALUE",
+    ),
     (["report", "nowhere"], "nowhere is not there"),
     (["report", "."], "no run folder"),
 ]

@@ -38,7 +38,7 @@ def test_without_the_package_drawn_rows_are_refused(monkeypatch: pytest.MonkeyPa
     require_packages([Release("features", "sample", 1.0, 8, 8)])  # all rows: exact without it
     with pytest.raises(ConfigError, match=said):
         require_packages([Release("features", "sample", 1.0, 4, 8)])
-    method = FedIN(pairs=2, feature_clip=1.0, noise=1.0)
+    method = FedIN(num_pairs=2, feature_clip=1.0, noise_std=1.0)
     with pytest.raises(ConfigError, match=said):
         ConformanceKit(method=method).world().federation(method)
 
@@ -90,7 +90,7 @@ class TestWithThePackage:
         assert compute_epsilon(mixed, DELTA, "pld") == pytest.approx(exact, rel=1e-3)
 
     def test_records_tell_of_pairs_and_a_tighter_accountant(self) -> None:
-        method, two = FedIN(pairs=2, feature_clip=1.0, noise=2.0), Training(rounds=2, batch_size=64)
+        method, two = FedIN(num_pairs=2, feature_clip=1.0, noise_std=2.0), Training(rounds=2, batch_size=64)
         found = {}
         for by in ("rdp", "pld"):
             made = ConformanceKit(method=method).world().run(method, two, privacy=Privacy(accountant=by))

@@ -13,6 +13,7 @@ import torch
 
 import polyfed as pf
 from helpers.quick import others_slow
+from polyfed.attacks import audit
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state

@@ -354,7 +354,7 @@ def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int]
 def test_masks_that_grow_apart_are_stacked(aggregation: Any, client_fraction: float, stacks: list[int]) -> None:
     """With a share of the clients, some have masks while others have none yet."""
     training = Training(rounds=5, batch_size=8, lr=0.1, client_fraction=client_fraction)
-    found = same(of_toys(FedSelect(every=1, aggregation=aggregation), training=training))
+    found = same(of_toys(FedSelect(grow_interval=1, aggregation=aggregation), training=training))
     assert any("mask" in client.state for client in found.clients)
     assert max(stacks) > 1
 

@@ -76,7 +76,7 @@ def test_more_noise_is_less_epsilon_and_clip_alone_has_none() -> None:
 
 
 def test_entries_of_an_upload_share_its_noise() -> None:
-    method = FedIN(pairs=2)  # weights and pairs: two entries
+    method = FedIN(num_pairs=2)  # weights and pairs: two entries
     (entry,) = ran(method, **NOISY).history[0]["releases"]
     assert entry["noise"] == pytest.approx(2.0 / math.sqrt(2))
     (entry,) = ran(FD(outputs="logits"), **NOISY).history[0]["releases"]
@@ -190,7 +190,7 @@ def test_without_uploads_a_budget_is_never_spent() -> None:
 # targets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedIN(pairs=2), FedRep()])
+@pytest.mark.parametrize("method", [FedAvg(), FedIN(num_pairs=2), FedRep()])
 def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
     made = ran(method, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)

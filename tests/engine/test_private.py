@@ -126,7 +126,7 @@ def test_batches_made_by_chance() -> None:
         ),
         (FedProto(), "got fedproto"),
         (FedIN(), "got fedin"),
-        (FedIN(mu=0.0, noise=0.8), "got fedin"),
+        (FedIN(mu=0.0, noise_std=0.8), "got fedin"),
         (FedSelect(), "expected training on all rows of a client, got fedselect"),
     ],
 )
@@ -255,7 +255,7 @@ class TestTraining:
         assert made.facts["privacy"]["noise_multiplier"] == made.plugin("privacy budget").settings.noise_multiplier > 1
 
     def test_pairs_and_weights_add_up(self) -> None:
-        method = FedIN(mu=0.0, pairs=2, feature_clip=1.0, noise=4.0, noise_where="message")
+        method = FedIN(mu=0.0, num_pairs=2, feature_clip=1.0, noise_std=4.0, noise_where="message")
         both, weights = ran(method, **NOISY), ran(FedIN(mu=0.0), **NOISY)
         kinds = {entry["what"] for entry in both.history[0]["releases"]}
         assert kinds == {"features", "training"}

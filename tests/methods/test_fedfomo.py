@@ -169,8 +169,8 @@ def chosen(round: Round, before: Round, i: int) -> list[int]:
 
 
 def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
-    best = rounds(FedFomo(models=2, epsilon=0.0), members(["shallow"] * 6), rounds=8)
-    random = rounds(FedFomo(models=2, epsilon=1.0, epsilon_decay=0.0), members(["shallow"] * 6), rounds=8)
+    best = rounds(FedFomo(num_models=2, epsilon=0.0), members(["shallow"] * 6), rounds=8)
+    random = rounds(FedFomo(num_models=2, epsilon=1.0, epsilon_decay=0.0), members(["shallow"] * 6), rounds=8)
     greedy = []
     for history in (best, random):
         hits = 0
@@ -188,13 +188,13 @@ def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
 
 
 def test_epsilon_decays_to_nothing() -> None:
-    decayed = rounds(FedFomo(models=2, epsilon=0.5, epsilon_decay=0.5), members(["shallow"] * 6), rounds=4)
-    best = rounds(FedFomo(models=2, epsilon=0.0), members(["shallow"] * 6), rounds=4)
+    decayed = rounds(FedFomo(num_models=2, epsilon=0.5, epsilon_decay=0.5), members(["shallow"] * 6), rounds=4)
+    best = rounds(FedFomo(num_models=2, epsilon=0.0), members(["shallow"] * 6), rounds=4)
     assert all(same(a.weights[i], b.weights[i]) for a, b in zip(decayed, best, strict=True) for i in range(6))
 
 
 def test_who_was_absent_stays_a_candidate_and_a_newcomer_is_sent_some() -> None:
-    fed, watch = federation(FedFomo(models=5), members(["shallow"] * 6), rounds=6, client_fraction=0.34)
+    fed, watch = federation(FedFomo(num_models=5), members(["shallow"] * 6), rounds=6, client_fraction=0.34)
     fed.run()
     came: set[int] = set()
     newcomers = 0
@@ -229,6 +229,6 @@ def test_what_does_not_fit_is_refused() -> None:
         federation(FedFomo(), clients(["shallow"] * 2))
     with pytest.raises(ConfigError, match="same-shape"):
         federation(FedFomo(), members(["shallow", "wide"]))
-    for hyperparameters in ({"models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
+    for hyperparameters in ({"num_models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
         with pytest.raises(ValueError, match=r"expected at (least|most)"):
             FedFomo(**hyperparameters)

@@ -26,7 +26,7 @@ from polyfed.methods.fedgen import (
 )
 from polyfed.models.split import SequentialSplit
 
-SMALL = {"noise": 4, "hidden": 8, "generator_steps": 5, "generator_batch": 16}
+SMALL = {"latent_dim": 4, "hidden_dim": 8, "generator_steps": 5, "generator_batch": 16}
 MIXED = ["shallow", "deep", "deep"]
 
 
@@ -48,7 +48,7 @@ def linear_heads(count, features=5, seed=3):
 
 
 def how(**changes):
-    return GeneratorTraining(**{"steps": 1, "batch": 16, "lr": 1e-2, "diversity": 0.7} | changes)
+    return GeneratorTraining(**{"steps": 1, "batch": 16, "lr": 1e-2, "diversity_weight": 0.7} | changes)
 
 
 # ---- the generator ----

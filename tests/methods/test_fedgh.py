@@ -162,7 +162,7 @@ def test_clip_bites():
     big = {0: lars([1], [[300.0, 0, 0, 0, 0]])}
     zero = {"weight": torch.zeros(CLASSES, 5), "bias": torch.zeros(CLASSES)}
     for clip, expected in ((50.0, 50.0), (2.0, 2.0), (0.0, np.sqrt(2 / 3) * np.sqrt(300**2 + 1))):
-        _, after = aggregated(FedGH(clip=clip, header_lr=0.1), big, zero)
+        _, after = aggregated(FedGH(max_grad_norm=clip, header_lr=0.1), big, zero)
         length = torch.sqrt(sum(t.square().sum() for t in after.values())) / 0.1
         np.testing.assert_allclose(float(length), expected, rtol=1e-5)
 

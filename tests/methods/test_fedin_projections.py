@@ -153,7 +153,7 @@ def test_square_matrices_change_nothing_but_rounding() -> None:
             s_out = [h.up[i]["features"]["s_out"] for h in (a, b)]
             torch.testing.assert_close(s_out[0].norm(dim=1), s_out[1].norm(dim=1), atol=1e-5, rtol=0)
             assert moved({"s": s_out[0]}, {"s": s_out[1]}) > 0.1
-    assert moved(plain[1].trained[0], rounds(FedIN(train_in=False), members)[1].trained[0]) > 1e-3
+    assert moved(plain[1].trained[0], rounds(FedIN(exchange_features=False), members)[1].trained[0]) > 1e-3
 
 
 # the pairs ------------------------------------------------------------------------------------------------------------

@@ -71,12 +71,14 @@ def test_the_prototypes_of_one_client_are_its_own_means() -> None:
 
 def test_the_first_round_is_plain_and_then_the_prototypes_draw() -> None:
     def apart(lambda_: float) -> list[float]:
-        return [r.record["sums"].get("distance", math.nan) for r in rounds(FedProto(lambda_=lambda_), members())]
+        return [
+            r.record["sums"].get("distance", math.nan) for r in rounds(FedProto(prototype_weight=lambda_), members())
+        ]
 
     first, second = apart(1e-9)
     assert math.isnan(first)
     assert apart(30.0)[1] < second
-    one, other = (rounds(m, members(), rounds=1)[0].weights for m in (FedProto(lambda_=30.0), Local()))
+    one, other = (rounds(m, members(), rounds=1)[0].weights for m in (FedProto(prototype_weight=30.0), Local()))
     assert all(same(one[i] or {}, other[i] or {}) for i in one)
 
 

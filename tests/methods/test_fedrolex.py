@@ -71,7 +71,7 @@ def test_in_as_many_rounds_as_channels_each_is_trained_alike_often(letter, often
 
 def test_at_rate_1_the_window_permutes_and_the_rest_is_fedavg():
     members = clients(["shallow"] * 3, 12)
-    ours = rounds(FedRolex(rates="fix_a1", masked=False, clip=0.0), members, rounds=4)
+    ours = rounds(FedRolex(rates="fix_a1", masked=False, max_grad_norm=0.0), members, rounds=4)
     theirs = rounds(FedAvg(weighting="uniform"), members, rounds=4)
     model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
     assert moved(dict(model), ours[-1].after["model"]) < 1e-5

@@ -17,7 +17,7 @@ from polyfed.methods import FedTGP, Local
 
 MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
-QUICK = FedTGP(lambda_=1.0, server_epochs=4, server_lr=0.1)
+QUICK = FedTGP(prototype_weight=1.0, server_epochs=4, server_lr=0.1)
 
 
 def members(classes=SOME, test=0):

@@ -125,7 +125,7 @@ def test_entries_are_averaged_by_samples_over_those_who_hold_them():
 
 def test_a_step_of_a_round_by_hand():
     members = clients(["shallow"] * 2, 8)
-    (round,) = rounds(FjORD(widths=2, distill=False), members, rounds=1, batch_size=8)
+    (round,) = rounds(FjORD(num_widths=2, distill=False), members, rounds=1, batch_size=8)
     for number, p in enumerate((0.5, 1.0)):
         full = net()
         full.load_state_dict({**full.state_dict(), **round.before["model"]})
@@ -146,7 +146,7 @@ def test_a_step_of_a_round_by_hand():
 
 def test_with_one_width_it_is_fedavg_also_with_batchnorm():
     members = clients(["bn"] * 3, [8, 12, 16])
-    ours, theirs = rounds(FjORD(widths=1), members, rounds=2), rounds(FedAvg(), members, rounds=2)
+    ours, theirs = rounds(FjORD(num_widths=1), members, rounds=2), rounds(FedAvg(), members, rounds=2)
     model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
     assert same({n: t for n, t in model.items() if "running" not in n}, ours[-1].after["model"])
     assert set(ours[-1].after) == {"model", "statistics 1"}  # its statistics are taken afterwards

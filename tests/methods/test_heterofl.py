@@ -47,7 +47,7 @@ def by_hand(kind, letter, large, data, order, lr, present, clip):
 )
 def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
     labels, counts = [(0, 1, 2), (0, 1), (1, 2)], (8, 12, 16) if weighting == "samples" else (1, 1, 1)
-    method = HeteroFL(rates="fix_a1-b1-c1", clip=clip, weighting=weighting)
+    method = HeteroFL(rates="fix_a1-b1-c1", max_grad_norm=clip, weighting=weighting)
     (round,), members = rounds_of(method, kind, labels=labels, rounds=1)
     before, after = round.before["model"], round.after["model"]
     sent = []
@@ -108,7 +108,7 @@ def test_masks_do_nothing_where_everybody_has_all_classes():
 
 def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
     for kind in ("shallow", "bn"):
-        method = HeteroFL(rates="fix_a1", masked=False, clip=0.0, statistics="running")
+        method = HeteroFL(rates="fix_a1", masked=False, max_grad_norm=0.0, statistics="running")
         ours, _ = rounds_of(method, kind, rounds=3, client_fraction=0.7)
         theirs, _ = rounds_of(FedAvg(weighting="uniform"), kind, rounds=3, client_fraction=0.7)
         model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
@@ -269,7 +269,7 @@ def test_who_is_only_asked_keeps_what_it_had():
 def test_a_step_is_no_longer_than_the_clip():
     data, lengths = samples(8, 0), {}
     for most in (0.0, 0.3, 1.0):
-        method = HeteroFL(clip=most, masked=False)
+        method = HeteroFL(max_grad_norm=most, masked=False)
         torch.manual_seed(0)
         model = method.build(NETS["shallow"](), "")
         model.head.weight.data.mul_(50)

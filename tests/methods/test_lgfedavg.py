@@ -65,7 +65,7 @@ def test_who_does_not_answer_does_not_count():
 
 
 def test_upper_layers_are_shared_by_those_who_have_them():
-    _, second = rounds(LGFedAvg(shares="upper"), clients(["shallow", "deep", "deep"], [12, 5, 9]))
+    _, second = rounds(LGFedAvg(shared_part="upper"), clients(["shallow", "deep", "deep"], [12, 5, 9]))
     trained = [second.trained[i] for i in range(3)]
     for name, now in second.after["shared"].items():
         assert now.numpy() == pytest.approx(numpy_mean(trained, [12, 5, 9], name), abs=1e-6)
@@ -82,16 +82,16 @@ def test_upper_layers_may_stand_on_any_extractor():
 
     builders = {**NETS, "other": other}
     people = clients(["shallow", "other"])
-    assert len(rounds(LGFedAvg(shares="upper"), people, builders)) == 2
+    assert len(rounds(LGFedAvg(shared_part="upper"), people, builders)) == 2
     with pytest.raises(ConfigError, match="one name to have one shape"):
-        federation(LGFedAvg(shares="all"), people, builders)
+        federation(LGFedAvg(shared_part="all"), people, builders)
     with pytest.raises(ConfigError, match="one name to have one shape"):
-        federation(LGFedAvg(shares="upper"), clients(["shallow", "wide"]))
+        federation(LGFedAvg(shared_part="upper"), clients(["shallow", "wide"]))
 
 
 def test_all_of_differing_networks_is_fedavg():
     people = clients(["deep-bn", "bn"], [12, 9])
-    one, other = (rounds(m, people)[1] for m in (LGFedAvg(shares="all"), FedAvg()))
+    one, other = (rounds(m, people)[1] for m in (LGFedAvg(shared_part="all"), FedAvg()))
     assert same(dict(one.after["shared"]), dict(other.after["model union"]))
     assert all(same(one.trained[i], other.trained[i]) for i in range(2))
 
@@ -136,7 +136,7 @@ def test_heads_of_other_shapes_are_refused_before_round_1():
     wanted = r"heads with the same tensors.*weight \(3, 8\).*weight \(3, 5\).*models\.feature_dim.*fedproto.*fedhenn"
     with pytest.raises(ConfigError, match=wanted):
         federation(LGFedAvg(), clients(["deep", "broad"]))
-    assert len(rounds(LGFedAvg(shares="none"), clients(["deep", "broad"]))) == 2
+    assert len(rounds(LGFedAvg(shared_part="none"), clients(["deep", "broad"]))) == 2
 
 
 def test_float_statistics_in_a_head_are_averaged():

@@ -212,7 +212,7 @@ def test_distillation_begins_after_its_share_of_the_rounds():
     for share, begins in ((0.25, 3), (0.0, 1), (0.3, 3), (0.99, 8), (1.0, 9)):
         found = []
         for at.round in range(1, 9):
-            found.append(ScaleFL(distil_from=share).receive(at, message)["distils"])
+            found.append(ScaleFL(distill_from=share).receive(at, message)["distils"])
         assert found == [round >= begins for round in range(1, 9)]
 
 

@@ -150,7 +150,7 @@ def test_levels_share_their_draw_and_scale_it(ran: Callable[..., Done]) -> None:
     assert torch.allclose(2 * one, two, atol=1e-5)
 
 
-@pytest.mark.parametrize(("hyperparameters", "levels"), [({}, [0.0, 0.8]), ({"noise": 0.6}, [0.0, 0.6])])
+@pytest.mark.parametrize(("hyperparameters", "levels"), [({}, [0.0, 0.8]), ({"noise_std": 0.6}, [0.0, 0.6])])
 def test_levels_are_by_default_none_and_the_runs_own(
     ran: Callable[..., Done], hyperparameters: dict[str, Any], levels: list[float]
 ) -> None:
@@ -449,7 +449,7 @@ def test_a_run_that_has_nothing_to_attack(
 ) -> None:
     needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedtgp), got "
     refused([], needs + "local", capsys, ran("local").path)
-    for method in (FedIN(train_in=False), FedIN(projection="trained")):
+    for method in (FedIN(exchange_features=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):
             exposures.exposed_by(method)
     refused(["--from", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)

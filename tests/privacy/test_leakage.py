@@ -140,7 +140,7 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
         "privacy": {"upload_clip_norm": 3.0, "upload_noise_multiplier": 0.02},
         "compression": {"dtype": "float16"},
     }
-    hyperparameters = {"noise": 0.3, "pairs": 5}
+    hyperparameters = {"noise_std": 0.3, "num_pairs": 5}
     heard = {}
     for name, sections in (("plain", None), ("treated", treated)):
         done = ran("fedin", sections, **hyperparameters)

@@ -46,7 +46,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import keyword
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -237,12 +236,8 @@ class Recipe(Settings):
         """The same experiment with this method, called so. ready: it, where it is built already."""
         chosen = self.model_copy(update={"method": method})
         chosen._method = chosen._build(method, "method") if ready is None else ready
-        hyperparameters = {
-            hyperparameter.rstrip("_"): value for hyperparameter, value in dataclasses.asdict(chosen._method).items()
-        }
-        chosen._hyperparameters = {
-            hyperparameter: value for hyperparameter, value in hyperparameters.items() if value is not None
-        }
+        hyperparameters = dataclasses.asdict(chosen._method)
+        chosen._hyperparameters = {key: value for key, value in hyperparameters.items() if value is not None}
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
         if method.alone and label == method.name:
             label = f"{label}-alone"
@@ -331,14 +326,10 @@ class Recipe(Settings):
         except ConfigError as problem:
             raise ConfigError(f"{place}: {problem}" if place != "method" else str(problem)) from problem.__cause__
         known = [field.name for field in dataclasses.fields(kind)]
-        # a hyperparameter may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
-        hyperparameters = {
-            f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.hyperparameters.items()
-        }
         try:
-            method = kind(**hyperparameters)
+            method = kind(**choice.hyperparameters)
         except WrongSettings as problem:
-            spelled = ["name", "alone", *(name.rstrip("_") for name in known)]
+            spelled = ["name", "alone", *known]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
             raise ConfigError(said) from None
         if choice.alone and not has_upload(method):

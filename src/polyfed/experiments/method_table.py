@@ -105,7 +105,7 @@ def _kinds(kind: type[Any]) -> dict[str, str]:
         if dataclasses.is_dataclass(field.default):
             found |= {f"{field.name}.{inner}": words for inner, words in _kinds(type(field.default)).items()}
         else:
-            found[field.name.rstrip("_")] = kind_of(hints[field.name])
+            found[field.name] = kind_of(hints[field.name])
     return found
 
 
@@ -151,7 +151,7 @@ def list_hyperparameters(kind: type[Any]) -> list[Hyperparameter]:
             inner = list_hyperparameters(type(field.default))
             found += [dataclasses.replace(one, name=f"{field.name}.{one.name}") for one in inner]
         else:
-            found.append(Hyperparameter(field.name.rstrip("_"), field.default, said.get(field.name, "")))
+            found.append(Hyperparameter(field.name, field.default, said.get(field.name, "")))
     return found
 
 

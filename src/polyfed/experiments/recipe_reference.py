@@ -163,7 +163,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
         if dataclasses.is_dataclass(field.default):
             found |= {f"{field.name}.{name}": hint for name, hint in _hints(type(field.default)).items()}
         else:
-            found[field.name.rstrip("_")] = hints[field.name]
+            found[field.name] = hints[field.name]
     return found
 
 

@@ -52,7 +52,7 @@ class FD(Method):
         "counts": upload_forms.COUNTS,
     }
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
+    distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
     outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 
@@ -89,7 +89,7 @@ class FD(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if not self.lambda_ or "outputs" not in message:
+        if not self.distillation_weight or "outputs" not in message:
             return {}
         rows = get_tensor(message, "outputs").to(next(client.model.parameters()))
         rows = torch.softmax(rows, 1) if self.outputs == "logits" else rows / rows.sum(1, True)
@@ -103,7 +103,7 @@ class FD(Method):
             return task
         targets = context["targets"]
         taught = soft_cross_entropy(scores[:, : targets.shape[1]], batch.y, batch.w, targets, context["known"])
-        return task + self.lambda_ * taught, {"distillation": taught}
+        return task + self.distillation_weight * taught, {"distillation": taught}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         model = client.model

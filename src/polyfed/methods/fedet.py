@@ -52,7 +52,7 @@ class FedET(FedAvg):
     aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
     weighting: weight_averaging.Weighting = "uniform"  # weights of w_i in all means; "samples": by training samples
     network: Annotated[str, Field(min_length=1)] = "largest"  # server's network: of the clients', or a model's name
-    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
+    diversity_weight: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
     server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round; 0: no distillation, only heads are averaged
     server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs per step
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # learning rate of these steps; 0: only the head changes
@@ -101,7 +101,7 @@ class FedET(FedAvg):
         w = {**get_group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
             targets = consensus_targets(server, models, server.public)
-            how = DistillationConfig(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
+            how = DistillationConfig(self.server_steps, self.server_batch, self.server_lr, self.diversity_weight)
             model = server.model(server.auxiliary_model, w)
             w, loss = distill(model, server.public, targets, how, server.generator("transfer"))
             server.log["transfer_loss"] = loss
@@ -129,7 +129,7 @@ class DistillationConfig:
     """
 
     steps: int
-    inputs: int
+    batch: int
     lr: float
     diversity: float
 
@@ -154,14 +154,14 @@ def distill(
         draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
     """
     held = len(public)
-    wanted = how.steps * how.inputs
+    wanted = how.steps * how.batch
     order = torch.cat([torch.randperm(held, generator=draws) for _ in range(-(-wanted // held))])
     device = next(model.parameters()).device
     optimizer = torch.optim.SGD(model.parameters(), how.lr)
     total = 0.0
     model.train()
     with seeded_global_rng(int(torch.randint(2**62, (), generator=draws))):
-        for rows in order[:wanted].split(how.inputs):
+        for rows in order[:wanted].split(how.batch):
             scores = model(public.prepare(public.samples.x[rows].to(device)))
             loss = transfer_loss(scores, Consensus(*(t[rows].to(device) for t in targets)), how.diversity)
             optimizer.zero_grad()

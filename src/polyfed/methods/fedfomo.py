@@ -58,7 +58,7 @@ class FedFomo(Method):
     }
     ignores_initial_weights: ClassVar[bool] = True
 
-    models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
+    num_models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model in round 1; 0: none
     epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # decrease of epsilon per round; 0: constant
     # or "same-shape": candidates of the same architecture
@@ -111,8 +111,8 @@ class FedFomo(Method):
         order = [others[place] for place in torch.randperm(len(others), generator=draws).tolist()]
         affinity = self._affinity(server)[client_id].tolist()
         ranked = sorted(order, key=lambda n: -affinity[n])  # equal ones stay in random order
-        chosen = ranked[: self.models]
-        rest = ranked[self.models :]
+        chosen = ranked[: self.num_models]
+        rest = ranked[self.num_models :]
         epsilon = self.epsilon - self.epsilon_decay * (server.round - 1)
         for slot, draw in enumerate(torch.rand(len(chosen), generator=draws).tolist()):
             if rest and draw < epsilon:

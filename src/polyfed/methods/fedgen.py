@@ -64,12 +64,12 @@ class FedGen(FedAvg):
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features; 0: off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards generated features; 0: off
     decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # decay of both weights per round; 1: off
-    noise: Annotated[int, Field(ge=1)] = 32  # Z, noise dimensions of G
-    hidden: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
+    latent_dim: Annotated[int, Field(ge=1)] = 32  # Z, noise dimensions of G
+    hidden_dim: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
     generator_steps: Annotated[int, Field(ge=1)] = 50  # Adam steps per round
     generator_batch: Annotated[int, Field(ge=2)] = 128  # generated features per step
     generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # learning rate of Adam in round 1
-    diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0: off
+    diversity_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0: off
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
 
     @property
@@ -83,7 +83,7 @@ class FedGen(FedAvg):
         super().init_server(server)
         features = as_split_model(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("generator")
-        server.state["generator"] = init_generator(self.noise, server.classes, self.hidden, features, draws)
+        server.state["generator"] = init_generator(self.latent_dim, server.classes, self.hidden_dim, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = super().broadcast(server, client_id)
@@ -109,7 +109,7 @@ class FedGen(FedAvg):
             steps=self.generator_steps,
             batch=self.generator_batch,
             lr=self.generator_lr * _GENERATOR_LR_DECAY ** (server.round - 1),
-            diversity=self.diversity,
+            diversity=self.diversity_weight,
         )
         generator = get_group(server.state, "generator")
         moments = get_group(server.state, "moments") if "moments" in server.state else {}
@@ -139,8 +139,8 @@ class FedGen(FedAvg):
         device = client.context["weights"].device
         rows = client.training.batch_size
         y = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
-        z_y = torch.randn(rows, self.noise, generator=generator)
-        z = torch.randn(rows, self.noise, generator=generator)
+        z_y = torch.randn(rows, self.latent_dim, generator=generator)
+        z = torch.randn(rows, self.latent_dim, generator=generator)
         return {"y": y.to(device), "z_y": z_y.to(device), "z": z.to(device)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:

@@ -54,7 +54,7 @@ class FedGH(Method):
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
-    clip: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
+    max_grad_norm: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
 
     @property
     def requirements(self) -> Requirements:
@@ -86,7 +86,9 @@ class FedGH(Method):
         sizes = [len(get_tensor(message, "labels")) for message in sent]
         for rows in self._steps(sizes, server.generator("header")):
             alike = torch.ones(len(rows))
-            theta, bias = header_sgd_step(theta, bias, lars_MD[rows], labels_M[rows], alike, self.header_lr, self.clip)
+            theta, bias = header_sgd_step(
+                theta, bias, lars_MD[rows], labels_M[rows], alike, self.header_lr, self.max_grad_norm
+            )
         server.state["header"] = {"weight": theta, "bias": bias}
 
     def _steps(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:

@@ -56,8 +56,8 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1: no compression
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # final T, reached linearly
-    distil: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
-    mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
+    distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
+    hidden_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
 
     @property
     def requirements(self) -> Requirements:
@@ -120,7 +120,7 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         kl = kl_divergence(mentor, mentee, batch.w) + kl_divergence(mentee, mentor, batch.w)
         distance = mse_loss(h_w, seen, batch.w) + mse_loss(seen, h_w, batch.w)
         s = task.detach().clamp(min=torch.finfo(task.dtype).eps)
-        loss: Tensor = task + (self.distil * kl + self.mimic * distance) / s
+        loss: Tensor = task + (self.distillation_weight * kl + self.hidden_weight * distance) / s
         return loss
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:

@@ -2,7 +2,7 @@
 
 quiz:      one batch of a client's training rows, drawn once, half of its rows at most; study set: the rest
 client k:  1. E epochs of SGD over the study set on  L(w, g) = CE(f(x; w), y) + weight mean over q of (o(x) - g_y)^2
-              (not in the first `warmup` rounds)
+              (not in the first `warmup_rounds` rounds)
            2. w' = w - lr grad_w L(w, g)  on one study batch, lr the round's rate
               sends  grad_g CE(f(x; w'), y)  on the quiz, the rows of the classes of that batch; w' is discarded
 server:    G_c = mean of the received rows of class c, or 0;  G clipped to norm 100
@@ -59,13 +59,13 @@ class FedL2G(Method):
     states: ClassVar[str] = "server: g"
 
     guide: Literal["logits", "representation"] = "logits"  # the guided output
-    weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local
-    warmup: Annotated[int, Field(ge=0)] = 1  # initial rounds that train g only; 0: none
+    guide_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local
+    warmup_rounds: Annotated[int, Field(ge=0)] = 1  # initial rounds that train g only; 0: none
     server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
 
     @property
     def requirements(self) -> Requirements:
-        if not self.weight:
+        if not self.guide_weight:
             return Requirements()
         features = self.guide == "representation"
         instead = "fd, which takes first derivatives alone"
@@ -75,16 +75,16 @@ class FedL2G(Method):
             split_model=features,
             same_feature_dim=features,
             twice_differentiable=True,
-            warmup=self.warmup,
+            warmup=self.warmup_rounds,
             hint=f"use {instead}",
         )
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (Exchange(trains=not self.weight or round > self.warmup),)
+        return (Exchange(trains=not self.guide_weight or round > self.warmup_rounds),)
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        if not self.weight:
+        if not self.guide_weight:
             return
         entries = server.classes
         if self.guide == "representation":
@@ -92,7 +92,7 @@ class FedL2G(Method):
         server.state["guides"] = torch.randn(server.classes, entries, generator=server.generator("guides"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"guides": get_tensor(server.state, "guides")} if self.weight else {}
+        return {"guides": get_tensor(server.state, "guides")} if self.guide_weight else {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(uploads, "gradients")
@@ -125,7 +125,7 @@ class FedL2G(Method):
         if "guides" not in context:
             return cross_entropy(model(batch.x), batch.y, batch.w)
         scores, found = self.outputs(model, batch.x, context["guides"].shape[1])
-        return guided_loss(scores, found, batch.y, batch.w, context["guides"], self.weight)
+        return guided_loss(scores, found, batch.y, batch.w, context["guides"], self.guide_weight)
 
     def outputs(self, model: Any, x: Tensor, entries: int) -> tuple[Tensor, Tensor]:
         """Scores, and the guided outputs (N, q)."""
@@ -153,7 +153,7 @@ class FedL2G(Method):
 
         whole = _Guided(self, client.model, guides.shape[1])
         with eval_mode(whole), frozen_running_stats(whole):
-            gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.weight)
+            gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.guide_weight)
         labels = train.y[study].unique()
         return {"labels": labels.int(), "gradients": gradient[labels.to(gradient.device)]}
 

@@ -8,8 +8,8 @@ server:    s(x) = sum over responding clients of c_k f_k(x),   c_k = 1 / their n
 
 Deviations from the paper: (1) D_0 is the recipe's hold-out, with the task's own classes; in the paper it is another
 data set, whose classes the networks also learn. (2) Transfer learning takes a fixed number of epochs; the paper
-trains to convergence. (3) d is all of D_0 unless `rows` is set; the paper draws 5000 rows per round. (4) Clients are
-selected as the recipe says; in the paper all participate. Clients absent in round 1 catch up. (5) Weights c_k by
+trains to convergence. (3) d is all of D_0 unless `public_rows` is set; the paper draws 5000 rows per round. (4) Clients
+are selected as the recipe says; in the paper all participate. Clients absent in round 1 catch up. (5) Weights c_k by
 samples, suggested in the paper for weaker models, are off by default.
 """
 
@@ -48,7 +48,7 @@ class FedMD(Method):
     public_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on labeled public rows, once; 0: none
     private_epochs: Annotated[int, Field(ge=0)] = 10  # epochs on the client's own rows, after that; 0: none
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
-    rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round; None: all
+    public_rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round; None: all
     weighting: weight_averaging.Weighting = "uniform"  # weights c_k; "samples": by training samples
 
     @property
@@ -56,7 +56,7 @@ class FedMD(Method):
         if not (self.public_epochs or self.digest_epochs):
             return Requirements()
         origin: Literal["holdout", ""] = "holdout" if self.public_epochs else ""  # labels of another set mean nothing
-        return Requirements(public=self.rows or 1, public_origin=origin, same_input_shape=True)
+        return Requirements(public=self.public_rows or 1, public_origin=origin, same_input_shape=True)
 
     # server ------------------------------------------------------------------------------------------------
     def exchanges(self, round: int) -> Sequence[Exchange]:
@@ -69,7 +69,7 @@ class FedMD(Method):
 
     def start_round(self, server: Server, selected: Sequence[int]) -> None:
         server.state.pop("consensus", None)  # of other rows, or of networks as they were
-        if self.rows and self.digest_epochs:
+        if self.public_rows and self.digest_epochs:
             server.state["seed"] = torch.tensor(server.generator("rows").initial_seed())
 
     def broadcast(self, server: Server, client_id: int) -> Message:
@@ -94,7 +94,7 @@ class FedMD(Method):
         rows = torch.arange(held)
         if "seed" in message:
             draws = torch.Generator().manual_seed(int(get_tensor(message, "seed")))
-            rows = torch.randperm(held, generator=draws)[: self.rows]
+            rows = torch.randperm(held, generator=draws)[: self.public_rows]
         is_transferred = "transferred" in client.state
         context = {
             "public": torch.arange(0 if is_transferred else held),
@@ -147,4 +147,4 @@ class FedMD(Method):
 def _asked(known: upload_forms.UploadContext) -> int:
     """Number of public rows to be scored."""
     held = len(known.server.public or ())
-    return min(getattr(known.method, "rows", None) or held, held)
+    return min(getattr(known.method, "public_rows", None) or held, held)

@@ -16,7 +16,7 @@ HeteroFL's, and there is no scaler; statistics of a rate are kept channel by cha
 sub-model, the window that was trained last; there the large network.
 From the authors' code: it rolls backwards, this goes forwards, as the paper says; in the means of BatchNorm and of the
 last layer an entry counts as often as it has been trained before; it scores with statistics of the test batch, and
-clips gradients at norm 1 (`clip = 1.0`).
+clips gradients at norm 1 (`max_grad_norm = 1.0`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 m_k is 1 where an entry of w_k is personal and 0 where it is shared; all 0 at first.
 Client k:  w_k <- what came, where m_k = 0;
-           every q rounds, in each weight tensor of which less than `limit` is personal: the share p of the shared
-           entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
+           every q rounds, in each weight tensor of which less than `max_personal_fraction` is personal: the
+           share p of the shared entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
            epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.
 Server:    per entry, w <- mean of w_k over those who answered with m_k = 0, all alike or by their samples; what nobody
            shares keeps its value.
@@ -55,9 +55,9 @@ class FedSelect(Method):
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
     ignores_initial_weights: ClassVar[bool] = True
 
-    growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
-    limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
-    every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
+    personal_rate: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
+    max_personal_fraction: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
+    grow_interval: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
     # "same-shape": within an architecture; "by-name": also a head
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "uniform"  # weights of the mean; "samples": by training samples
@@ -121,13 +121,15 @@ class FedSelect(Method):
         """Grow the masks when due; returns whether they changed. `own`: the weights after the last training."""
         state = client.state
         taken = int(get_tensor(state, "rounds")) if "rounds" in state else 0
-        if not taken or taken % self.every or "anchor" not in state:
+        if not taken or taken % self.grow_interval or "anchor" not in state:
             return False
         old = _masks(state, "mask")
         grown: dict[str, Tensor] = {}
         for name, before in get_group(state, "anchor").items():
             mask = old.get(name, torch.zeros_like(before, dtype=torch.bool))
-            more = masks.grow_mask(mask, (own[name].cpu() - before).abs(), self.growth, self.limit)
+            more = masks.grow_mask(
+                mask, (own[name].cpu() - before).abs(), self.personal_rate, self.max_personal_fraction
+            )
             if not torch.equal(more, mask):
                 grown[name] = more
         state["anchor"] = _matrices(client)

@@ -43,7 +43,7 @@ class FedTGP(prototypes.PrototypeMethod):
     states: ClassVar[str] = "client: last P received; server: prototype network, P"
     unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
+    prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random

@@ -46,7 +46,7 @@ class FjORD(width_slicing.SlicedMethod):
     form: ClassVar[Form | None] = width_slicing.FORM
     ignores_initial_weights: ClassVar[bool] = True
 
-    widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
+    num_widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
     distill: bool = True  # distill the widest pass; False: train on labels only
     statistics: Literal["all", "selected"] = "all"  # clients that report BatchNorm statistics
 
@@ -57,17 +57,17 @@ class FjORD(width_slicing.SlicedMethod):
     def _level(self, server: Server, client_id: int) -> int:
         """Level of a client: p_i n, from 1 to n."""
         everybody = server.all_client_ids
-        return 1 + everybody.index(client_id) * self.widths // len(everybody)
+        return 1 + everybody.index(client_id) * self.num_widths // len(everybody)
 
     def variant(self, server: Server, client_id: int) -> str:
         return str(self._level(server, client_id))
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        level = int(variant or self.widths)
-        return width_slicing.make_slimmable(model, [k / self.widths for k in range(1, level + 1)])
+        level = int(variant or self.num_widths)
+        return width_slicing.make_slimmable(model, [k / self.num_widths for k in range(1, level + 1)])
 
     def _kept(self, server: Server, client_id: int) -> dict[int, Tensor]:
-        largest = self._level(server, client_id) / self.widths
+        largest = self._level(server, client_id) / self.num_widths
         return width_slicing.kept_channels(server, lambda size: first_channels(size, largest))
 
     def broadcast(self, server: Server, client_id: int) -> Message:

@@ -46,13 +46,15 @@ class LGFedAvg(Method):
     delta_entries: ClassVar[tuple[str, ...]] = ("shared",)
     form: ClassVar[upload_forms.Form | None] = {"shared": upload_forms.as_sent}
 
-    shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
+    shared_part: Literal["none", "head", "upper", "all"] = (
+        "head"  # "upper": all but the extractor; none: Local, all: FedAvg
+    )
     # by training samples, or "uniform"
-    weighting: Annotated[weight_averaging.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
+    weighting: Annotated[weight_averaging.Weighting, ActsWith("shared_part", ("head", "upper", "all"))] = "samples"
 
     @property
     def requirements(self) -> Requirements:
-        parts = _SHARED[self.shares]
+        parts = _SHARED[self.shared_part]
         instead = "set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads"
         some = bool(parts)
         inner = len(parts) > 1
@@ -96,7 +98,7 @@ class LGFedAvg(Method):
 
     def _names(self, model: nn.Module) -> dict[str, str]:
         """Shared name -> tensor name in the network; a head's tensors are named within the head."""
-        if self.shares == "none":
+        if self.shared_part == "none":
             return {}
         inner = head_names(model)
-        return {f"head.{inner[n]}" if n in inner else n: n for n in float_state(model, parts=_SHARED[self.shares])}
+        return {f"head.{inner[n]}" if n in inner else n: n for n in float_state(model, parts=_SHARED[self.shared_part])}

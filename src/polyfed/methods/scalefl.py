@@ -80,14 +80,14 @@ class ScaleFL(width_slicing.SlicedMethod):
     )
     gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation; 0: off
     temperature: Annotated[float, Field(gt=0)] = 3.0  # T of the distillation
-    distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
+    distill_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
     # clients that report BatchNorm statistics; "running": running statistics, averaged
     statistics: width_slicing.Statistics = "all"
     weighting: width_slicing.Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def planned(self) -> str:
-        return "when early exits begin to learn from the last one" if 0 < self.distil_from < 1 else ""
+        return "when early exits begin to learn from the last one" if 0 < self.distill_from < 1 else ""
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return width_slicing.level_exchanges(self.statistics)
@@ -131,7 +131,7 @@ class ScaleFL(width_slicing.SlicedMethod):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        distils = client.round > self.distil_from * client.training.rounds
+        distils = client.round > self.distill_from * client.training.rounds
         return {**width_slicing.receive(client, message, masked=False), "distils": distils}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:

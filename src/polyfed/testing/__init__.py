@@ -93,7 +93,7 @@ def applicable(kit: ConformanceKit) -> list[str]:
         "reductions": kit.reductions,
         "expected_bytes": kit.expected_bytes,
         "oracle": kit.oracle,
-        "counted": kit.counted,
+        "samples_counted_once": kit.counted,
         "hyperparameters_matter": kit.hyperparameters,
     }
     return [name for name in PROPERTIES if name not in kit.skip and (name not in asked or asked[name])]

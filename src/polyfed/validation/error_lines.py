@@ -104,7 +104,7 @@ def one_line(
         tables = [kind, *_tables(kind, first["loc"])]
         depth = min(len(tables), len(first["loc"]))
         known = known if depth <= 1 else _fields(tables[depth - 1])
-    own = [_spelled(str(key), known) for key in first["loc"][:depth]]
+    own = [str(key) for key in first["loc"][:depth]]
     keys = (*place, *own)
     where = ".".join(keys)
     others = len({c["loc"][:depth] for c in complaints} - {first["loc"][:depth]})
@@ -189,11 +189,6 @@ def _fields(kind: Any) -> list[str]:
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     return list(kind.model_fields)
-
-
-def _spelled(key: str, known: Collection[str] | None) -> str:
-    """A hyperparameter that Python keeps the word of (``lambda_``) as those who list the `known` ones spell it."""
-    return key if known is None or key in known else key.rstrip("_")
 
 
 def _homes(key: str, sections: Sections) -> list[str]:

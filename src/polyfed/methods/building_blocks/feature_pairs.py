@@ -46,7 +46,9 @@ from polyfed.functional.noise import add_noise
 from polyfed.validation.effect import ActsWith
 
 # of pairs that nobody sends there is none to hide: FedIN without them has noise in the training pass alone
-Where = Annotated[Literal["both", "message", "forward"], ActsWith("noise"), ActsWith("train_in", of=("message",))]
+Where = Annotated[
+    Literal["both", "message", "forward"], ActsWith("noise_std"), ActsWith("exchange_features", of=("message",))
+]
 Pull = Annotated[float, Field(ge=0), ActsWith("combine", ("simple",))]  # of the local gradient, beside that of pairs
 Releases = tuple[Release, ...]
 Projection = Literal["none", "fixed", "trained"]
@@ -58,7 +60,7 @@ _MATRIX_LR = 1.0  # of trained matrices, once per local training
 
 def _pairs(known: UploadContext, name: str) -> Members:
     """As many pairs as are asked for, of a client with fewer rows all; how wide they are the pool will see."""
-    asked = getattr(known.method, "pairs", None) or known.server.training.batch_size
+    asked = getattr(known.method, "num_pairs", None) or known.server.training.batch_size
     rows = min(asked, known.size("N"))
     return Members({part: (Entry(None, rows=rows),) for part in _PARTS})
 

@@ -92,7 +92,7 @@ class PrototypeMethod(Method):
     differs: ClassVar[str] = "anything; equal feature width"
     form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
+    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
     predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
     candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
 
@@ -127,7 +127,7 @@ class PrototypeMethod(Method):
         if among.any():
             client.state |= {"labels": labels[among], "prototypes": rows[among]}
         prototypes, known = to_dense(rows.to(next(client.model.parameters())), labels, client.classes)
-        return {"prototypes": prototypes, "known": known} if self.lambda_ else {}
+        return {"prototypes": prototypes, "known": known} if self.prototype_weight else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """CE, and the distance to the own class's prototype."""
@@ -136,7 +136,7 @@ class PrototypeMethod(Method):
         if "prototypes" not in context:
             return task
         distance = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
-        return task + self.lambda_ * distance, {"distance": distance}
+        return task + self.prototype_weight * distance, {"distance": distance}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The means of the trained network's representations."""

@@ -364,7 +364,7 @@ class WidthSlicing(SlicedMethod):
 
     rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and proportions; "dynamic": redrawn every round, "fix": never
     masked: bool = True  # ignore logits and rows of absent classes
-    clip: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
+    max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
     statistics: Statistics = "all"  # clients that report BatchNorm statistics; "running": averaged
     weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
@@ -401,7 +401,7 @@ class WidthSlicing(SlicedMethod):
         return loss(model, batch, context)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        return clip_gradients(super().gradients(model, batch, context), self.clip)
+        return clip_gradients(super().gradients(model, batch, context), self.max_grad_norm)
 
     form: ClassVar[Form | None] = FORM
 

@@ -7,12 +7,12 @@ Server:    (phi_s, h_s) <- sum_k p_k (phi_s, h_s)_k over those who answered, p_k
 Scored:    h_k(r), so what a client exports is its own network under its own names, with the common one and P_k beside.
 Sent per round, P_m floats of weights and float buffers of the common network: down 4 P_m bytes; up 4 P_m + 8 (n_k).
 Deviations from the paper (arXiv:2406.00488): (1) the common network is any that the federation can build, of
-`feature_dim` features by a projection or as many as it has; the paper's is a smaller copy of the clients'. (2) Averaged by samples;
-`weighting = "uniform"` counts clients alike. (3) P_k is part of the client's weights: it is trained on over all rounds,
-and what is scored uses it. (4) Every client draws its own first P_k; in the authors' code all begin with one, and
-clients of one architecture with one network. (5) BatchNorm's running statistics are averaged like weights.
-From the authors' code: where all networks are alike, the common head is the first D_s columns of the private one; all
-gradients are clipped at norm 50.
+`feature_dim` features by a projection or as many as it has; the paper's is a smaller copy of the clients'. (2)
+Averaged by samples; `weighting = "uniform"` counts clients alike. (3) P_k is part of the client's weights: it is
+trained on over all rounds, and what is scored uses it. (4) Every client draws its own first P_k; in the authors' code
+all begin with one, and clients of one architecture with one network. (5) BatchNorm's running statistics are averaged
+like weights. From the authors' code: where all networks are alike, the common head is the first D_s columns of the
+private one; all gradients are clipped at norm 50.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ The authors compute them for the whole network over all data and do not count th
 scaler (which divides inputs of normalization layers by r in training): BatchNorm cancels it, and without BatchNorm
 the trained and the evaluated network would differ. (3) A client's classes are sent with its weights, one byte each;
 in the authors' code the server knows them. (4) All clients' sub-models are evaluated, not only the whole network.
-The authors' code clips gradients at norm 1, which slows networks without BatchNorm (below); `max_grad_norm = 1.0` does so,
-and the recipe of FedIN's table 1 sets it. It slices layers by name and does not handle the third convolution of a
+The authors' code clips gradients at norm 1, which slows networks without BatchNorm (below); `max_grad_norm = 1.0` does
+so, and the recipe of FedIN's table 1 sets it. It slices layers by name and does not handle the third convolution of a
 bottleneck block, so ResNet152 cannot have run with it unchanged.
 """
 

@@ -380,14 +380,14 @@ def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 also = pytest.mark.slow  # other settings of methods that are tested with their own ones already
 
-test_local = testing.conformance(Local(), oracle=cross_entropy, expected_bytes=nothing)
+test_local = testing.conformance(Local(), reference_loss=cross_entropy, expected_bytes=nothing)
 
 test_fedavg = testing.conformance(
     FedAvg(),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     counted="updates",
-    bites={"aggregation": ChangedValue("same-shape")},
+    changed_values={"aggregation": ChangedValue("same-shape")},
     reductions=[Reduction(FedAvg(aggregation="same-shape"), FedAvg(), "received", same_architecture=True)],
 )
 
@@ -395,10 +395,10 @@ test_fedavg_same_shape = also(testing.conformance(FedAvg(aggregation="same-shape
 
 test_fedprox = testing.conformance(
     FedProx(mu=0.35),
-    oracle=proximal,
+    reference_loss=proximal,
     expected_bytes=averaging_bytes,
     counted="updates",
-    bites={"aggregation": ChangedValue("same-shape")},
+    changed_values={"aggregation": ChangedValue("same-shape")},
     reductions=[
         Reduction({"mu": 0.0}, FedAvg(), "received"),
         Reduction({"weighting": "uniform"}, FedIN(exchange_features=False, mu=0.35), "received"),
@@ -410,25 +410,25 @@ test_fedet = testing.conformance(
     FedET(
         server_steps=2, server_batch=8, server_lr=0.05, diversity_weight=0.5
     ),  # layer-wise: tests/methods/test_fedet.py
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
-    bites={"network": "smallest"},
+    changed_values={"network": "smallest"},
     reductions=[Reduction({"server_steps": 0}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
 
 test_fedl2g = testing.conformance(
     FedL2G(guide_weight=0.8, warmup_rounds=0, server_lr=1.0),  # the representation: tests/methods/test_fedl2g.py
-    oracle=guided,
+    reference_loss=guided,
     expected_bytes=fedl2g_bytes,
-    bites={"warmup_rounds": 1},
+    changed_values={"warmup_rounds": 1},
     reductions=[Reduction({"guide_weight": 0.0}, Local())],
 )
 
 test_fedmd = testing.conformance(
     FedMD(public_epochs=0, private_epochs=0, public_rows=16),  # with transfer learning: tests/methods/test_fedmd.py
-    oracle=digesting,
+    reference_loss=digesting,
     expected_bytes=fedmd_bytes,
-    bites={"public_rows": 8},
+    changed_values={"public_rows": 8},
     reductions=[Reduction({"digest_epochs": 0}, Local())],
 )
 
@@ -436,7 +436,7 @@ MOVES_BY_N = "c moves by 1/N of every answer (eq. 5), so one answer of six moves
 
 test_scaffold = testing.conformance(
     SCAFFOLD(),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=scaffold_bytes,
     skip={"missing_upload_is_not_zero": MOVES_BY_N},
     reductions=[Reduction({"aggregation": "same-shape"}, SCAFFOLD(), "received", same_architecture=True)],
@@ -451,7 +451,7 @@ test_scaffold_option_one = also(
 
 test_fednova = testing.conformance(
     FedNova(),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=fednova_bytes,
     counted="updates",
     reductions=[Reduction({"aggregation": "same-shape"}, FedNova(), "received", same_architecture=True)],
@@ -460,14 +460,14 @@ test_fednova = testing.conformance(
 test_fednova_proximal = also(
     testing.conformance(
         FedNova(mu=0.35, server_momentum=0.5, aggregation="same-shape"),
-        oracle=proximal,
+        reference_loss=proximal,
         skip={"hyperparameters_matter": "asked of the plain form"},
     )
 )
 
 test_moon = testing.conformance(
     MOON(mu=1.5, temperature=0.4),
-    oracle=contrastive,
+    reference_loss=contrastive,
     expected_bytes=averaging_bytes,
     counted="updates",
     reductions=[
@@ -478,7 +478,7 @@ test_moon = testing.conformance(
 
 test_incoavg = testing.conformance(
     InCoAvg(),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     reductions=[
         Reduction({"theta_rule": "none"}, FedAvg(weighting="uniform"), "received"),
@@ -489,7 +489,7 @@ test_incoavg = testing.conformance(
 
 test_inclusivefl = testing.conformance(
     InclusiveFL(),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=averaging_bytes,
     reductions=[
         Reduction({"beta": 0.0, "local_last_block": False}, FedAvg(), "received"),
@@ -499,7 +499,7 @@ test_inclusivefl = testing.conformance(
 
 test_fedgen = testing.conformance(
     FedGen(alpha=0.2, beta=0.1, latent_dim=4, hidden_dim=8, generator_steps=5, generator_batch=16),
-    oracle=generated,
+    reference_loss=generated,
     expected_bytes=fedgen_bytes,
     reductions=[
         Reduction({"alpha": 0.0, "beta": 0.0}, FedAvg(), "received"),
@@ -509,7 +509,7 @@ test_fedgen = testing.conformance(
 
 test_fedgh = testing.conformance(
     FedGH(header_lr=0.1),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=fedgh_bytes,
     skip={"order_of_uploads": ORDER, "client_order_invariant": ORDER},
 )
@@ -526,7 +526,7 @@ NO_RBF = {"kernel.width": "only RBF kernels have one"}
 
 test_fedhenn = testing.conformance(
     FedHeNN(alignment_data={"size": 16, "batch": 8}, eta0=0.5),
-    oracle=alignment,
+    reference_loss=alignment,
     expected_bytes=fedhenn_bytes,
     reductions=[
         Reduction({"eta0": 0.0}, Local()),
@@ -545,22 +545,25 @@ test_fedhenn = testing.conformance(
             ),
         ),
     ],
-    bites={
+    changed_values={
         "kernel.similarity": "rbf",
         "kernel.width": ChangedValue(2.0, {"kernel.similarity": "rbf"}),
         "alignment_data.refresh": ChangedValue(0, {"eta_schedule": "constant"}),
         "uploads": ChangedValue("kernels", {"alignment_data.refresh": 0}),
     },
-    inert={"kernel.rank": "with few features in all the factor is exact", "final_average": "no weights are averaged"},
+    no_effect={
+        "kernel.rank": "with few features in all the factor is exact",
+        "final_average": "no weights are averaged",
+    },
 )
 
 test_fedhenn_homogeneous = testing.conformance(
     FedHeNN(setting="homogeneous", alignment_data={"size": 16, "batch": 8}, eta0=0.5),
-    oracle=alignment,
+    reference_loss=alignment,
     counted="updates",
     reductions=[Reduction({"eta0": 0.0}, FedAvg(), "received", same_architecture=True)],
-    bites={"alignment_data.refresh": 0},
-    inert={
+    changed_values={"alignment_data.refresh": 0},
+    no_effect={
         **dict.fromkeys(
             (
                 "kernel.pool",
@@ -637,10 +640,10 @@ OF_PROJECTIONS = tuple(f"projection{what}" for what in ("", "_channels", "_grid"
 
 test_fedin = testing.conformance(
     FedIN(mu=0.35),
-    oracle=proximal,
+    reference_loss=proximal,
     expected_bytes=fedin_bytes,
     skip={"order_of_uploads": ORDER, "client_order_invariant": ORDER},
-    bites={
+    changed_values={
         "weighting": "samples",
         "noise_where": ChangedValue("message", {"noise_std": 0.8}),
         "projection": "fixed",
@@ -693,20 +696,20 @@ test_fedin_with_trained_projections = also(
 test_fedin_without_pairs = also(
     testing.conformance(
         FedIN(exchange_features=False, mu=0.35, weighting="samples"),
-        oracle=proximal,
+        reference_loss=proximal,
         counted="updates",
-        inert=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
+        no_effect=dict.fromkeys((*OF_PAIRS, *OF_PROJECTIONS), "there are no pairs"),
     )
 )
 
 
-test_fedrep = testing.conformance(FedRep(head_epochs=2), oracle=cross_entropy, expected_bytes=fedrep_bytes)
+test_fedrep = testing.conformance(FedRep(head_epochs=2), reference_loss=cross_entropy, expected_bytes=fedrep_bytes)
 
 test_fedselect = testing.conformance(
     FedSelect(grow_interval=1),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=fedselect_bytes,
-    bites={"max_personal_fraction": 0.1},
+    changed_values={"max_personal_fraction": 0.1},
     reductions=[
         Reduction({"personal_rate": 0.0}, FedAvg(weighting="uniform"), "received"),
         Reduction({"personal_rate": 0.0, "weighting": "samples"}, FedAvg(), "received"),
@@ -718,10 +721,10 @@ BY_NUMBER = "whose models a client is sent is drawn by its number"
 
 test_fedfomo = testing.conformance(
     FedFomo(),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=fedfomo_bytes,
     skip={"client_order_invariant": BY_NUMBER},
-    bites={
+    changed_values={
         "num_models": 2,
         "epsilon": ChangedValue(1.0, {"num_models": 2}),
         "epsilon_decay": ChangedValue(0.3, {"num_models": 2}),
@@ -730,9 +733,9 @@ test_fedfomo = testing.conformance(
 
 test_feddpa = testing.conformance(
     FedDPA(lambda1=0.4, lambda2=0.3),
-    oracle=pulled,
+    reference_loss=pulled,
     expected_bytes=lambda server, client_id: (4 * numbers(server, client_id),) * 2,
-    bites={
+    changed_values={
         "clip_update": ChangedValue(True, {"max_update_norm": 0.05}),
         "noise_multiplier": ChangedValue(0.5, {"clip_update": True}),
     },
@@ -743,10 +746,10 @@ test_feddpa = testing.conformance(
 
 test_fml = testing.conformance(
     FML(alpha=0.3, beta=0.6),
-    oracle=mutual,
+    reference_loss=mutual,
     expected_bytes=auxiliary_bytes,
     counted="updates",
-    bites={"shared": "largest", "clip": 0.05},
+    changed_values={"shared": "largest"},
     reductions=[
         Reduction({"alpha": 1.0}, Local(), part="own."),
         Reduction({"beta": 1.0}, FedAvg(), "received", same_architecture=True, part="auxiliary_model."),
@@ -755,16 +758,16 @@ test_fml = testing.conformance(
 
 test_fedkd = testing.conformance(
     FedKD(distillation_weight=1.5, hidden_weight=0.5),
-    oracle=mentored,
-    bites={"shared": "largest", "clip": 0.05},
+    reference_loss=mentored,
+    changed_values={"shared": "largest"},
     reductions=[Reduction({"distillation_weight": 0.0, "hidden_weight": 0.0}, Local(), part="own.")],
 )
 
 test_fedmrl = testing.conformance(
     FedMRL(feature_dim=4),
-    oracle=nested,
+    reference_loss=nested,
     expected_bytes=auxiliary_bytes,
-    bites={"shared": "largest", "feature_dim": 3},
+    changed_values={"shared": "largest", "feature_dim": 3},
 )
 
 WIDE = [lambda: tiny_model(1, 8, 12)]
@@ -775,11 +778,11 @@ PLAIN = {"rates": "fix_a1", "masked": False}
 test_heterofl = testing.conformance(
     HeteroFL(rates="fix_a1-b1"),
     models=WIDE,
-    oracle=masked,
+    reference_loss=masked,
     expected_bytes=sliced_bytes,
     skip={"client_order_invariant": BY_NUMBER},
-    bites={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
-    inert=NO_BN,
+    changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
+    no_effect=NO_BN,
     reductions=[
         Reduction(HeteroFL(**PLAIN), FedAvg(weighting="uniform"), "received", same_architecture=True),
         Reduction(HeteroFL(**PLAIN, weighting="samples"), FedAvg(), "received", same_architecture=True),
@@ -789,11 +792,11 @@ test_heterofl = testing.conformance(
 test_fedrolex = testing.conformance(
     FedRolex(rates="fix_a1-b1"),
     models=WIDE,
-    oracle=masked,
+    reference_loss=masked,
     expected_bytes=sliced_bytes,
     skip={"client_order_invariant": BY_NUMBER},
-    bites={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
-    inert=NO_BN,
+    changed_values={"rates": "dynamic_a1-b1", "max_grad_norm": 0.05},
+    no_effect=NO_BN,
     reductions=[
         Reduction({"step": 0}, HeteroFL(rates="fix_a1-b1"), "received", same_architecture=True),
         Reduction(FedRolex(**PLAIN, step=0), FedAvg(weighting="uniform"), "received", same_architecture=True),
@@ -803,17 +806,17 @@ test_fedrolex = testing.conformance(
 test_fjord = testing.conformance(
     FjORD(num_widths=3),
     models=WIDE,
-    oracle=ordered_dropout,
+    reference_loss=ordered_dropout,
     expected_bytes=fjord_bytes,
     skip={"client_order_invariant": BY_NUMBER},
-    bites={"num_widths": 2},
-    inert={"statistics": "there is no BatchNorm"},
+    changed_values={"num_widths": 2},
+    no_effect={"statistics": "there is no BatchNorm"},
     reductions=[Reduction({"num_widths": 1}, FedAvg(), "received", same_architecture=True)],
 )
 
 test_fedproto = testing.conformance(
     FedProto(prototype_weight=0.7),
-    oracle=drawn_to,
+    reference_loss=drawn_to,
     expected_bytes=fedproto_bytes,
     counted="statistics",
     reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local())],
@@ -821,7 +824,7 @@ test_fedproto = testing.conformance(
 
 test_lgfedavg = testing.conformance(
     LGFedAvg(),
-    oracle=cross_entropy,
+    reference_loss=cross_entropy,
     expected_bytes=lgfedavg_bytes,
     counted="updates",
     reductions=[
@@ -833,20 +836,20 @@ test_lgfedavg = testing.conformance(
 
 test_fd = testing.conformance(
     FD(distillation_weight=0.6),
-    oracle=taught,
+    reference_loss=taught,
     expected_bytes=fd_bytes,
     reductions=[Reduction({"distillation_weight": 0.0}, Local())],
 )
 
 test_fedtgp = testing.conformance(
     FedTGP(prototype_weight=0.7, server_epochs=10, server_lr=0.1),
-    oracle=drawn_to,
+    reference_loss=drawn_to,
     expected_bytes=fedtgp_bytes,
     skip={
         "client_order_invariant": "the server's batches are drawn by place",
         "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",
     },
-    bites={"margin": 0.01},
+    changed_values={"margin": 0.01},
     reductions=[Reduction({"prototype_weight": 0.0}, Local())],
 )
 
@@ -854,11 +857,11 @@ test_fedtgp = testing.conformance(
 test_scalefl = testing.conformance(
     ScaleFL(levels="0.5@0.5 1@1", gamma=0.3, temperature=2.0),
     models=WIDE,
-    oracle=exits,
+    reference_loss=exits,
     expected_bytes=scalefl_bytes,
     skip={"client_order_invariant": BY_NUMBER},
-    bites={"levels": "0.5@0.3 1@1", "distill_from": 1.0},
-    inert={"statistics": "there is no BatchNorm"},
+    changed_values={"levels": "0.5@0.3 1@1", "distill_from": 1.0},
+    no_effect={"statistics": "there is no BatchNorm"},
     reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
 
@@ -873,7 +876,7 @@ def test_no_method_is_left_out() -> None:
 
 @pytest.mark.parametrize("mu", [0.0, 0.1])
 def test_the_oracles_see_a_difference(mu: float) -> None:
-    assert ("oracle" in testing.violations(FedIN(mu=mu), ["oracle"], oracle=proximal)) == (mu != 0.35)
+    assert ("oracle" in testing.violations(FedIN(mu=mu), ["oracle"], reference_loss=proximal)) == (mu != 0.35)
 
 
 @also
@@ -927,8 +930,8 @@ def test_slices_with_batchnorm() -> None:
 
 
 def test_a_hyperparameter_said_to_be_inert_must_be() -> None:
-    found = testing.violations(FedAvg(), ["hyperparameters_matter"], inert={"weighting": "no reason"})
-    assert "said to be inert" in found["hyperparameters_matter"]
+    found = testing.violations(FedAvg(), ["hyperparameters_matter"], no_effect={"weighting": "no reason"})
+    assert "said to have no effect" in found["hyperparameters_matter"]
 
 
 def test_a_wrong_formula_is_seen() -> None:

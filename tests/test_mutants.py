@@ -38,20 +38,20 @@ def mutual(model: Any, batch: Any, context: Any) -> float:
 
 # what each sound method is asked with; its mutants are asked the same
 OPTIONS: dict[type[Method], dict[str, Any]] = {
-    Local: {"oracle": cross_entropy},
+    Local: {"reference_loss": cross_entropy},
     FedAvg: {"counted": "updates", "expected_bytes": averaging_bytes},
     FedGH: {"skip": dict.fromkeys(("order_of_uploads", "client_order_invariant"), "pair by pair")},
-    sound.FedProx: {"oracle": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
+    sound.FedProx: {"reference_loss": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
     sound.FedProto: {
         "counted": "statistics",
         "reductions": [Reduction({"strength": 0.0}, Local())],
     },
     sound.FML: {
-        "oracle": mutual,
+        "reference_loss": mutual,
         "reductions": [Reduction({"alpha": 1.0}, Local(), part="private.")],
     },
     sound.Scaffold: {
-        "inert": {"aggregation": "one architecture only"},
+        "no_effect": {"aggregation": "one architecture only"},
         "skip": {"missing_upload_is_not_zero": "the server's control moves by |S| / N (Karimireddy et al., eq. 5)"},
     },
     sound.Drift: {},

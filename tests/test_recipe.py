@@ -28,14 +28,14 @@ architectures = ["digits-cnn1", "digits-cnn2"]
 
 [method]
 name = "fedgh"
-clip = 1.0
+max_grad_norm = 1.0
 
 [training]
 rounds = 2
 
 [methods.fedgh]
 header_epochs = 100
-clip = 2.0
+max_grad_norm = 2.0
 
 [methods.fedgh-random-header]
 name = "fedgh"
@@ -121,7 +121,10 @@ def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: 
 
 def test_false_is_false() -> None:  # `-x False` meant True elsewhere
     quickstart = ROOT / "recipes" / "quickstart.toml"
-    assert Recipe.load(quickstart, ["method.exchange_features=false"], method="fedin").chosen_method.train_in is False
+    assert (
+        Recipe.load(quickstart, ["method.exchange_features=false"], method="fedin").chosen_method.exchange_features
+        is False
+    )
     with pytest.raises(ConfigError, match="expected true or false, got 'False'"):
         Recipe.load(quickstart, ["method.exchange_features=False"], method="fedin")
 
@@ -226,7 +229,7 @@ def test_a_missing_section_is_named(path: Path, section: str) -> None:
 
 
 def test_without_a_method_of_its_own_a_recipe_can_still_be_asked_for_one(path: Path) -> None:
-    path.write_text(TEXT.replace('[method]\nname = "fedgh"\nclip = 1.0\n', ""))
+    path.write_text(TEXT.replace('[method]\nname = "fedgh"\nmax_grad_norm = 1.0\n', ""))
     assert Recipe.load(path, method="fedgh").chosen_method == FedGH(header_epochs=100, max_grad_norm=2.0)
 
 
@@ -274,7 +277,7 @@ rounds = 4
 lr = 0.5
 
 [presets.small.methods.fedgh-random-header]
-clip = 7.0
+max_grad_norm = 7.0
 
 [presets.small.methods.fedprox]
 mu = 0.5

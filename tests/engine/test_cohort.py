@@ -569,9 +569,9 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     fed = toys.federation(Local(), toys.clients(["shallow"] * 3))[0]
 
     def choose(name: str, device: str, workers: int | None = None) -> object:
-        parts = SimpleNamespace(device=torch.device(device), template=fed.model_factory.module)
+        parts = SimpleNamespace(device=torch.device(device), module=fed.model_factory.module)
         context: Any = SimpleNamespace(
-            method=fed.method, architectures=parts, clients=fed.clients, store=fed.store, auc=False
+            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, auc=False
         )
         return process_pool.make_executor(name, workers, context, Training(), print)
 

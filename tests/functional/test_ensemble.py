@@ -82,7 +82,7 @@ def test_who_says_nothing_has_no_say():
 @pytest.mark.parametrize("weight", [0.0, 0.8])
 def test_the_servers_loss_by_hand(weight):
     scores, agreed = draw(20, 3, seed=5).requires_grad_(), consensus(draw(3, 20, 3, seed=6))
-    agreed = agreed._replace(disputed=agreed.disagreement & (torch.arange(20) % 3 > 0))
+    agreed = agreed._replace(disagreement=agreed.disagreement & (torch.arange(20) % 3 > 0))
     loss = transfer_loss(scores, agreed, weight)
     p, y = softmax(scores.detach().numpy()), agreed.labels.numpy()
     q, disputed = softmax(agreed.others.numpy()), agreed.disagreement.numpy()

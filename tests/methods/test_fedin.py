@@ -325,7 +325,7 @@ def test_extractor_and_classifier_get_exactly_the_local_gradient(mode, architect
     alone = copy.deepcopy(at.model)
     data = batch(at.data.train)
     found = method.gradients(at.model, data, context)
-    without = dataclasses.replace(method, train_in=False, combine="simple")
+    without = dataclasses.replace(method, exchange_features=False, combine="simple")
     local = without.gradients(alone, data, {"received": context["received"]})
     assert torch.equal(found.loss, local.loss)
     for name in local.grads:

@@ -346,7 +346,7 @@ class Recipe(Settings):
             settings["method"]["alone"] = True
         optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")
         for section in ("data", "training", "evaluation", *optional, "run"):
-            settings[section] = getattr(self, section).in_effect()
+            settings[section] = getattr(self, section).effective()
         settings["availability"] = effective_availability(self.availability, self.devices)
         settings["run"].pop("modules", None)
         folders = folders_of(texts(settings), self._beside)

@@ -112,7 +112,7 @@ class Plugin:
 
     def facts(self) -> dict[str, Any]:
         """What the run's result says of the settings; nothing where they are off."""
-        said = {} if self.settings is None else self.settings.in_effect()
+        said = {} if self.settings is None else self.settings.effective()
         return {self.name: said} if said else {}
 
     def absent(self, number: int) -> Collection[int]:

@@ -40,7 +40,7 @@ def check_pooled(recipe: Recipe) -> None:
     Raises:
         ConfigError: it cannot; says what is in the way.
     """
-    on = [section for section in _SECTIONS if getattr(recipe, section).in_effect()]
+    on = [section for section in _SECTIONS if getattr(recipe, section).effective()]
     wrong = ""
     if recipe.method.name != "local":
         wrong = f"the method '{recipe.method.name}'"

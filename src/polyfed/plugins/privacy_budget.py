@@ -63,7 +63,7 @@ class PrivacyBudget(Plugin):
 
     def facts(self) -> dict[str, Any]:
         """The settings of `[privacy]`, with the noise that was made."""
-        said = self.settings.in_effect()
+        said = self.settings.effective()
         return {UploadPrivacy.name: said} if said else {}
 
     def select(self, round: Round) -> None:

@@ -92,7 +92,7 @@ def applicable(kit: ConformanceKit) -> list[str]:
     asked: Mapping[str, Any] = {
         "reductions": kit.reductions,
         "expected_bytes": kit.expected_bytes,
-        "oracle": kit.oracle,
+        "oracle": kit.reference_loss,
         "samples_counted_once": kit.counted,
         "hyperparameters_matter": kit.hyperparameters,
     }

@@ -67,12 +67,12 @@ class ConformanceKit:
 
     Args:
         method: with the hyperparameters that are tested.
-        bites: hyperparameter -> another value (or `ChangedValue`) that must change something; default: made from the
-        hyperparameter's type.
-        inert: hyperparameter -> why it may change nothing at all; then it must change nothing.
+        changed_values: hyperparameter -> another value (or `ChangedValue`) that must change something; default:
+            made from the hyperparameter's type.
+        no_effect: hyperparameter -> why it may change nothing at all; then it must change nothing.
         reductions: what the method must equal.
         expected_bytes: (server, client's number) -> bytes (down, up) of the last of two rounds, by the paper's formula.
-        oracle: the loss again by independent means: (model, batch, context) -> number.
+        reference_loss: the loss again by independent means: (model, batch, context) -> number.
         counted: the server counts every sample once, however the samples lie among the clients: "statistics" where
             clients send means of their data, "updates" where they send weights.
         models: networks for 1 x 6 x 6 images and 3 classes, in place of the kit's own.
@@ -82,11 +82,11 @@ class ConformanceKit:
     """
 
     method: Method
-    bites: Mapping[str, Any] = field(default_factory=dict)
-    inert: Mapping[str, str] = field(default_factory=dict)
+    changed_values: Mapping[str, Any] = field(default_factory=dict)
+    no_effect: Mapping[str, str] = field(default_factory=dict)
     reductions: Sequence[Reduction] = ()
     expected_bytes: Callable[[Server, int], tuple[int, int]] | None = None
-    oracle: Callable[[Any, Batch, Context], Any] | None = None
+    reference_loss: Callable[[Any, Batch, Context], Any] | None = None
     counted: Literal["statistics", "updates"] | None = None
     models: Sequence[Callable[[], nn.Module]] | None = None
     skip: Mapping[str, str] = field(default_factory=dict)

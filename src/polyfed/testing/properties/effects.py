@@ -14,7 +14,7 @@ from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
-from polyfed.errors import ConfigError, PolyfedError
+from polyfed.errors import ConfigError, PolyfedError, suggest
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, TinyFederation, received
 from polyfed.testing.kit import ChangedValue, ConformanceError, ConformanceKit, is_fixed, others, replaced
@@ -23,22 +23,25 @@ from polyfed.validation.hyperparameters import flat_settings
 
 _LONGER = SHORT.model_copy(
     update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5}
-)  # for hyperparameters slow to bite
+)  # for hyperparameters slow to act
 
 
 def hyperparameters_matter(kit: ConformanceKit) -> None:
     """Another value of any hyperparameter changes weights, messages or scores; a hyperparameter that changes nothing is
     an error.
     """
+    for name in (*kit.changed_values, *kit.no_effect):
+        if name not in kit.hyperparameters:
+            kit.fail(f"it has no hyperparameter '{name}'{suggest(name, kit.hyperparameters)}")
     for hyperparameter in kit.hyperparameters:
         if is_fixed(kit.method, hyperparameter):
             continue
-        given = kit.bites.get(hyperparameter)
+        given = kit.changed_values.get(hyperparameter)
         bite = given if isinstance(given, ChangedValue) else None
         base = replaced(kit.method, **(bite.given if bite else {}))
         if base is None:
             kit.fail(f"the hyperparameters {bite.given if bite else {}} given for '{hyperparameter}' are refused")
-        if hyperparameter in kit.bites:
+        if hyperparameter in kit.changed_values:
             values = [bite.value if bite else given]
             each = True
         else:
@@ -61,16 +64,16 @@ def _judge_hyperparameter(
     Args:
         tried: value -> whether it changed anything. each: whether all values must.
     """
-    if hyperparameter in kit.inert:
+    if hyperparameter in kit.no_effect:
         if any(tried.values()):
             kit.fail(
-                f"the hyperparameter '{hyperparameter}' is said to be inert ({kit.inert[hyperparameter]}), but "
-                "changes something"
+                f"the hyperparameter '{hyperparameter}' is said to have no effect ({kit.no_effect[hyperparameter]}), "
+                "but changes something"
             )
     elif not tried:
         kit.fail(
             f"no other value of the hyperparameter '{hyperparameter}' could be tried; give one in "
-            f"bites={{'{hyperparameter}': ...}}"
+            f"changed_values={{'{hyperparameter}': ...}}"
         )
     elif not any(tried.values()) or (each and not all(tried.values())):
         still = [value for value, change in tried.items() if not change]
@@ -92,14 +95,14 @@ def _changes(kit: ConformanceKit, base: Method, hyperparameter: str, value: Any)
         return None
     except PolyfedError as error:
         raise ConformanceError(f"{kit.name} with {hyperparameter}={value!r}: {error}") from error
-    trainings = [SHORT] if hyperparameter in kit.inert else [SHORT, _LONGER]
+    trainings = [SHORT] if hyperparameter in kit.no_effect else [SHORT, _LONGER]
     for training in trainings:
         alike = base == kit.method and len(among.public or ()) == len(kit.usual.public or ())
         usual = alike and training is SHORT and _networks(among) == _networks(kit.usual)
         before = kit.base if usual else kit.runs(among, base, training)
         if training is _LONGER:
             after = kit.runs(among, method, training)
-        rounding = 1e-5 if hyperparameter in kit.inert else 0.0
+        rounding = 1e-5 if hyperparameter in kit.no_effect else 0.0
         if worlds.difference(worlds.effect(before), worlds.effect(after), rounding) is not None:
             return True
     return False

@@ -94,9 +94,9 @@ def loss_is_pure(kit: ConformanceKit) -> None:
 
 def oracle(kit: ConformanceKit) -> None:
     """The loss equals the same by independent means, after a step away from where the client began."""
-    if kit.oracle is None:
+    if kit.reference_loss is None:
         raise NotApplicable("no oracle given")
-    independent = kit.oracle
+    independent = kit.reference_loss
 
     def look(model: Any, batch: Batch, context: Context) -> None:
         found = float(_loss(kit.method, model, batch, context).detach())

@@ -152,7 +152,7 @@ def test_all_exits_can_be_cut_by_width():
     small = narrow_model(exits, plan.kept(lambda size: first_channels(size, 0.25))).eval()
     x = torch.randn(2, 3, 32, 32)
     assert small.early_exits.block3.linear.weight.shape == (10, 32)
-    assert [tuple(out.shape) for out in small.until(0.7)(x)] == [(2, 10)] * 3
+    assert [tuple(out.shape) for out in small.truncated(0.7)(x)] == [(2, 10)] * 3
 
 
 def test_sizes_that_are_read_hide_no_block():

@@ -352,7 +352,7 @@ def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity):
     def closed(*args, **kwargs):
         raise AssertionError("the server asked for weights")
 
-    for name in ("model", "client_weights", "initial", "store_weights", "architectures"):
+    for name in ("model", "client_weights", "initial_state", "store_weights", "architectures"):
         monkeypatch.setattr(Server, name, property(closed) if name == "architectures" else closed)
     method = hetero(uploads="kernels", refresh=0, similarity=similarity)
     history = rounds(method, clients(MIXED), held=public(), rounds=3)

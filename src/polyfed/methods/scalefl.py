@@ -107,7 +107,7 @@ class ScaleFL(width_slicing.SlicedMethod):
         return whole.truncated(depth)
 
     def personal_model(self, module: Any) -> nn.Module:
-        scored: nn.Module = module.last()
+        scored: nn.Module = module.final_exit()
         return scored
 
     # server ------------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class UploadCompression(Plugin):
 
     def after_jobs(self, round: Round, jobs: Any, sent: Any, read: Any) -> None:
         """Count what would have gone up."""
-        if not self.settings.on:
+        if not self.settings.enabled:
             return
         heard = [outcome for outcome in read if outcome.client_id not in round.silenced]
         sent_now = sum(sent_nbytes(round.method, outcome.message) for outcome in heard)
@@ -90,7 +90,7 @@ class UploadCompression(Plugin):
 
     def record(self, round: Round) -> dict[str, Any]:
         """Bytes that would have gone up without compression."""
-        return {"bytes_up_uncompressed": round.notes.get(self.name, 0)} if self.settings.on else {}
+        return {"bytes_up_uncompressed": round.notes.get(self.name, 0)} if self.settings.enabled else {}
 
 
 def compress_upload(

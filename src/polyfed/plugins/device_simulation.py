@@ -87,7 +87,7 @@ class DeviceSimulation(Plugin):
     @property
     def enabled(self) -> bool:
         """Whether devices are simulated."""
-        enabled: bool = self.settings.on
+        enabled: bool = self.settings.enabled
         return enabled
 
     def validate(self, setup: Setup) -> None:

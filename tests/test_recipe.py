@@ -203,7 +203,10 @@ def test_caps_of_training_rows_by_client_are_kept(path: Path) -> None:
         ),
         ({"methods": {"mine": {"max_grad_norm": 0.0}}}, "methods.mine: unknown method 'mine'"),
         ({"methods": {"a/b": {"name": "local"}}}, "methods: expected names of letters"),
-        ({"methods": {"fedgh": {"max_grad_nrom": 0.0}}}, "unknown key 'methods.fedgh.max_grad_nrom'; did you mean 'max_grad_norm'?"),
+        (
+            {"methods": {"fedgh": {"max_grad_nrom": 0.0}}},
+            "unknown key 'methods.fedgh.max_grad_nrom'; did you mean 'max_grad_norm'?",
+        ),
         ({"methods": {"fedgh": 3}}, "methods.fedgh: expected a table, got 3"),
     ],
 )
@@ -372,7 +375,11 @@ def test_a_run_keeps_its_preset_and_its_folder_has_the_name(with_presets: Path) 
         ("[presets.a.training]\nrouds = 2", "a", "presets.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
         ("[presets.a.trainin]\nrounds = 2", None, "presets.a: unknown key 'trainin'; did you mean 'training'?"),
         ("[presets.a.training]\nrounds = 0", None, "presets.a: training.rounds: expected at least 1, got 0"),
-        ("[presets.a.methods.fedgh]\nmax_grad_nrom = 0.0", None, "presets.a: unknown key 'methods.fedgh.max_grad_nrom'"),
+        (
+            "[presets.a.methods.fedgh]\nmax_grad_nrom = 0.0",
+            None,
+            "presets.a: unknown key 'methods.fedgh.max_grad_nrom'",
+        ),
         ("[presets.a]\nnote = 3", None, "presets.a.note: expected text, got 3"),
         ("[presets]\na = 3", None, "presets.a: expected a table, got 3"),
         ('[presets."a b".data]\nclients = 3', None, "presets: expected names of letters"),

@@ -81,7 +81,7 @@ HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         {"projection": "fixed", "exchange_features": False},
         "projection = 'fixed' does nothing beside exchange_features = false",
     ),
-    (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise = 0.0"),
+    (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise_std = 0.0"),
     (FedIN, {"combine": "none", "local_weight": 2.0}, "local_weight = 2.0 does nothing beside combine = 'none'"),
     (
         FedHeNN,
@@ -184,7 +184,7 @@ architectures = ["digits-cnn1"]
 
 [method]
 name = "fedin"
-lambda = 2.0
+local_weight = 2.0
 
 [methods.fedin]
 projection = "fixed"

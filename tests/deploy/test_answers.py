@@ -142,7 +142,7 @@ def test_a_closing_round_comes_once(tmp_path: Path) -> None:
     )
     wire = Nearby(recipe, tmp_path / "nodes", configs={0: {"secret_noise": True}})
     serve(recipe, wire, out=tmp_path / "run")
-    envelopes = [envelope for node, envelope in wire.sent if node == FIRST_NODE and envelope.facts["closing"]]
+    envelopes = [envelope for node, envelope in wire.sent if node == FIRST_NODE and envelope.facts["is_final"]]
     assert [envelope.facts["round"] for envelope in envelopes] == [3]
     for number in (1, 2, 3):
         asked = Envelope("train", {**envelopes[0].facts, "round": number}, serialize({}))

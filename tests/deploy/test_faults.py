@@ -379,7 +379,7 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
         if (
             node == BAD
             and envelope.kind == "train"
-            and (envelope.facts["round"], envelope.facts["place"]) == (2, place)
+            and (envelope.facts["round"], envelope.facts["exchange_index"]) == (2, place)
         ):
             raise _Killed
         return None

@@ -23,9 +23,9 @@ BLANK = sorted(name for name, method in METHODS.items() if method.ignores_initia
 QUICK = {
     "generator_steps": 2,
     "generator_batch": 8,
-    "hidden": 8,
-    "widths": 3,
-    "every": 1,
+    "hidden_dim": 8,
+    "num_widths": 3,
+    "grow_interval": 1,
     "server_steps": 2,
     "server_batch": 8,
 }

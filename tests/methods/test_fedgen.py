@@ -48,7 +48,7 @@ def linear_heads(count, features=5, seed=3):
 
 
 def how(**changes):
-    return GeneratorTraining(**{"steps": 1, "batch": 16, "lr": 1e-2, "diversity_weight": 0.7} | changes)
+    return GeneratorTraining(**{"steps": 1, "batch": 16, "lr": 1e-2, "diversity": 0.7} | changes)
 
 
 # ---- the generator ----

@@ -82,7 +82,7 @@ def test_bytes_are_the_formulas_whatever_the_network(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("fixed", marks=pytest.mark.slow), "trained"])
 def test_resumed_it_ends_the_same(kind: str, tmp_path: Path) -> None:
-    method = projected(kind, noise=0.4)
+    method = projected(kind, noise_std=0.4)
     whole, _ = federation(method, mixed(), FAMILIES, rounds=3)
     whole.run()
     half, watch = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")

@@ -38,7 +38,7 @@ def stepped(w, x, y, g, lr):
     """One guided step of a linear network, whose logits are guided."""
     scores = x @ w["weight"].T + w["bias"]
     d = (softmax(scores) - np.eye(CLASSES)[y]) / len(y) + 2 * (scores - g[y]) / scores.size
-    return {"guide_weight": w["weight"] - lr * d.T @ x, "bias": w["bias"] - lr * d.sum(0)}
+    return {"weight": w["weight"] - lr * d.T @ x, "bias": w["bias"] - lr * d.sum(0)}
 
 
 def meta(w, study, quiz, g, lr):

@@ -164,7 +164,7 @@ STEPS: list[tuple[int, str, dict[str, Tensor]]] = []
 @pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
 def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, Any]) -> None:
     STEPS.clear()
-    method = Seen(every=1)
+    method = Seen(grow_interval=1)
     history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, local_epochs=1, **training)
     assert [phase for number, phase, _ in STEPS if number == 1] == ["shared"] * 3
     assert [phase for number, phase, _ in STEPS if number == 2] == ["personal"] * 3 + ["shared"] * 3

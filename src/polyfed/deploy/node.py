@@ -104,7 +104,7 @@ class Node:
         """
         rounds = self._recipe.training.rounds
         last = rounds + 1 if turn.closes else rounds  # the closing round has a number of its own
-        trains = envelope.kind == "train" and not task.closing
+        trains = envelope.kind == "train" and not task.is_final
         if task.round > last or (trains and not 1 <= task.round <= rounds):
             raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
         own = json.dumps(shared_config(self._recipe), sort_keys=True).encode()
@@ -112,7 +112,7 @@ class Node:
         privacy = self._recipe.privacy
         most = self._place.answers or _ANSWERS[bool(privacy.upload_noise_multiplier or privacy.noise_multiplier)]
         if envelope.kind == "train":
-            when = "the closing round" if task.closing else f"round {task.round}"  # which comes once in a run
+            when = "the closing round" if task.is_final else f"round {task.round}"  # which comes once in a run
             ledger.count(f"training in {when}, passage {task.exchange_index}", turn.request(envelope), most)
         elif envelope.kind == "score":
             ledger.count(f"scores in round {task.round}", turn.request(envelope), _SCORINGS * most)
@@ -257,13 +257,15 @@ class NodeTask:
         task = self._task
         client = self.client
         method = self._method
-        exchanges = method.final_exchanges() if task.closing else method.exchanges(task.round)
+        exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
         if task.exchange_index >= len(exchanges):
             raise RunError(
                 f"expected one of {len(exchanges)} passages in round {task.round}, got {task.exchange_index}"
             )
         exchange = exchanges[task.exchange_index]
-        job = TrainJob(client, freeze(message), task.variant, exchange, task.round, task.scores, task.auc, task.closing)
+        job = TrainJob(
+            client, freeze(message), task.variant, exchange, task.round, task.scores, task.auc, task.is_final
+        )
         fresh = functools.partial(self._store.allocate, self._name, task.variant)
         done = run_job(job, method, self._model_factory, fresh)
         new = done.counts and done.weights is not client.weights

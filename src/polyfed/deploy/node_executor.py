@@ -184,7 +184,9 @@ class NodeExecutor:
         return Envelope(kind, task.model_dump(), b"" if message is None else serialize(message))
 
     def _envelope(self, job: TrainJob) -> Envelope:
-        facts = {name: getattr(job, name) for name in ("round", "place", "closing", "variant", "scores", "auc")}
+        facts = {
+            name: getattr(job, name) for name in ("round", "exchange_index", "is_final", "variant", "scores", "auc")
+        }
         facts |= {
             "base": _held(job.client),
             "mark": checkpoint_id(job.round, job.exchange_index),

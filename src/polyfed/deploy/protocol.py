@@ -65,7 +65,7 @@ class TaskRequest(Settings):
     auxiliary_model: str = ""
     round: Count = 0
     exchange_index: Count = 0
-    closing: bool = False
+    is_final: bool = False
     variant: str = ""
     scores: bool = False
     auc: bool = False

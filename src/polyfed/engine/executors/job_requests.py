@@ -91,7 +91,7 @@ def request_facts(asked: TrainJob | EvalJob, evaluation: int) -> dict[str, Any]:
         "timed": profiling.is_profiling(),
     }
     if isinstance(asked, TrainJob):
-        names = ("closing", "place", "scores", "auc", "counted")
+        names = ("is_final", "exchange_index", "scores", "auc", "counted")
         return {"what": "job", **facts, **{name: getattr(asked, name) for name in names}}
     parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
     return {"what": "scoring", **facts, **parts, "version": asked.client.version, "evaluation": evaluation}
@@ -259,8 +259,8 @@ class WorkerLoop:
         tensors = self._inbox.view(request["tensors"])
         method = self.context.method
         client = self._client(request, tensors)
-        exchanges = method.final_exchanges() if request["closing"] else method.exchanges(request["round"])
-        exchange = exchanges[request["place"]]
+        exchanges = method.final_exchanges() if request["is_final"] else method.exchanges(request["round"])
+        exchange = exchanges[request["exchange_index"]]
         flags = {name: request[name] for name in ("scores", "auc", "counted")}
         job = TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
         fresh = self.fresh_row(request)

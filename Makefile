@@ -14,8 +14,8 @@ ARGS ?=
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
 # What `make quick` runs.
-QUICK = tests/functional tests/core tests/test_recipe.py tests/report/test_tables.py tests/report/test_statistics.py \
-	tests/report/test_folders.py tests/report/test_page.py \
+QUICK = tests/functional tests/core tests/config/test_recipe.py tests/report/test_comparison.py tests/report/test_statistics.py \
+	tests/report/test_run_records.py tests/report/test_html_report.py \
 	tests/engine/test_federation.py::test_unselected_clients_keep_the_very_same_tensors
 
 # Its theme would otherwise print a notice about its own future.
@@ -52,7 +52,7 @@ test-all: lint ## the same with the slow tests, and the report page in a browser
 
 browser: install-dev ## the report page in a real browser, installed if missing (Debian)
 	.venv/bin/python scripts/browser.py
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_page_in_a_browser.py $(ARGS)
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_html_report_in_a_browser.py $(ARGS)
 
 docs: install-docs ## the documentation as a site, into site/; a warning is an error
 	$(MKDOCS) build --strict

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import polyfed as pf
-from helpers.small_recipe import small_recipe
 from polyfed import registry
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
@@ -24,6 +23,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.own_methods import method_class
 from polyfed.registry import folders_of, import_object
+from tests.helpers.small_recipe import small_recipe
 
 MODULE = '''
 """All of one's own."""

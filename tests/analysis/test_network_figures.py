@@ -48,7 +48,7 @@ def laid_out(figure: Any) -> None:
 
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are named, not saved: a quarter of a second each, and tests/report/test_style.py saves one."""
+    """Pictures are named, not saved: a quarter of a second each, and tests/report/test_plot_style.py saves one."""
 
     def named(figure: Any, folder: Path, stem: str) -> list[Path]:
         return [folder / f"{stem}.{form}" for form in ("png", "svg") if not (folder / f"{stem}.{form}").touch()]

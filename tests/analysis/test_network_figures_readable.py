@@ -16,7 +16,7 @@ from polyfed.analysis.tsne import Embedding, draw_panels
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import RunResult
-from readable import unreadable
+from tests.helpers.readable import unreadable
 
 THINGS = ("airplane (passenger)", "automobile", "red-tailed bird", "tabby cat", "white-tailed deer")
 CLASSES = tuple(f"{thing}, {where}" for where in ("above", "below", "in front", "behind") for thing in THINGS)

@@ -41,7 +41,7 @@ from polyfed.functional.class_prototypes import class_means
 from polyfed.methods import FedIN
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.run_records import load_runs
-from readable import unreadable
+from tests.helpers.readable import unreadable
 
 RECIPE: dict[str, Any] = {
     "data": {

@@ -17,16 +17,16 @@ import pytest
 import typer.main
 from PIL import Image
 
-from helpers.processes import forked
 from polyfed.cli import app as cli
 from polyfed.deploy.node_registry import DIARY, EventLog
 from polyfed.deploy.protocol import ClientHello
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
-from test_method_pages import check
-from test_site import at_work
+from tests.helpers.processes import forked
+from tests.project.test_method_pages import check
+from tests.project.test_site import at_work
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TOP: Any = typer.main.get_command(cli.app)
 COMMANDS = {
     **{name: command for name, command in TOP.commands.items() if name != "deploy"},
@@ -130,7 +130,7 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dat
     deployed(tmp_path / "runs" / "ours")
     for words in EXAMPLES:
         if words[1] == "deploy" and words[2] in ("local", "server", "node"):
-            continue  # tests/deploy/test_on_flower.py and test_outsider.py run them
+            continue  # tests/deploy/test_local_cluster_on_flower.py and test_outsider.py run them
         more = FEWER.get(words[1], [])
         if "training.rounds=25" in words:
             more = [word.replace("rounds=1", "rounds=2") for word in more]

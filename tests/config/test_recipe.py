@@ -16,7 +16,7 @@ from polyfed.experiments.sweep import parse
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.report.paper_results import entries
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "recipes").rglob("*.toml"))
 TEXT = """
 [data]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_data import encode, put, some_images, write_parquet
 
 import polyfed as pf
 from polyfed.data.classes import remarks
@@ -18,6 +17,7 @@ from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import check
 from polyfed.methods import Local
+from tests.helpers.small_data import encode, put, some_images, write_parquet
 
 NONE = "; -1 often means that there is none; drop such rows, or name the column of the labels in label_column"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_data import encode, some_images, write_parquet
 
 from polyfed.data import cache, parquet_images
 from polyfed.data.dataset import with_declared
@@ -18,6 +17,7 @@ from polyfed.data.datasets import DatasetSource, channel_statistics, from_tensor
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
+from tests.helpers.small_data import encode, some_images, write_parquet
 
 NAMES = {"label": ["ape", "bee", "cat"]}
 

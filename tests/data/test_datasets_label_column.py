@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_data import some_images, write_parquet
 
 from polyfed.data.datasets import from_tensors, load_dataset
 from polyfed.data.text import TextConfig
+from tests.helpers.small_data import some_images, write_parquet
 
 TABLE = "\n".join(["a,said,target", *(f"{n},word {n},{n % 2}" for n in range(12))])
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_data import some_images, write_parquet
 
 from polyfed.data.datasets import DatasetSource, from_tensors, load_dataset
 from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
+from tests.helpers.small_data import some_images, write_parquet
 
 FINE, COARSE = [f"fine {c}" for c in range(100)], [f"coarse {c}" for c in range(20)]
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_data import federate, purposes
 
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.feature_shift import FeatureShift, add_noise, rotate, tint
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
+from tests.helpers.small_data import federate, purposes
 
 
 def pictures(count: int = 12, channels: int = 3, height: int = 8, width: int = 8, seed: int = 0) -> torch.Tensor:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_data import federate, purposes
 
 from polyfed.data.datasets import DatasetSource, from_tensors, load_dataset
 from polyfed.data.federated_dataset import FederatedDataset
@@ -18,6 +17,7 @@ from polyfed.data.partition import Partition
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS
+from tests.helpers.small_data import federate, purposes
 
 
 def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10) -> DatasetSource:

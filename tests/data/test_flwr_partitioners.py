@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_data import federate, purposes
 
 from polyfed.data import flwr_partitioners
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
+from tests.helpers.small_data import federate, purposes
 
 USERS = [f"u{row % 4}" for row in range(600)]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_data import encode, reading
 
 import polyfed as pf
 from polyfed.data import image_folders
@@ -16,6 +15,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
+from tests.helpers.small_data import encode, reading
 
 GRAY = np.arange(36, dtype=np.uint8).reshape(6, 6)
 read, refusal = reading("images")

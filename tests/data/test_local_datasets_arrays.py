@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_data import put, reading
 
 import polyfed as pf
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
+from tests.helpers.small_data import put, reading
 
 read, refusal = reading("npz")
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_data import some_images, write_parquet
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
@@ -19,6 +18,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 from polyfed.registry import DATASETS, PARTITIONS
+from tests.helpers.small_data import some_images, write_parquet
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

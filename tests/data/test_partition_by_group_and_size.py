@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_data import federate, purposes
 
 from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import by_group, groups_like, quantity
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
+from tests.helpers.small_data import federate, purposes
 
 
 def generator(seed: int = 0) -> np.random.Generator:

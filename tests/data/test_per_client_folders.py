@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_data import encode, put, reading, some_images, write_parquet
 
 import polyfed as pf
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
+from tests.helpers.small_data import encode, put, reading, some_images, write_parquet
 
 REST = {"models": {"architectures": ["mlp-64-32", "mlp-64-64-32"]}, "method": {"name": "fedproto"}}
 read, refusal = reading("clients")

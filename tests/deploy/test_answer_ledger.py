@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from nearby import FIRST_NODE, Nearby, recipe_of
 
 from polyfed.core.message import flatten, unflatten
 from polyfed.deploy.answer_ledger import AnswerLedger
@@ -18,6 +17,7 @@ from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, RunError
+from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
 
 _RUNS: dict[
     str, tuple[Path, list[tuple[int, Envelope]]]

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from deploy.nearby import recipe_of
-from deploy.test_served import same
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import flower_transport, node_registry
 from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, make_client_app, make_server_app
@@ -20,6 +18,8 @@ from polyfed.engine.federation import Run
 from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
+from tests.deploy.test_server import same
+from tests.helpers.nearby import recipe_of
 
 WITH_FLOWER = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.deploy import local_cluster as room
 from polyfed.deploy.local_cluster import local
 from polyfed.errors import ConfigError, RunError
+from tests.helpers.small_recipe import small_recipe
 
 RECIPE = small_recipe(data={"split": "6:1:3"}, training={"rounds": 2})
 

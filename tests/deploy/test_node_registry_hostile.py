@@ -12,9 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from deploy.nearby import FIRST_NODE, Nearby, recipe_of
-from deploy.test_faults import in_round, three_rounds, troubles
-from deploy.test_served import ONE, SMALL
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
@@ -26,6 +23,9 @@ from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGH
 from polyfed.registry import METHODS
+from tests.deploy.test_server import ONE, SMALL
+from tests.deploy.test_server_faults import in_round, three_rounds, troubles
+from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
 
 BAD = FIRST_NODE + 1
 Change = Callable[[State, dict[str, Any]], bool]  # of a message and its facts; whether there was anything to change

@@ -13,7 +13,6 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from deploy.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import export_state
 from polyfed.deploy import node_registry
@@ -25,6 +24,7 @@ from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.registry import METHODS
+from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
 
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.nearby import DATA, FIRST_NODE, Nearby, recipe_of
-from deploy.test_served import ONE, same
 from polyfed.core.message import flatten
 from polyfed.deploy import node_registry
 from polyfed.deploy.node_registry import Answer
@@ -16,6 +14,8 @@ from polyfed.deploy.protocol import Envelope, deserialize, serialize
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
+from tests.deploy.test_server import ONE, same
+from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 
 LIAR = FIRST_NODE + 1
 

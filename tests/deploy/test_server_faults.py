@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.nearby import DATA, FIRST_NODE, Nearby, recipe_of
-from deploy.test_served import models, told, turned_away
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
 from polyfed.deploy import node_registry
@@ -22,6 +20,8 @@ from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
+from tests.deploy.test_server import models, told, turned_away
+from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 
 BAD = FIRST_NODE + 1
 

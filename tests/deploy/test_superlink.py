@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nearby import recipe_of
 
 from polyfed.deploy import supernode
 from polyfed.deploy.superlink import serve_nodes
 from polyfed.errors import ConfigError
+from tests.helpers.nearby import recipe_of
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.quick import others_slow
 from polyfed.core.client import Client, PublicData
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.settings import Evaluation, Training
@@ -18,6 +17,7 @@ from polyfed.engine.task import Task
 from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import CLASSES, draw, tiny_model
+from tests.helpers.quick import others_slow
 
 BLANK = sorted(name for name, method in METHODS.items() if method.ignores_initial_weights)
 QUICK = {

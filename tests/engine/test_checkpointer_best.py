@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import polyfed as pf
-from helpers.quick import others_slow
 from polyfed.attacks import audit
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
@@ -21,6 +20,7 @@ from polyfed.deploy.server import serve
 from polyfed.engine.history import best_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
+from tests.helpers.quick import others_slow
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 200, "split": "5:3:2"},
@@ -205,7 +205,7 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
 
 
 def test_nodes_do_not_keep_it(tmp_path: Path) -> None:
-    from deploy.nearby import Nearby, recipe_of
+    from tests.helpers.nearby import Nearby, recipe_of
 
     asked = recipe_of(run={"keep": "best"})
     with pytest.raises(ConfigError, match=r"run.keep: expected 'last', as nodes keep their last two states"):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Context, Method, hyperparameters
@@ -22,6 +21,7 @@ from polyfed.methods import Local
 from polyfed.report import comparison
 from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
+from tests.helpers.flat_options import grouped
 
 CALLS: list[str] = []
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import evaluation
 from polyfed.methods import FedAvg, FedGH, LGFedAvg
 from polyfed.models import build
+from tests.helpers.flat_options import grouped
 
 
 def federation(method: object, executor: str = "serial", client_fraction: float = 0.5, **more: Any) -> pf.Federation:

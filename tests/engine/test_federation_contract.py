@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mutants import sound
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
@@ -43,6 +42,7 @@ from polyfed.testing.fixtures import (
     world,
 )
 from polyfed.testing.spy import Spy
+from tests.helpers.mutants import sound
 
 
 def one_kind(method: Method, training: Training = SHORT, norm: bool = False, **options: Any) -> Federation:

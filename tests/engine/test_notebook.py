@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import PublicData
 from polyfed.core.randomness import numpy_generator
@@ -22,6 +21,7 @@ from polyfed.experiments.compare import Comparison, compare
 from polyfed.experiments.prediction import Predictions
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import __all__ as METHOD_NAMES
+from tests.helpers.flat_options import grouped
 
 EVIL = "<script>alert(1)</script>"
 SETTINGS: dict[str, Any] = {

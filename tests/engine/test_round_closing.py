@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.quick import others_slow
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
@@ -31,6 +30,7 @@ from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records, weights
 from polyfed.testing.spy import Spy
 from polyfed.tracking.console import Console
+from tests.helpers.quick import others_slow
 
 ALL = list(range(6))
 HEADS = Phase(2, trains=lambda name: name.startswith("head."), lr=0.05, name="heads")

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import seeded_global_rng
@@ -26,6 +25,7 @@ from polyfed.methods.local import Local
 from polyfed.report.comparison import compare_runs, to_text
 from polyfed.report.comparison_formats import to_csv
 from polyfed.report.run_records import load_runs
+from tests.helpers.flat_options import grouped
 
 
 def federation(

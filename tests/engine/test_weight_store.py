@@ -16,7 +16,6 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from methods import toys
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
@@ -29,6 +28,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedAvg
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers import toys
 
 
 class Tied(nn.Module):

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from helpers.checked_recipe import CHECKED
 from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
@@ -23,8 +22,9 @@ from polyfed.experiments.estimate import CostEstimate, _scored_rows, check, esti
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
+from tests.helpers.checked_recipe import CHECKED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from typing import Annotated
 import pytest
 from pydantic import Field
 
-from helpers.checked_recipe import CHECKED
 from polyfed.cli.app import status
 from polyfed.core.method import Method, hyperparameters
 from polyfed.errors import ConfigError
@@ -18,8 +17,9 @@ from polyfed.experiments import method_compatibility, method_table
 from polyfed.experiments.estimate import check
 from polyfed.experiments.method_compatibility import check_methods
 from polyfed.registry import METHODS
+from tests.helpers.checked_recipe import CHECKED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RECIPE = f"""{CHECKED}
 [methods.fedavg]
 aggregation = "same-shape"

@@ -23,7 +23,7 @@ from polyfed.experiments import method_table, recipe_reference
 from polyfed.experiments.recipe_schema import to_schema
 from polyfed.registry import METHODS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
 SCHEMA = to_schema()
 

@@ -12,7 +12,7 @@ import polyfed as pf
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 
-QUICKSTART = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 BRIEF = ("training.rounds=1", "data.num_clients=5")
 
 

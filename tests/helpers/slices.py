@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from toys import Round, Watch, federation, net
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.engine.executors.base import JobResult
 from polyfed.engine.federation import Federation
+from tests.helpers.toys import Round, Watch, federation, net
 
 NARROW = {"a": (6, 5), "b": (3, 3), "c": (2, 2), "d": (1, 1), "e": (1, 1)}  # width, features: halves rounded up
 

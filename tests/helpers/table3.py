@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from toys import Round, rounds
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.models import zoo
+from tests.helpers.toys import Round, rounds
 
 
 def second_round(method: Method, classes: int, present: int, count: int) -> Round:

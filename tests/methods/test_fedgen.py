@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
@@ -25,6 +24,7 @@ from polyfed.methods.fedgen import (
     train_generator,
 )
 from polyfed.models.split import SequentialSplit
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
 
 SMALL = {"latent_dim": 4, "hidden_dim": 8, "generator_steps": 5, "generator_batch": 16}
 MIXED = ["shallow", "deep", "deep"]

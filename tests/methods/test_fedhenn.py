@@ -12,7 +12,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import (
+
+from polyfed.core.client import Client, PublicData
+from polyfed.core.message import nbytes
+from polyfed.core.model_factory import ModelFactory
+from polyfed.data.samples import LabeledSamples
+from polyfed.errors import ConfigError
+from polyfed.functional.quantization import dequantize_columns
+from polyfed.methods import FedAvg, FedHeNN, Local
+from polyfed.methods.building_blocks import kernel_alignment
+from polyfed.models import zoo
+from polyfed.models.split import SequentialSplit
+from tests.helpers.nested import nested
+from tests.helpers.toys import (
     CLASSES,
     INPUTS,
     NETS,
@@ -28,18 +40,6 @@ from toys import (
     samples,
     worker,
 )
-
-from helpers.nested import nested
-from polyfed.core.client import Client, PublicData
-from polyfed.core.message import nbytes
-from polyfed.core.model_factory import ModelFactory
-from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError
-from polyfed.functional.quantization import dequantize_columns
-from polyfed.methods import FedAvg, FedHeNN, Local
-from polyfed.methods.building_blocks import kernel_alignment
-from polyfed.models import zoo
-from polyfed.models.split import SequentialSplit
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}

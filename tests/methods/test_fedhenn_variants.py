@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import (
+
+from polyfed.core.client import Client, PublicData
+from polyfed.core.settings import Evaluation
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.federation import Federation, Training
+from polyfed.engine.task import Task
+from polyfed.errors import ConfigError, RunError
+from polyfed.functional.quantization import dequantize_columns
+from polyfed.methods import FedHeNN, fedhenn
+from polyfed.methods.building_blocks import kernel_alignment
+from polyfed.models.split import SequentialSplit
+from polyfed.plugins.settings import Availability
+from tests.helpers.nested import nested
+from tests.helpers.toys import (
     INPUTS,
     NETS,
     batch,
@@ -23,19 +36,6 @@ from toys import (
     samples,
     worker,
 )
-
-from helpers.nested import nested
-from polyfed.core.client import Client, PublicData
-from polyfed.core.settings import Evaluation
-from polyfed.data.samples import LabeledSamples
-from polyfed.engine.federation import Federation, Training
-from polyfed.engine.task import Task
-from polyfed.errors import ConfigError, RunError
-from polyfed.functional.quantization import dequantize_columns
-from polyfed.methods import FedHeNN, fedhenn
-from polyfed.methods.building_blocks import kernel_alignment
-from polyfed.models.split import SequentialSplit
-from polyfed.plugins.settings import Availability
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}

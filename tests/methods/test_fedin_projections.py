@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
 
-from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import TrainingResult
@@ -25,6 +23,8 @@ from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
 from polyfed.models.split import SequentialSplit
 from polyfed.models.vit import vision_transformer
+from tests.helpers.flat_options import grouped
+from tests.helpers.toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
 
 UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
 SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}

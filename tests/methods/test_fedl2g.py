@@ -1,4 +1,4 @@
-"""FedL2G against NumPy by hand; the gradient itself is in tests/functional/test_guiding.py."""
+"""FedL2G against NumPy by hand; the gradient itself is in tests/functional/test_guiding_vectors.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples
 
 from polyfed import testing
 from polyfed.core.client import Client
@@ -17,6 +16,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, Local, fedl2g
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 MIXED = ["shallow", "wide", "broad"]

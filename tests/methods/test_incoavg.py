@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import clients, moved, numpy_mean, rounds, same
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.functional import cross_layer
 from polyfed.methods import FedAvg, InCoAvg
 from polyfed.testing.fixtures import draw, tiny_model
+from tests.helpers.toys import clients, moved, numpy_mean, rounds, same
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
     "bn": lambda: tiny_model(3, 4, 6, norm=True)

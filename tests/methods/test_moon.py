@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import (
+
+from polyfed.core.message import nbytes
+from polyfed.errors import ConfigError
+from polyfed.methods import MOON, FedAvg
+from tests.helpers.toys import (
     NETS,
     Client,
     batch,
@@ -20,10 +24,6 @@ from toys import (
     samples,
     worker,
 )
-
-from polyfed.core.message import nbytes
-from polyfed.errors import ConfigError
-from polyfed.methods import MOON, FedAvg
 
 
 def shared(state):

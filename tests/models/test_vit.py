@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed.core.client import PublicData
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
@@ -29,6 +28,7 @@ from polyfed.models import SplitModel, build, cut_shapes
 from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
 from polyfed.registry import DATASETS
 from polyfed.testing.fixtures import all_state, difference, sent, weights
+from tests.helpers.flat_options import grouped
 
 LARGE, SMALL, TINY = (3, 224, 224), (3, 32, 32), (1, 8, 8)
 NAMES = [f"vit-s{depth}" for depth in DEPTHS]

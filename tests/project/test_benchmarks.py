@@ -21,7 +21,7 @@ from polyfed.engine.federation import Federation
 from polyfed.methods import Local
 from polyfed.models import build
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 COMMANDS = [
     shlex.split(line, comments=True)

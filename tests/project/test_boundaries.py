@@ -16,7 +16,7 @@ import pytest
 
 from polyfed.registry import METHODS
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "polyfed"
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
 MAX_FACE_LINES = 40
 
 # room -> what of polyfed its files may import, besides their own room

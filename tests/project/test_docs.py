@@ -19,7 +19,7 @@ import torch
 from polyfed.cli.app import main
 from polyfed.models.zoo import build
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -36,7 +36,7 @@ from polyfed.models.zoo import build
 from polyfed.report.sensitivity import read_sweep
 from polyfed.results.read import seal
 
-FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts" / "fuzz.py")))
+FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "fuzz.py")))
 QUICK = ("recipe-values", "message", "letter", "npz")
 
 

@@ -27,7 +27,7 @@ from polyfed.experiments.method_table import list_hyperparameters
 from polyfed.experiments.sweep import parse
 from polyfed.registry import METHODS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "methods"
 PARTS = (
     ("Idea", r"\A# [^\n]+\n\n[A-Z`][^#]{150,}"),

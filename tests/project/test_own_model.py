@@ -18,7 +18,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.models import build
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own-model.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

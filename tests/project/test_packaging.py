@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from polyfed.version import __version__
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DEMO = (
     ".venv/bin/python -m polyfed compare recipes/quickstart.toml"

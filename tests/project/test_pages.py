@@ -13,9 +13,9 @@ import pytest
 import polyfed as pf
 from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
-from test_method_pages import check
+from tests.project.test_method_pages import check
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "gpu.md",
     *("python.md", "own-method.md", "own-plugin.md", "evaluation.md", "reproducibility.md", "uploads.md", "devices.md"),

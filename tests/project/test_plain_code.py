@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "polyfed"
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
 FILES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 450
 

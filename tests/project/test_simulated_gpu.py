@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HOME = Path(__file__).parent / "simulated_gpu"
+HOME = Path(__file__).parents[1] / "simulated_gpu"
 sys.path.append(str(HOME))
 
 import gpu  # noqa: E402 - from the folder beside

@@ -24,9 +24,9 @@ import pytest
 import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from test_method_pages import check, commands
+from tests.project.test_method_pages import check, commands
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 EXTRA = "needs the extra 'docs': make install-docs"
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))

@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.engine import device
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 
 

@@ -23,8 +23,6 @@ import tomli_w
 import typer.main
 
 import polyfed as pf
-from helpers.processes import forked
-from helpers.small_recipe import small_recipe
 from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
 from polyfed.attacks import attack_target, audit_report, replay
@@ -37,6 +35,8 @@ from polyfed.experiments import prediction, privacy_report
 from polyfed.registry import file_of, is_own
 from polyfed.report import comparison, html_report, results_page, sensitivity
 from polyfed.report.run_records import load_runs
+from tests.helpers.processes import forked
+from tests.helpers.small_recipe import small_recipe
 
 RECIPE = small_recipe()
 EVIL = """
@@ -607,7 +607,7 @@ def test_methods_and_settings_that_are_asked_for_are_said_too(tmp_path: Path) ->
 
 
 def test_every_promise_names_a_test_that_is_there() -> None:
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     page_text = (root / "SECURITY.md").read_text(encoding="utf-8")
     checked = page_text.partition("## What is checked")[2].partition("\n## ")[0]
     promises = checked.split("\n- ")[1:]

@@ -9,7 +9,7 @@ from polyfed.errors import ConfigError
 from polyfed.report.bar_chart import build_bars, variants
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
-from readable import unreadable
+from tests.helpers.readable import unreadable
 
 
 def test_bars_by_hand(two_by_two: Path) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, program
 
 from polyfed.report.comparison import compare_runs
 from polyfed.report.html_report import write_page
 from polyfed.report.run_records import load_runs
+from tests.helpers.browser import Browser, program
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 FOUND = program()

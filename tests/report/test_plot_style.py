@@ -21,7 +21,7 @@ from polyfed.report.plot_style import (
     shortened,
     styles,
 )
-from readable import unreadable
+from tests.helpers.readable import unreadable
 
 
 def test_shades_darken_steadily_in_gray() -> None:

@@ -17,7 +17,7 @@ from polyfed.results.fields import Record, validated
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import ModelEntry, Normalization
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "records_page.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "records_page.py"))
 RECIPE: dict[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 4, "max_train_per_client": 20, "max_test_per_client": 10},
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},

@@ -7,12 +7,12 @@ from typing import Any
 import gpu
 import pytest
 
-from helpers.quick import others_slow
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, state
+from tests.helpers.quick import others_slow
 
 CLOSE = 1e-5  # of the largest entry
 CLOSE_BF16 = 0.1  # of weights and states: CUDA's autocast and the CPU's have other operations in bfloat16

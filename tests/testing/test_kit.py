@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mutants import broken, sound
 from polyfed import testing
 from polyfed.core.method import Method
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.testing import Reduction
-from test_conformance import averaging_bytes, cross_entropy
+from tests.helpers.mutants import broken, sound
+from tests.testing.test_conformance import averaging_bytes, cross_entropy
 
 
 def proximal(model: Any, batch: Any, context: Any) -> float:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import polyfed as pf
-from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.core.client import Client
 from polyfed.engine.federation import Federation
@@ -23,6 +22,7 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
 from polyfed.tracking.tensorboard import TensorBoard
+from tests.helpers.small_recipe import small_recipe
 
 RECIPE = small_recipe(training={"rounds": 2}, evaluation={"extra_stages": ["received"]})
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.methods import FedHeNN, FedIN, LGFedAvg
 from polyfed.registry import METHODS
+from tests.helpers.flat_options import grouped
 
 SAID = [  # section, what is given, the line behind the section's name
     ("data", {"classes_per_client": 3}, "classes_per_client = 3 does nothing beside partition = 'iid'"),

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 
 import polyfed as pf
-from helpers.flat_options import grouped
-from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, TrainingResult
@@ -35,6 +33,8 @@ from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers import toys
+from tests.helpers.flat_options import grouped
 
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)

@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.nearby import DATA, own_recipe, recipe_of
-from deploy.test_served import KERNELS, ONE, SMALL, told
-from helpers.ray_stub import ActorDiedError, RayStub
 from polyfed import registry
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
@@ -32,6 +29,9 @@ from polyfed.experiments import run as experiment
 from polyfed.experiments.build import build_federation
 from polyfed.methods import Local
 from polyfed.registry import METHODS
+from tests.deploy.test_server import KERNELS, ONE, SMALL, told
+from tests.helpers.nearby import DATA, own_recipe, recipe_of
+from tests.helpers.ray_stub import ActorDiedError, RayStub
 
 if sys.platform != "linux":
     pytest.skip("the executor 'ray' needs Linux", allow_module_level=True)

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from deploy.nearby import DATA, SETTINGS, recipe_of
 from polyfed.config.recipe import Recipe
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.run import run
+from tests.helpers.nearby import DATA, SETTINGS, recipe_of
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("the extra 'ray' is not installed", allow_module_level=True)

@@ -16,9 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import polyfed as pf
-from helpers.flat_options import grouped
-from helpers.quick import others_slow
-from methods import toys
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult
@@ -51,6 +48,9 @@ from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference
+from tests.helpers import toys
+from tests.helpers.flat_options import grouped
+from tests.helpers.quick import others_slow
 
 CLOSE = 1e-5  # of the largest entry
 ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.md
@@ -166,7 +166,7 @@ def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> No
 
 
 def test_the_page_names_those_that_train_alone() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
     (said,) = re.findall(r"Of the methods here all but (.*?) train stacked", " ".join(page.split()))
     assert {name.lower() for name in re.findall(r"\w+", said)} == ALONE
 

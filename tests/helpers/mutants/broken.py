@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mutants.sound import FML, Drift, FedProto, FedProx
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Requirements, StepResult, TrainingResult, hyperparameters
@@ -22,6 +21,7 @@ from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedgh import FedGH
 from polyfed.methods.local import Local
+from tests.helpers.mutants.sound import FML, Drift, FedProto, FedProx
 
 
 class HeaderInNoOptimizer(FedGH):

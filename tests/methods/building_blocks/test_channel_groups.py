@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from helpers.quick import others_slow
 from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first_channels, slice_channels
 from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
@@ -18,6 +17,7 @@ from polyfed.models import build
 from polyfed.models.adapt import split
 from polyfed.models.resnet import BasicBlock, PreActBottleneck
 from polyfed.registry import MODELS
+from tests.helpers.quick import others_slow
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 

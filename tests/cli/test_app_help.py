@@ -18,10 +18,11 @@ import typer.main
 from PIL import Image
 
 from polyfed.cli import app as cli
-from polyfed.deploy.node_registry import DIARY, EventLog
+from polyfed.deploy.node_registry import EventLog
 from polyfed.deploy.protocol import ClientHello
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
+from polyfed.results.read import DIARY
 from tests.helpers.processes import forked
 from tests.project.test_method_pages import check
 from tests.project.test_site import at_work

@@ -97,7 +97,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The present folder, with a module of plugins."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(registry, "_added", [])
+    monkeypatch.setattr(registry, "added_folders", [])
     (tmp_path / "my_plugins.py").write_text(SOURCE)
     yield tmp_path
     sys.modules.pop("my_plugins", None)

@@ -159,7 +159,7 @@ def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch)
     def mine(root: object, image_column: object, label_column: object) -> DatasetSource:
         return from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": np.array([5, 6], dtype=np.uint8)})
 
-    monkeypatch.setitem(DATASETS._entries, "mine", mine)
+    monkeypatch.setitem(DATASETS.entries, "mine", mine)
     assert load_dataset("mine", columns=["user"]).train_columns["user"].dtype == np.int64
     listed = from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": [*np.array([5, 6], dtype=np.uint8)]})
     assert listed.train_columns["user"].tolist() == [5, 6]

@@ -281,7 +281,7 @@ def test_a_registered_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     def halves(y: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
         return Partition(tuple(np.arange(len(y))[c::clients] for c in range(clients)))
 
-    monkeypatch.setitem(PARTITIONS._entries, "halves", halves)
+    monkeypatch.setitem(PARTITIONS.entries, "halves", halves)
     source = numbered(20, 4, 2)
     check(deal(source, num_clients=4, partition="halves", split="official"), source)
 

@@ -100,7 +100,7 @@ def test_gray_among_rgb_becomes_rgb_and_jpeg_is_read(tmp_path: Path) -> None:
 def test_decoded_once_until_an_image_or_the_size_changes(animals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read(animals)
     with monkeypatch.context() as patched:
-        patched.setattr(image_folders, "_decoded", None)
+        patched.setattr(image_folders, "decode_sides", None)
         assert torch.equal(read(animals).train.x, first.train.x)
     assert read(animals, image_size=3).train.x.shape == (3, 1, 3, 3)
     put(animals / "train" / "ape", GRAY + 7)

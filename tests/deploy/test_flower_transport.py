@@ -125,13 +125,13 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     (name,) = wire.send([(10, Envelope("hello", {"settings": {}}))], 5.0)
     assert wire.collect([name])[name] == "node-config: unknown key 'client-idd'; did you mean 'client-id'?"
     del grid.contexts[10].node_config["client-idd"]
-    nested = ConfigRecord({flower_transport._FACTS: "[" * 100_000})
-    for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport._RECORD: nested}):
+    nested = ConfigRecord({flower_transport.FACTS: "[" * 100_000})
+    for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport.RECORD: nested}):
         (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
         assert "expected an envelope of polyfed's" in str(wire.collect([stray])[stray])
     monkeypatch.setattr(flower_transport, "_LARGEST", 1000)
-    long = ConfigRecord({flower_transport._FACTS: "[" * 1001})
-    (stray,) = grid.push_messages([Message(RecordDict({flower_transport._RECORD: long}), 10, "query.hello")])
+    long = ConfigRecord({flower_transport.FACTS: "[" * 1001})
+    (stray,) = grid.push_messages([Message(RecordDict({flower_transport.RECORD: long}), 10, "query.hello")])
     assert "expected facts of at most 1000 bytes, got 1001" in str(wire.collect([stray])[stray])
 
 
@@ -145,21 +145,21 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
 )
 def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        flower_transport._run_config(given)
+        flower_transport.read_run_config(given)
     assert str(caught.value) == line
 
 
 def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
     file.write_text(recipe_of("local").dumps() + "\n[presets.tiny.training]\nlocal_epochs = 2\n")
-    config = flower_transport._run_config(
+    config = flower_transport.read_run_config(
         {"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "preset": "tiny"}
     )
-    changed = flower_transport._recipe(file, config)
+    changed = flower_transport.configure(file, config)
     assert (changed.training.rounds, changed.training.lr, changed.training.local_epochs) == (7, 0.5, 2)
     assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
     with pytest.raises(ConfigError, match="expected 'set' and 'preset' with a recipe's file"):
-        flower_transport._recipe(recipe_of("local"), config)
+        flower_transport.configure(recipe_of("local"), config)
 
 
 @WITH_FLOWER

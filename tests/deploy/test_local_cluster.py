@@ -82,8 +82,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{programs}/stand_in.py" {name} "$@"\n')
         (programs / name).chmod(0o755)
     monkeypatch.setattr(room, "require_package", lambda package, purpose: None)
-    monkeypatch.setattr(room, "_program", lambda name: programs / name)
-    monkeypatch.setattr(room, "_polyfed", lambda: [programs / "polyfed"])
+    monkeypatch.setattr(room, "find_program", lambda name: programs / name)
+    monkeypatch.setattr(room, "polyfed_command", lambda: [programs / "polyfed"])
     monkeypatch.setattr(room, "make_server_certificate", stand_in_certify)
     monkeypatch.setattr(
         room, "make_node_key", lambda path: [touched(path), touched(path.with_name(f"{path.name}.pub"))]

@@ -162,18 +162,18 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
         answer = wire.last[BAD]
         for what, change in ODD.items():
             message, facts = deserialize(answer.body)[0], json.loads(json.dumps(answer.facts))
-            state = {name: id(value) for name, value in self._federation.server.state.items()}
+            state = {name: id(value) for name, value in self.federation.server.state.items()}
             if not change(message, facts):
                 continue
-            (judged,) = self._validated([job], [self._outcome(job, Envelope("train", facts, serialize(message)))])
+            (judged,) = self.validate([job], [self.read_outcome(job, Envelope("train", facts, serialize(message)))])
             assert not judged.counts, f"{what} counts in '{job.exchange.name}'"
             assert judged.refused is None or "\n" not in judged.refused
-            assert {name: id(value) for name, value in self._federation.server.state.items()} == state
+            assert {name: id(value) for name, value in self.federation.server.state.items()} == state
             seen.append(what)
         message, facts = deserialize(answer.body)[0], dict(answer.facts)
         twice_as_long(message, facts)
         extra(message, facts)
-        (odd,) = self._validated([job], [self._outcome(job, Envelope("train", facts, serialize(message)))])
+        (odd,) = self.validate([job], [self.read_outcome(job, Envelope("train", facts, serialize(message)))])
         return [odd if o.client_id == 1 else o for o in outcomes]
 
     monkeypatch.setattr(NodeExecutor, "run", run)
@@ -209,8 +209,8 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
                 message = deserialize(answer.body)[0]
                 value = message[name]
                 message[name] = change(value) if isinstance(value, Tensor) else {k: change(t) for k, t in value.items()}
-                odd = self._outcome(jobs[1], Envelope("train", answer.facts, serialize(message)))
-                (judged,) = self._validated([jobs[1]], [odd])
+                odd = self.read_outcome(jobs[1], Envelope("train", answer.facts, serialize(message)))
+                (judged,) = self.validate([jobs[1]], [odd])
                 seen.append(judged.counts)
         return outcomes
 

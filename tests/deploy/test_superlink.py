@@ -43,7 +43,7 @@ def test_a_wrong_configuration_is_told_at_the_node(
 ) -> None:
     """Before its SuperNode is started, and not in the middle of a run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(supernode, "_started", None)
+    monkeypatch.setattr(supernode, "start_supernode", None)
     files = {"authority": touched(tmp_path / "ca"), "key": touched(tmp_path / "node")}
     with pytest.raises(ConfigError, match=line):
         supernode.join(recipe_of(), config, server="x:1", **files)
@@ -64,7 +64,7 @@ def test_what_goes_wrong_at_a_node_stays_there(
         raise ValueError("row 7: age 43")
 
     asked = Message(RecordDict(), dst_node_id=1, message_type="train")
-    said = supernode._reply(app, asked, None)  # type: ignore[arg-type]
+    said = supernode.reply(app, asked, None)  # type: ignore[arg-type]
     assert said.has_error()
     assert said.error.reason == "ValueError"
     assert "row 7: age 43" in caplog.text

@@ -93,7 +93,7 @@ def test_a_method_of_ones_own_by_its_name(monkeypatch: pytest.MonkeyPatch) -> No
     class Mine(pf.Method):
         name = "mine"
 
-    monkeypatch.setitem(METHODS._entries, "mine", Mine)
+    monkeypatch.setitem(METHODS.entries, "mine", Mine)
     with pytest.raises(ConfigError, match=r"got 'mine'; write Mine\(\)$"):
         federation(method="mine")
 

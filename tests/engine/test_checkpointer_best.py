@@ -57,7 +57,7 @@ def until(rounds: int, folder: Path) -> dict[str, bytes]:
     made = build_federation(federation, trackers=[Stop()])
     with pytest.raises(RunInterrupted):
         made.run()
-    made._write_models(_folder(folder))
+    made.write_models(_folder(folder))
     return models(folder)
 
 

@@ -33,16 +33,16 @@ def federation(method: object, executor: str = "serial", client_fraction: float 
 def passes(method: object, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[int, list[dict[str, Any]]]:
     """How many times a test set was represented, and the records."""
     count = 0
-    whole = evaluation._represented
+    whole = evaluation.represent_samples
 
     def counted(*args: Any) -> Any:
         nonlocal count
         count += 1
         return whole(*args)
 
-    monkeypatch.setattr(evaluation, "_represented", counted)
+    monkeypatch.setattr(evaluation, "represent_samples", counted)
     done = federation(method, **more).run()
-    monkeypatch.setattr(evaluation, "_represented", whole)
+    monkeypatch.setattr(evaluation, "represent_samples", whole)
     return count, [{**record, "seconds": 0} for record in done.history]
 
 
@@ -55,7 +55,7 @@ def test_two_stages_and_unchanged_clients_cost_one_pass(method: object, monkeypa
     """All six in round 1, the three that trained in rounds 2 and 3; though the header, and so every score, changed."""
     count, records = passes(method, monkeypatch)
     assert count == 6 + 3 + 3
-    monkeypatch.setattr("polyfed.engine.executors.base._only_head_differs", never)
+    monkeypatch.setattr("polyfed.engine.executors.base.only_head_differs", never)
     plain, same = passes(method, monkeypatch)
     assert plain > 0
     assert records == same
@@ -65,7 +65,7 @@ def test_a_body_that_was_received_is_another(monkeypatch: pytest.MonkeyPatch) ->
     """FedAvg: as received all six change in every round; none of these passes is remembered."""
     count, records = passes(FedAvg(), monkeypatch, client_fraction=1.0)
     assert count == 6 * 3  # the personal ones
-    monkeypatch.setattr("polyfed.engine.executors.base._only_head_differs", never)
+    monkeypatch.setattr("polyfed.engine.executors.base.only_head_differs", never)
     assert passes(FedAvg(), monkeypatch, client_fraction=1.0) == (count, records)
 
 

@@ -293,7 +293,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on(size: int, tmp_path: Path, 
 def test_no_space_left_while_a_checkpoint_is_written(
     call: int, tmp_path: Path, straight: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, calls = checkpoint._written_whole, 0
+    whole, calls = checkpoint.write_whole, 0
 
     def full(*given: Any) -> None:
         nonlocal calls
@@ -302,7 +302,7 @@ def test_no_space_left_while_a_checkpoint_is_written(
             raise OSError(28, "No space left on device")
         whole(*given)
 
-    monkeypatch.setattr(checkpoint, "_written_whole", full)
+    monkeypatch.setattr(checkpoint, "write_whole", full)
     with pytest.raises(RunError, match="No space left on device; whole rounds are kept"):
         made(tmp_path / "run").run()
     monkeypatch.undo()

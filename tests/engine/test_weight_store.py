@@ -236,10 +236,10 @@ def test_memory_that_is_available(tmp_path: Path) -> None:
     assert 0 < weight_store.available_memory() <= pages
     file = tmp_path / "meminfo"
     file.write_text("MemTotal: 100 kB\nMemAvailable:    60 kB\n")
-    assert weight_store._number(str(file), "MemAvailable:", 1024) == 60 * 1024
+    assert weight_store.read_number(str(file), "MemAvailable:", 1024) == 60 * 1024
     file.write_text("max\n")
-    assert weight_store._number(str(file), "", 1) is None
-    assert weight_store._number(str(tmp_path / "none"), "", 1) is None
+    assert weight_store.read_number(str(file), "", 1) is None
+    assert weight_store.read_number(str(tmp_path / "none"), "", 1) is None
 
 
 # in a run ---------------------------------------------------------------------------------------------------------

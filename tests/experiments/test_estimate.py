@@ -18,7 +18,7 @@ from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
 from polyfed.engine.compatibility import IncompatibleError
-from polyfed.experiments.estimate import CostEstimate, _scored_rows, check, estimate_costs
+from polyfed.experiments.estimate import CostEstimate, check, count_scored_rows, estimate_costs
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
@@ -114,7 +114,7 @@ def test_rows_that_are_scored() -> None:
         made = federation(Local())
         made.evaluation = pf.Evaluation(**evaluation)
         made.stages = made.evaluation.stages("personal")
-        return _scored_rows(made, made.clients[0], trains)
+        return count_scored_rows(made, made.clients[0], trains)
 
     assert rows(1.0) == 4 * (6 + 2)
     assert rows(0.5) == 4 * (6 + 2) / 2, "who has not trained is not scored anew"

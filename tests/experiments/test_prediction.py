@@ -167,10 +167,10 @@ class Nearest(Method):
 @pytest.fixture
 def nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     """A finished federation whose method scores by what a client keeps."""
-    monkeypatch.setitem(METHODS._entries, "nearest", Nearest)
+    monkeypatch.setitem(METHODS.entries, "nearest", Nearest)
     plain = build_federation(recipe(method={"name": "local"}))
     clients = [Client(c.architecture, c.data.train, c.data.test, prepare=c.prepare) for c in plain.clients]
-    builders = {name: plain.model_factory._builders[name] for name in ("digits-cnn1", "digits-cnn2")}
+    builders = {name: plain.model_factory.builders[name] for name in ("digits-cnn1", "digits-cnn2")}
     federation = Federation(
         clients,
         Nearest(),

@@ -20,7 +20,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
-from polyfed.report.sweep_figure import _apart, draw
+from polyfed.report.sweep_figure import draw, tell_apart
 from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
 from polyfed.results.schema import RoundRecord, RunResult
 
@@ -310,8 +310,8 @@ def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -
 
 
 def test_labels_of_ticks_do_not_run_into_each_other() -> None:
-    assert _apart([1, 2, 3, 4], [1, 2, 3, 4]) == ["1", "2", "3", "4"]
-    assert _apart([0.001, 0.01, 0.1, 1e30], [-3, -2, -1, 30]) == ["0.001", "", "", "1e+30"]
+    assert tell_apart([1, 2, 3, 4], [1, 2, 3, 4]) == ["1", "2", "3", "4"]
+    assert tell_apart([0.001, 0.01, 0.1, 1e30], [-3, -2, -1, 30]) == ["0.001", "", "", "1e+30"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

@@ -113,21 +113,21 @@ class Watch:
     federation: Federation
 
     def __init__(self, lose: Callable[[int, int], bool] | None = None) -> None:
-        self._lose = lose
+        self.lose = lose
         self._now: dict[str, Any] = {}
         self.rounds: list[Round] = []
 
     def around(self, inner: Any) -> Any:
-        self._inner, self.workers = inner, inner.workers
+        self.inner, self.workers = inner, inner.workers
         return self
 
     def run(self, jobs: Any, done: Any) -> list[JobResult]:
         server = self.federation.server
         self._now = {"down": {job.client.id: clone(job.message) for job in jobs}, "before": shallow_copy(server.state)}
-        outcomes = self._inner.run(jobs, done)
+        outcomes = self.inner.run(jobs, done)
         self._now["trained"] = {o.client_id: o.weights for o in outcomes}
-        if self._lose is not None:
-            lost = [self._lose(server.round, o.client_id) for o in outcomes]
+        if self.lose is not None:
+            lost = [self.lose(server.round, o.client_id) for o in outcomes]
             outcomes = [
                 dataclasses.replace(o, refused="lost") if gone else o for o, gone in zip(outcomes, lost, strict=True)
             ]
@@ -135,10 +135,10 @@ class Watch:
         return outcomes
 
     def score(self, asked: Any) -> Any:
-        return self._inner.score(asked)
+        return self.inner.score(asked)
 
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         after = shallow_copy(self.federation.server.state)

@@ -449,7 +449,7 @@ def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
     shaken(at.model)
     data = batch(at.data.train)
     found = []
-    for at_once in (fedhenn._ROWS_AT_ONCE, chunk):
+    for at_once in (fedhenn.ROWS_AT_ONCE, chunk):
         monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", at_once)
         torch.manual_seed(0)
         before = copy.deepcopy(at.model.state_dict())

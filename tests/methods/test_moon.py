@@ -33,7 +33,7 @@ def shared(state):
 
 def of(reference):
     """The weights of a reference network, by name."""
-    return {name.removeprefix("model."): t for name, t in reference._weights.items()}
+    return {name.removeprefix("model."): t for name, t in reference.weights.items()}
 
 
 def term(z, near, far, temperature):

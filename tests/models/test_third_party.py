@@ -80,7 +80,7 @@ def test_a_module_of_ones_own_is_cut_where_its_name_says(here: str, end: str, ex
     name = f"{here}:residual{end}"
     model = build(name, IMAGE, 5)
     assert isinstance(model, Adapted)
-    assert (model.architecture, model.head_name, model._extractor, model.feature_dim) == (name, "fc", extractor, 8)
+    assert (model.architecture, model.head_name, model.extractor_name, model.feature_dim) == (name, "fc", extractor, 8)
     assert (model.names("intermediate") == ()) == (extractor is None)
     same_in_train_mode(model, torch.rand(4, *IMAGE))
 
@@ -105,8 +105,8 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
             y = self.layer1(x)
             return self.fc(self.blocks(y.relu()) + y)
 
-    assert auto_split(Around(), "mine", 3, None)._extractor == "blocks.0"  # type: ignore[attr-defined]
-    assert auto_split(Across(), "mine", 3, None)._extractor == "layer1"  # type: ignore[attr-defined]
+    assert auto_split(Around(), "mine", 3, None).extractor_name == "blocks.0"  # type: ignore[attr-defined]
+    assert auto_split(Across(), "mine", 3, None).extractor_name == "layer1"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="'add', after the cut, also needs"):
         auto_split(Around(), "mine", 3, "layer1")
 

@@ -59,8 +59,8 @@ class Net(nn.Module):
 def _forget() -> Iterator[None]:
     """What has been fetched is remembered in a process, but not from test to test."""
     yield
-    third_party._weights.cache_clear()
-    third_party._told.cache_clear()
+    third_party.fetch_weights.cache_clear()
+    third_party.read_normalization.cache_clear()
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_run_and_its_models_without_a_second_fetch(
     Path("mine.toml").write_text(RECIPE, encoding="utf-8")
     assert status(["run", "mine.toml", "--out", "run", "-q"]) == 0
     del fetched[:]
-    third_party._weights.cache_clear()
+    third_party.fetch_weights.cache_clear()
     found = predict("run", 0, torch.zeros(2, *IMAGE, dtype=torch.uint8))
     assert found.scores.shape == (2, 10)
     assert fetched == []
@@ -190,18 +190,18 @@ def test_weights_of_another_network_are_refused(fetched: list[str]) -> None:
     weights = dict(Net(1, 10, 3).state_dict())
     del weights["bn1.running_mean"]
     with pytest.raises(ConfigError, match=r"'bn1.running_mean' of shape \(3,\), got nothing; set data.image_size"):
-        third_party._load(Net(1, 10, 3), weights, "timm:small?pretrained", 10)
+        third_party.load_weights(Net(1, 10, 3), weights, "timm:small?pretrained", 10)
     with pytest.raises(ConfigError, match=r"of shape \(4, 1, 3, 3\), got \(3, 1, 3, 3\)"):
-        third_party._load(Net(1, 10, 4), Net(1, 10, 3).state_dict(), "timm:large?pretrained", 10)
+        third_party.load_weights(Net(1, 10, 4), Net(1, 10, 3).state_dict(), "timm:large?pretrained", 10)
 
 
 def test_gray_images_see_what_rgb_images_would() -> None:
     rgb, gray = Net(3, 10, 4).eval(), Net(1, 10, 4).eval()
-    third_party._load(gray, rgb.state_dict(), "a name", 10)
+    third_party.load_weights(gray, rgb.state_dict(), "a name", 10)
     gray.fc.load_state_dict(rgb.fc.state_dict())
     x = torch.rand(2, 1, 8, 8)
     assert torch.allclose(gray(x), rgb(x.repeat(1, 3, 1, 1)), atol=1e-6)
-    five = third_party._for_channels(rgb.conv1.weight, 5)
+    five = third_party.adapt_channels(rgb.conv1.weight, 5)
     assert torch.allclose(five[:, 3] * 5 / 3, rgb.conv1.weight[:, 0])
     assert five.shape[1] == 5
 
@@ -223,7 +223,7 @@ def test_timm_makes_the_weights_of_224_pixels_fit(monkeypatch: pytest.MonkeyPatc
     whole = timm.create_model(name, depth=1)
     kept = dict(whole.state_dict())
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *_, **__: dict(kept))
-    monkeypatch.setattr(third_party, "_timm_options", lambda *_, **__: {"num_classes": 10, "in_chans": 3, "depth": 1})
+    monkeypatch.setattr(third_party, "timm_options", lambda *_, **__: {"num_classes": 10, "in_chans": 3, "depth": 1})
     model = build(f"timm:{name}?pretrained", (3, 224, 224), 10)
     export = model.export()
     assert torch.equal(export["blocks.0.attn.qkv.weight"], kept["blocks.0.attn.qkv.weight"])
@@ -231,7 +231,7 @@ def test_timm_makes_the_weights_of_224_pixels_fit(monkeypatch: pytest.MonkeyPatc
     assert export["head.weight"].shape == (10, 192)
     assert pretrained_normalization(f"timm:{name}?pretrained") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     small = {"num_classes": 10, "in_chans": 1, "img_size": (32, 32), "depth": 1}
-    monkeypatch.setattr(third_party, "_timm_options", lambda *_, **__: small)
+    monkeypatch.setattr(third_party, "timm_options", lambda *_, **__: small)
     fewer = build(f"timm:{name}?pretrained", (1, 32, 32), 10).export()
     assert fewer["pos_embed"].shape == (1, 5, 192), "positions are resampled"
     gray = kept["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
@@ -246,7 +246,7 @@ def test_the_zoos_transformers_begin_as_timms_do(monkeypatch: pytest.MonkeyPatch
     kept = dict(whole.state_dict())
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", lambda *_, **__: dict(kept))
     options = {"num_classes": 10, "in_chans": 3, "depth": 9}
-    monkeypatch.setattr(third_party, "_timm_options", lambda *_, **__: options)
+    monkeypatch.setattr(third_party, "timm_options", lambda *_, **__: options)
     model = build("vit-s8-half?pretrained", (3, 224, 224), 10).eval()
     assert model.architecture == "vit-s8-half?pretrained"
     whole.head.load_state_dict(model.head.state_dict())
@@ -291,7 +291,7 @@ def test_torchvision_and_hugging_face(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(torch.equal(export[key], value) for key, value in layers.items())
     assert pretrained_normalization(name) is None, "the folder does not tell"
     transformers.ViTImageProcessor(image_mean=[0.5, 0.4, 0.3], image_std=[0.2, 0.2, 0.2]).save_pretrained(folder)
-    third_party._told.cache_clear()
+    third_party.read_normalization.cache_clear()
     assert pretrained_normalization(name) == ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
     with pytest.raises(ConfigError, match=r"position_embeddings' of shape .*data.image_size"):
         build(name, (3, 32, 32), 10)

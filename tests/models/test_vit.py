@@ -357,13 +357,13 @@ def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
 
 def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    plain = stacked_clients.StackedClients._gradients
+    plain = stacked_clients.StackedClients.gradients
 
     def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
         sizes.append(len(turns))
         return plain(self, part, turns, *rest, trial=trial)
 
-    monkeypatch.setattr(stacked_clients.StackedClients, "_gradients", counted)
+    monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
     one, other = (all_state(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "vectorized"))
     assert difference(one, other, 1e-5) is None
     assert max(sizes) == 2

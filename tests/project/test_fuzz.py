@@ -214,7 +214,7 @@ def test_a_network_for_which_there_is_no_memory() -> None:
 def test_images_for_which_there_is_no_memory() -> None:
     for shape in ((2**60, 1, 2**10, 2**10), (2**55, 1, 8, 8)):
         with pytest.raises(ConfigError, match="expected images for which there is memory, got"):
-            parquet_images._room(shape, Path("x.parquet"))
+            parquet_images.allocate(shape, Path("x.parquet"))
 
 
 def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_a_decoded_copy_that_is_none_is_made_anew(
         facts = dict(stored.metadata())
     change(tensors, facts)
     if tensors["train_x"].dtype != torch.bfloat16:
-        facts["checksum"] = cache._checksum(tensors, facts)
+        facts["checksum"] = cache.compute_checksum(tensors, facts)
     safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=facts)
     again = load_dataset("set", tmp_path)
     assert torch.equal(again.train.x, whole.train.x)

@@ -67,7 +67,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(registry, "_added", [])
+    monkeypatch.setattr(registry, "added_folders", [])
     before = {*sys.modules}
     yield
     for name in {*sys.modules} - before:

@@ -127,7 +127,7 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
     assert "differs |" not in to_markdown(table)
     other = {"preset": "n50"}  # a preset that does not say that it scales down
     assert (
-        paper_results._judged(
+        paper_results.judge(
             paper_results.entries()[1],
             [load_runs(make("x", "fedgh", 0, (0.1,), run=RUN | other))[0]],
             "personal",
@@ -211,11 +211,11 @@ def test_the_shipped_footnotes_and_units_are_known() -> None:
         assert all(paper_results.footnote(name) for name in entry.footnotes)
         assert entry.stage in ("", "received", "personal", "after_training")
         if entry.quantity.startswith("bytes") and entry.unit != "%":
-            assert entry.unit in paper_results._BYTES
+            assert entry.unit in paper_results.BYTES_PER_UNIT
         if entry.quantity == "accuracy":
             assert entry.unit == "%"
     used = {name for entry in every for name in entry.footnotes}
-    assert used == set(paper_tables._footnotes(paper_tables.SOURCE))
+    assert used == set(paper_tables.read_footnotes(paper_tables.SOURCE))
 
 
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:

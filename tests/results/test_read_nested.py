@@ -13,7 +13,7 @@ from polyfed.data import cache
 from polyfed.data.column_schema import stored_features
 from polyfed.deploy.node_registry import EventLog
 from polyfed.errors import ConfigError
-from polyfed.report.heatmaps import _read
+from polyfed.report.heatmaps import read_json
 from polyfed.report.results_page import read_command
 from polyfed.report.sensitivity import read_sweep
 
@@ -26,7 +26,7 @@ NESTED = b"[" * 100_000
         ("models/index.json", clients_of),
         ("compare.json", read_command),
         ("sweep.json", read_sweep),
-        ("similarity.json", lambda folder: _read(folder / "similarity.json")),
+        ("similarity.json", lambda folder: read_json(folder / "similarity.json")),
         ("nodes.jsonl", lambda folder: EventLog(folder / "nodes.jsonl", resume=True)),
     ],
 )

@@ -124,15 +124,16 @@ def test_a_resumed_run_has_the_curves_of_an_uninterrupted_one(tmp_path: Path) ->
         assert parts[tag] == whole[tag], tag
 
 
-def test_a_full_disk_ends_the_curves_not_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_curves_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
     board = TensorBoard()
     board.start({"out": str(tmp_path)})
 
-    class Full:
-        def write(self, data: bytes) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def write(self: Any, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    board._records = Full()
+    monkeypatch.setattr(RecordWriter, "write", write)
     with pytest.warns(UserWarning, match="live curves end here: No space left"):
         board.round(record(1), 0.0)
     board.round(record(2), 0.0)

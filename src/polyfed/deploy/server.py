@@ -212,7 +212,7 @@ class DeployedFederation(Federation):
         """Not to be had here."""
         raise ConfigError(f"client {client_id}'s model is with its node, in its state-dir")
 
-    def _write_models(self, folder: RunFolder) -> None:
+    def write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's personal model; those that are shared come into the run folder."""
         guide = ModelReadme(self.model_factory)
         with folder.models() as write:

@@ -109,7 +109,7 @@ def _score(
     return ClientScore(counts, metrics.auc(torch.cat(kept).cpu(), samples.y) if auc else math.nan)
 
 
-def _represented(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
+def represent_samples(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
     """What enters the head, `CHUNK` rows each."""
     device = next(iter(model.parameters())).device
     with torch.inference_mode(), eval_mode(model):
@@ -329,7 +329,7 @@ class ScoreCache:
         if version != client.version:
             self.scored += 1
             self._drop(place)  # the last to have changed are the last to go
-            known = _represented(client, samples, model)
+            known = represent_samples(client, samples, model)
             self._represented[place] = (client.version, known)
             self._held += sum(z.nbytes for z in known)
             while self._held > _REMEMBERED and len(self._represented) > 1:

@@ -272,7 +272,7 @@ def test_after_an_error_the_round_is_undone_and_the_workers_are_gone() -> None:
     fed = ConformanceKit(method=method).usual.federation(method, TRAINING, executor="processes", workers=2)
     with pytest.raises(RunError):
         fed.run()
-    assert fed.executor._staff == []  # type: ignore[attr-defined]
+    assert fed.executor.running == []  # type: ignore[attr-defined]
     assert all(client.weights is None for client in fed.clients)
 
 
@@ -354,7 +354,7 @@ def test_workers_that_die_between_rounds_are_replaced() -> None:
     fed: list[Federation] = []
 
     def kill(_: Any) -> None:
-        for each in fed[0].executor._staff:  # type: ignore[attr-defined]
+        for each in fed[0].executor.running:  # type: ignore[attr-defined]
             os.kill(each.process, signal.SIGKILL)
 
     told = Told(kill)
@@ -426,7 +426,7 @@ def begun(folder: Path) -> tuple[int, list[int]]:
             fed = federation(folder)
 
             def note(_: Any) -> None:
-                notes.with_suffix(".new").write_text(json.dumps([w.process for w in fed.executor._staff]))  # type: ignore[attr-defined]
+                notes.with_suffix(".new").write_text(json.dumps([w.process for w in fed.executor.running]))  # type: ignore[attr-defined]
                 notes.with_suffix(".new").rename(notes)
 
             fed.trackers.append(Told(note))
@@ -547,7 +547,7 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
 
     serial = run(FedAvg())
     monkeypatch.setattr(os, "fork", no_fork) if what == "fork" else None
-    monkeypatch.setattr(worker, "_trouble", lambda: "no gradients") if what == "gradient" else None
+    monkeypatch.setattr(worker, "find_trouble", lambda: "no gradients") if what == "gradient" else None
     told = Told()
     found = run(FedAvg(), executor="processes", workers=2, trackers=[told])
     reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]
@@ -567,7 +567,7 @@ def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def each(_: Any) -> None:
         asked.append([])
-        fed[0].executor._estimates.note(TrainJob(fed[0].clients[3], {}, "", Exchange(), 1), 99.0)  # type: ignore[attr-defined]
+        fed[0].executor.estimates.note(TrainJob(fed[0].clients[3], {}, "", Exchange(), 1), 99.0)  # type: ignore[attr-defined]
 
     monkeypatch.setattr(ForkedWorker, "send", ask)
     members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])

@@ -141,7 +141,7 @@ def test_a_method_and_a_network_of_ones_own_are_found_there_too(
     expected = run(recipe)
     monkeypatch.delitem(sys.modules, "own_on_ray")
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
-    monkeypatch.setattr(registry, "_added", [])
+    monkeypatch.setattr(registry, "added_folders", [])
     same(run(on_ray(recipe)), expected)
 
 
@@ -289,7 +289,7 @@ def test_on_a_cluster_workers_say_how_many_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     with pytest.raises(ConfigError, match=r"expected workers with RAY_ADDRESS=10.0.0.1:6379: how many of the cluster"):
         build_federation(recipe_of("local").with_run(executor="ray"), data=DATA)
-    monkeypatch.setattr(ray_session, "_check_reachable", lambda address: None)
+    monkeypatch.setattr(ray_session, "check_reachable", lambda address: None)
     assert run(recipe).result["workers"] == 2
     assert ray.starts[0]["address"] == "10.0.0.1:6379"
     assert "num_cpus" not in ray.starts[0]
@@ -312,10 +312,10 @@ def test_a_ray_that_is_there_already_is_left(ray: RayStub) -> None:
 def test_ray_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch, ray: RayStub) -> None:
     recipe = on_ray(recipe_of("local"))
     monkeypatch.delenv("RAY_AUTH_MODE")
-    monkeypatch.setattr(ray_session, "_token", functools.cache(lambda: "secret"))
+    monkeypatch.setattr(ray_session, "cluster_token", functools.cache(lambda: "secret"))
     with pytest.raises(ConfigError, match="expected Ray to be imported first by the executor 'ray'"):
         run(recipe)
-    assert ray_session._token() == "secret"  # as if the executor had imported Ray
+    assert ray_session.cluster_token() == "secret"  # as if the executor had imported Ray
     seen = {}
     start = ray.init
 

@@ -78,14 +78,14 @@ class Told:
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many clients each step of several clients had."""
     sizes: list[int] = []
-    plain = stacked_clients.StackedClients._gradients
+    plain = stacked_clients.StackedClients.gradients
 
     def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
         if not trial:
             sizes.append(len(turns))
         return plain(self, part, turns, *rest, trial=trial)
 
-    monkeypatch.setattr(stacked_clients.StackedClients, "_gradients", counted)
+    monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
     return sizes
 
 

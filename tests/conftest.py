@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -67,6 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             is_left = property_ in OF_SOME and item.originalname not in ALWAYS
             if is_left or (item.originalname, property_) in LONG:
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and modules stay to the end: the garbage collector need not look through them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

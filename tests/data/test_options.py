@@ -154,7 +154,9 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize("block", blocks("toml"))
 def test_the_recipes_on_the_page_are_valid(block: str) -> None:
     rest = {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
-    Recipe.from_dict({**tomllib.loads(block), **rest})
+    given = tomllib.loads(block)
+    read = Recipe.from_dict({**given, **rest})
+    assert read.data.model_fields_set >= given.get("data", {}).keys()
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines() if line.strip()])

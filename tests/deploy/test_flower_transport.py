@@ -129,7 +129,7 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
     for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport.RECORD: nested}):
         (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
         assert "expected an envelope of polyfed's" in str(wire.collect([stray])[stray])
-    monkeypatch.setattr(flower_transport, "_LARGEST", 1000)
+    monkeypatch.setattr(flower_transport, "MAX_FACTS_BYTES", 1000)
     long = ConfigRecord({flower_transport.FACTS: "[" * 1001})
     (stray,) = grid.push_messages([Message(RecordDict({flower_transport.RECORD: long}), 10, "query.hello")])
     assert "expected facts of at most 1000 bytes, got 1001" in str(wire.collect([stray])[stray])

@@ -43,7 +43,7 @@ def test_what_was_started_ends_with_the_block_and_its_output_stays(tmp_path: Pat
 
 
 def test_who_does_not_listen_is_made_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_GRACE", 0.1)
+    monkeypatch.setattr(room, "GRACE_SECONDS", 0.1)
     with ProcessGroup(tmp_path, {}) as started:
         code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); " + SLEEP
         process = started.start("deaf", python(code))
@@ -169,6 +169,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     try:
         with raise_on_termination():
             signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -78,7 +78,7 @@ def test_workers_remember_too() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _, records = passes(FedGH(), monkeypatch)
-    monkeypatch.setattr(evaluation, "_REMEMBERED", 10 * 64 * 4 + 1)  # one client's
+    monkeypatch.setattr(evaluation, "REMEMBERED_BYTES", 10 * 64 * 4 + 1)  # one client's
     count, same = passes(FedGH(), monkeypatch)
     assert count > 12
     assert records == same

@@ -68,7 +68,7 @@ def alike(row: Any, tensors: dict[str, Tensor]) -> bool:
 @pytest.fixture(params=["memory", "disk", "alone"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every kind of memory there is, growing often."""
-    monkeypatch.setattr(weight_store, "_CHUNK", 1)
+    monkeypatch.setattr(weight_store, "GROWTH_BYTES", 1)
     if request.param == "disk":
         monkeypatch.setattr(weight_store, "available_memory", lambda: 10.0)
     if request.param == "alone":

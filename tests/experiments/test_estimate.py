@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("polyfed.experiments.measuring_executor._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("polyfed.experiments.measuring_executor.TRIAL_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
     path.write_text(CHECKED, encoding="utf-8")

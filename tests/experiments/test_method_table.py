@@ -41,7 +41,7 @@ def recipe(tmp_path, monkeypatch):
     path = tmp_path / "small.toml"
     path.write_text(RECIPE, encoding="utf-8")
     monkeypatch.setattr(method_compatibility, "METHODS", {name: METHODS[name] for name in FEW})
-    monkeypatch.setattr("polyfed.experiments.measuring_executor._TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("polyfed.experiments.measuring_executor.TRIAL_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)
     return path
 

@@ -49,7 +49,7 @@ def test_all_rows_in_whatever_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = inference.fisher_information(model, x, y, to_float)
     np.testing.assert_allclose(whole["weight"], by_hand(model, x, y)["weight"] / 11, rtol=1e-4, atol=1e-7)
     for rows in (1, 3, 5):
-        monkeypatch.setattr(inference, "_BACKWARD", rows)
+        monkeypatch.setattr(inference, "BACKWARD_ROWS", rows)
         for name, value in inference.fisher_information(model, x, y, to_float).items():
             torch.testing.assert_close(value, whole[name])
 

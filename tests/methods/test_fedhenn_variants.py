@@ -107,7 +107,7 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
 
 def test_rbf_with_few_landmarks_is_near(monkeypatch):
     _, _, exact, _ = received(hetero(similarity="rbf"), clients(MIXED))
-    monkeypatch.setattr(kernel_alignment, "_LANDMARKS", 12)
+    monkeypatch.setattr(kernel_alignment, "LANDMARKS", 12)
     _, _, near, _ = received(hetero(similarity="rbf"), clients(MIXED))
     kernels = [f @ f.T for f in (dequantize_columns(m["factor"]).double().numpy() for m in (exact, near))]
     assert dequantize_columns(near["factor"]).shape[1] == 4 * 12
@@ -225,7 +225,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     count, records = run()
     assert count == (8 * 4 if refresh else 8 + 3 * 4)
-    monkeypatch.setattr(kernel_alignment, "_REMEMBERED", 0)
+    monkeypatch.setattr(kernel_alignment, "REMEMBERED_BYTES", 0)
     again, plain = run()
     assert again == 8 * 4
     assert plain == records

@@ -55,7 +55,7 @@ def meta(w, study, quiz, g, lr):
 def test_two_rounds_by_hand(clip, monkeypatch):
     """A warm-up round and one that trains: half of 8 samples is the quiz, the other half a whole study batch."""
     members = [Client("linear", samples(8, 0, classes)) for classes in ((0,), (0, 1), (1,))]  # nobody has class 2
-    monkeypatch.setattr(fedl2g, "_CLIP", clip)
+    monkeypatch.setattr(fedl2g, "MAX_GRADIENT_NORM", clip)
     method = FedL2G(warmup_rounds=1, server_lr=5.0)
     fed, watch = federation(method, members, LINEAR, lr=0.5)
     w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]

@@ -134,18 +134,25 @@ def test_a_tensor_of_a_shape_that_is_none() -> None:
         from_bytes(len(head).to_bytes(8, "little") + head)
 
 
-@pytest.mark.parametrize("odd", [b"[5.5]", b"[null]", b'["a/b", 3]'])
-def test_a_letter_with_names_that_are_none(odd: bytes) -> None:
+def with_empty_groups(names: bytes) -> bytes:
+    """The envelope of one tensor whose header calls its empty groups as given."""
     body = serialize({"x": torch.ones(1)})
-    head = body[8:].partition(b"}")[0] + b"}}"
     end = 8 + int.from_bytes(body[:8], "little")
-    head = body[8:end].replace(b'"empty": []', b'"empty": ' + odd)
-    data = len(head).to_bytes(8, "little") + head + body[end:]
-    try:
-        message, _ = deserialize(data)
-    except RunError:
-        return
-    serialize(message)
+    head = body[8:end].replace(b'"empty": []', b'"empty": ' + names)
+    assert head != body[8:end]
+    return len(head).to_bytes(8, "little") + head + body[end:]
+
+
+@pytest.mark.parametrize(("odd", "name"), [(b"[5.5]", "5.5"), (b"[null]", "None")])
+def test_a_name_that_is_no_text_is_read_as_text(odd: bytes, name: str) -> None:
+    message, _ = deserialize(with_empty_groups(odd))
+    assert message == {"x": torch.ones(1), name: {}}
+    assert deserialize(serialize(message))[0] == message
+
+
+def test_a_name_with_a_slash_is_refused() -> None:
+    with pytest.raises(RunError, match="expected message names without '/', got 'a/b'"):
+        deserialize(with_empty_groups(b'["a/b", 3]'))
 
 
 def npy(shape: str, kind: str = "<f4") -> bytes:

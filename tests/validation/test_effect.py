@@ -148,10 +148,10 @@ def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str
 
 
 def test_what_was_not_given_is_not_told() -> None:
-    recipe(data={"dirichlet_alpha": 0.5, "classes_per_client": 2}, availability={"delay_rounds": 1})  # their defaults
-    recipe(
-        availability={"delay_rounds": 3}, devices={"profiles": ["laptop"], "round_timeout": 1.0}
-    )  # it counts behind a deadline
+    defaults = {"dirichlet_alpha": 0.5, "classes_per_client": 2}
+    assert recipe(data=defaults, availability={"delay_rounds": 1}).availability.delay_rounds == 1
+    behind_a_deadline = recipe(availability={"delay_rounds": 3}, devices={"profiles": ["laptop"], "round_timeout": 1.0})
+    assert behind_a_deadline.availability.delay_rounds == 3
 
 
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:

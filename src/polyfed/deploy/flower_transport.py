@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble that are told
-_LARGEST = 2**26  # bytes of an envelope's facts
+MAX_FACTS_BYTES = 2**26  # bytes of an envelope's facts
 RECORD = "polyfed"
 FACTS = "facts"
 _BODY = "body"
@@ -187,8 +187,8 @@ def _envelope(message: Message) -> Envelope:
     try:
         records = message.content
         said = str(records.config_records[RECORD][FACTS]).encode()
-        if len(said) > _LARGEST:
-            raise RunError(f"expected facts of at most {_LARGEST} bytes, got {len(said)}")
+        if len(said) > MAX_FACTS_BYTES:
+            raise RunError(f"expected facts of at most {MAX_FACTS_BYTES} bytes, got {len(said)}")
         facts = parse_json(said)
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""

@@ -27,7 +27,7 @@ from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
-_REMEMBERED = 256 * 2**20  # bytes of representations that are kept at most
+REMEMBERED_BYTES = 256 * 2**20  # bytes of representations that are kept at most
 Measure = Callable[[Tensor], float]  # of a client's counts (C, C), int64, rows the true class; NaN: not defined
 _Place = tuple[int, str, int]  # client, variant, identity of the samples
 
@@ -332,7 +332,7 @@ class ScoreCache:
             known = represent_samples(client, samples, model)
             self._represented[place] = (client.version, known)
             self._held += sum(z.nbytes for z in known)
-            while self._held > _REMEMBERED and len(self._represented) > 1:
+            while self._held > REMEMBERED_BYTES and len(self._represented) > 1:
                 self._drop(next(iter(self._represented)))
         return known
 

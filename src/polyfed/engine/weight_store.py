@@ -31,7 +31,7 @@ from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_together
 
 _ALIGNED = 64  # bytes; as PyTorch aligns its own tensors
-_CHUNK = 64 * 2**20  # bytes by which the memory grows at least; what is not written to takes no memory
+GROWTH_BYTES = 64 * 2**20  # bytes by which the memory grows at least; what is not written to takes no memory
 _SHARE = 0.5  # of the available memory that all clients' rows together may need, to be kept in memory
 
 
@@ -342,7 +342,7 @@ class _Memory:
         """Where `size` more bytes begin, which lie in one piece."""
         if self._used + size > self._mapped:
             self._used, unit = self._mapped, mmap.ALLOCATIONGRANULARITY
-            more = -(-max(size, _CHUNK, self._mapped // 4) // unit) * unit
+            more = -(-max(size, GROWTH_BYTES, self._mapped // 4) // unit) * unit
             self._file.grow(self._mapped + more)
             self._map(more)
         self._used += size

@@ -330,7 +330,7 @@ class StateInTheMethod(FedAvg):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
-        object.__setattr__(self, "_rounds", getattr(self, "_rounds", 0) + 1)
+        object.__setattr__(self, "rounds_seen", getattr(self, "rounds_seen", 0) + 1)
 
 
 class BroadcastCounts(FedAvg):

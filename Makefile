@@ -14,8 +14,7 @@ ARGS ?=
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
 # What `make quick` runs.
-QUICK = tests/functional tests/core tests/config/test_recipe.py tests/report/test_comparison.py tests/report/test_statistics.py \
-	tests/report/test_run_records.py tests/report/test_html_report.py \
+QUICK = tests/functional tests/core tests/config tests/report tests/methods/building_blocks \
 	tests/engine/test_federation.py::test_unselected_clients_keep_the_very_same_tensors
 
 # Its theme would otherwise print a notice about its own future.
@@ -30,8 +29,8 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick test-all browser docs docs-serve audit lint format
-.PHONY: install install-dev install-audit install-docs clean
+.PHONY: help demo test quick test-all repeat browser docs docs-serve audit lint format
+.PHONY: install install-dev install-all install-audit install-docs clean
 
 help: ## what can be made
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -46,9 +45,13 @@ test: lint ## install, then lint, types and all tests but the slow ones
 quick: install-dev ## the tests of maths, recipes and tables, and one tiny federation: seconds, between two edits
 	$(PYTEST) -m "not slow" $(QUICK) $(ARGS)
 
-test-all: lint ## the same with the slow tests, and the report page in a browser, installed if missing
+test-all: install-all lint ## the same with the slow tests, every extra and the report page in a browser, all installed by it
 	.venv/bin/python scripts/browser.py
 	$(PYTEST) $(ARGS)
+
+repeat: install-all ## before a release: the whole suite ten times on a clean clone, in random order, beside load, on one core
+	.venv/bin/python scripts/browser.py
+	.venv/bin/python scripts/repeat_tests.py $(ARGS)
 
 browser: install-dev ## the report page in a real browser, installed if missing (Debian)
 	.venv/bin/python scripts/browser.py
@@ -77,6 +80,9 @@ install: ## .venv with polyfed and what it needs
 
 install-dev: ## .venv with the tools of the tests, and the extras `flower`, `privacy` and `ray`, besides
 	$(call environment,dev flower privacy ray)
+
+install-all: ## .venv with all that any test can use
+	$(call environment,dev docs flower privacy ray vision)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)

@@ -43,8 +43,10 @@ def _let_torchvision_import() -> None:
 OF_SOME = {
     "alone_knows_nobody",
     "alone_with_one_client",
-    "degenerate_clients",
+    "batchnorm",
+    "begins_alike",
     "data_are_shuffled",
+    "degenerate_clients",
     "global_generators_untouched",
     "goes_on_after_its_end",
     "hyperparameters_matter",
@@ -53,6 +55,7 @@ OF_SOME = {
     "other_seed_other_result",
     "same_seed_same_result",
     "scoring_changes_nothing",
+    "state_is_explicit",
     "unselected_are_left_alone",
 }
 LONG = {("test_fedhenn", "hyperparameters_matter"), ("test_fedin", "hyperparameters_matter")}  # seconds each
@@ -100,3 +103,11 @@ def _the_same_start() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn and their files written, but empty: to render them takes longer than all else of a table."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda *arguments, **options: None)

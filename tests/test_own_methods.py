@@ -25,6 +25,8 @@ from polyfed.own_methods import method_class
 from polyfed.registry import folders_of, import_object
 from tests.helpers.small_recipe import small_recipe
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 MODULE = '''
 """All of one's own."""
 from typing import Annotated, ClassVar

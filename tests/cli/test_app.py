@@ -20,6 +20,8 @@ import polyfed
 from polyfed.cli import app as cli
 from polyfed.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 RECIPE = """
 [data]
 dataset = "digits"

@@ -13,6 +13,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import sweep
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 TEXT = """
 [data]
 dataset = "digits"

@@ -26,6 +26,8 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.methods import Local
 from polyfed.models.zoo import build
 
+pytestmark = pytest.mark.usefixtures("unrendered")
+
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "data": {
         "dataset": "digits",

@@ -51,7 +51,7 @@ header_batch = "round"
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(RECIPE)
     monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])  # a second, where it is not what is tested

@@ -62,6 +62,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.split()) < 600
 
 
+@pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("command", [c for c in commands() if c[0] == "polyfed"], ids=" ".join)
 def test_shell_commands_run(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they stand, on fewer rounds, rows and clients."""

@@ -370,7 +370,11 @@ def test_a_table_of_a_sweep_that_is_none(change: Callable[[Any], object], swept:
 
 @pytest.fixture(scope="module")
 def swept() -> bytes:
-    found: bytes = FUZZ.sweep_folder()["sweep.json"]
+    from matplotlib.figure import Figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda *arguments, **options: None)
+        found: bytes = FUZZ.sweep_folder()["sweep.json"]
     return found
 
 

@@ -74,9 +74,10 @@ def named(node: ast.AST) -> Iterator[str]:
 
 
 def private_uses(path: Path) -> list[str]:
-    own = {node.name for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    nodes = (node for node in ast.walk(tree(path)) if isinstance(node, ast.expr | ast.stmt))
-    return [f"{path.name}:{n.lineno}: {name}" for n in nodes for name in named(n) if name in private_names() - own]
+    nodes = [*ast.walk(tree(path))]
+    private = private_names() - {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    uses = ((node, name) for node in nodes if isinstance(node, ast.expr | ast.stmt) for name in named(node))
+    return [f"{path.name}:{node.lineno}: {name}" for node, name in uses if name in private]
 
 
 def test_no_private_name_of_the_library_is_used() -> None:
@@ -107,10 +108,11 @@ def checkers() -> frozenset[str]:
     """Names of functions of the tests that assert something, themselves or through another."""
     bodies = [node for path in FILES for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
     found = {body.name for body in bodies if has_assertion(body)}
+    called = {(body.name, frozenset(calls(body))) for body in bodies}
     size = 0
     while size < len(found):
         size = len(found)
-        found |= {body.name for body in bodies if found & {*calls(body)}}
+        found |= {name for name, others in called if found & others}
     return frozenset(found)
 
 

@@ -15,15 +15,15 @@ sys.path.append(str(HOME))
 import gpu  # noqa: E402 - from the folder beside
 
 FILES = sorted(path.name for path in HOME.glob("check_*.py"))
-LONGEST = "check_settings.py"  # takes as long as all others together
-IN_SHORT = [pytest.param(name, marks=[pytest.mark.slow] if name == LONGEST else []) for name in FILES]
+SHORT = ["check_counts.py", "check_device.py", "check_methods.py"]  # in one process, as each takes seconds to begin
 
 
-def checked(name: str, marks: str) -> None:
-    """Run the tests of a file on the simulated device."""
+def check(names: list[str], marks: str) -> None:
+    """Run the tests of these files on the simulated device."""
     if reason := gpu.missing():
         pytest.skip(f"no simulated GPU: {reason}")
-    command = ["-m", "pytest", "-q", "-x", "-p", "gpu_plugin", "-p", "no:cacheprovider", "-m", marks, str(HOME / name)]
+    command = ["-m", "pytest", "-q", "-x", "-p", "gpu_plugin", "-p", "no:cacheprovider", "-m", marks]
+    command += [str(HOME / name) for name in names]
     places = [str(HOME), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     for unwanted in [variable for variable in environment if variable.startswith("PYTEST_")]:
@@ -34,13 +34,18 @@ def checked(name: str, marks: str) -> None:
     assert done.returncode in (0, 5), done.stdout[-8000:] + done.stderr[-2000:]  # 5: there are none with these marks
 
 
-@pytest.mark.parametrize("name", IN_SHORT)
-def test_on_the_simulated_gpu(name: str) -> None:
-    checked(name, "not slow")
+def test_on_the_simulated_gpu() -> None:
+    check(SHORT, "not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FILES if name not in SHORT])
+def test_the_other_files_on_the_simulated_gpu(name: str) -> None:
+    check([name], "not slow")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FILES)
 def test_on_the_simulated_gpu_at_length(name: str) -> None:
-    checked(name, "slow")
+    check([name], "slow")

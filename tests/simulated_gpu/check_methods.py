@@ -19,7 +19,7 @@ CLOSE_BF16 = 0.1  # of weights and states: CUDA's autocast and the CPU's have ot
 TRAINING = Training(rounds=3, local_epochs=1, batch_size=8, lr=0.1, momentum=0.5)
 EVALUATION = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"], metrics=["auc"])
 EXECUTORS = ["serial", "vectorized"]
-FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedin", "fedkd", "fedrolex", "fedselect", "scaffold"]  # one of each kind
+FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedkd", "fedrolex"]  # one of each kind
 
 
 def ran(name: str, device: str, executor: str, training: Training = TRAINING, **kinds: Any) -> Federation:

@@ -73,12 +73,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-def pytest_collection_finish() -> None:
-    """Thousands of tests and modules stay to the end: the garbage collector need not look through them each time."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_configure() -> None:
     """Before anything is collected: the order of sums must not depend on the machine's cores."""
     import torch
@@ -95,6 +89,13 @@ def data_root() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data: {folder} is not a folder; set POLYFED_DATA to the one that holds cifar10/")
     return folder
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """What is there before a file of tests stays: the collector need not look through thousands of tests each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

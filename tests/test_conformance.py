@@ -19,6 +19,7 @@ from polyfed.methods import (
     MOON,
     SCAFFOLD,
     FedAvg,
+    FedDF,
     FedDPA,
     FedET,
     FedFomo,
@@ -412,6 +413,32 @@ test_fedet = testing.conformance(
     expected_bytes=averaging_bytes,
     bites={"network": "smallest"},
     reductions=[Reduction({"server_steps": 0}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
+)
+
+OF_PUBLIC_INPUTS = "the distilled network's statistics move on to those of the public inputs"
+
+test_feddf = testing.conformance(
+    FedDF(server_steps=4, server_batch=8, server_lr=0.01),
+    oracle=cross_entropy,
+    expected_bytes=averaging_bytes,
+    skip={"batchnorm": OF_PUBLIC_INPUTS},
+    bites={"patience": 1},
+    reductions=[
+        Reduction({"server_steps": 0}, FedAvg(aggregation="same-shape"), "received"),
+        Reduction({"server_lr": 0.0}, FedAvg(aggregation="same-shape"), "received"),
+        Reduction(
+            {"server_steps": 0, "weighting": "uniform"},
+            FedAvg(aggregation="same-shape", weighting="uniform"),
+            "received",
+        ),
+    ],
+)
+
+test_feddf_early_stopping = also(
+    testing.conformance(
+        FedDF(server_steps=6, server_batch=8, server_lr=0.05, patience=2, drop_worst=True, weighting="uniform"),
+        skip={"hyperparameters_matter": "asked of the plain form", "batchnorm": OF_PUBLIC_INPUTS},
+    )
 )
 
 test_fedl2g = testing.conformance(

@@ -217,6 +217,7 @@ METHODS = Registry(
         "local": "polyfed.methods.local:Local",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
         "fd": "polyfed.methods.fd:FD",
+        "feddf": "polyfed.methods.feddf:FedDF",
         "feddpa": "polyfed.methods.feddpa:FedDPA",
         "fedet": "polyfed.methods.fedet:FedET",
         "fedfomo": "polyfed.methods.fedfomo:FedFomo",

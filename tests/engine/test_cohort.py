@@ -156,6 +156,8 @@ def test_a_cohort_comes_to_the_serial_result(method: Method, stacks: list[int]) 
 @pytest.mark.parametrize("kinds", [{}, {"one": True}, {"one": True, "norm": True}], ids=str)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> None:
+    if name == "feddf" and "norm" in kinds:
+        pytest.skip("the server's Adam moves biases in front of BatchNorm, whose gradient is 0, along rounding errors")
     networks = 1 if kinds else 3
     lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
     evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])

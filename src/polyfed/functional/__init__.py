@@ -7,7 +7,7 @@ channel_slices      slices by width: windows, cutting, entry-wise averages
 class_prototypes    class means, one header step on them
 class_targets       one row per class from many: merging, filling in, losses, the nearest row
 clipping            gradients and rows of bounded length
-consensus           what several networks say together, weighted by confidence
+consensus           what several networks say together: mean scores, weights by confidence
 cross_layer         updates of one layer steered by those of another
 device_copies       many tensors to or from a GPU in few copies
 drift               how far a model has gone since it was received, and that way as it is released

@@ -10,6 +10,7 @@ from polyfed.registry import METHODS
 if TYPE_CHECKING:
     from polyfed.methods.fd import FD
     from polyfed.methods.fedavg import FedAvg
+    from polyfed.methods.feddf import FedDF
     from polyfed.methods.feddpa import FedDPA
     from polyfed.methods.fedet import FedET
     from polyfed.methods.fedfomo import FedFomo
@@ -45,6 +46,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "FedAvg",
+    "FedDF",
     "FedDPA",
     "FedET",
     "FedFomo",

@@ -15,9 +15,11 @@ from polyfed.core.message import flatten
 from polyfed.core.modules import floats
 from polyfed.methods import (
     FD,
+    FIARSE,
     FML,
     MOON,
     SCAFFOLD,
+    DepthFL,
     FedAvg,
     FedDF,
     FedDPA,
@@ -311,6 +313,42 @@ def exits(model: Any, batch: Any, context: Any) -> float:
         return own
     p, q = (torch.log_softmax(out.detach().double() / 2, 1).numpy() for out in reversed(outputs))
     return (early[0] + 0.3 * 4 * (np.exp(p) * (p - q)).sum(1).mean() + 2 * own) / 3
+
+
+def depthfl_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the stem, the block and its classifier, or of all, with 8 channels and 12 features."""
+    p = (9 * 8 + 8) + (9 * 8 * 8 + 8) + (8 * 3 + 3) + (client_id % 2 == 0) * ((9 * 8 * 12 + 12) + (12 * 3 + 3))
+    return 4 * p, 4 * p
+
+
+def mutual_exits(model: Any, batch: Any, context: Any) -> float:
+    """CE of both, and 0.6 exp(-5 (1 - 1 / 4)^2) (KL(o_1 || o_2) + KL(o_2 || o_1)) in round 2; or CE of the only one."""
+    outputs = model(batch.x)
+    total = sum(cross_entropy(lambda x, out=out: out, batch, context) for out in outputs)
+    if len(outputs) == 1:
+        return total
+    p, q = (torch.log_softmax(out.detach().double(), 1).numpy() for out in outputs)
+    return total + 0.6 * np.exp(-5 * 0.75**2) * float(((np.exp(p) - np.exp(q)) * (p - q)).sum(1).mean())
+
+
+def fiarse_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the whole network, or a quarter of it and a bit for each entry of its eight tensors."""
+    sizes = [t.numel() for t in server.initial("net0").values()]
+    if client_id % 2 == 0:
+        return 4 * sum(sizes), 4 * sum(sizes)
+    up = 4 * (sum(sizes) // 4)
+    return up + sum(-(-size // 8) for size in sizes), up
+
+
+def pruned(model: Any, batch: Any, context: Any) -> float:
+    """CE of a network whose weights below the threshold are 0, made by hand."""
+    if "thresholds" not in context:
+        return cross_entropy(model, batch, context)
+    inner = tiny(1, 8, 12)
+    for (name, small), (_, large) in zip(inner.named_parameters(), model.named_parameters(), strict=True):
+        small.data = large.detach().clone()
+        small.data[small.data.abs() < context["thresholds"][name]] = 0.0
+    return cross_entropy(inner, batch, context)
 
 
 def fedl2g_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -867,6 +905,47 @@ test_scalefl = testing.conformance(
     bites={"levels": "0.5@0.3 1@1", "distil_from": 1.0},
     inert={"statistics": "there is no BatchNorm"},
     reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
+)
+
+test_depthfl = testing.conformance(
+    DepthFL(depths="1 0.5", distillation=0.6, ramp_up=4),
+    models=WIDE,
+    oracle=mutual_exits,
+    expected_bytes=depthfl_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"depths": "1 0.3"},
+    reductions=[
+        Reduction({"depths": "1"}, FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"depths": "1", "weighting": "samples"}, FedAvg(), "received", same_architecture=True),
+        Reduction(
+            {"depths": "1", "distillation": 0.0, "predictor": "last"},
+            FedAvg(weighting="uniform"),
+            "received",
+            same_architecture=True,
+        ),
+    ],
+)
+
+test_fiarse = testing.conformance(
+    FIARSE(shares="1 0.25"),
+    models=WIDE,
+    oracle=pruned,
+    expected_bytes=fiarse_bytes,
+    skip={"numbering": BY_NUMBER},
+    bites={"shares": "1 0.5"},
+    reductions=[
+        Reduction({"shares": "1"}, FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"shares": "1", "weighting": "samples"}, FedAvg(), "received", same_architecture=True),
+    ],
+)
+
+test_fiarse_by_layer = also(
+    testing.conformance(
+        FIARSE(shares="1 0.5 0.1", threshold="layer"),
+        models=WIDE,
+        oracle=pruned,
+        skip={"numbering": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},
+    )
 )
 
 

@@ -216,6 +216,7 @@ METHODS = Registry(
     {
         "local": "polyfed.methods.local:Local",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
+        "depthfl": "polyfed.methods.depthfl:DepthFL",
         "fd": "polyfed.methods.fd:FD",
         "feddf": "polyfed.methods.feddf:FedDF",
         "feddpa": "polyfed.methods.feddpa:FedDPA",
@@ -236,6 +237,7 @@ METHODS = Registry(
         "fedrolex": "polyfed.methods.fedrolex:FedRolex",
         "fedselect": "polyfed.methods.fedselect:FedSelect",
         "fedtgp": "polyfed.methods.fedtgp:FedTGP",
+        "fiarse": "polyfed.methods.fiarse:FIARSE",
         "fjord": "polyfed.methods.fjord:FjORD",
         "fml": "polyfed.methods.fml:FML",
         "heterofl": "polyfed.methods.heterofl:HeteroFL",

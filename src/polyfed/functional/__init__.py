@@ -23,6 +23,7 @@ kernel_similarity   linear and RBF alignment and Procrustes behind one front
 kernels             linear CKA and its gradient
 losses              weighted cross entropy, distances, divergence and contrast of outputs
 low_rank            tensors as their largest singular triples
+magnitudes          sub-models of the entries largest in magnitude: thresholds, a gradient that knows them
 masks               which entries of tensors are shared: growth, what is sent, means
 membership_scores   which rows were trained on: shadow models, ROC curves, intervals
 metrics             accuracy, balanced accuracy, F1, AUC

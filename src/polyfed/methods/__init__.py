@@ -8,6 +8,7 @@ from polyfed.errors import nearest
 from polyfed.registry import METHODS
 
 if TYPE_CHECKING:
+    from polyfed.methods.depthfl import DepthFL
     from polyfed.methods.fd import FD
     from polyfed.methods.fedavg import FedAvg
     from polyfed.methods.feddf import FedDF
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from polyfed.methods.fedrolex import FedRolex
     from polyfed.methods.fedselect import FedSelect
     from polyfed.methods.fedtgp import FedTGP
+    from polyfed.methods.fiarse import FIARSE
     from polyfed.methods.fjord import FjORD
     from polyfed.methods.fml import FML
     from polyfed.methods.heterofl import HeteroFL
@@ -42,9 +44,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FD",
+    "FIARSE",
     "FML",
     "MOON",
     "SCAFFOLD",
+    "DepthFL",
     "FedAvg",
     "FedDF",
     "FedDPA",

@@ -16,7 +16,7 @@ from polyfed.engine.executors.base import at_work
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL, FedAvg
-from polyfed.methods.building_blocks.client_shares import share_of
+from polyfed.methods.building_blocks.client_shares import client_share
 from polyfed.models import build
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
@@ -129,7 +129,7 @@ def test_who_has_which_depth():
         assert {n for n in LAYERS if f"{n}.linear.weight" in names} == set(LAYERS[:blocks])
         assert {n for n in EXITS if f"early_exits.block{n}.linear.bias" in names} == set(range(2, min(blocks, 4) + 1))
         assert ("head.weight" in names) == (blocks == 5)
-    assert [share_of("1 0.5 0.25", k) for k in range(5)] == ["1", "0.5", "0.25", "1", "0.5"]
+    assert [client_share("1 0.5 0.25", k) for k in range(5)] == ["1", "0.5", "0.25", "1", "0.5"]
 
 
 def test_what_no_sub_model_holds_stays_bit_for_bit():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
+def magnitude_threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
     """The magnitude of the k-th largest entry of all tensors together, 0-d; k = floor(share * entries), at least 1.
 
     Args:
@@ -17,7 +17,7 @@ def threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
     Raises:
         ValueError: no entry, or another share.
 
-    >>> threshold([torch.tensor([-3.0, 1.0]), torch.tensor([[2.0, -0.5]])], 0.5)
+    >>> magnitude_threshold([torch.tensor([-3.0, 1.0]), torch.tensor([[2.0, -0.5]])], 0.5)
     tensor(2.)
     """
     count = sum(tensor.numel() for tensor in tensors)
@@ -28,7 +28,7 @@ def threshold(tensors: Sequence[Tensor], share: float) -> Tensor:
     return magnitudes.kthvalue(count - kept + 1).values
 
 
-def important(tensor: Tensor, theta: Tensor) -> Tensor:
+def keep_large(tensor: Tensor, theta: Tensor) -> Tensor:
     """The entries of at least `theta` in magnitude, the others 0, with a gradient that knows of the threshold.
 
     The gradient is that of tensor * M, where M = [|x| >= theta] has the derivative 2 theta / (|x| + theta)^2 in |x|:
@@ -40,7 +40,7 @@ def important(tensor: Tensor, theta: Tensor) -> Tensor:
     Source: Wu et al. (FIARSE), NeurIPS 2024, threshold-controlled biased gradient descent.
 
     >>> x = torch.tensor([2.0, -1.0, 0.5], requires_grad=True)
-    >>> y = important(x, torch.tensor(1.0))
+    >>> y = keep_large(x, torch.tensor(1.0))
     >>> y.sum().backward()
     >>> y.detach(), x.grad  # 1 + 4 / 9, 1 + 2 / 4
     (tensor([ 2., -1.,  0.]), tensor([1.4444, 1.5000, 0.0000]))

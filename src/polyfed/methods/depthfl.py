@@ -37,7 +37,7 @@ from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional.averaging import layer_wise_mean
 from polyfed.functional.losses import mutual_exits_loss
-from polyfed.methods.building_blocks.client_shares import Shares, share_of, shares_of
+from polyfed.methods.building_blocks.client_shares import Shares, client_share, parse_shares
 from polyfed.methods.building_blocks.early_exits import attach
 
 
@@ -71,10 +71,10 @@ class DepthFL(Method):
 
     # which network -----------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
-        return share_of(self.depths, client_id)
+        return client_share(self.depths, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return attach(model, shares_of(self.depths)).until(float(variant or 1))
+        return attach(model, parse_shares(self.depths)).until(float(variant or 1))
 
     def personal_model(self, module: Any) -> nn.Module:
         scored: nn.Module = module.ensemble() if self.predictor == "ensemble" else module.last()

@@ -123,7 +123,7 @@ class FedDF(Method):
         mean = ensemble_distillation.distill(
             model, public, loss, optimizer, self.server_steps, self.server_batch, draws, after_step
         )
-        learned = best.weights or ensemble_distillation.weights_of(model)
+        learned = best.weights or ensemble_distillation.copy_state(model)
         weight_averaging.set_tensors(server, _WITHIN, architecture, {name: learned[name] for name in w})
         return mean
 
@@ -159,5 +159,5 @@ class _Best:
         if accuracy > self._accuracy:
             self._accuracy = accuracy
             self._step = step
-            self.weights = ensemble_distillation.weights_of(self._model)
+            self.weights = ensemble_distillation.copy_state(self._model)
         return step - self._step >= self._patience

@@ -109,7 +109,7 @@ class FedET(FedAvg):
             mean = ensemble_distillation.distill(
                 model, server.public, loss, optimizer, self.server_steps, self.server_batch, draws
             )
-            w = ensemble_distillation.weights_of(model)
+            w = ensemble_distillation.copy_state(model)
             server.log["transfer_loss"] = mean
             server.log["disputed"] = float(targets.disputed.float().mean())
         server.state["server"] = w

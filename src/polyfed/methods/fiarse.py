@@ -39,7 +39,7 @@ from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional import magnitudes, masks
 from polyfed.functional.losses import cross_entropy
-from polyfed.methods.building_blocks.client_shares import Shares, share_of
+from polyfed.methods.building_blocks.client_shares import Shares, client_share
 
 _NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
@@ -76,7 +76,7 @@ class FIARSE(Method):
         server.state["model"] = {name: initial[name] for name in floats(_network(server))}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        left_out = self._left_out(server, share_of(self.shares, client_id))
+        left_out = self._left_out(server, client_share(self.shares, client_id))
         model = masks.shared(group(server.state, "model"), left_out)
         if not left_out:
             return {"model": model}
@@ -86,7 +86,7 @@ class FIARSE(Method):
         if not uploads:
             return
         w = group(server.state, "model")
-        shares = {i: share_of(self.shares, i) for i in uploads}
+        shares = {i: client_share(self.shares, i) for i in uploads}
         by_share = {share: self._left_out(server, share) for share in set(shares.values())}
         left_out = [by_share[shares[i]] for i in uploads]
         models = [masks.filled(group(m, "model"), out, w) for m, out in zip(uploads.values(), left_out, strict=True)]
@@ -100,7 +100,7 @@ class FIARSE(Method):
         w = group(server.state, "model")
         found: dict[str, Tensor] = {}
         for names in self._groups(_network(server)):
-            theta = magnitudes.threshold([w[name] for name in names], float(share))
+            theta = magnitudes.magnitude_threshold([w[name] for name in names], float(share))
             found |= {name: w[name].abs() < theta for name in names}
         return found
 
@@ -139,7 +139,7 @@ class FIARSE(Method):
             return cross_entropy(model(batch.x), batch.y, batch.w)
         thresholds = context["thresholds"]
         weights = {
-            name: magnitudes.important(p, thresholds[name])
+            name: magnitudes.keep_large(p, thresholds[name])
             for name, p in model.named_parameters()
             if name in thresholds
         }

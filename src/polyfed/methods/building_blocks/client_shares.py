@@ -13,12 +13,12 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 
-def shares_of(text: str) -> list[float]:
+def parse_shares(text: str) -> list[float]:
     """The shares in a list of them."""
     return [float(share) for share in text.split()]
 
 
-def share_of(text: str, client_id: int) -> str:
+def client_share(text: str, client_id: int) -> str:
     """A client's share, as the list has it."""
     shares = text.split()
     return shares[client_id % len(shares)]
@@ -26,7 +26,7 @@ def share_of(text: str, client_id: int) -> str:
 
 def _checked(text: str) -> str:
     share = r"(0?\.\d+|1(\.0+)?)"
-    shares = shares_of(text) if re.fullmatch(f"{share}( {share})*", text) else []
+    shares = parse_shares(text) if re.fullmatch(f"{share}( {share})*", text) else []
     falling = all(one > other for one, other in itertools.pairwise(shares))
     if not shares or shares[0] < 1 or shares[-1] <= 0 or not falling:
         raise ValueError(f"expected shares of the network from 1 down, each above 0, as in '1 0.5 0.25'; got '{text}'")

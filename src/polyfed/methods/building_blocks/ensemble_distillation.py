@@ -71,6 +71,6 @@ def distill(
     return float(sum(torch.stack(losses).tolist())) / len(losses)
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
+def copy_state(model: nn.Module) -> dict[str, Tensor]:
     """Copies of a network's weights and statistics, on the CPU."""
     return {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}

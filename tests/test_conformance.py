@@ -927,7 +927,7 @@ test_depthfl = testing.conformance(
 )
 
 test_fiarse = testing.conformance(
-    FIARSE(shares="1 0.25", threshold="global"),
+    FIARSE(shares="1 0.25"),
     models=WIDE,
     oracle=pruned,
     expected_bytes=fiarse_bytes,
@@ -941,7 +941,7 @@ test_fiarse = testing.conformance(
 
 test_fiarse_by_layer = also(
     testing.conformance(
-        FIARSE(shares="1 0.5 0.1"),
+        FIARSE(shares="1 0.5 0.1", threshold="layer"),
         models=WIDE,
         oracle=pruned,
         skip={"numbering": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},

@@ -17,8 +17,7 @@ from polyfed.functional.masks import unpacked
 from polyfed.methods import FIARSE, FedAvg
 
 SHARES = (1.0, 0.5, 0.1)
-SIZES = {"shares": "1 0.5 0.1"}
-METHOD = {**SIZES, "threshold": "global"}
+METHOD = {"shares": "1 0.5 0.1"}
 
 
 def masks_by_hand(weights, share, threshold):
@@ -72,7 +71,7 @@ def trained_by_hand(weights, thetas, member, number, round, batchnorm):
 def test_two_rounds_by_hand(kind, weighting, threshold):
     members = clients([kind] * 4, [8, 12, 9, 10])
     counts = [c.n if weighting == "samples" else 1 for c in members]
-    history = rounds(FIARSE(**SIZES, weighting=weighting, threshold=threshold), members)
+    history = rounds(FIARSE(**METHOD, weighting=weighting, threshold=threshold), members)
     signs, fell = set(), 0
     for number, round in enumerate(history, 1):
         before, after = round.before["model"], round.after["model"]
@@ -171,7 +170,7 @@ def test_bytes_are_of_what_is_kept_and_a_bit_for_each_entry():
 
 def test_by_layer_no_layer_is_left_out_whole():
     """Every layer keeps its share, at least one entry; of all weights together, some layers may keep none."""
-    (round,) = rounds(FIARSE(shares="1 0.02"), clients(["shallow"] * 2, 8), rounds=1)
+    (round,) = rounds(FIARSE(shares="1 0.02", threshold="layer"), clients(["shallow"] * 2, 8), rounds=1)
     layers = {name.rpartition(".")[0] for name in round.before["model"]}
     for layer in layers:
         whole_, kept = (
@@ -179,7 +178,7 @@ def test_by_layer_no_layer_is_left_out_whole():
             for model in (round.before["model"], round.down[1]["model"])
         )
         assert kept == max(1, int(0.02 * whole_))
-    (round,) = rounds(FIARSE(shares="1 0.02", threshold="global"), clients(["shallow"] * 2, 8), rounds=1)
+    (round,) = rounds(FIARSE(shares="1 0.02"), clients(["shallow"] * 2, 8), rounds=1)
     assert any(not sum(t.numel() for n, t in round.down[1]["model"].items() if n.startswith(f"{m}.")) for m in layers)
 
 
@@ -202,7 +201,7 @@ def test_scored_is_the_sub_model():
 def test_the_bias_of_the_gradient_and_the_falling_out_show():
     """Without the factor, or with the mask as it was received, another client comes back."""
     members = clients(["shallow"] * 3, [8, 12, 40])
-    (round,) = rounds(FIARSE(shares="1 0.5", threshold="global"), members, rounds=1, local_epochs=1)
+    (round,) = rounds(FIARSE(shares="1 0.5"), members, rounds=1, local_epochs=1)
     kept, _ = masks_by_hand(round.before["model"], 0.5, "global")
     zeros = {name: torch.zeros_like(t) for name, t in round.before["model"].items()}
     start = whole(round.down[1]["model"], kept, zeros)
@@ -249,7 +248,7 @@ class Tied(nn.Module):
 
 
 def test_networks_with_shared_weights_train():
-    history = rounds(FIARSE(shares="1 0.5", threshold="global"), clients(["tied"] * 2, 12), {"tied": Tied})
+    history = rounds(FIARSE(shares="1 0.5"), clients(["tied"] * 2, 12), {"tied": Tied})
     after = history[-1].after["model"]
     assert torch.equal(after["first.weight"], after["second.weight"])
     assert all(round.record["refused"] == [] for round in history)

@@ -15,10 +15,10 @@ Deviations from the paper (arXiv:2407.19389): (1) Where r_k = 1 there is no thre
 FedAvg; the authors' code takes the smallest magnitude. (2) An entry counts for all clients that were sent it; in the
 authors' code for those where it has changed. (3) BatchNorm's running statistics are averaged like weights; the authors'
 code keeps none and scores with those of the test batch. (4) Scored is every client's own sub-model as received. (5) A
-layer is one module's weight and bias; in the authors' code layers of ResNet's stages go together. (6) The default is a
-threshold for each layer; the authors' main runs have one for all, which with PyTorch's initial weights can leave out
-whole layers at small shares, so that nothing is learnt. The gradient and the shares are those of the authors' code; the
-paper's text was not at hand.
+layer is one module's weight and bias; in the authors' code layers of ResNet's stages go together.
+The gradient and the shares are those of the authors' code; the paper's text was not at hand.
+With one threshold for all weights, which the authors' main runs have, a small share can leave out whole layers whose
+initial weights are small; such a sub-model is constant and learns nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class FIARSE(Method):
     ignores_initial_weights: ClassVar[bool] = True
 
     shares: Shares = "1 0.25 0.0625 0.015625"  # of the weights, dealt to the clients in turn
-    threshold: Literal["layer", "global"] = "layer"  # a share of each layer's weights; "global": of all together
+    threshold: Literal["global", "layer"] = "global"  # a share of all weights together; "layer": of each layer's
     weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
 
     @property

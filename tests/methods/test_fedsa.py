@@ -170,7 +170,7 @@ def test_anchors_that_stay_are_worth_the_same_alone() -> None:
 @pytest.mark.parametrize("name", ["lambda_", "contrast", "calibration"])
 def test_each_weight_bites_alone(name: str) -> None:
     off = {"lambda_": 0.0, "contrast": 0.0, "calibration": 0.0}
-    first = rounds(FedSA(**{**off, name: 0.5}), members(), rounds=1)[0]  # type: ignore[arg-type]
+    first = rounds(FedSA(**{**off, name: 0.5}), members(), rounds=1)[0]
     local = rounds(Local(), members(), rounds=1)[0]
     assert not any(same(first.trained[i], local.trained[i]) for i in range(4))
     assert first.record["sums"].keys() == {"distance" if name == "lambda_" else name}

@@ -9,11 +9,11 @@ server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c), in s
 Scored: the client's extractor under the newest header, stage `received`, as in the authors' code.
 Sent per round, D features, C classes: up 4 (D + C); down 4 (C D + C), the header.
 
-arXiv:2511.22265. Read from the abstract and the authors' code; the paper's equations were not at hand. Choices and
-deviations: (1) The abstract mixes a client's "local representations"; here, as in that code, these are the class means.
-(2) The loss is summed over a batch, as in that code; not verified against the paper. (3) Its uploads hold pairs of
-weight and label; here the encoding is a vector of C numbers. (4) A client that is not selected keeps its header until
-it is, and is scored with the newest one; in that code with the one it last received.
+arXiv:2511.22265. What follows is from the abstract and the authors' code; the paper's equations were not at hand.
+Deviations from the paper: (1) The abstract mixes a client's local representations; here, as in that code, these are the
+class means. (2) The loss is summed over a batch, as in that code; not verified against the paper. (3) That code uploads
+pairs of weight and label; here the encoding is a vector of C numbers. (4) A client that was not selected is scored with
+the newest header, in that code with the last one it received.
 """
 
 from __future__ import annotations

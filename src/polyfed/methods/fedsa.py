@@ -12,11 +12,12 @@ Server:    A is drawn before round 1 (`functional.semantic_anchors`);
 Scored: the client's own head, stage `personal`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 C D.
 
-arXiv:2501.05496. Read from the abstract and the authors' code; the paper's equations were not at hand. Defaults are
-those of that code. Deviations: (1) C_k are taken after training; the code's, while weights still change. (2) In round 1
-and where a client has a single class, delta_k is the gap of A. (3) The code classifies by the nearest mean of the
-clients' means; here the head does, which the calibration is for. Not verified against the paper: which of the two its
-tables have; the projection that draws the anchors; the momentum.
+arXiv:2501.05496. What follows is from the abstract and the authors' code, whose defaults are used; the paper's
+equations were not at hand.
+Deviations from the paper: (1) C_k are taken after training; in that code, while weights still change. (2) In round 1
+and where a client has a single class, delta_k is the gap of A. (3) That code classifies by the nearest mean of the
+clients' means; here the head does, which the calibration is for. (4) Not verified against the paper: which of the two
+its tables have, the projection that draws the anchors, and the momentum.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class FedSA(prototypes.PrototypeUploads):
     name: ClassVar[str] = "fedsa"
     paper: ClassVar[str] = "Zhou et al., AAAI 2025"
     down: ClassVar[str] = "C D"
-    states: ClassVar[str] = "client: gap of its last means; server: A"
+    states: ClassVar[str] = "client: gap of its last means; server: anchors"
     form: ClassVar[Form | None] = prototypes.PrototypeUploads.form
 
     lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance to the anchor; 0: off

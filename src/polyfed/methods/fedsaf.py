@@ -9,12 +9,14 @@ Server:    P[c] <- mean over k of C_k[c], over those who sent one; a class that 
 Scored: the client's own head, stage `personal`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 (C D + C).
 
-arXiv:2605.05959. Read from the abstract and summaries, which name two losses, GCSA and RCSA, without their formulas,
-and the plain mean of prototypes; no code was found. Not verified against the paper, each the plainest reading: (1) the
-three measures and their scale, and "distance" as the default; (2) that the structure is taken among means of a batch;
-(3) lambda; (4) that every client's mean counts once; (5) that round 1, which has no prototypes, is Local.
 A batch with fewer than two common classes, or three for CKA, counts in the cross entropy alone: a client with two
 classes is Local under "cka".
+
+arXiv:2605.05959. Only the abstract and summaries were at hand, which name two losses, GCSA and RCSA, without formulas,
+and the plain mean of prototypes; no code was found.
+Deviations from the paper: none is known, but these plainest readings are not verified against it: (1) the three
+measures and their scale, and "distance" as the default; (2) that the structure is taken among means of a batch;
+(3) lambda; (4) that every client's mean counts once; (5) that round 1, which has no prototypes, is Local.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
-from polyfed.functional.semantic_anchors import initial_anchors, mean_gap
+from polyfed.functional.semantic_anchors import draw_anchors, mean_nearest_distance
 from polyfed.methods import FedSA, Local
 
 MIXED = ["deep", "wide", "shallow"]  # different extractors, one feature width
@@ -41,9 +41,9 @@ def means(client: Client, weights: Mapping[str, Tensor]) -> Tensor:
 
 def margin(client: Client, anchors: Tensor, before: Mapping[str, Tensor] | None) -> float:
     """The larger of the two gaps; that of the anchors alone in round 1 and for a single class."""
-    gaps = [float(mean_gap(anchors))]
+    gaps = [float(mean_nearest_distance(anchors))]
     if before is not None and len(client.data.train.y.unique()) > 1:
-        gaps.append(float(mean_gap(means(client, before))))
+        gaps.append(float(mean_nearest_distance(means(client, before))))
     return max(gaps)
 
 
@@ -82,7 +82,7 @@ def sound(people: list[Client], history: list[Round]) -> bool:
 
 def test_anchors_are_drawn_before_round_1_and_everybody_is_sent_all() -> None:
     first = rounds(QUICK, members())[0]
-    drawn = initial_anchors(CLASSES, 5, generator(0, "server anchors", 0))
+    drawn = draw_anchors(CLASSES, 5, generator(0, "server anchors", 0))
     assert torch.equal(first.before["anchors"], drawn)
     assert all(torch.equal(message["anchors"], drawn) for message in first.down.values())
 
@@ -93,7 +93,7 @@ def test_a_step_against_autograd_by_hand() -> None:
     assert sound(people, history)
     for i, client in enumerate(people):
         if len(SOME[i]) > 1:
-            gap = float(mean_gap(means(client, history[0].trained[i])))
+            gap = float(mean_nearest_distance(means(client, history[0].trained[i])))
             assert float(history[0].states[i]["gap"]) == pytest.approx(gap, rel=1e-5)
         else:
             assert "gap" not in history[0].states[i]

@@ -16,12 +16,12 @@ from polyfed.functional.kernels import cka
 Measure = Literal["cka", "gram", "distance"]
 
 
-def batch_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def batch_class_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Weighted mean of the rows of each class (C, D), 0 for absent ones, and which are present, (C,) bool.
 
     A row of weight 0 does not make its class present. Differentiable in z.
 
-    >>> batch_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([1, 1, 0]), torch.tensor([1.0, 1.0, 0.0]), 2)
+    >>> batch_class_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([1, 1, 0]), torch.tensor([1.0, 1.0, 0.0]), 2)
     (tensor([[0.],
             [2.]]), tensor([False,  True]))
     """
@@ -32,7 +32,7 @@ def batch_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> tuple[T
     return of_class_CN @ z_ND / divisors_C[:, None], present_C
 
 
-def structure_gap(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measure: Measure) -> Tensor:
+def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measure: Measure) -> Tensor:
     """How much the structure among the rows in `common_C` differs from that among the same rows of the target.
 
     With ~ for rows centered over the n common classes, <a, b> = a . b / D and d(a, b) = sqrt(<a - b, a - b>):
@@ -51,7 +51,7 @@ def structure_gap(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measur
     Source: Wu et al. (FedSAF), arXiv:2605.05959, for the idea; the three measures are the plain ones.
 
     >>> rows, both = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([True, True])
-    >>> structure_gap(rows, torch.tensor([[7.0, 7.0], [7.0, 2.0]]), both, "distance")  # lengths 5 and 5
+    >>> structure_loss(rows, torch.tensor([[7.0, 7.0], [7.0, 2.0]]), both, "distance")  # lengths 5 and 5
     tensor(0.)
     """
     count = common_C.sum()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def entangled(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def entangle(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """The mixture of the rows, and that of their one-hot labels, by the same weights, which are divided by their sum.
 
     Args:
@@ -23,7 +23,7 @@ def entangled(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int
 
     Source: Yao et al. (FedRE), CVPR 2026, the entangled representation and the entangled-label encoding.
 
-    >>> entangled(torch.tensor([[4.0, 0.0], [0.0, 8.0]]), torch.tensor([2, 0]), torch.tensor([1.0, 3.0]), classes=3)
+    >>> entangle(torch.tensor([[4.0, 0.0], [0.0, 8.0]]), torch.tensor([2, 0]), torch.tensor([1.0, 3.0]), classes=3)
     (tensor([1., 6.]), tensor([0.7500, 0.0000, 0.2500]))
     """
     if rows_SD.dim() != 2 or not labels_S.shape == weights_S.shape == rows_SD.shape[:1] or not len(labels_S):
@@ -37,7 +37,7 @@ def entangled(rows_SD: Tensor, labels_S: Tensor, weights_S: Tensor, classes: int
     return shares_S @ rows_SD, encoding_C
 
 
-def soft_header_step(
+def soft_header_sgd_step(
     weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, encodings_MC: Tensor, lr: float
 ) -> tuple[Tensor, Tensor]:
     """One SGD step of a linear header on the cross entropy to label encodings, summed over M mixtures, in closed form.

@@ -13,7 +13,7 @@ from polyfed.functional.losses import cross_entropy
 _EPSILON = 1e-5  # BatchNorm's, added to variances
 
 
-def initial_anchors(classes: int, features: int, draws: torch.Generator) -> Tensor:
+def draw_anchors(classes: int, features: int, draws: torch.Generator) -> Tensor:
     """Anchors (C, D) from `draws`: relu(norm(W_2 relu(norm(W_1 e_c)))), e_c standard normal (D,).
 
     W_1, W_2 (D, D) are uniform within 1 / sqrt(D); norm takes each feature to mean 0 and variance 1 over the classes,
@@ -21,7 +21,7 @@ def initial_anchors(classes: int, features: int, draws: torch.Generator) -> Tens
 
     Source: Zhou et al. (FedSA), AAAI 2025, the projection of class embeddings; its layers from the authors' code.
 
-    >>> anchors = initial_anchors(3, 4, torch.Generator().manual_seed(0))
+    >>> anchors = draw_anchors(3, 4, torch.Generator().manual_seed(0))
     >>> anchors.shape, bool((anchors >= 0).all())
     (torch.Size([3, 4]), True)
     """
@@ -34,7 +34,7 @@ def initial_anchors(classes: int, features: int, draws: torch.Generator) -> Tens
     return hidden_CD
 
 
-def mean_gap(rows_SD: Tensor) -> Tensor:
+def mean_nearest_distance(rows_SD: Tensor) -> Tensor:
     """The mean over the rows of the Euclidean distance to the nearest other one, 0-d.
 
     Raises:
@@ -42,7 +42,7 @@ def mean_gap(rows_SD: Tensor) -> Tensor:
 
     Source: FedSA, the margin between classes.
 
-    >>> mean_gap(torch.tensor([[0.0], [1.0], [6.0]]))  # (1 + 1 + 5) / 3
+    >>> mean_nearest_distance(torch.tensor([[0.0], [1.0], [6.0]]))  # (1 + 1 + 5) / 3
     tensor(2.3333)
     """
     if rows_SD.dim() != 2 or len(rows_SD) < 2:
@@ -52,7 +52,7 @@ def mean_gap(rows_SD: Tensor) -> Tensor:
     return distances_SS.min(dim=1).values.mean()
 
 
-def margin_contrast(z_ND: Tensor, y_N: Tensor, w_N: Tensor, anchors_CD: Tensor, margin: Tensor) -> Tensor:
+def margin_contrastive_loss(z_ND: Tensor, y_N: Tensor, w_N: Tensor, anchors_CD: Tensor, margin: Tensor) -> Tensor:
     """CE(-(d(n, c) + margin [c = y_n]) over all c, y_n), weighted mean over the rows.
 
     d(n, c) is the Euclidean distance of row n and anchor c; its gradient at distance 0 is 0.
@@ -67,7 +67,7 @@ def margin_contrast(z_ND: Tensor, y_N: Tensor, w_N: Tensor, anchors_CD: Tensor, 
     Source: FedSA, margin-enhanced contrastive learning.
 
     >>> rows, anchors = torch.tensor([[0.0]]), torch.tensor([[0.0], [2.0]])
-    >>> margin_contrast(rows, torch.tensor([0]), torch.ones(1), anchors, torch.tensor(2.0))  # log 2
+    >>> margin_contrastive_loss(rows, torch.tensor([0]), torch.ones(1), anchors, torch.tensor(2.0))  # log 2
     tensor(0.6931)
     """
     distances_NC = torch.linalg.vector_norm(z_ND[:, None] - anchors_CD.detach()[None], dim=2)

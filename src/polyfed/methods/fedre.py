@@ -33,7 +33,7 @@ from polyfed.core.modules import load, split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.class_prototypes import class_means
-from polyfed.functional.entanglement import entangled, soft_header_step
+from polyfed.functional.entanglement import entangle, soft_header_sgd_step
 
 
 @hyperparameters
@@ -95,7 +95,7 @@ class FedRE(Method):
         draws = server.generator("header")
         for _ in range(self.header_epochs):
             for some in torch.randperm(len(sent), generator=draws).split(self.header_batch):
-                theta, bias = soft_header_step(theta, bias, mixtures_MD[some], encodings_MC[some], self.header_lr)
+                theta, bias = soft_header_sgd_step(theta, bias, mixtures_MD[some], encodings_MC[some], self.header_lr)
         server.state["header"] = {"weight": theta, "bias": bias}
 
     # client ------------------------------------------------------------------------------------------------
@@ -108,5 +108,5 @@ class FedRE(Method):
         z_ND = represent(client.model, train.x, client.prepare).cpu()
         labels_S, means_SD, _ = class_means(z_ND, train.y, client.classes)
         weights_S = 1 - torch.rand(len(labels_S), generator=client.generator("entangle"))
-        representation, encoding = entangled(means_SD, labels_S, weights_S, client.classes)
+        representation, encoding = entangle(means_SD, labels_S, weights_S, client.classes)
         return {"representation": representation, "encoding": encoding}

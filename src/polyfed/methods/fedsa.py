@@ -38,7 +38,7 @@ from polyfed.core.upload_forms import Form
 from polyfed.functional.class_targets import merge, pull
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import untracked_statistics
-from polyfed.functional.semantic_anchors import initial_anchors, margin_contrast, mean_gap
+from polyfed.functional.semantic_anchors import draw_anchors, margin_contrastive_loss, mean_nearest_distance
 from polyfed.methods.building_blocks import prototypes
 
 
@@ -60,7 +60,7 @@ class FedSA(prototypes.PrototypeUploads):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         features = split(server.model(server.architectures[0], {})).feature_dim
-        server.state["anchors"] = initial_anchors(server.classes, features, server.generator("anchors"))
+        server.state["anchors"] = draw_anchors(server.classes, features, server.generator("anchors"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {"anchors": tensor(server.state, "anchors")}
@@ -80,7 +80,7 @@ class FedSA(prototypes.PrototypeUploads):
         if not (self.lambda_ or self.contrast or self.calibration):
             return {}
         anchors = tensor(message, "anchors")
-        margin = mean_gap(anchors)
+        margin = mean_nearest_distance(anchors)
         if "gap" in client.state:
             margin = torch.maximum(margin, tensor(client.state, "gap"))
         like = next(client.model.parameters())
@@ -99,7 +99,7 @@ class FedSA(prototypes.PrototypeUploads):
             sums["distance"] = pull(z, batch.y, batch.w, anchors, is_known)
             total = total + self.lambda_ * sums["distance"]
         if self.contrast:
-            sums["contrast"] = margin_contrast(z, batch.y, batch.w, anchors, context["margin"])
+            sums["contrast"] = margin_contrastive_loss(z, batch.y, batch.w, anchors, context["margin"])
             total = total + self.contrast * sums["contrast"]
         if self.calibration:
             with untracked_statistics(model.head):
@@ -112,5 +112,5 @@ class FedSA(prototypes.PrototypeUploads):
         message = super().upload(client, trained)
         rows = tensor(message, "prototypes")
         if len(rows) > 1:
-            client.state["gap"] = mean_gap(rows)
+            client.state["gap"] = mean_nearest_distance(rows)
         return message

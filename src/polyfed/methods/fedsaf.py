@@ -31,7 +31,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_structure import Measure, batch_means, structure_gap
+from polyfed.functional.class_structure import Measure, batch_class_means, structure_loss
 from polyfed.functional.class_targets import dense, merge, renewed
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
@@ -74,9 +74,9 @@ class FedSAF(prototypes.PrototypeUploads):
         task = cross_entropy(model.head(z), batch.y, batch.w)
         if "prototypes" not in context:
             return task
-        means_CD, present_C = batch_means(z, batch.y, batch.w, len(context["known"]))
+        means_CD, present_C = batch_class_means(z, batch.y, batch.w, len(context["known"]))
         common_C = present_C & context["known"]
-        gap = structure_gap(means_CD, context["prototypes"], common_C, self.structure)
+        gap = structure_loss(means_CD, context["prototypes"], common_C, self.structure)
         return task + self.lambda_ * gap, {"structure": gap}
 
     def remark(self, record: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.class_structure import Measure, batch_means, structure_gap
+from polyfed.functional.class_structure import Measure, batch_class_means, structure_loss
 from polyfed.functional.kernels import cka
 
 MEASURES: tuple[Measure, ...] = ("cka", "gram", "distance")
@@ -39,10 +39,10 @@ def expected(means: torch.Tensor, targets: torch.Tensor, measure: str) -> float:
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_gap_is_that_of_the_common_rows(measure: Measure) -> None:
-    found = structure_gap(MEANS, TARGETS, COMMON, measure)
+    found = structure_loss(MEANS, TARGETS, COMMON, measure)
     assert float(found) == pytest.approx(expected(MEANS[COMMON], TARGETS[COMMON], measure), rel=1e-5)
     spoilt = torch.where(COMMON[:, None], MEANS, torch.full_like(MEANS, 1e6))
-    assert torch.equal(structure_gap(spoilt, TARGETS, COMMON, measure), found)
+    assert torch.equal(structure_loss(spoilt, TARGETS, COMMON, measure), found)
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -50,10 +50,10 @@ def test_turned_and_moved_means_have_the_same_structure(measure: Measure) -> Non
     turn = torch.linalg.qr(draw(4, 4, seed=2))[0]
     other = TARGETS @ turn + draw(4, seed=3)
     torch.testing.assert_close(
-        structure_gap(MEANS, other, COMMON, measure), structure_gap(MEANS, TARGETS, COMMON, measure)
+        structure_loss(MEANS, other, COMMON, measure), structure_loss(MEANS, TARGETS, COMMON, measure)
     )
-    assert float(structure_gap(MEANS @ turn + 5, MEANS, COMMON, measure)) == pytest.approx(0, abs=1e-6)
-    larger = float(structure_gap(3 * MEANS, MEANS, COMMON, measure))
+    assert float(structure_loss(MEANS @ turn + 5, MEANS, COMMON, measure)) == pytest.approx(0, abs=1e-6)
+    larger = float(structure_loss(3 * MEANS, MEANS, COMMON, measure))
     assert (larger < 1e-6) == (measure == "cka")  # scale is no structure to CKA alone
 
 
@@ -62,7 +62,7 @@ def test_too_few_classes_have_no_structure(measure: Measure) -> None:
     for count in range(4):
         common = torch.arange(6) < count
         means = MEANS.clone().requires_grad_()
-        gap = structure_gap(means, TARGETS, common, measure)
+        gap = structure_loss(means, TARGETS, common, measure)
         (slope,) = torch.autograd.grad(gap, means)
         matters = count > (2 if measure == "cka" else 1)
         assert (float(gap.detach()) > 0) == bool(slope.abs().sum() > 0) == matters
@@ -73,7 +73,7 @@ def test_too_few_classes_have_no_structure(measure: Measure) -> None:
 @pytest.mark.parametrize("measure", MEASURES)
 def test_gradients_against_finite_differences_and_under_vmap(measure: Measure) -> None:
     def gap(means: torch.Tensor) -> torch.Tensor:
-        return structure_gap(means, TARGETS.to(means), COMMON, measure)
+        return structure_loss(means, TARGETS.to(means), COMMON, measure)
 
     assert torch.autograd.gradcheck(gap, MEANS.double().requires_grad_())
     several = torch.stack([MEANS, -0.5 * MEANS + 1])
@@ -85,19 +85,19 @@ def test_gradients_against_finite_differences_and_under_vmap(measure: Measure) -
 @pytest.mark.parametrize("measure", MEASURES)
 def test_equal_rows_have_finite_gradients(measure: Measure) -> None:
     means = torch.ones(6, 4).requires_grad_()
-    (slope,) = torch.autograd.grad(structure_gap(means, TARGETS, COMMON, measure), means)
+    (slope,) = torch.autograd.grad(structure_loss(means, TARGETS, COMMON, measure), means)
     assert torch.isfinite(slope).all()
 
 
 def test_cka_is_that_of_the_kernels() -> None:
-    found = structure_gap(MEANS, TARGETS, COMMON, "cka")
+    found = structure_loss(MEANS, TARGETS, COMMON, "cka")
     torch.testing.assert_close(found, 1 - cka(MEANS[COMMON], TARGETS[COMMON]))
 
 
 def test_means_of_a_batch() -> None:
     z, y = draw(7, 3), torch.tensor([2, 0, 2, 2, 4, 0, 3])
     w = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0, 1.0, 0.0])
-    means, present = batch_means(z, y, w, classes=5)
+    means, present = batch_class_means(z, y, w, classes=5)
     assert present.tolist() == [True, False, True, False, True]  # the only row of class 3 has no weight
     for c in range(5):
         mine = (y == c).numpy() & (w > 0).numpy()

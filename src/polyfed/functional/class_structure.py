@@ -21,7 +21,8 @@ def batch_class_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> t
 
     A row of weight 0 does not make its class present. Differentiable in z.
 
-    >>> batch_class_means(torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([1, 1, 0]), torch.tensor([1.0, 1.0, 0.0]), 2)
+    >>> rows, weights = torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([1.0, 1.0, 0.0])
+    >>> batch_class_means(rows, torch.tensor([1, 1, 0]), weights, classes=2)
     (tensor([[0.],
             [2.]]), tensor([False,  True]))
     """

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from helpers.flat_options import grouped
+from helpers.gentle import gentle
 from helpers.quick import others_slow
 from methods import toys
 from polyfed.core.client import Client
@@ -57,7 +58,6 @@ ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.m
 TWO_ROUNDS = Training(rounds=2, batch_size=8, lr=0.1)
 HARD = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
 SIZES = [12, 7, 1, 30, 17]
-GENTLER: dict[str, dict[str, Any]] = {"fedsa": {"lambda_": 1.0}}  # with its default, HARD multiplies rounding errors
 
 
 class Told:
@@ -160,7 +160,7 @@ def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> No
     networks = 1 if kinds else 3
     lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
     evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])
-    method = METHODS[name](**GENTLER.get(name, {}))
+    method = gentle(name)
     same(of_kit(method, HARD, evaluation=evaluation, **kinds), lines)
     assert bool(stacks) is (name not in ALONE)
     unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)

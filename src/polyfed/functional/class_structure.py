@@ -26,11 +26,13 @@ def batch_class_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> t
     (tensor([[0.],
             [2.]]), tensor([False,  True]))
     """
-    of_class_CN = (torch.arange(classes, device=y_N.device)[:, None] == y_N) * w_N
+    z_ND = _wide(z_ND)
+    of_class_CN = ((torch.arange(classes, device=y_N.device)[:, None] == y_N) * w_N).to(z_ND)
     totals_C = of_class_CN.sum(dim=1)
     present_C = totals_C > 0
     divisors_C = torch.where(present_C, totals_C, torch.ones_like(totals_C))
-    return of_class_CN @ z_ND / divisors_C[:, None], present_C
+    with torch.autocast(z_ND.device.type, enabled=False):
+        return of_class_CN @ z_ND / divisors_C[:, None], present_C
 
 
 def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measure: Measure) -> Tensor:
@@ -56,12 +58,13 @@ def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measu
     tensor(0.)
     """
     count = common_C.sum()
-    own_CD = _centered(means_CD, common_C)
-    other_CD = _centered(targets_CD.detach(), common_C)
+    own_CD = _centered(_wide(means_CD), common_C)
+    other_CD = _centered(_wide(targets_CD.detach()), common_C)
     if measure == "cka":
         return _where(count > 2, 1 - cka(own_CD, other_CD))
-    own_CC = own_CD @ own_CD.T / own_CD.shape[1]
-    other_CC = other_CD @ other_CD.T / other_CD.shape[1]
+    with torch.autocast(own_CD.device.type, enabled=False):
+        own_CC = own_CD @ own_CD.T / own_CD.shape[1]
+        other_CC = other_CD @ other_CD.T / other_CD.shape[1]
     if measure == "gram":
         pairs = count**2
     else:
@@ -69,6 +72,11 @@ def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measu
         pairs = count * (count - 1)
     total = (own_CC - other_CC).square().mul(common_C[:, None] & common_C).sum()
     return _where(count > 1, total / pairs.clamp(min=1))
+
+
+def _wide(rows: Tensor) -> Tensor:
+    """Float32 at least: differences of rounded products would be noise."""
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def _centered(rows_CD: Tensor, common_C: Tensor) -> Tensor:

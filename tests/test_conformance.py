@@ -36,8 +36,11 @@ from polyfed.methods import (
     FedNova,
     FedProto,
     FedProx,
+    FedRE,
     FedRep,
     FedRolex,
+    FedSA,
+    FedSAF,
     FedSelect,
     FedTGP,
     FjORD,
@@ -413,6 +416,44 @@ def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 (C D + C), up 4 (S D + S)."""
     present = (2, 2, 3, 1, 2, 3)[client_id]
     return 4 * (3 * 6 + 3), 4 * (present * 6 + present)
+
+
+def fedre_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (C D + C), up 4 (D + C), whatever classes a client has: C = 3, D = 6."""
+    return 4 * (3 * 6 + 3), 4 * (6 + 3)
+
+
+def fedsa_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 C D, up 4 (S D + S)."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * 3 * 6, 4 * (present * 6 + present)
+
+
+def anchored(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 mean_d (z - A[y])^2 + 0.4 CE(-(||z - A[c]|| + delta [c = y])) + 0.3 mean_c CE(h(A[c]), c), float64."""
+    z, a = (t.detach().double().numpy() for t in (model.represent(batch.x), context["anchors"]))
+    y, delta = batch.y.numpy(), float(context["margin"])
+    pulled = ((z - a[y]) ** 2).mean()
+    away = np.sqrt(((z[:, None] - a) ** 2).sum(axis=2)) + delta * np.eye(3)[y]
+    contrasted = (away[np.arange(len(y)), y] + np.log(np.exp(-away).sum(axis=1))).mean()
+    scores = model.head(context["anchors"]).detach().double().numpy()
+    calibrated = (np.log(np.exp(scores).sum(axis=1)) - scores.diagonal()).mean()
+    return cross_entropy(model, batch, context) + 0.7 * pulled + 0.4 * contrasted + 0.3 * calibrated
+
+
+def structured(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 mean over pairs of common classes of (their distance - their prototypes' distance)^2, in float64."""
+    z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))
+    y = batch.y.numpy()
+    common = [c for c in range(3) if c in y and bool(context["known"][c])]
+    means = {c: z[y == c].mean(axis=0) for c in common}
+    gaps = [
+        np.sqrt(((means[a] - means[b]) ** 2).mean()) - np.sqrt(((p[a] - p[b]) ** 2).mean())
+        for a in common
+        for b in common
+        if a != b
+    ]
+    return cross_entropy(model, batch, context) + 0.7 * float(np.square(gaps).mean() if gaps else 0.0)
 
 
 # one line per method: what is tested, with the options of its own
@@ -893,6 +934,38 @@ test_fedtgp = testing.conformance(
     },
     bites={"margin": 0.01},
     reductions=[Reduction({"lambda_": 0.0}, Local())],
+)
+
+test_fedre = testing.conformance(
+    FedRE(header_lr=0.1),
+    oracle=cross_entropy,
+    expected_bytes=fedre_bytes,
+    bites={"header_batch": 2},
+    reductions=[
+        Reduction({"header_lr": 0.0}, FedGH(header_lr=0.0)),
+        Reduction({"header_lr": 0.0}, FedGH(header_lr=0.0), "received"),
+    ],
+)
+
+test_fedsa = testing.conformance(
+    FedSA(lambda_=0.7, contrast=0.4, calibration=0.3, momentum=0.8),
+    oracle=anchored,
+    expected_bytes=fedsa_bytes,
+    reductions=[Reduction({"lambda_": 0.0, "contrast": 0.0, "calibration": 0.0}, Local())],
+)
+
+test_fedsaf = testing.conformance(
+    FedSAF(lambda_=0.7),
+    oracle=structured,
+    expected_bytes=fedtgp_bytes,
+    bites={"structure": "gram"},
+    reductions=[Reduction({"lambda_": 0.0}, Local())],
+)
+
+test_fedsaf_cka = also(
+    testing.conformance(
+        FedSAF(lambda_=0.7, structure="cka"), skip={"hyperparameters_matter": "asked of the plain form"}
+    )
 )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from helpers.flat_options import grouped
+from helpers.gentle import gentle
 from helpers.quick import others_slow
 from methods import toys
 from polyfed.core.client import Client
@@ -161,10 +162,11 @@ def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> No
     networks = 1 if kinds else 3
     lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
     evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])
-    same(of_kit(METHODS[name](), HARD, evaluation=evaluation, **kinds), lines)
+    method = gentle(name)
+    same(of_kit(method, HARD, evaluation=evaluation, **kinds), lines)
     assert bool(stacks) is (name not in ALONE)
     unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
-    same(of_kit(METHODS[name](), HARD, availability=unreliable, **kinds), lines)
+    same(of_kit(method, HARD, availability=unreliable, **kinds), lines)
 
 
 def test_the_page_names_those_that_train_alone() -> None:

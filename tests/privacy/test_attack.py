@@ -164,7 +164,7 @@ def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done
     assert torch.equal(seen.sent[0].values[0.0], sent_by(done, 0, "s_in")[:2])
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedtgp"])
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedsa", "fedsaf", "fedtgp"])
 def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Done], method: str) -> None:
     done = ran(method)
     seen = exposed(done.path, 1, 3)
@@ -447,7 +447,7 @@ def test_words_that_cannot_be(
 def test_a_run_that_has_nothing_to_attack(
     ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedtgp), got "
+    needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedsa, fedsaf, fedtgp), got "
     refused([], needs + "local", capsys, ran("local").path)
     for method in (FedIN(train_in=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):

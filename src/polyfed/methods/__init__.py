@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from polyfed.methods.fednova import FedNova
     from polyfed.methods.fedproto import FedProto
     from polyfed.methods.fedprox import FedProx
+    from polyfed.methods.fedre import FedRE
     from polyfed.methods.fedrep import FedRep
     from polyfed.methods.fedrolex import FedRolex
+    from polyfed.methods.fedsa import FedSA
+    from polyfed.methods.fedsaf import FedSAF
     from polyfed.methods.fedselect import FedSelect
     from polyfed.methods.fedtgp import FedTGP
     from polyfed.methods.fiarse import FIARSE
@@ -65,8 +68,11 @@ __all__ = [
     "FedNova",
     "FedProto",
     "FedProx",
+    "FedRE",
     "FedRep",
     "FedRolex",
+    "FedSA",
+    "FedSAF",
     "FedSelect",
     "FedTGP",
     "FjORD",

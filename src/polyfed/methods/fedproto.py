@@ -35,11 +35,9 @@ class FedProto(prototypes.Prototypes):
 
     name: ClassVar[str] = "fedproto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: last P received; server: P, clients' classes"
     form: ClassVar[Form | None] = prototypes.Prototypes.form
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 

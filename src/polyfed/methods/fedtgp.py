@@ -38,10 +38,7 @@ class FedTGP(prototypes.Prototypes):
 
     name: ClassVar[str] = "fedtgp"
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
-    down: ClassVar[str] = "C D + C"
-    up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "client: last P received; server: prototype network, P"
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off

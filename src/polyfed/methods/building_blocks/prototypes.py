@@ -1,6 +1,7 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
-`Prototypes` is a whole method but for how the server makes them (FedProto, FedTGP):
+`PrototypeUploads` is the upload of class means alone (FedSA, FedSAF). `Prototypes` is a whole method but for how the
+server makes its prototypes (FedProto, FedTGP):
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
@@ -83,21 +84,44 @@ def wanted(server: Server, client_id: int, labels: Tensor) -> Tensor:
 # learning towards prototypes -----------------------------------------------------------------------------------------
 
 
-@hyperparameters
-class Prototypes(Method):
-    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+class PrototypeUploads(Method):
+    """Clients upload the class means of their trained networks' representations: "labels" and "prototypes" (S, D)."""
 
     differs: ClassVar[str] = "anything; equal feature width"
+    down: ClassVar[str] = "C D + C"
+    up: ClassVar[str] = "S D + S"
     form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
-
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
-    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
-    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
+    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     @property
     def requirements(self) -> Requirements:
         instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
         return Requirements(split_model=True, same_feature_dim=True, hint=instead)
+
+    @property
+    def accepts_stale_uploads(self) -> bool:
+        return True  # a prototype of an earlier round is one like any other
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        """The means of the trained network's representations."""
+        return self._means(client, counts=False)
+
+    def _means(self, client: Client, counts: bool) -> Message:
+        z = represent(client.model, client.data.train.x, client.prepare).cpu()
+        return means(client, z, "prototypes", counts)
+
+    @property
+    def exposed(self) -> Exposed | None:
+        return Exposed("prototypes", "prototypes", lambda client: {"prototypes": split(client.model).represent})
+
+
+@hyperparameters
+class Prototypes(PrototypeUploads):
+    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+
+    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
+    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
+    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -107,10 +131,6 @@ class Prototypes(Method):
     def alternative_predictors(self) -> Mapping[str, Method]:
         other: Literal["prototype", "head"] = "head" if self.predictor == "prototype" else "prototype"
         return {other: dataclasses.replace(self, predictor=other)}
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True  # a prototype of an earlier round is one like any other
 
     def receive(self, client: Client, message: Message) -> Context:
         """Keep the prototypes among which the client will choose; those of all classes are learnt towards."""
@@ -135,18 +155,6 @@ class Prototypes(Method):
             return task
         distance = pull(z, batch.y, batch.w, context["prototypes"], context["known"])
         return task + self.lambda_ * distance, {"distance": distance}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """The means of the trained network's representations."""
-        return self._means(client, counts=False)
-
-    def _means(self, client: Client, counts: bool) -> Message:
-        z = represent(client.model, client.data.train.x, client.prepare).cpu()
-        return means(client, z, "prototypes", counts)
-
-    @property
-    def exposed(self) -> Exposed | None:
-        return Exposed("prototypes", "prototypes", lambda client: {"prototypes": split(client.model).represent})
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""

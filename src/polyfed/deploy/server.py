@@ -116,6 +116,12 @@ class Deployed(Federation):
             )
         if recipe.method.alone or recipe.run.control:
             raise ConfigError("expected a federation's own method in a deployment, got a control: run it at one place")
+        if recipe.evaluation.missing_classes:
+            raise ConfigError(
+                "evaluation.missing_classes: expected false, as nodes do not have each other's test rows, got true"
+            )
+        if recipe.evaluation.held_out:
+            raise ConfigError("evaluation.held_out: expected none, as all nodes train, got some")
         method = recipe.chosen_method
         if known is None:
             known = roster.known

@@ -24,6 +24,9 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
         "patience": federation.evaluation.patience,
         "min_delta": federation.evaluation.min_delta,
     }
+    if federation.setup.held_out:
+        evaluation["held_out"] = sorted(federation.setup.held_out)
+        evaluation["held_out_epochs"] = federation.evaluation.held_out_epochs
     if federation.setup.unscored:
         evaluation["clients"] = "honest"
     facts: dict[str, Any] = {

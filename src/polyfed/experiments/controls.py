@@ -74,6 +74,11 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         raise ConfigError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )
+    if base.evaluation.held_out:
+        raise ConfigError(
+            "controls: expected no evaluation.held_out, as who trains on the rows of all sends nothing to newcomers, "
+            "got some"
+        )
     local = base.choose("local")
     plain = {
         "training": local.training.model_copy(update={"client_fraction": 1.0}),

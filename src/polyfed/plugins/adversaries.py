@@ -85,7 +85,8 @@ class AdversarialClients(Plugin):
         Raises:
             ConfigError: nobody would be honest.
         """
-        self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed)
+        drawn = assign_attacks(self.settings, len(setup.clients), setup.seed)
+        self.kinds = {number: kind for number, kind in drawn.items() if number not in setup.held_out}
         setup.unscored.update(self.kinds)
         for number, kind in self.kinds.items():
             if kind == "label_flip":

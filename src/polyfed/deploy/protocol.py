@@ -226,7 +226,7 @@ def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collect
         if foreign := [name for name in told["others"] if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
         named = {name: score_read(other, classes, rows) for name, other in told["others"].items()}
-        return Score(counts, others=named, **shares)
+        return Score(counts, shares["auc"], named, shares["calibration_error"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
 

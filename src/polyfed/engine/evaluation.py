@@ -132,7 +132,8 @@ def _score(
     y = samples.y
     counts = metrics.confusion(y, torch.cat(predicted).cpu(), client.classes)
     whole = torch.cat(kept).cpu() if from_scores else None
-    return Score(counts, **{name: FROM_SCORES[name](whole, y) for name in from_scores if whole is not None})
+    taken = {name: FROM_SCORES[name](whole, y) for name in from_scores if whole is not None}
+    return Score(counts, taken.get("auc", math.nan), calibration_error=taken.get("calibration_error", math.nan))
 
 
 def _represented(client: Client, samples: Samples, model: SplitModel) -> list[Tensor]:
@@ -219,7 +220,7 @@ def figures(
 
 def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict[str, Mapping[str, Any]]:
     """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for stage, scores in stages.items():
         lacking = [score.missing for score in scores if score.missing is not None]
         parts = {"own": summary([score.own for score in scores], weighting), "missing": summary(lacking, weighting)}

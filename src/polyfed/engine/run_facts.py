@@ -15,7 +15,7 @@ from polyfed.results.schema import RunResult, in_order
 
 def facts_of(federation: FederationParts) -> dict[str, Any]:
     """What trackers, the result and tables are told of the run."""
-    evaluation = {
+    evaluation: dict[str, Any] = {
         "stage": federation.stages[0],
         "weighting": federation.evaluation.weighting,
         "test": "client" if federation.task.test is None else "global",

@@ -212,13 +212,13 @@ class RoundRecord(Record):
     )
     accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
         {},
-        description="only with `missing_classes`: stage -> `own` -> accuracy on the classes that each client has training rows "
-        "of; `missing` -> on those that it has none of, with the test rows of all clients",
+        description="only with `missing_classes`: stage -> `own` -> accuracy on the classes that each client has "
+        "training rows of; `missing` -> on those that it has none of, with the test rows of all clients",
     )
     held_out: NullIsEmptyDict[Summary] = Field(
         {},
-        description="only with `held_out`: `received` -> accuracy of the clients that are held out, each with what it would "
-        "receive if it joined now; `after_training`, with `held_out_epochs` -> after local training on it",
+        description="only with `held_out`: `received` -> accuracy of the clients that are held out, each with what it "
+        "would receive if it joined now; `after_training`, with `held_out_epochs` -> after local training on it",
     )
     held_out_per_client: NullIsEmptyDict[dict[str, Number]] = Field(
         {}, description="only with `held_out`: the same stages -> client -> its accuracy"

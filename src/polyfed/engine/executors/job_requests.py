@@ -133,8 +133,8 @@ def _figures(score: Score) -> dict[str, Any]:
 def _read_score(figures: Mapping[str, Any]) -> Score:
     others = {name: _read_score(other) for name, other in figures["others"].items()}
     missing = None if figures["missing"] is None else _read_score(figures["missing"])
-    shares = {name: float(figures[name]) for name in FROM_SCORES}
-    return Score(figures["confusion"], others=others, missing=missing, **shares)
+    auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
+    return Score(figures["confusion"], auc, others, calibration_error, missing)
 
 
 def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:

@@ -159,9 +159,8 @@ class Pool:
         self._staff: list[Worker] = []
         self._evaluation = 0
         self._scored: dict[int, Worker] = {}  # who scored a client last
-        self._instead = Serial(
-            crew.method, crew.architectures, crew.store, crew.from_scores
-        )  # where no worker can be had
+        # where no worker can be had
+        self._instead = Serial(crew.method, crew.architectures, crew.store, crew.from_scores)
         self._unable = False
 
     @timed("idle")

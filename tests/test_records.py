@@ -19,7 +19,13 @@ from polyfed.results.stored_files import ModelEntry, Normalization
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "records_page.py"))
 RECIPE: dict[str, Any] = {
-    "data": {"dataset": "digits", "num_clients": 5, "max_train_per_client": 20, "max_test_per_client": 10},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 5,
+        "partition": "by_class",
+        "max_train_per_client": 20,
+        "max_test_per_client": 10,
+    },
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "fedavg", "aggregation": "same-shape"},
     "training": {"rounds": 3},

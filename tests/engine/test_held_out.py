@@ -198,7 +198,7 @@ def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
     world = usual(FedAvg())
     whole = run(FedAvg())
     with pytest.raises(RunInterrupted):
-        world.run(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run", trackers=[Stop()])  # type: ignore[list-item]
+        world.run(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run", trackers=[Stop()])
     again = world.federation(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run")
     result = again.run(resume=True).result
     assert records(again) == records(whole)

@@ -19,6 +19,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.deploy.server import _check_recipe
 from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
@@ -353,7 +354,15 @@ def test_a_longer_local_is_as_long_as_those_who_train() -> None:
     assert epochs_of_local(build_federation(base)) == 1
 
 
-def test_what_pools_rows_or_deploys_has_no_newcomers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evaluation", [{"held_out": 1}, {"held_out": ["north"]}, {"missing_classes": True}])
+def test_a_deployment_refuses_what_nodes_cannot_do(evaluation: Mapping[str, Any]) -> None:
+    (key,) = evaluation
+    with pytest.raises(ConfigError, match=f"evaluation.{key}: expected (none|false), as "):
+        _check_recipe(recipe(evaluation=evaluation))
+    _check_recipe(recipe())
+
+
+def test_what_pools_rows_has_no_newcomers(tmp_path: Path) -> None:
     pooled = recipe(method={"name": "local"}, run={"control": "pooled"}, evaluation={"held_out": 1})
     with pytest.raises(ConfigError, match=r"got evaluation.held_out"):
         build_federation(pooled)

@@ -345,6 +345,7 @@ def test_a_check_counts_who_trains(tmp_path: Path) -> None:
     four = {"num_clients": 4}
     plain = estimate_costs(build_federation(recipe(data=four)))
     held = estimate_costs(build_federation(recipe(data=four, evaluation={"held_out": 1, "held_out_epochs": 3})))
+    assert held.class_remarks[0].startswith("held out of training: clients ")
     assert 0 < held.bytes_down < plain.bytes_down
     assert held.seconds > 0
 

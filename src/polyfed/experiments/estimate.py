@@ -17,6 +17,7 @@ from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
 from polyfed.data.samples import Samples
 from polyfed.engine.federation import Federation
+from polyfed.engine.held_out import remarks_on
 from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
 from polyfed.experiments.cost_estimate import ArchitectureCheck, Check
 from polyfed.experiments.data_cache import DataCache
@@ -103,7 +104,7 @@ def estimate_costs(federation: Federation, unused: int = 0, holdout: int = 0, ba
         seconds_scoring=sum(scored / workers for scored in scoring),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        class_remarks=tuple(federation.class_remarks()),
+        class_remarks=(*remarks_on(federation.held_out), *federation.class_remarks()),
         **_simulated(federation, mine),
     )
 

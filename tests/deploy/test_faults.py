@@ -250,7 +250,10 @@ DROPPED = [
     (answered(say("steps", -1)), "expected the facts of a letter (report), got others at 'steps'"),
     (answered(say("more", 1)), "expected the facts of a letter (report), got others at 'more'"),
     (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
-    (answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "others": {}}})), "expected the counts"),
+    (
+        answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "calibration_error": None, "others": {}}})),
+        "expected the counts",
+    ),
     (
         lambda wire: lambda letter: dataclasses.replace(wire.ask(BAD, letter), body=b"\x00" * 50),
         "got 50 that are none",

@@ -59,10 +59,10 @@ def test_header_and_content_must_agree() -> None:
 
 def test_a_score_survives() -> None:
     counts = torch.tensor([[3, 1], [0, 2]])
-    score = Score(counts, 0.75, {"other": Score(counts.t().contiguous())})
+    score = Score(counts, 0.75, {"other": Score(counts.t().contiguous())}, calibration_error=0.125)
     came = score_read(score_told(score), 2, 6, ["other"])
     assert torch.equal(came.confusion, counts)
-    assert came.auc == 0.75
+    assert (came.auc, came.calibration_error) == (0.75, 0.125)
     assert torch.equal(came.others["other"].confusion, counts.t())
     assert math.isnan(came.others["other"].auc)
 

@@ -575,7 +575,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     def choose(name: str, device: str, workers: int | None = None) -> object:
         parts = SimpleNamespace(device=torch.device(device), template=fed.architectures.template)
         crew: Any = SimpleNamespace(
-            method=fed.method, architectures=parts, clients=fed.clients, store=fed.store, auc=False
+            method=fed.method, architectures=parts, clients=fed.clients, store=fed.store, from_scores=()
         )
         return process_pool.chosen(name, workers, crew, Training(), print)
 

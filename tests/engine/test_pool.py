@@ -518,7 +518,7 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         method=FedAvg(),
         architectures=SimpleNamespace(device=torch.device("cuda")),
         store=None,
-        auc=False,
+        from_scores=(),
         clients=[1, 2],
     )
     if sys.platform == "linux":

@@ -259,7 +259,9 @@ class Turn:
         if task.place >= len(exchanges):
             raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, got {task.place}")
         exchange = exchanges[task.place]
-        job = Job(client, read_only(message), task.variant, exchange, task.round, task.scores, task.auc, task.closing)
+        job = Job(
+            client, read_only(message), task.variant, exchange, task.round, task.scores, task.from_scores, task.closing
+        )
         fresh = functools.partial(self._store.fresh, self._name, task.variant)
         done = carry_out(job, method, self._architectures, fresh)
         new = done.counts and done.weights is not client.weights
@@ -338,7 +340,7 @@ class Turn:
         task = self._task
         parts = [part for part in task.parts if len(getattr(self.client.data, part))]
         asked = Scoring(self.client, task.variant, message, task.round, parts)
-        return score_parts(asked, self._method, self._architectures, Memory(task.auc)) if parts else {}
+        return score_parts(asked, self._method, self._architectures, Memory(task.from_scores)) if parts else {}
 
     def _take_up(self) -> None:
         """Be what the client was when it last counted."""

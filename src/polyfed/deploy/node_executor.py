@@ -19,7 +19,7 @@ from polyfed.core.upload_forms import Entry, Known
 from polyfed.deploy.node_checkpoints import mark
 from polyfed.deploy.node_registry import Answer, Diary, Office, Roster
 from polyfed.deploy.protocol import Kind, Letter, Report, Task, Trouble, pack, parted, read, score_read, unpack
-from polyfed.engine.evaluation import Score
+from polyfed.engine.evaluation import Score, from_scores_of
 from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.upload_check import misfit
@@ -80,7 +80,7 @@ class Nodes:
         self._office = office
         self._roster = roster
         self._diary = diary
-        self._auc = "auc" in federation.evaluation.metrics
+        self._from_scores = list(from_scores_of(federation.evaluation))
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._forms: dict[tuple[str, str, str], object] = {}  # what uploads looked like that were taken
 
@@ -163,7 +163,8 @@ class Nodes:
         return Letter(kind, task.model_dump(), b"" if message is None else pack(message))
 
     def _letter(self, job: Job) -> Letter:
-        facts = {name: getattr(job, name) for name in ("round", "place", "closing", "variant", "scores", "auc")}
+        facts = {name: getattr(job, name) for name in ("round", "place", "closing", "variant", "scores")}
+        facts["from_scores"] = list(job.from_scores)
         facts |= {"base": _held(job.client), "mark": mark(job.round, job.place), "parts": self._parts(job)}
         return self._written("train", facts, job.message)
 
@@ -179,7 +180,12 @@ class Nodes:
         return parts
 
     def _scoring(self, asked: Scoring) -> Letter:
-        facts = {"round": asked.round, "variant": asked.variant, "base": _held(asked.client), "auc": self._auc}
+        facts = {
+            "round": asked.round,
+            "variant": asked.variant,
+            "base": _held(asked.client),
+            "from_scores": self._from_scores,
+        }
         return self._written("score", {**facts, "parts": list(asked.parts)}, asked.message)
 
     def _recall(self, asked: Scoring) -> Scores | None:

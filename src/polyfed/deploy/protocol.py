@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import Group, Message, State, flatten, from_bytes, group, shallow, to_bytes, unflatten
 from polyfed.core.settings import Settings
-from polyfed.engine.evaluation import Score
+from polyfed.engine.evaluation import FROM_SCORES, Score
 from polyfed.errors import RunError
 
 Kind = Literal["hello", "train", "score", "finish"]
@@ -58,7 +58,7 @@ class Task(Settings):
     closing: bool = False
     variant: str = ""
     scores: bool = False
-    auc: bool = False
+    from_scores: list[Literal["auc", "calibration_error"]] = Field(default_factory=list)
     base: _Mark = ""
     mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
@@ -198,9 +198,10 @@ def parted(message: Message) -> tuple[Group, State]:
 
 def score_told(score: Score) -> dict[str, Any]:
     """A score in plain numbers."""
-    auc = None if math.isnan(score.auc) else score.auc
+    shares = {name: getattr(score, name) for name in FROM_SCORES}
+    known = {name: None if math.isnan(value) else value for name, value in shares.items()}
     others = {name: score_told(other) for name, other in score.others.items()}
-    return {"confusion": score.confusion.tolist(), "auc": auc, "others": others}
+    return {"confusion": score.confusion.tolist(), **known, "others": others}
 
 
 def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> Score:
@@ -218,13 +219,14 @@ def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collect
             raise ValueError(f"counts of shape {tuple(counts.shape)}, with {classes} classes")
         if bool(((counts < 0) | (counts > rows)).any()) or int(counts.sum()) != rows:
             raise ValueError(f"counts of another number of rows than {rows}")
-        auc = math.nan if told["auc"] is None else float(told["auc"])
-        if not (math.isnan(auc) or 0 <= auc <= 1):
-            raise ValueError(f"an area of {auc:g}")
+        shares = {name: math.nan if told[name] is None else float(told[name]) for name in FROM_SCORES}
+        for name, value in shares.items():
+            if not (math.isnan(value) or 0 <= value <= 1):
+                raise ValueError(f"{name} of {value:g}")
         if foreign := [name for name in told["others"] if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
         named = {name: score_read(other, classes, rows) for name, other in told["others"].items()}
-        return Score(counts, auc, named)
+        return Score(counts, shares["auc"], named, shares["calibration_error"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Architectures, Builder, Precision
 
@@ -41,3 +42,8 @@ def trained_counts(architectures: Architectures, names: Iterable[str]) -> dict[s
     """How many numbers of clients' own networks are trained: architecture -> count. names: of the architectures."""
     networks = {name: architectures.as_built(name) for name in names}
     return {name: sum(p.numel() for p in one.parameters() if p.requires_grad) for name, one in networks.items()}
+
+
+def first_of(clients: Sequence[Client]) -> dict[str, Client]:
+    """The first client of each architecture."""
+    return {client.architecture: client for client in reversed(clients)}

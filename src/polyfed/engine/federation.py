@@ -18,7 +18,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, Samples
-from polyfed.engine.architectures import architectures_of, trained_counts
+from polyfed.engine.architectures import architectures_of, first_of, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
     check_texts,
@@ -39,11 +39,13 @@ from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
 from polyfed.engine.compatibility import check_auxiliary_model, check_fit
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Measure, check_measures
+from polyfed.engine.evaluation import Measure, check_measures, from_scores_of
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Crew, Executor
 from polyfed.engine.executors.process_pool import chosen
+from polyfed.engine.held_out import held_out_of, remarks_on
 from polyfed.engine.history import History, result_of
+from polyfed.engine.missing_classes import select_missing
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
 from polyfed.engine.plugin import Plugin, Setup
@@ -121,7 +123,11 @@ class Federation:
         task = task_of(task)
         check_texts(task, self.output, self.metrics)
         self.task = complete_task(task, self.clients)
+        self._shared_test = self.task.test if isinstance(self.task.test, Samples) else None
         self._number_clients()
+        self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
+        if self.evaluation.missing_classes:
+            select_missing(self.clients, self._shared_test)
         check_validation(self.clients, self.evaluation, self.output)
         self.server = self._build_server(mapping_of("builders", builders))
         self.history: list[dict[str, Any]] = []
@@ -144,9 +150,10 @@ class Federation:
             self.evaluation,
             self.stages,
             self.metrics,
-            self.task.test if isinstance(self.task.test, Samples) else None,
+            self._shared_test,
             self.setup.excluded,
             self.setup.unscored,
+            self.held_out,
         )
         self.checkpointer = Checkpointer(
             self.transaction,
@@ -177,8 +184,8 @@ class Federation:
     def _number_clients(self) -> None:
         """Tell every client its number and what all of them share."""
         for number, client in enumerate(self.clients):
-            if isinstance(self.task.test, Samples):
-                client.data = ClientData(client.data.train, client.data.validation, self.task.test)
+            if self._shared_test is not None:
+                client.data = ClientData(client.data.train, client.data.validation, self._shared_test)
             client.id = number
             client.classes = self.classes
             client.seed = self.seed
@@ -225,6 +232,7 @@ class Federation:
             self.plugins,
             self.present,
             self.cohort,
+            held_out=self.held_out,
         )
         for plugin in self.plugins:
             plugin.validate(setup)
@@ -240,7 +248,7 @@ class Federation:
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        crew = Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
+        crew = Crew(self.method, self.architectures, self.clients, self.store, from_scores_of(self.evaluation))
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = chosen(asked.executor, workers, crew, self.training, say, asked.rebuild)
@@ -273,7 +281,7 @@ class Federation:
     def present(self, number: int) -> list[int]:
         """Who is in the federation in round `number`, asked or not."""
         absent = {client for plugin in self.plugins for client in plugin.absent(number)}
-        return [client.id for client in self.clients if client.id not in absent]
+        return [client.id for client in self.clients if client.id not in absent | self.held_out]
 
     def cohort(self, number: int) -> list[int]:
         """Who is to take part in a round, as far as nobody drops out."""
@@ -386,6 +394,7 @@ class Federation:
         members = []
         for client, seen in zip(self.clients, self._seen(), strict=True):
             member = {"id": client.id, "architecture": client.architecture, "samples": client.n, **seen}
+            member |= {"held_out": True} if client.id in self.held_out else {}
             for plugin in self.plugins:
                 member |= plugin.about_client(client.id)
             members.append(member)
@@ -394,7 +403,7 @@ class Federation:
     def remarks(self) -> list[str]:
         """What a user should know before round 1: who is averaged with whom, odd classes, settings not read."""
         averaging = [self.averaged] if len(first_of(self.clients)) > 1 and self.averaged else []
-        return [*averaging, *self.class_remarks(), *unread_settings(self)]
+        return [*averaging, *remarks_on(self.held_out), *self.class_remarks(), *unread_settings(self)]
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""
@@ -439,8 +448,3 @@ class Federation:
 
     def tell(self, event: str, *what: Any) -> None:
         tell(self.trackers, event, *what)
-
-
-def first_of(clients: Sequence[Client]) -> dict[str, Client]:
-    """The first client of each architecture."""
-    return {client.architecture: client for client in reversed(clients)}

@@ -124,7 +124,7 @@ class RoundRunner:
                     exchange,
                     round.number,
                     scores,
-                    self.evaluator.auc,
+                    self.evaluator.from_scores,
                     round.final,
                     place,
                     round.counts_operations,

@@ -74,6 +74,11 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         raise ConfigError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )
+    if base.evaluation.held_out:
+        raise ConfigError(
+            "controls: expected no evaluation.held_out, as who trains on the rows of all sends nothing to newcomers, "
+            "got some"
+        )
     local = base.choose("local")
     plain = {
         "training": local.training.model_copy(update={"client_fraction": 1.0}),
@@ -106,21 +111,28 @@ def epochs_of_local(federation: Federation) -> int:
     for number in range(1, training.rounds + 1):
         taken += _steps(federation, method.exchanges(number))
     taken += _steps(federation, method.final_exchanges())
-    drawn = _share_drawn(training, len(federation.clients))
-    epoch = sum(_batches(client, len(client.data.train)) for client in federation.clients)
+    clients = _training_clients(federation)
+    drawn = _share_drawn(training, len(clients))
+    epoch = sum(_batches(client, len(client.data.train)) for client in clients)
     return math.ceil(taken / (training.rounds * drawn * epoch))
 
 
 def _steps(federation: Federation, exchanges: Sequence[Exchange]) -> Fraction:
     """Steps of all clients in these, on average over who is drawn."""
     total = Fraction(0)
+    clients = _training_clients(federation)
     for exchange in exchanges:
         if not exchange.trains:
             continue
         everybody = exchange.who == "all"
-        share = Fraction(1) if everybody else _share_drawn(federation.training, len(federation.clients))
-        total += share * sum(_steps_of(client, federation.method, exchange) for client in federation.clients)
+        share = Fraction(1) if everybody else _share_drawn(federation.training, len(clients))
+        total += share * sum(_steps_of(client, federation.method, exchange) for client in clients)
     return total
+
+
+def _training_clients(federation: Federation) -> list[Client]:
+    """All but those that are held out."""
+    return [client for client in federation.clients if client.id not in federation.held_out]
 
 
 def _steps_of(client: Client, method: Method, exchange: Exchange) -> int:

@@ -19,7 +19,7 @@ from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import read_only
 from polyfed.core.method import TrainingResult
-from polyfed.engine.evaluation import Memory, Score
+from polyfed.engine.evaluation import FROM_SCORES, Memory, Score
 from polyfed.engine.executors.base import Crew, Job, Outcome, Scores, Scoring, carry_out, placed, score_parts
 from polyfed.engine.executors.shared_buffer import TensorBuffer
 from polyfed.engine.weight_store import Row
@@ -77,7 +77,7 @@ def request_facts(asked: Job | Scoring, evaluation: int) -> dict[str, Any]:
     """The plain facts of a request; its message and the client's state travel as tensors."""
     facts = {"client": asked.client.id, "variant": asked.variant, "round": asked.round, "timed": profiling.watched()}
     if isinstance(asked, Job):
-        names = ("closing", "place", "scores", "auc", "counted")
+        names = ("closing", "place", "scores", "from_scores", "counted", "uploads")
         return {"what": "job", **facts, **{name: getattr(asked, name) for name in names}}
     parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
     return {"what": "scoring", **facts, **parts, "version": asked.client.version, "evaluation": evaluation}
@@ -125,12 +125,16 @@ def read_answer(
 def _figures(score: Score) -> dict[str, Any]:
     """A score in tensors, for `_read_score`."""
     others = {name: _figures(other) for name, other in score.others.items()}
-    return {"confusion": score.confusion, "auc": torch.tensor(score.auc, dtype=torch.float64), "others": others}
+    shares = {name: torch.tensor(getattr(score, name), dtype=torch.float64) for name in FROM_SCORES}
+    missing = None if score.missing is None else _figures(score.missing)
+    return {"confusion": score.confusion, **shares, "others": others, "missing": missing}
 
 
 def _read_score(figures: Mapping[str, Any]) -> Score:
     others = {name: _read_score(other) for name, other in figures["others"].items()}
-    return Score(figures["confusion"], float(figures["auc"]), others)
+    missing = None if figures["missing"] is None else _read_score(figures["missing"])
+    auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
+    return Score(figures["confusion"], auc, others, calibration_error, missing)
 
 
 def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
@@ -194,7 +198,7 @@ class WorkerLoop:
         self.crew = crew
         self._inbox = inbox
         self._outbox = outbox
-        self._memory = Memory(crew.auc)
+        self._memory = Memory(crew.from_scores)
         self._evaluation = 0
         for client in crew.clients:
             client.weights = None
@@ -247,7 +251,7 @@ class WorkerLoop:
         client = self._client(request, tensors)
         exchanges = method.final_exchanges() if request["closing"] else method.exchanges(request["round"])
         exchange = exchanges[request["place"]]
-        flags = {name: request[name] for name in ("scores", "auc", "counted")}
+        flags = {name: request[name] for name in ("scores", "from_scores", "counted", "uploads")}
         job = Job(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
         fresh = self.fresh_row(request)
         done = carry_out(job, method, self.crew.architectures, lambda: fresh)

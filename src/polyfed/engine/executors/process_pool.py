@@ -57,7 +57,7 @@ def chosen(
     """
     if rebuild is not None and name not in EXECUTORS:
         raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
-    serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
+    serial = Serial(crew.method, crew.architectures, crew.store, crew.from_scores)
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
         raise ConfigError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
@@ -159,7 +159,8 @@ class Pool:
         self._staff: list[Worker] = []
         self._evaluation = 0
         self._scored: dict[int, Worker] = {}  # who scored a client last
-        self._instead = Serial(crew.method, crew.architectures, crew.store, crew.auc)  # where no worker can be had
+        # where no worker can be had
+        self._instead = Serial(crew.method, crew.architectures, crew.store, crew.from_scores)
         self._unable = False
 
     @timed("idle")

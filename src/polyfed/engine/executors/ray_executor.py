@@ -27,6 +27,7 @@ import torch
 
 from polyfed import profiling
 from polyfed.core.settings import Training
+from polyfed.engine.evaluation import from_scores_of
 from polyfed.engine.executors.base import Crew, Job, Scoring
 from polyfed.engine.executors.job_requests import (
     Died,
@@ -258,7 +259,7 @@ class WorkerActor:
             tune_process()
             made = rebuild()
             store = Store(made.architectures, [])  # of one client's rows at a time
-            crew = Crew(made.method, made.architectures, made.clients, store, "auc" in made.evaluation.metrics)
+            crew = Crew(made.method, made.architectures, made.clients, store, from_scores_of(made.evaluation))
             self._loop = _ActorLoop(crew, self._inbox, self._outbox)
             return b"{}"
         except Exception as error:

@@ -56,7 +56,7 @@ class Cohort:
         self._crew = crew
         self._size = size
         self._say = say
-        self._serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
+        self._serial = Serial(crew.method, crew.architectures, crew.store, crew.from_scores)
         self._known = Known()
         self._said: set[str] = set()
 

@@ -17,6 +17,7 @@ From the authors' code: it collects the means from the network as it was before 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
@@ -67,7 +68,7 @@ class FedTGP(prototypes.Prototypes):
             group(server.state, "network"),
             sent.rows,
             sent.labels,
-            delta,
+            functools.partial(prototype_network.separation, margin=delta),
             self.server_epochs,
             server.training.batch_size,
             self.server_lr,

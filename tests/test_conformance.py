@@ -31,6 +31,7 @@ from polyfed.methods import (
     FedMD,
     FedMRL,
     FedNova,
+    FedORGP,
     FedProto,
     FedProx,
     FedRep,
@@ -374,6 +375,15 @@ def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 (C D + C), up 4 (S D + S)."""
     present = (2, 2, 3, 1, 2, 3)[client_id]
     return 4 * (3 * 6 + 3), 4 * (present * 6 + present)
+
+
+def turned_to(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 sum over the batch of 1 - cos(z, P[y]) in float64."""
+    z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))
+    known, y = context["known"].numpy(), batch.y.numpy()
+    rows = [(row, p[c]) for row, c in zip(z, y, strict=True) if known[c]]
+    cosines = [(a @ b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-8) for a, b in rows]
+    return cross_entropy(model, batch, context) + 0.7 * float(sum(1 - one for one in cosines))
 
 
 # one line per method: what is tested, with the options of its own
@@ -796,7 +806,18 @@ test_fedproto = testing.conformance(
     oracle=drawn_to,
     expected_bytes=fedproto_bytes,
     counted="statistics",
+    bites={"scale": Bite(3.0, {"spread_steps": 5})},
     reductions=[Reduction({"lambda_": 0.0, "predictor": "head"}, Local())],
+)
+
+test_fedproto_spread = also(
+    testing.conformance(
+        FedProto(lambda_=0.7, weighting="uniform", spread_steps=50, scale=1.0),
+        oracle=drawn_to,
+        expected_bytes=lambda server, client_id: (84, fedtgp_bytes(server, client_id)[1]),
+        skip={"hyperparameters_matter": "asked of the plain form"},
+        reductions=[Reduction({"lambda_": 0.0, "predictor": "head"}, Local())],
+    )
 )
 
 test_lgfedavg = testing.conformance(
@@ -827,6 +848,17 @@ test_fedtgp = testing.conformance(
         "silence_is_not_zero": "the more comes, the more steps its prototypes are trained for",
     },
     bites={"margin": 0.01},
+    reductions=[Reduction({"lambda_": 0.0}, Local())],
+)
+
+test_fedorgp = testing.conformance(
+    FedORGP(lambda_=0.7, gamma=0.5, server_epochs=10, server_lr=0.1),
+    oracle=turned_to,
+    expected_bytes=fedtgp_bytes,
+    skip={
+        "numbering": "the server's batches are drawn by place",
+        "silence_is_not_zero": "the more comes, the more steps its prototypes are trained for",
+    },
     reductions=[Reduction({"lambda_": 0.0}, Local())],
 )
 

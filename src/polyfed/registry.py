@@ -229,6 +229,7 @@ METHODS = Registry(
         "fedmd": "polyfed.methods.fedmd:FedMD",
         "fedmrl": "polyfed.methods.fedmrl:FedMRL",
         "fednova": "polyfed.methods.fednova:FedNova",
+        "fedorgp": "polyfed.methods.fedorgp:FedORGP",
         "fedproto": "polyfed.methods.fedproto:FedProto",
         "fedprox": "polyfed.methods.fedprox:FedProx",
         "fedrep": "polyfed.methods.fedrep:FedRep",

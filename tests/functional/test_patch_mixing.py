@@ -19,7 +19,7 @@ def test_small_images_are_mixed_in_a_regular_grid() -> None:
     cells = found.reshape(3, 2, 3, 3)
     assert torch.equal(cells, cells[:, :1, :, :1].expand_as(cells))
     assert found.unique().numel() == 9
-    assert 0 <= found.min()
+    assert found.min() >= 0
     assert found.max() <= 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def by_hand(rows: np.ndarray, steps: int) -> np.ndarray:
+def by_hand(rows: Any, steps: int) -> Any:
     """Pair by pair, in NumPy."""
     p = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     v, lr = np.zeros_like(p), 0.1

@@ -70,7 +70,7 @@ def partners(order_N: Tensor, w_N: Tensor) -> Tensor:
 
 
 def mix(x_NCHW: Tensor, partners_N: Tensor, map_HW: Tensor) -> Tensor:
-    """map x + (1 - map) x[partners].
+    """Images map x + (1 - map) x[partners].
 
     >>> mix(torch.tensor([[[[0.0, 0.0]]], [[[4.0, 4.0]]]]), torch.tensor([1, 0]), torch.tensor([[1.0, 0.25]]))[0]
     tensor([[[0., 3.]]])

@@ -91,7 +91,8 @@ def fit(
     """SGD on a loss of the prototypes, in shuffled batches of the rows.
 
     Args:
-        weights: as they are; left alone. loss: of one batch. draws: for the order of the rows, another one in each epoch.
+        weights: as they are; left alone. loss: of one batch.
+        draws: for the order of the rows, another one in each epoch.
 
     Returns:
         The new weights, and the loss of the last epoch, a mean over its batches by their sizes.

@@ -51,7 +51,7 @@ def spread(rows_SD: Tensor, steps: int) -> Tensor:
 
 
 def _force(p_SD: Tensor) -> Tensor:
-    """sum over j != i of (p_i - p_j) / ||p_i - p_j||^2, for each i."""
+    """Sum over j != i of (p_i - p_j) / ||p_i - p_j||^2, for each i."""
     squared_SS = (2 - 2 * p_SD @ p_SD.T).clamp(min=_NEAREST)
     inverse_SS = (1 / squared_SS).fill_diagonal_(0)
     return inverse_SS.sum(dim=1, keepdim=True) * p_SD - inverse_SS @ p_SD

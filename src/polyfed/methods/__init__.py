@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyfed.methods.fedmd import FedMD
     from polyfed.methods.fedmrl import FedMRL
     from polyfed.methods.fednova import FedNova
+    from polyfed.methods.fedorgp import FedORGP
     from polyfed.methods.fedproto import FedProto
     from polyfed.methods.fedprox import FedProx
     from polyfed.methods.fedrep import FedRep
@@ -57,6 +58,7 @@ __all__ = [
     "FedMD",
     "FedMRL",
     "FedNova",
+    "FedORGP",
     "FedProto",
     "FedProx",
     "FedRep",

@@ -27,6 +27,7 @@ from polyfed.methods import (
     FedHeNN,
     FedIN,
     FedKD,
+    FedKWAZ,
     FedL2G,
     FedMD,
     FedMRL,
@@ -44,6 +45,7 @@ from polyfed.methods import (
     InCoAvg,
     LGFedAvg,
     Local,
+    LocalMutual,
     ScaleFL,
 )
 from polyfed.registry import METHODS
@@ -386,11 +388,74 @@ def turned_to(model: Any, batch: Any, context: Any) -> float:
     return cross_entropy(model, batch, context) + 0.7 * float(sum(1 - one for one in cosines))
 
 
+def two_outputs(model: Any, x: Any) -> list[Any]:
+    """Representation and log probabilities at T = 2 of own network and second network, and those at T = 1."""
+    found = []
+    for net in (model.own, model.auxiliary_model):
+        z = net.represent(x)
+        scores = net.head(z).detach().double().numpy()
+        logs = [scores / t - np.log(np.exp(scores / t).sum(axis=1, keepdims=True)) for t in (2, 1)]
+        found.append((z.detach().double().numpy(), *logs))
+    return found
+
+
+def taught_by_each_other(model: Any, batch: Any, context: Any) -> float:
+    """CE of both + 0.7 (plain images) + 0.4 (patch-mixed images), each of distances both ways and 4 KL, in float64."""
+
+    def kl(p: Any, q: Any) -> float:
+        return 4 * float((np.exp(p) * (p - q)).sum(1).mean())
+
+    def outputs(number: int) -> list[Any]:
+        order, share = context["order"][number][: len(batch.y)].argsort(), context["maps"][number]
+        return two_outputs(model, share * batch.x + (1 - share) * batch.x[order])
+
+    (z, p, plain), (z_m, q, plain_m) = two_outputs(model, batch.x)
+    rows = np.arange(len(z)), batch.y.numpy()
+    task = -float(plain[rows].mean() + plain_m[rows].mean())
+    both = 2 * float(((z - z_m) ** 2).mean()) + kl(q, p) + kl(p, q)
+    (first, _, _), (first_m, _, _) = outputs(0)
+    (_, own, _), (_, teacher, _) = outputs(1)
+    (_, taught, _), (_, other, _) = outputs(2)
+    mixed = 2 * float(((first - first_m) ** 2).mean()) + kl(teacher, own) + kl(taught, other)
+    return task + 0.7 * both + 0.4 * mixed
+
+
+def taught_by_means(model: Any, batch: Any, context: Any) -> float:
+    """Stage 2 as above; stage 1: CE of both, soft CE to the other's mean scores, distance to its mean features."""
+    if not context["global stage"]:
+        return taught_by_each_other(model, batch, context)
+    total, y = 0.0, batch.y.numpy()
+    for (z, _, log_p), teacher in zip(two_outputs(model, batch.x), ("auxiliary", "own"), strict=True):
+        total -= float(log_p[np.arange(len(y)), y].mean())
+        if "known" in context:
+            f, t = (context[f"{teacher}_{what}"].double().numpy()[y] for what in ("features", "scores"))
+            known = context["known"].numpy()[y]
+            total += float((known * (((z - f) ** 2).mean(1) - (t * log_p).sum(1))).mean())
+    return total
+
+
+def fedkwaz_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (2 C D + 2 C C + C), up 4 (2 S D + 2 S C + S): C = 3, D = 6."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * 3 * (12 + 6 + 1), 4 * present * (12 + 6 + 1)
+
+
 # one line per method: what is tested, with the options of its own
 
 also = pytest.mark.slow  # other settings of methods that are tested with their own ones already
 
 test_local = testing.conformance(Local(), oracle=cross_entropy, expected_bytes=nothing)
+
+MUTUAL: dict[str, Any] = {"temperature": 2.0, "mutual": 0.7, "mixed": 0.4, "patches": 4, "mix_alpha": 0.5}
+OF_MIXTURES: dict[str, Any] = {"shared": "largest", "patches": 9, "search_every": 1}
+
+test_local_mutual = testing.conformance(
+    LocalMutual(**MUTUAL),
+    oracle=taught_by_each_other,
+    expected_bytes=nothing,
+    bites=OF_MIXTURES,
+    reductions=[Reduction({"mutual": 0.0, "mixed": 0.0}, Local(), part="own.")],
+)
 
 test_fedavg = testing.conformance(
     FedAvg(),
@@ -743,6 +808,17 @@ test_fml = testing.conformance(
     ],
 )
 
+test_fedkwaz = testing.conformance(
+    FedKWAZ(**MUTUAL),
+    oracle=taught_by_means,
+    expected_bytes=fedkwaz_bytes,
+    bites=OF_MIXTURES,
+    reductions=[
+        Reduction({"global_epochs": 0}, LocalMutual(**MUTUAL)),
+        Reduction({"global_epochs": 0, "mutual": 0.0, "mixed": 0.0}, Local(), part="own."),
+    ],
+)
+
 test_fedkd = testing.conformance(
     FedKD(distil=1.5, mimic=0.5),
     oracle=mentored,
@@ -877,7 +953,7 @@ test_scalefl = testing.conformance(
 
 def test_no_method_is_left_out() -> None:
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert set(METHODS) <= here
+    assert {name.replace("-", "_") for name in METHODS} <= here
 
 
 # the kit itself

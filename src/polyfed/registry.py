@@ -215,6 +215,7 @@ METHODS = Registry(
     "method",
     {
         "local": "polyfed.methods.local:Local",
+        "local-mutual": "polyfed.methods.local_mutual:LocalMutual",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
         "fd": "polyfed.methods.fd:FD",
         "feddpa": "polyfed.methods.feddpa:FedDPA",
@@ -226,6 +227,7 @@ METHODS = Registry(
         "fedin": "polyfed.methods.fedin:FedIN",
         "fedl2g": "polyfed.methods.fedl2g:FedL2G",
         "fedkd": "polyfed.methods.fedkd:FedKD",
+        "fedkwaz": "polyfed.methods.fedkwaz:FedKWAZ",
         "fedmd": "polyfed.methods.fedmd:FedMD",
         "fedmrl": "polyfed.methods.fedmrl:FedMRL",
         "fednova": "polyfed.methods.fednova:FedNova",

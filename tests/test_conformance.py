@@ -380,12 +380,12 @@ def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 
 def turned_to(model: Any, batch: Any, context: Any) -> float:
-    """CE + 0.7 sum over the batch of 1 - cos(z, P[y]) in float64."""
+    """CE + 0.7 (1 - cos(z, P[y])) in float64, a mean over all rows of the batch."""
     z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))
     known, y = context["known"].numpy(), batch.y.numpy()
     rows = [(row, p[c]) for row, c in zip(z, y, strict=True) if known[c]]
     cosines = [(a @ b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-8) for a, b in rows]
-    return cross_entropy(model, batch, context) + 0.7 * float(sum(1 - one for one in cosines))
+    return cross_entropy(model, batch, context) + 0.7 * float(sum(1 - one for one in cosines)) / len(y)
 
 
 def two_outputs(model: Any, x: Any) -> list[Any]:

@@ -121,9 +121,9 @@ def test_align_against_numpy_and_its_gradient() -> None:
     unit = b / np.maximum(np.linalg.norm(b, axis=1, keepdims=True), 1e-12)
     cosine = (a * unit).sum(1, keepdims=True) / lengths
     counts = (w * known[y]).double().numpy()[:, None]
-    assert float(value.detach()) == pytest.approx(float((counts * (1 - cosine)).sum()), rel=1e-6)
+    assert float(value.detach()) == pytest.approx(float((counts * (1 - cosine)).sum() / 4), rel=1e-6)
     (gradient,) = torch.autograd.grad(value, z)
-    assert gradient.numpy() == pytest.approx(-counts * (unit - cosine * a / lengths) / lengths, abs=1e-6)
+    assert gradient.numpy() == pytest.approx(-counts / 4 * (unit - cosine * a / lengths) / lengths, abs=1e-6)
     assert not gradient[[1, 2, 4]].any()  # no prototype, or no weight
     twice = align(2 * z.detach(), y, w, 3 * prototypes, known)
     assert float(twice) == pytest.approx(float(value.detach()), rel=1e-6)  # only angles count

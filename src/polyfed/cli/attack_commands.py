@@ -47,7 +47,7 @@ def attack(
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
-    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedTGP). The attacker
+    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedTGP, FedORGP). The attacker
     knows the client's network. Prints the table, and writes it (json), the images and the curves (png, svg). Needs the
     run's data, to compare with.
 

@@ -95,7 +95,7 @@ def pull(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C:
 
 
 def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
-    """sum_n w_n (1 - cos(z_n, prototype of y_n)), a sum; samples of a class without prototype count as 0.
+    """sum_n w_n (1 - cos(z_n, prototype of y_n)) / sum_n w_n; samples of a class without prototype count as 0.
 
     Args:
         z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
@@ -108,11 +108,10 @@ def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C
 
     >>> align(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]), torch.ones(2),
     ...       torch.tensor([[5.0, 0.0]]), torch.tensor([True]))
-    tensor(1.)
+    tensor(0.5000)
     """
     cosine_N = F.cosine_similarity(z_ND, prototypes_CD.detach()[y_N], dim=1)
-    away_N = torch.where(known_C[y_N], 1 - cosine_N, torch.zeros_like(cosine_N))
-    return (w_N * away_N).sum()
+    return _mean_of_known(1 - cosine_N, known_C[y_N], w_N)
 
 
 def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:

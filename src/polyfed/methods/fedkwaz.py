@@ -11,15 +11,15 @@ Client k, own network w_k, second network m_k of one architecture for all client
 Server:    plain means over those who sent a class; a class that nobody sent keeps its rows.
 Scored:    w_k, stage `personal`. m_k stays with the client.
 Sent per round, D features, C classes, S classes at the client: up 4 (2 S D + 2 S C + S), down 4 (2 C D + 2 C C + C).
-The equations are those of a public code of the method, on top of HtFLlib; they were not verified against the paper
-("Transforming Gaps into Gains", openreview.net/forum?id=G8wWeZVmla), which is not on arXiv.
-Deviations from that code: (1) teachers are constants; there, on plain images, gradients pass into the teacher, and the
-distance of representations counts twice. (2) Class means are taken after training, in eval mode; there during stage 2,
-while weights still change. (3) Gradients are not clipped; there at norm 10. (4) The candidates of the search for
-mixtures are 3 alphas by 3 grids, tried on the same mixed images for all three purposes; there they are options without
-known values, and each purpose draws its own. (5) A sample of a class without means counts in the cross entropy alone,
-and a class that nobody sends in a round keeps its means; there it has none in the next. (6) One optimizer takes both
-networks' steps. (7) Patches are shifted evenly to both sides.
+Deviations from the paper ("Transforming Gaps into Gains", openreview.net/forum?id=G8wWeZVmla), against whose text the
+equations were not verified; they are those of a public code of the method, on top of HtFLlib: (1) teachers are
+constants; there, on plain images, gradients pass into the teacher, and the distance of representations counts twice.
+(2) Class means are taken after training, in eval mode; there during stage 2, while weights still change. (3) Gradients
+are not clipped; there at norm 10. (4) The candidates of the search for mixtures are 3 alphas by 3 grids, tried on the
+same mixed images for all three purposes; there they are options without known values, and each purpose draws its own.
+(5) A sample of a class without means counts in the cross entropy alone, and a class that nobody sends in a round keeps
+its means; there it has none in the next. (6) One optimizer takes both networks' steps. (7) Patches are shifted evenly
+to both sides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedORGP: prototypes that the server trains to be orthogonal to other classes (Guo, Luan, Li, Zhao and Jiang, 2025).
 
-Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda sum over the batch of 1 - cos(phi_k(x), P[y]);
+Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda (1 - cos(phi_k(x), P[y]));
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
 Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
            sum over a batch of the pairs (k, c) that came of
@@ -9,10 +9,11 @@ Predicted: the class of the P[c] of largest cosine; without any prototype, by th
 `received`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), down 4 (C D + C). Without labels:
 `nbytes_in_paper`.
-The equations are those of the authors' code; they were not verified against the paper (arXiv:2502.16119).
-Deviations: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part in the loss.
-(2) The network keeps its weights from round to round; its optimizer has no momentum and so nothing to keep. (3) lambda
-and gamma are 10, as in the authors' runs; they belong to sums over a batch, of 32 samples there.
+Deviations from the paper (arXiv:2502.16119), against whose text the equations were not verified; they are those of the
+authors' code: (1) the clients' term is a mean over the batch, and lambda belongs to that; in the code it is the sum,
+over 32 samples in the authors' runs. The server's loss is the sum over a batch, as there. (2) P of a class that nobody
+has sent yet is not sent, and is no candidate; all C take part in the server's loss. (3) The network keeps its weights
+from round to round; its optimizer has no momentum and so nothing to keep.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A client's second network begins alike everywhere and stays with the client. Both learn from labels and from each other,
 on plain and on patch-mixed images: the local stage of FedKWAZ (`building_blocks.mutual_learning`). So it says how much
 of what a method with two networks per client gains needs the other clients. Nothing is sent.
+Deviations from the paper of FedKWAZ, as far as they concern this stage: (1) teachers are constants. (2) Gradients are
+not clipped. (3) The candidates of the search for mixtures are ours. (4) One optimizer takes both networks' steps.
 """
 
 from __future__ import annotations

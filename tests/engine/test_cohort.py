@@ -164,7 +164,11 @@ def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> No
     assert bool(stacks) is (name not in ALONE)
     unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
     silent = [f"delay_rate = 0.3 does nothing with method '{name}', which uploads nothing"]
-    same(of_kit(METHODS[name](), HARD, availability=unreliable, **kinds), silent if name == "local-mutual" else lines, close)
+    same(
+        of_kit(METHODS[name](), HARD, availability=unreliable, **kinds),
+        silent if name == "local-mutual" else lines,
+        close,
+    )
 
 
 def test_the_page_names_those_that_train_alone() -> None:

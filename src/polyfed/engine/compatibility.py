@@ -222,7 +222,9 @@ def _check_inputs(name: str, needs: Requirements, clients: Sequence[Client], pub
 
 
 def _check_images(name: str, needs: Requirements, clients: Sequence[Client]) -> None:
-    for client in clients if needs.images else ():
+    if not needs.images:
+        return
+    for client in clients:
         x = client.prepare(client.data.train.x[:1])
         if x.dim() != 4 or not x.is_floating_point():
             found = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"

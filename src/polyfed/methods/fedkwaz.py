@@ -41,7 +41,6 @@ from polyfed.core.upload_forms import LABELS, Form, rows_of
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.class_targets import dense, merge, pull, renewed, soft_cross_entropy
 from polyfed.functional.losses import cross_entropy
-from polyfed.methods.building_blocks import prototypes
 from polyfed.methods.building_blocks.mutual_learning import MutualLearning
 
 _MEANS = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")  # Z_w, F_w, Z_m, F_m
@@ -69,15 +68,16 @@ class FedKWAZ(MutualLearning):
         return {name: server.state[name] for name in ("labels", *_MEANS) if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if not uploads:
+            return
         before = dict(server.state)
+        sent = torch.cat([tensor(message, "labels") for message in uploads.values()])
         for name in _MEANS:
-            sent = prototypes.gather(uploads, name)
-            if sent is None:
-                return
-            labels, rows = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
+            rows = torch.cat([tensor(message, name) for message in uploads.values()])
+            labels, means = merge(rows, sent, torch.ones(len(sent)))
             if name in before:
-                labels, rows = renewed(tensor(before, name), tensor(before, "labels"), rows, labels)
-            server.state |= {"labels": labels, name: rows}
+                labels, means = renewed(tensor(before, name), tensor(before, "labels"), means, labels)
+            server.state |= {"labels": labels, name: means}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
@@ -130,6 +130,6 @@ def _taught_by_means(network: Any, batch: Batch, context: Context, teacher: str)
     task = cross_entropy(scores, batch.y, batch.w)
     if "known" not in context:
         return task
-    targets, features, known = context[f"{teacher}_scores"], context[f"{teacher}_features"], context["known"]
-    taught = soft_cross_entropy(scores[:, : targets.shape[1]], batch.y, batch.w, targets, known)
-    return task + taught + pull(z, batch.y, batch.w, features, known)
+    targets = context[f"{teacher}_scores"]
+    taught = soft_cross_entropy(scores[:, : targets.shape[1]], batch.y, batch.w, targets, context["known"])
+    return task + taught + pull(z, batch.y, batch.w, context[f"{teacher}_features"], context["known"])

@@ -102,9 +102,12 @@ class MutualLearning(Method):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         """L_w + L_m."""
-        own, other = model.own, model.auxiliary_model
-        z, z_m = own.represent(batch.x), other.represent(batch.x)
-        scores, scores_m = own.head(z), other.head(z_m)
+        own = model.own
+        other = model.auxiliary_model
+        z = own.represent(batch.x)
+        z_m = other.represent(batch.x)
+        scores = own.head(z)
+        scores_m = other.head(z_m)
         loss = cross_entropy(scores, batch.y, batch.w) + cross_entropy(scores_m, batch.y, batch.w)
         if self.mutual:
             kl = self._divergence(scores, scores_m, batch.w) + self._divergence(scores_m, scores, batch.w)
@@ -151,11 +154,10 @@ class MutualLearning(Method):
             height, width = x.shape[-2:]
             share = mixing_map(height, width, patches, alpha, draws).to(x)
             mixed = mix(x, torch.randperm(len(x), generator=draws).to(x.device), share)
-            z, z_m = model.own.represent(mixed), model.auxiliary_model.represent(mixed)
-            log_p, log_q = (
-                F.log_softmax(head(features) / self.temperature, dim=1)
-                for head, features in ((model.own.head, z), (model.auxiliary_model.head, z_m))
-            )
+            z = model.own.represent(mixed)
+            z_m = model.auxiliary_model.represent(mixed)
+            log_p = F.log_softmax(model.own.head(z) / self.temperature, dim=1)
+            log_q = F.log_softmax(model.auxiliary_model.head(z_m) / self.temperature, dim=1)
             gaps = [
                 (z - z_m).square().mean(dim=1),
                 (log_q.exp() * (log_q - log_p)).sum(dim=1),

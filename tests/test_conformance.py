@@ -30,10 +30,12 @@ from polyfed.methods import (
     FedHeNN,
     FedIN,
     FedKD,
+    FedKWAZ,
     FedL2G,
     FedMD,
     FedMRL,
     FedNova,
+    FedORGP,
     FedProto,
     FedProx,
     FedRE,
@@ -49,6 +51,7 @@ from polyfed.methods import (
     InCoAvg,
     LGFedAvg,
     Local,
+    LocalMutual,
     ScaleFL,
 )
 from polyfed.registry import METHODS
@@ -454,6 +457,65 @@ def structured(model: Any, batch: Any, context: Any) -> float:
         if a != b
     ]
     return cross_entropy(model, batch, context) + 0.7 * float(np.square(gaps).mean() if gaps else 0.0)
+def turned_to(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 (1 - cos(z, P[y])) in float64, a mean over all rows of the batch."""
+    z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))
+    known, y = context["known"].numpy(), batch.y.numpy()
+    rows = [(row, p[c]) for row, c in zip(z, y, strict=True) if known[c]]
+    cosines = [(a @ b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-8) for a, b in rows]
+    return cross_entropy(model, batch, context) + 0.7 * float(sum(1 - one for one in cosines)) / len(y)
+
+
+def two_outputs(model: Any, x: Any) -> list[Any]:
+    """Representation and log probabilities at T = 2 of own network and second network, and those at T = 1."""
+    found = []
+    for net in (model.own, model.auxiliary_model):
+        z = net.represent(x)
+        scores = net.head(z).detach().double().numpy()
+        logs = [scores / t - np.log(np.exp(scores / t).sum(axis=1, keepdims=True)) for t in (2, 1)]
+        found.append((z.detach().double().numpy(), *logs))
+    return found
+
+
+def taught_by_each_other(model: Any, batch: Any, context: Any) -> float:
+    """CE of both + 0.7 (plain images) + 0.4 (patch-mixed images), each of distances both ways and 4 KL, in float64."""
+
+    def kl(p: Any, q: Any) -> float:
+        return 4 * float((np.exp(p) * (p - q)).sum(1).mean())
+
+    def outputs(number: int) -> list[Any]:
+        order, share = context["order"][number][: len(batch.y)].argsort(), context["maps"][number]
+        return two_outputs(model, share * batch.x + (1 - share) * batch.x[order])
+
+    (z, p, plain), (z_m, q, plain_m) = two_outputs(model, batch.x)
+    rows = np.arange(len(z)), batch.y.numpy()
+    task = -float(plain[rows].mean() + plain_m[rows].mean())
+    both = 2 * float(((z - z_m) ** 2).mean()) + kl(q, p) + kl(p, q)
+    (first, _, _), (first_m, _, _) = outputs(0)
+    (_, own, _), (_, teacher, _) = outputs(1)
+    (_, taught, _), (_, other, _) = outputs(2)
+    mixed = 2 * float(((first - first_m) ** 2).mean()) + kl(teacher, own) + kl(taught, other)
+    return task + 0.7 * both + 0.4 * mixed
+
+
+def taught_by_means(model: Any, batch: Any, context: Any) -> float:
+    """Stage 2 as above; stage 1: CE of both, soft CE to the other's mean scores, distance to its mean features."""
+    if not context["global stage"]:
+        return taught_by_each_other(model, batch, context)
+    total, y = 0.0, batch.y.numpy()
+    for (z, _, log_p), teacher in zip(two_outputs(model, batch.x), ("auxiliary", "own"), strict=True):
+        total -= float(log_p[np.arange(len(y)), y].mean())
+        if "known" in context:
+            f, t = (context[f"{teacher}_{what}"].double().numpy()[y] for what in ("features", "scores"))
+            known = context["known"].numpy()[y]
+            total += float((known * (((z - f) ** 2).mean(1) - (t * log_p).sum(1))).mean())
+    return total
+
+
+def fedkwaz_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (2 C D + 2 C C + C), up 4 (2 S D + 2 S C + S): C = 3, D = 6."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * 3 * (12 + 6 + 1), 4 * present * (12 + 6 + 1)
 
 
 # one line per method: what is tested, with the options of its own
@@ -461,6 +523,17 @@ def structured(model: Any, batch: Any, context: Any) -> float:
 also = pytest.mark.slow  # other settings of methods that are tested with their own ones already
 
 test_local = testing.conformance(Local(), oracle=cross_entropy, expected_bytes=nothing)
+
+MUTUAL: dict[str, Any] = {"temperature": 2.0, "mutual": 0.7, "mixed": 0.4, "patches": 4, "mix_alpha": 0.5}
+OF_MIXTURES: dict[str, Any] = {"shared": "largest", "patches": 9, "search_every": 1}
+
+test_local_mutual = testing.conformance(
+    LocalMutual(**MUTUAL),
+    oracle=taught_by_each_other,
+    expected_bytes=nothing,
+    bites=OF_MIXTURES,
+    reductions=[Reduction({"mutual": 0.0, "mixed": 0.0}, Local(), part="own.")],
+)
 
 test_fedavg = testing.conformance(
     FedAvg(),
@@ -839,6 +912,17 @@ test_fml = testing.conformance(
     ],
 )
 
+test_fedkwaz = testing.conformance(
+    FedKWAZ(**MUTUAL),
+    oracle=taught_by_means,
+    expected_bytes=fedkwaz_bytes,
+    bites=OF_MIXTURES,
+    reductions=[
+        Reduction({"global_epochs": 0}, LocalMutual(**MUTUAL)),
+        Reduction({"global_epochs": 0, "mutual": 0.0, "mixed": 0.0}, Local(), part="own."),
+    ],
+)
+
 test_fedkd = testing.conformance(
     FedKD(distil=1.5, mimic=0.5),
     oracle=mentored,
@@ -902,7 +986,18 @@ test_fedproto = testing.conformance(
     oracle=drawn_to,
     expected_bytes=fedproto_bytes,
     counted="statistics",
+    bites={"scale": Bite(3.0, {"spread_steps": 5})},
     reductions=[Reduction({"lambda_": 0.0, "predictor": "head"}, Local())],
+)
+
+test_fedproto_spread = also(
+    testing.conformance(
+        FedProto(lambda_=0.7, weighting="uniform", spread_steps=50, scale=1.0),
+        oracle=drawn_to,
+        expected_bytes=lambda server, client_id: (84, fedtgp_bytes(server, client_id)[1]),
+        skip={"hyperparameters_matter": "asked of the plain form"},
+        reductions=[Reduction({"lambda_": 0.0, "predictor": "head"}, Local())],
+    )
 )
 
 test_lgfedavg = testing.conformance(
@@ -968,6 +1063,17 @@ test_fedsaf_cka = also(
     )
 )
 
+test_fedorgp = testing.conformance(
+    FedORGP(lambda_=0.7, gamma=0.5, server_epochs=10, server_lr=0.1),
+    oracle=turned_to,
+    expected_bytes=fedtgp_bytes,
+    skip={
+        "numbering": "the server's batches are drawn by place",
+        "silence_is_not_zero": "the more comes, the more steps its prototypes are trained for",
+    },
+    reductions=[Reduction({"lambda_": 0.0}, Local())],
+)
+
 
 test_scalefl = testing.conformance(
     ScaleFL(levels="0.5@0.5 1@1", gamma=0.3, temperature=2.0),
@@ -1024,7 +1130,7 @@ test_fiarse_by_layer = also(
 
 def test_no_method_is_left_out() -> None:
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert set(METHODS) <= here
+    assert {name.replace("-", "_") for name in METHODS} <= here
 
 
 # the kit itself

@@ -447,7 +447,7 @@ def test_words_that_cannot_be(
 def test_a_run_that_has_nothing_to_attack(
     ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedsa, fedsaf, fedtgp), got "
+    needs = "uploads features (fedin) or prototypes (fedgh, fedorgp, fedproto, fedsa, fedsaf, fedtgp), got "
     refused([], needs + "local", capsys, ran("local").path)
     for method in (FedIN(train_in=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):

@@ -1,6 +1,6 @@
 """What `polyfed compare --controls` runs beside the methods, so that a table can say what federation is worth.
 
-NAME-alone        the method with every client a federation of its own (`polyfed.engine.alone`)
+NAME-alone        the method with every client a federation of its own (`polyfed.engine.alone`), if it sends anything
 local-longer-E    Local with E epochs a round: the fewest by which it takes as many steps as a method that takes more
 pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`)
 pooled-steps      the same with as many steps as a client takes
@@ -19,6 +19,7 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import data_of
+from polyfed.engine.uploads import sends
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -38,7 +39,7 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         ConfigError: a control cannot be made of these settings.
     """
     federated = {name: one for name, one in chosen.items() if not one.method.alone and one.method.name != "local"}
-    controls = {f"{name}-alone": base.choose_alone(name) for name in federated}
+    controls = {f"{name}-alone": base.choose_alone(name) for name, one in federated.items() if sends(one.chosen_method)}
     same_epochs: dict[int, list[str]] = {}
     for recipe in federated.values():
         epochs = epochs_of_local(build_federation(recipe, data=data))

@@ -32,6 +32,7 @@ metrics             accuracy, balanced accuracy, F1, AUC
 mixing              models mixed by what they gain
 modes               eval mode and untracked BatchNorm statistics for a while
 noise               Gaussian noise on features
+patch_mixing        images mixed with others of their batch, patch by patch
 procrustes          orthogonal Procrustes distance
 prototype_network   a small network whose outputs are the classes' prototypes
 quantization        matrices as float16 or int8 for the way
@@ -40,5 +41,6 @@ robust              medians, trimmed means and Krum, which a few hostile vectors
 secure_noise        normal numbers that only the holder of a key can draw
 semantic_anchors    vectors drawn apart for the classes, and learning towards them with a margin
 sparsification      tensors by their largest entries, numbers of 16 or 8 bits
+sphere_spreading    directions pushed apart on the unit sphere
 surgery             combining two gradients
 """

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from polyfed.methods.fedhenn import FedHeNN
     from polyfed.methods.fedin import FedIN
     from polyfed.methods.fedkd import FedKD
+    from polyfed.methods.fedkwaz import FedKWAZ
     from polyfed.methods.fedl2g import FedL2G
     from polyfed.methods.fedmd import FedMD
     from polyfed.methods.fedmrl import FedMRL
     from polyfed.methods.fednova import FedNova
+    from polyfed.methods.fedorgp import FedORGP
     from polyfed.methods.fedproto import FedProto
     from polyfed.methods.fedprox import FedProx
     from polyfed.methods.fedre import FedRE
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from polyfed.methods.incoavg import InCoAvg
     from polyfed.methods.lgfedavg import LGFedAvg
     from polyfed.methods.local import Local
+    from polyfed.methods.local_mutual import LocalMutual
     from polyfed.methods.moon import MOON
     from polyfed.methods.scaffold import SCAFFOLD
     from polyfed.methods.scalefl import ScaleFL
@@ -62,10 +65,12 @@ __all__ = [
     "FedHeNN",
     "FedIN",
     "FedKD",
+    "FedKWAZ",
     "FedL2G",
     "FedMD",
     "FedMRL",
     "FedNova",
+    "FedORGP",
     "FedProto",
     "FedProx",
     "FedRE",
@@ -81,8 +86,11 @@ __all__ = [
     "InclusiveFL",
     "LGFedAvg",
     "Local",
+    "LocalMutual",
     "ScaleFL",
 ]
+
+_SPELLED = {"LocalMutual": "local-mutual"}  # registered names that are not the class's in lower case
 
 
 def __getattr__(name: str) -> Any:
@@ -90,7 +98,7 @@ def __getattr__(name: str) -> Any:
         like = next((known for known in __all__ if known.lower() == name.lower()), None)
         near = nearest(name, __all__) if like is None else f"; did you mean '{like}'?"
         raise AttributeError(f"polyfed.methods has no method class '{name}'{near}")
-    return METHODS[name.lower()]
+    return METHODS[_SPELLED.get(name, name.lower())]
 
 
 def __dir__() -> list[str]:

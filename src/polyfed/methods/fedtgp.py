@@ -17,15 +17,15 @@ From the authors' code: it collects the means from the network as it was before 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.message import Message
 from polyfed.core.method import hyperparameters
-from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import merge
@@ -47,12 +47,10 @@ class FedTGP(prototypes.Prototypes):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        features = split(server.model(server.architectures[0], {})).feature_dim
-        draws = server.generator("prototypes")
-        server.state["network"] = prototype_network.fresh(server.classes, features, features, draws)
+        prototypes.start_network(server)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
+        return prototypes.known(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.gather(uploads, "prototypes")
@@ -60,18 +58,6 @@ class FedTGP(prototypes.Prototypes):
             return
         _, centers = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
         delta = prototype_network.margin(centers, self.margin)
-        weights, loss = prototype_network.fit(
-            group(server.state, "network"),
-            sent.rows,
-            sent.labels,
-            delta,
-            self.server_epochs,
-            server.training.batch_size,
-            self.server_lr,
-            server.generator("means"),
-        )
-        before = [tensor(server.state, "labels")] if "labels" in server.state else []
-        labels = torch.cat([*before, sent.labels]).unique()
-        rows = prototype_network.prototypes(weights)[labels.long()]
-        server.state |= {"network": weights, "labels": labels, "prototypes": rows}
+        apart = functools.partial(prototype_network.separation, margin=delta)
+        loss = prototypes.train_network(server, sent, apart, self.server_epochs, self.server_lr)
         server.log |= {"prototype_loss": loss, "margin": delta}

@@ -1,7 +1,7 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
 `PrototypeUploads` is the upload of class means alone (FedSA, FedSAF). `Prototypes` is a whole method but for how the
-server makes its prototypes (FedProto, FedTGP):
+server makes its prototypes (FedProto, FedTGP, FedORGP):
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
@@ -26,6 +26,7 @@ from polyfed.core.modules import split
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
+from polyfed.functional import prototype_network
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.class_targets import dense, nearest, pull
 from polyfed.functional.losses import cross_entropy
@@ -76,9 +77,47 @@ def remember(server: Server, sent: Sent) -> None:
 
 def wanted(server: Server, client_id: int, labels: Tensor) -> Tensor:
     """Which of `labels` a client has training samples of, as far as it has told; of a new client, all. (M,) bool."""
-    known: Group = group(server.state, _OWNED) if _OWNED in server.state else {}
-    own = known.get(str(client_id), labels)
+    owned: Group = group(server.state, _OWNED) if _OWNED in server.state else {}
+    own = owned.get(str(client_id), labels)
     return torch.isin(labels, own)
+
+
+# prototypes that the server trains ------------------------------------------------------------------------------------
+
+
+def start_network(server: Server) -> None:
+    """Draw the network behind trained prototypes, as `server.state["network"]`; its hidden layer is as wide as D."""
+    features = split(server.model(server.architectures[0], {})).feature_dim
+    draws = server.generator("prototypes")
+    server.state["network"] = prototype_network.fresh(server.classes, features, features, draws)
+
+
+def train_network(server: Server, sent: Sent, loss: prototype_network.Loss, epochs: int, lr: float) -> float:
+    """Fit the network to the rows that came; keep "labels" and "prototypes" of all classes that ever came.
+
+    Returns:
+        The mean loss of the last epoch.
+    """
+    weights, value = prototype_network.fit(
+        group(server.state, "network"),
+        sent.rows,
+        sent.labels,
+        loss,
+        epochs,
+        server.training.batch_size,
+        lr,
+        server.generator("means"),
+    )
+    before = [tensor(server.state, "labels")] if "labels" in server.state else []
+    labels = torch.cat([*before, sent.labels]).unique()
+    rows = prototype_network.prototypes(weights)[labels.long()]
+    server.state |= {"network": weights, "labels": labels, "prototypes": rows}
+    return value
+
+
+def known(server: Server) -> Message:
+    """The "labels" and "prototypes" that the server has; nothing before there are any."""
+    return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
 
 # learning towards prototypes -----------------------------------------------------------------------------------------
@@ -144,8 +183,8 @@ class Prototypes(PrototypeUploads):
         among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
         if among.any():
             client.state |= {"labels": labels[among], "prototypes": rows[among]}
-        prototypes, known = dense(rows.to(next(client.model.parameters())), labels, client.classes)
-        return {"prototypes": prototypes, "known": known} if self.lambda_ else {}
+        prototypes, present = dense(rows.to(next(client.model.parameters())), labels, client.classes)
+        return {"prototypes": prototypes, "known": present} if self.lambda_ else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """CE, and the distance to the own class's prototype."""

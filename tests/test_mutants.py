@@ -159,7 +159,7 @@ def test_a_class_in_place_of_a_method_is_one_line() -> None:
 
 def test_pytest_asks_nothing_else_either() -> None:
     asked = testing.conformance(broken.FloatInAMessage())
-    with pytest.raises(testing.Nonconformance, match="upload puts something else"):
+    with pytest.raises(testing.ConformanceError, match="upload puts something else"):
         asked("speaks_in_tensors")
     with pytest.raises(pytest.skip.Exception, match="not asked before speaks_in_tensors holds"):
         asked("learns")

@@ -68,7 +68,7 @@ def test_every_setting_has_a_default_but_data_models_and_method() -> None:
 
 def test_the_recipes_own_method_takes_both_tables_its_own_last(path: Path) -> None:
     recipe = Recipe.load(path)
-    assert recipe.chosen_method == FedGH(header_epochs=100, clip=1.0)
+    assert recipe.chosen_method == FedGH(header_epochs=100, max_grad_norm=1.0)
     assert recipe.run.label is None
     assert recipe.variants() == ["fedgh", "fedgh-random-header", "fedavg"]
 
@@ -90,7 +90,7 @@ def test_a_variant_is_labeled_and_leaves_nothing_behind(path: Path) -> None:
 
 def test_set_means_the_method_that_is_asked_for(path: Path) -> None:
     assert Recipe.load(path, ["method.header_lr=0.5"]).chosen_method == FedGH(
-        header_epochs=100, clip=1.0, header_lr=0.5
+        header_epochs=100, max_grad_norm=1.0, header_lr=0.5
     )
     chosen = Recipe.load(path, ["method.weighting=uniform"], method="fedavg")
     assert chosen.chosen_method == FedAvg(aggregation="same-shape", weighting="uniform")
@@ -235,7 +235,7 @@ def test_a_missing_section_is_named(path: Path, section: str) -> None:
 
 def test_without_a_method_of_its_own_a_recipe_can_still_be_asked_for_one(path: Path) -> None:
     path.write_text(TEXT.replace('[method]\nname = "fedgh"\nclip = 1.0\n', ""))
-    assert Recipe.load(path, method="fedgh").chosen_method == FedGH(header_epochs=100, clip=2.0)
+    assert Recipe.load(path, method="fedgh").chosen_method == FedGH(header_epochs=100, max_grad_norm=2.0)
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -311,7 +311,7 @@ def test_a_preset_is_laid_over_the_recipe_and_set_over_both(with_presets: Path) 
     assert (small.training.rounds, small.training.lr) == (4, 0.5)
     assert small.data == plain.data
     assert small.chosen_method == plain.chosen_method
-    assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, clip=7.0)
+    assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, max_grad_norm=7.0)
     assert plain.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0)
     assert set(small.variants()) - set(plain.variants()) == {"fedprox"}
     assert Recipe.load(with_presets, ["training.rounds=5"], preset="small").training.rounds == 5
@@ -349,7 +349,7 @@ def test_several_presets_are_laid_in_order(with_presets: Path) -> None:
 def test_a_preset_may_name_another_method_whose_hyperparameters_are_its_own(with_presets: Path) -> None:
     assert Recipe.load(with_presets, preset="other").chosen_method == FedAvg(aggregation="same-shape")
     asked = Recipe.load(with_presets, ["method.clip=3.0"], method="fedgh", preset="other")
-    assert asked.chosen_method == FedGH(header_epochs=100, clip=3.0)
+    assert asked.chosen_method == FedGH(header_epochs=100, max_grad_norm=3.0)
 
 
 def test_a_run_keeps_its_preset_and_its_folder_has_the_name(with_presets: Path) -> None:

@@ -139,10 +139,10 @@ def test_what_was_not_given_is_not_told() -> None:
 
 
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
-    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").in_effect() == {}
-    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).in_effect() == {}
-    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).in_effect() == {}
-    FedIN(noise=0.0, noise_where="message")
+    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").effective() == {}
+    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).effective() == {}
+    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).effective() == {}
+    FedIN(noise_std=0.0, noise_where="message")
     recipe(availability={"delay_rate": 0.0, "delay_rounds": 3})
 
 
@@ -202,7 +202,7 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
     assert Recipe.load(path, ["method.combine=none"]).chosen_method == FedIN(
         combine="none", projection="fixed", projection_grid=2
     )
-    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(lambda_=2.0)
+    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(local_weight=2.0)
     assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
     assert path.read_text() == TEXT.partition("[presets.wrong")[0]
 

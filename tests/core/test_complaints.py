@@ -71,7 +71,7 @@ def test_a_hyperparameter_that_python_keeps_the_word_of_is_spelled_as_each_takes
     with pytest.raises(ConfigError, match=r"unknown key 'fedin.lambd'; did you mean 'lambda_'\?"):
         pf.methods.FedIN(lambd=0.5)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match=r"fedin.lambda_: expected a number, got 'a'"):
-        pf.methods.FedIN(lambda_="a")  # type: ignore[arg-type]
+        pf.methods.FedIN(local_weight="a")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"unknown key 'method.lambd'; did you mean 'lambda'\?"):
         pf.Recipe.load(RECIPE, ["method.lambd=0.5"], method="fedin")
     with pytest.raises(ConfigError, match=r"method.lambda: expected a number, got 'a'"):

@@ -30,18 +30,18 @@ from polyfed.methods import FedAvg, FedProto, Local
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability
 from polyfed.registry import METHODS
-from polyfed.report.comparison import comparison, to_csv, to_json, to_text
-from polyfed.report.run_records import find_runs
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import World, difference, records, state
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_text
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import TinyFederation, difference, records, state
 
 LAST = 5  # of the kit's six clients
 HELD = Evaluation(held_out=[LAST], held_out_epochs=2, extra_stages=["received", "personal"])
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
 
 
-def usual(method: Method) -> World:
-    return Kit(method=method).usual
+def usual(method: Method) -> TinyFederation:
+    return ConformanceKit(method=method).usual
 
 
 def run(method: Method, evaluation: Evaluation = HELD, training: Training = THREE, **options: Any) -> Federation:
@@ -260,7 +260,7 @@ def test_settings_that_do_nothing_are_refused() -> None:
         Evaluation(held_out_epochs=2)
     with pytest.raises(ConfigError, match="held_out: expected every name once, got one again"):
         Evaluation(held_out=[1, 1])
-    assert Evaluation(held_out=0).in_effect() == Evaluation().in_effect()
+    assert Evaluation(held_out=0).effective() == Evaluation().effective()
     clients = [Client(torch.nn.Linear(2, 2), (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))) for _ in range(2)]
     with pytest.raises(ConfigError, match=r"expected clients with test rows, got \[1\] without any"):
         Federation(clients, Local(), evaluation=Evaluation(held_out=[1]))
@@ -271,7 +271,7 @@ def test_their_models_are_not_handed_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a client that is present"):
         held.export(LAST)
     assert not list((tmp_path / "run" / "models").glob(f"client-00{LAST}*"))
-    table = find_runs(tmp_path)[0].result.clients_table
+    table = load_runs(tmp_path)[0].result.clients_table
     assert table is not None
     assert [row.held_out for row in table] == [None] * LAST + [True]
     assert table[LAST].accuracy is None
@@ -327,13 +327,13 @@ def test_leaving_one_group_out_in_turn_makes_a_table_for_each(tmp_path: Path) ->
         chosen = of_hospitals(tmp_path, {"held_out": [name], "held_out_epochs": 1})
         for method in ("local", "fedavg"):
             pf.run(chosen.choose(method), out=tmp_path / "runs" / f"{name}-{method}")
-    table = comparison(find_runs(tmp_path / "runs"))
+    table = compare_runs(load_runs(tmp_path / "runs"))
     assert [section.caption.split(",")[1:3][0].strip() for section in table.sections]
     captions = [section.caption for section in table.sections]
     assert "3 clients (held out: north)" in captions[0]
     assert "3 clients (held out: south)" in captions[1]
     row = next(row for row in table.sections[0].rows if row.method == "fedavg")
-    result = next(r for r in find_runs(tmp_path / "runs" / "north-fedavg")).result
+    result = next(r for r in load_runs(tmp_path / "runs" / "north-fedavg")).result
     assert row.held_out == {stage: found.mean for stage, found in result.held_out.items()}
     assert set(row.held_out) == {"received", "after_training"}
     assert "clients that never trained" in to_text(table)

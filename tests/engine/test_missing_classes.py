@@ -13,26 +13,26 @@ import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Stage, Training
-from polyfed.data.samples import Samples, SelectedSamples
-from polyfed.engine.evaluation import Score
+from polyfed.data.samples import LabeledSamples, SelectedSamples
+from polyfed.engine.evaluation import ClientScore
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedProto, Local
-from polyfed.report.comparison import comparison, to_csv, to_json, to_text
-from polyfed.report.run_records import find_runs
-from polyfed.testing import Kit
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_text
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import LABELS, SHORT, difference, draw, records, state
 
 MISSING = Evaluation(missing_classes=True, extra_stages=["received", "after_training", "personal"])
 
 
 def run(method: Method, evaluation: Evaluation = MISSING, **options: Any) -> Federation:
-    return Kit(method=method).usual.run(method, SHORT, evaluation=evaluation, **options)
+    return ConformanceKit(method=method).usual.run(method, SHORT, evaluation=evaluation, **options)
 
 
-def share_right(network: nn.Module, samples: Samples, classes: set[int]) -> float | None:
+def share_right(network: nn.Module, samples: LabeledSamples, classes: set[int]) -> float | None:
     """The accuracy on some classes, row by row."""
     rows = [place for place, label in enumerate(samples.y.tolist()) if label in classes]
     with torch.inference_mode():
@@ -45,7 +45,7 @@ def test_by_hand(weighting: Any) -> None:
     """The kit's clients have the classes LABELS; each class's test rows are those of all who have it."""
     federation = run(Local(), Evaluation(missing_classes=True, weighting=weighting))
     tests = [client.data.test for client in federation.clients]
-    everybody = Samples(torch.cat([test.x for test in tests]), torch.cat([test.y for test in tests]))
+    everybody = LabeledSamples(torch.cat([test.x for test in tests]), torch.cat([test.y for test in tests]))
     own, missing = [], []
     for number, labels in enumerate(LABELS):
         network = federation.export(number).eval()
@@ -102,15 +102,15 @@ def test_equal_models_with_other_gaps_are_scored_apart() -> None:
 
 
 def test_a_score_on_own_classes_leaves_the_missing_ones_out() -> None:
-    missing = Score(torch.tensor([[0, 0, 0], [3, 1, 0], [0, 0, 0]]))
-    score = Score(torch.tensor([[4, 1, 0], [2, 5, 0], [1, 0, 1]]), missing=missing)
+    missing = ClientScore(torch.tensor([[0, 0, 0], [3, 1, 0], [0, 0, 0]]))
+    score = ClientScore(torch.tensor([[4, 1, 0], [2, 5, 0], [1, 0, 1]]), missing=missing)
     assert score.own.confusion.tolist() == [[4, 1, 0], [0, 0, 0], [1, 0, 1]]
     assert score.own.accuracy == pytest.approx(5 / 7)
     assert missing.accuracy == 0.25
-    smaller = Score(torch.tensor([[4, 1], [2, 5]]), missing=missing)
-    larger = Score(torch.tensor([[4, 1, 0, 0], [2, 5, 0, 0], [0, 0, 0, 0], [0, 0, 1, 2]]), missing=missing)
+    smaller = ClientScore(torch.tensor([[4, 1], [2, 5]]), missing=missing)
+    larger = ClientScore(torch.tensor([[4, 1, 0, 0], [2, 5, 0, 0], [0, 0, 0, 0], [0, 0, 1, 2]]), missing=missing)
     assert (smaller.own.total, larger.own.total) == (5, 8)
-    assert Score(torch.eye(2, dtype=torch.int64)).own.total == 2
+    assert ClientScore(torch.eye(2, dtype=torch.int64)).own.total == 2
 
 
 def test_selected_samples_are_rows_of_others() -> None:
@@ -142,7 +142,7 @@ def test_no_bit_of_training_changes_and_workers_agree(method: Method) -> None:
 
 
 def test_a_resumed_run_has_the_same_result(tmp_path: Path) -> None:
-    world = Kit(method=FedAvg()).usual
+    world = ConformanceKit(method=FedAvg()).usual
     done = world.run(FedAvg(), SHORT, evaluation=MISSING, out=tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     again = world.federation(FedAvg(), SHORT, evaluation=MISSING, out=tmp_path / "run").run(resume=True)
@@ -157,7 +157,7 @@ def test_where_nobody_lacks_a_class_it_is_refused() -> None:
                for i in range(2)]  # fmt: skip
     with pytest.raises(ConfigError, match="missing_classes = true does nothing, as every client has training rows of"):
         Federation(clients, Local(), evaluation=Evaluation(missing_classes=True))
-    assert Evaluation(missing_classes=False).in_effect() == Evaluation().in_effect()
+    assert Evaluation(missing_classes=False).effective() == Evaluation().effective()
 
 
 def test_test_rows_must_be_alike() -> None:
@@ -202,8 +202,8 @@ def test_tables_show_them(tmp_path: Path) -> None:
         for method in ("local", "fedavg"):
             made = pf.Recipe.from_dict({**RECIPE, "run": {"seed": seed}}).choose(method)
             pf.run(made, out=tmp_path / "runs" / f"{method}-{seed}")
-    runs = find_runs(tmp_path / "runs")
-    table = comparison(runs)
+    runs = load_runs(tmp_path / "runs")
+    table = compare_runs(runs)
     (section,) = table.sections
     row = next(row for row in section.rows if row.method == "fedavg")
     found = [run.result.accuracy_by_classes["received"]["missing"].mean for run in runs if run.method == "fedavg"]
@@ -218,7 +218,7 @@ def test_tables_show_them(tmp_path: Path) -> None:
 def test_tables_of_runs_without_them_are_as_before(tmp_path: Path) -> None:
     plain = {**RECIPE, "evaluation": {}}
     pf.run(pf.Recipe.from_dict(plain), out=tmp_path / "run")
-    table = comparison(find_runs(tmp_path))
+    table = compare_runs(load_runs(tmp_path))
     for text in (to_csv(table), to_json(table), to_text(table, metrics=True)):
         assert "missing" not in text
         assert "held" not in text
@@ -231,5 +231,5 @@ def test_tables_of_runs_without_them_are_as_before(tmp_path: Path) -> None:
 def test_a_shorter_training_does_not_matter() -> None:
     """The classes are those of the training rows, however often these are seen."""
     training = Training(rounds=1, client_fraction=0.2, batch_size=8, lr=0.1)
-    found = Kit(method=Local()).usual.run(Local(), training, evaluation=Evaluation(missing_classes=True))
+    found = ConformanceKit(method=Local()).usual.run(Local(), training, evaluation=Evaluation(missing_classes=True))
     assert found.history[-1]["accuracy_by_classes"]["personal"]["missing"]["n"] == 4

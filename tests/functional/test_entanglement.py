@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.functional.class_prototypes import header_step
+from polyfed.functional.class_prototypes import header_sgd_step
 from polyfed.functional.entanglement import entangle, soft_header_sgd_step
 
 
@@ -65,7 +65,7 @@ def test_one_hot_labels_give_fedghs_step() -> None:
     theta, bias = header()
     z, y = draw(3, 5, seed=3), torch.tensor([1, 3, 0])
     soft = soft_header_sgd_step(theta, bias, z, F.one_hot(y, 4).float(), 0.1)
-    hard = header_step(theta, bias, z, y, torch.ones(3), 0.3, None)  # a mean over three
+    hard = header_sgd_step(theta, bias, z, y, torch.ones(3), 0.3, None)  # a mean over three
     torch.testing.assert_close(soft, hard)
 
 

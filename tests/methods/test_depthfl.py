@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from toys import CLASSES, NETS, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
 from polyfed.core.message import nbytes
-from polyfed.engine.executors.base import at_work
+from polyfed.engine.executors.base import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL, FedAvg
@@ -167,7 +167,7 @@ def test_distillation_ramps_up(ramp_up, at, expected):
     method = DepthFL(distillation=0.5, ramp_up=ramp_up)
     fed, _ = federation(method, clients(["deep"], 8))
     fed.method.init_server(fed.server)
-    worker = at_work(fed.clients[0], "1", fed.architectures)
+    worker = working_copy(fed.clients[0], "1", fed.model_factory)
     worker.round = at
     context = method.receive(worker, method.broadcast(fed.server, 0))
     assert float(context["weight"]) == pytest.approx(0.5 * expected)

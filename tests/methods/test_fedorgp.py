@@ -103,7 +103,7 @@ def test_the_network_goes_on_from_round_to_round() -> None:
             own = torch.nn.functional.one_hot(y, CLASSES).bool()
             return (1 - found[own]).sum() + 2.0 * found[~own].abs().sum()
 
-        expected, _ = prototype_network.fit(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
+        expected, _ = prototype_network.train_network(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-5) for name, t in expected.items())
         assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
 

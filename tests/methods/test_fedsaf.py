@@ -20,7 +20,7 @@ from polyfed.core.server import Server
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.functional.class_structure import Measure
-from polyfed.functional.class_targets import pull
+from polyfed.functional.class_targets import prototype_distance
 from polyfed.methods import FedSAF, Local
 
 MIXED = ["deep", "wide", "shallow"]  # different extractors, one feature width
@@ -180,7 +180,7 @@ class Coordinates(FedSAF):
             return super().loss(model, batch, context)
         task = FedSAF(lambda_=0.0).loss(model, batch, {})
         z = model.represent(batch.x)
-        return task + 2.5 * pull(z, batch.y, batch.w, context["prototypes"], context["known"])
+        return task + 2.5 * prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
 
 
 class AbsentAsZero(FedSAF):

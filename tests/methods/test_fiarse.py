@@ -13,7 +13,7 @@ from toys import net as toy
 
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
-from polyfed.functional.masks import unpacked
+from polyfed.functional.masks import unpack_bits
 from polyfed.methods import FIARSE, FedAvg
 
 SHARES = (1.0, 0.5, 0.1)
@@ -86,7 +86,7 @@ def test_two_rounds_by_hand(kind, weighting, threshold):
                 assert torch.equal(t.flatten(), before[name][place])
                 if name in kept:
                     bits = round.down[client]["mask"][name]
-                    assert torch.equal(unpacked(bits, place.shape), ~place)
+                    assert torch.equal(unpack_bits(bits, place.shape), ~place)
             zeros = {name: torch.zeros_like(t) for name, t in before.items()}
             start = whole(sent, kept, zeros)
             expected = trained_by_hand(start, thetas, members[client], client, number, kind == "bn")

@@ -115,7 +115,7 @@ def leakage(
     from polyfed import attacks
     from polyfed.attacks.attack_tables import to_text
 
-    found, files = attacks.report(
+    found, files = attacks.audit(
         runs,
         shadows=shadows,
         shadow_data=shadow_data,  # type: ignore[arg-type]  # which checks it

@@ -64,11 +64,11 @@ from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginCh
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.engine.alone import alone
-from polyfed.engine.uploads import sends
+from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.own_methods import label_of, method_class, with_hyperparameters
 from polyfed.places import check_characters
-from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
+from polyfed.plugins.device_profiles import Devices, check_lateness, effective_availability
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import check_trusted, folders_of, texts
 from polyfed.results.read import check_links
@@ -341,7 +341,7 @@ class Recipe(Settings):
             spelled = ["name", "alone", *(name.rstrip("_") for name in known)]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
             raise ConfigError(said) from None
-        if choice.alone and not sends(method):
+        if choice.alone and not has_upload(method):
             raise ConfigError(f"{place}.alone does nothing with method '{choice.name}', which uploads nothing")
         return alone(method) if choice.alone else method
 
@@ -355,8 +355,8 @@ class Recipe(Settings):
             settings["method"]["alone"] = True
         optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")
         for section in ("data", "training", "evaluation", *optional, "run"):
-            settings[section] = getattr(self, section).in_effect()
-        settings["availability"] = attendance_in_effect(self.availability, self.devices)
+            settings[section] = getattr(self, section).effective()
+        settings["availability"] = effective_availability(self.availability, self.devices)
         settings["run"].pop("modules", None)
         folders = folders_of(texts(settings), self._beside)
         if folders:

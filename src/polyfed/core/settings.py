@@ -45,7 +45,7 @@ class Settings(BaseModel):
             raise TypeError(f"expected settings of {type(self).__name__}, got {', '.join(sorted(unknown))}")
         return super().model_copy(update=update, deep=deep)
 
-    def in_effect(self) -> dict[str, Any]:
+    def effective(self) -> dict[str, Any]:
         """What a run folder keeps: no None, and nothing that is switched off or that has no effect."""
         return self.model_dump(exclude_none=True, exclude=self._inactive_keys())
 
@@ -86,7 +86,7 @@ class Training(Settings):
     weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
     augmentation: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
 
-    def drawn(self, clients: int) -> int:
+    def cohort_size(self, clients: int) -> int:
         """How many of so many clients take part in a round: max(1, floor(C N))."""
         return max(1, int(self.client_fraction * clients + 1e-9))  # 0.29 * 100 is 28.999...
 
@@ -179,7 +179,7 @@ class Privacy(Settings):
         "rdp", description="bounds epsilon where rows are drawn: 'rdp', or 'pld', which is slower and tells less"
     )
 
-    def hidden(self, entries: int) -> float:
+    def upload_noise_std(self, entries: int) -> float:
         """Standard deviation, over upload_clip_norm, of the noise on an upload of so many bounded entries.
 
         It is `upload_noise_multiplier`; where that was made for a target, it is of an upload as a whole.

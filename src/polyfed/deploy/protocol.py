@@ -16,9 +16,19 @@ import torch
 from pydantic import Field, ValidationError
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import Group, Message, State, flatten, from_bytes, group, shallow, to_bytes, unflatten
+from polyfed.core.message import (
+    Group,
+    Message,
+    State,
+    flatten,
+    from_bytes,
+    get_group,
+    shallow_copy,
+    to_bytes,
+    unflatten,
+)
 from polyfed.core.settings import Settings
-from polyfed.engine.evaluation import FROM_SCORES, Score
+from polyfed.engine.evaluation import FROM_SCORES, ClientScore
 from polyfed.errors import RunError
 
 Kind = Literal["hello", "train", "score", "finish"]
@@ -39,13 +49,13 @@ _Path = Annotated[str, Field(max_length=200, pattern=r"^[^.]+(\.[^.]+){0,15}$")]
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
-class Task(Settings):
-    """What a node is asked; which of it counts depends on the kind of letter.
+class TaskRequest(Settings):
+    """What a node is asked; which of it counts depends on the kind of envelope.
 
-    experiment: which run it is, "" before it is known. settings: see `agreed`. class_names: of the task; None: as the
+    experiment: which run it is, "" before it is known. settings: see `shared_config`. class_names: of the task; None: as the
     node's own data have them. auxiliary_model: its network, "" without one. base: mark of what the client
     was when it last counted, "" at its beginning; mark: of what it will be. parts: of its data that are to be scored.
-    has_message: whether the body is one for the client (an empty one is one, too). The others: see `executors.Job`.
+    has_message: whether the body is one for the client (an empty one is one, too). The others: see `executors.TrainJob`.
     about: entry of a run folder's models/index.json.
     """
 
@@ -54,7 +64,7 @@ class Task(Settings):
     class_names: _Names | None = None
     auxiliary_model: str = ""
     round: Count = 0
-    place: Count = 0
+    exchange_index: Count = 0
     closing: bool = False
     variant: str = ""
     scores: bool = False
@@ -66,7 +76,7 @@ class Task(Settings):
     about: dict[str, Any] = Field(default_factory=dict)
 
 
-class Introduction(Settings):
+class ClientHello(Settings):
     """Who a node is: its client's number, its data (counts, classes, what inputs look like), its network.
 
     shape, dtype: of one stored input. mean, std, table: see `Prepare`. words: of texts, how many ids there are; 0: no
@@ -94,8 +104,8 @@ class Introduction(Settings):
     linear: bool
 
 
-class Report(Settings):
-    """What came of a job: see `executors.Outcome`. new: whether the client has new weights. kept: scores after it.
+class TaskResult(Settings):
+    """What came of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores after it.
 
     mark: of what the client now is; "": it is as it was, for the reason `refused`.
     """
@@ -116,7 +126,7 @@ class Report(Settings):
 _Facts = TypeVar("_Facts", bound=Settings)
 
 
-def read(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
+def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
     """Facts as they came, checked.
 
     Raises:
@@ -128,23 +138,23 @@ def read(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         what = kind.__name__.lower()
-        raise RunError(f"expected the facts of a letter ({what}), got others at '{where}': {first['msg']}") from None
+        raise RunError(f"expected the facts of an envelope ({what}), got others at '{where}': {first['msg']}") from None
 
 
 @dataclass(frozen=True)
-class Letter:
-    """What the server asks of a node, or what the node answers. body: a message, see `pack`; b"": none."""
+class Envelope:
+    """What the server asks of a node, or what the node answers. body: a message, see `serialize`; b"": none."""
 
     kind: Kind
     facts: Mapping[str, Any]
     body: bytes = b""
 
 
-class Trouble(str):
+class NodeError(str):
     """Why a node gave no answer."""
 
 
-def pack(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
+def serialize(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
     """A message as bytes, with facts if there are any.
 
     Raises:
@@ -155,11 +165,11 @@ def pack(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
     return len(header).to_bytes(_LENGTH, "little") + header + to_bytes(message)
 
 
-def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
-    """The inverse of `pack`: message and facts.
+def deserialize(data: bytes) -> tuple[State, dict[str, Any]]:
+    """The inverse of `serialize`: message and facts.
 
     Raises:
-        RunError: they are not what `pack` makes.
+        RunError: they are not what `serialize` makes.
     """
     try:
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
@@ -181,31 +191,31 @@ def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
         raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
 
 
-def joined(weights: Mapping[str, torch.Tensor], state: Message) -> State:
+def merge_client_state(weights: Mapping[str, torch.Tensor], state: Message) -> State:
     """A network's weights and the state beside it as one message."""
-    return {_WEIGHTS: dict(weights), **{f"{_OF_STATE}{name}": value for name, value in shallow(state).items()}}
+    return {_WEIGHTS: dict(weights), **{f"{_OF_STATE}{name}": value for name, value in shallow_copy(state).items()}}
 
 
-def parted(message: Message) -> tuple[Group, State]:
-    """The inverse of `joined`.
+def split_client_state(message: Message) -> tuple[Group, State]:
+    """The inverse of `merge_client_state`.
 
     Raises:
         RunError: it has no group of weights.
     """
-    state = {name.removeprefix(_OF_STATE): value for name, value in shallow(message).items() if name != _WEIGHTS}
-    return group(message, _WEIGHTS), state
+    state = {name.removeprefix(_OF_STATE): value for name, value in shallow_copy(message).items() if name != _WEIGHTS}
+    return get_group(message, _WEIGHTS), state
 
 
-def score_told(score: Score) -> dict[str, Any]:
+def score_to_json(score: ClientScore) -> dict[str, Any]:
     """A score in plain numbers."""
     shares = {name: getattr(score, name) for name in FROM_SCORES}
     known = {name: None if math.isnan(value) else value for name, value in shares.items()}
-    others = {name: score_told(other) for name, other in score.others.items()}
+    others = {name: score_to_json(other) for name, other in score.others.items()}
     return {"confusion": score.confusion.tolist(), **known, "others": others}
 
 
-def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> Score:
-    """The inverse of `score_told`, of a client with so many rows.
+def score_from_json(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> ClientScore:
+    """The inverse of `score_to_json`, of a client with so many rows.
 
     Args:
         classes: of the task. others: the other predictors that there may be.
@@ -225,8 +235,8 @@ def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collect
                 raise ValueError(f"{name} of {value:g}")
         if foreign := [name for name in told["others"] if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
-        named = {name: score_read(other, classes, rows) for name, other in told["others"].items()}
-        return Score(counts, shares["auc"], named, shares["calibration_error"])
+        named = {name: score_from_json(other, classes, rows) for name, other in told["others"].items()}
+        return ClientScore(counts, shares["auc"], named, shares["calibration_error"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
 
@@ -237,7 +247,7 @@ _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugin
 _OF_ALL = ("class_names", "mean", "std")  # of [data], what holds for all clients' rows
 
 
-def agreed(recipe: Recipe) -> dict[str, Any]:
+def shared_config(recipe: Recipe) -> dict[str, Any]:
     """What server and nodes must have alike in their recipes, by section and key, as JSON has it."""
     settings = recipe.to_dict()
     told = {section: settings[section] for section in _AGREED if section in settings}
@@ -248,13 +258,13 @@ def agreed(recipe: Recipe) -> dict[str, Any]:
     return dict(json.loads(json.dumps(told)))
 
 
-def difference(told: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
+def first_difference(told: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
     """The first key in which the server's settings and a node's differ, both values with it; None: they do not."""
     for key in sorted({*told, *own}):
         theirs = told.get(key)
         mine = own.get(key)
         if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-            if found := difference(theirs, mine, f"{place}{key}."):
+            if found := first_difference(theirs, mine, f"{place}{key}."):
                 return found
         elif theirs != mine:
             return f"{place}{key} is {theirs!r} at the server and {mine!r} here"

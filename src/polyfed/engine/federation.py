@@ -17,8 +17,8 @@ from polyfed.core.server import ClientInfo, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import ClientData, Samples
-from polyfed.engine.architectures import architectures_of, first_of, trained_counts
+from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.engine.architectures import build_model_factory, first_of, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
     check_texts,
@@ -37,14 +37,14 @@ from polyfed.engine.arguments import (
 )
 from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
-from polyfed.engine.compatibility import check_auxiliary_model, check_fit
+from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Measure, check_measures, from_scores_of
+from polyfed.engine.evaluation import Measure, from_scores_of, validate_metrics
 from polyfed.engine.evaluator import Evaluator
-from polyfed.engine.executors.base import Crew, Executor
-from polyfed.engine.executors.process_pool import chosen
+from polyfed.engine.executors.base import Executor, WorkerContext
+from polyfed.engine.executors.process_pool import make_executor
 from polyfed.engine.held_out import held_out_of, remarks_on
-from polyfed.engine.history import History, result_of
+from polyfed.engine.history import History, summarize_run
 from polyfed.engine.missing_classes import select_missing
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
@@ -59,11 +59,11 @@ from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.unread_settings import unread_settings
-from polyfed.engine.weight_store import Store
+from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, described
 from polyfed.registry import TRACKERS
 from polyfed.tracking.base import Tracker as Tracker
-from polyfed.tracking.base import tell, watcher
+from polyfed.tracking.base import as_tracker, notify
 from polyfed.units import human_count
 
 
@@ -111,8 +111,8 @@ class Federation:
     ) -> None:
         self.clients = clients_of(clients)
         self.method = method = method_of(method)
-        self.trackers = [watcher(given) for given in list_of("trackers", trackers)]
-        self.metrics = check_measures(mapping_of("metrics", metrics))
+        self.trackers = [as_tracker(given) for given in list_of("trackers", trackers)]
+        self.metrics = validate_metrics(mapping_of("metrics", metrics))
         self.training = settings_of("training", training, Training)
         self.evaluation = settings_of("evaluation", evaluation, Evaluation)
         self.plugins: Sequence[Plugin] = plugins_of(plugins)
@@ -123,7 +123,7 @@ class Federation:
         task = task_of(task)
         check_texts(task, self.output, self.metrics)
         self.task = complete_task(task, self.clients)
-        self._shared_test = self.task.test if isinstance(self.task.test, Samples) else None
+        self._shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
         self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
         if self.evaluation.missing_classes:
@@ -139,13 +139,13 @@ class Federation:
         self.settings = self.output.settings if self.output.settings is not None else settings_of_python(self)
         self.transaction = Transaction(self.server, self.clients, self.plugins, self.history, self.present)
         self.exporter = ModelExport(
-            method, self.clients, self.server, self.architectures, self.task, self.settings, self.facts, self._by_name
+            method, self.clients, self.server, self.model_factory, self.task, self.settings, self.facts, self._by_name
         )
         self.evaluator = Evaluator(
             method,
             self.clients,
             self.server,
-            self.architectures,
+            self.model_factory,
             self.executor,
             self.evaluation,
             self.stages,
@@ -165,7 +165,7 @@ class Federation:
             self.output.keep,
             self.settings,
             self.is_last,
-            lambda records: result_of(records, self.facts, self._members()),
+            lambda records: summarize_run(records, self.facts, self._members()),
         )
         self.runner = RoundRunner(
             method,
@@ -201,13 +201,13 @@ class Federation:
         named = name_architectures(self.clients, {**builders, **self._by_name})
         check_auxiliary_model(method, [*named, *builders])
         device = parse_device(str(self.execution.device))
-        self.architectures = architectures_of(
+        self.model_factory = build_model_factory(
             method, named, self.seed, device, others=builders, precision=self.execution.precision
         )
-        check_fit(method, self.clients, self.architectures, task.public)
+        check_compatibility(method, self.clients, self.model_factory, task.public)
         return Server(
             {client.id: ClientInfo(client.architecture, client.n) for client in self.clients},
-            self.architectures,
+            self.model_factory,
             rounds=self.training.rounds,
             classes=self.classes,
             seed=self.seed,
@@ -224,7 +224,7 @@ class Federation:
             self.method,
             self.clients,
             self.server,
-            self.architectures,
+            self.model_factory,
             self.training,
             self.evaluation,
             self.seed,
@@ -240,18 +240,20 @@ class Federation:
             raise ConfigError("expected a client in round 1, got none: all are left out or join later")
         return setup
 
-    def _make_store(self) -> Store:
+    def _make_store(self) -> WeightStore:
         """Where clients' weights are kept."""
         beside = None if self.folder is None else self.folder.path
-        return Store(self.architectures, [client.architecture for client in self.clients], beside)
+        return WeightStore(self.model_factory, [client.architecture for client in self.clients], beside)
 
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        crew = Crew(self.method, self.architectures, self.clients, self.store, from_scores_of(self.evaluation))
+        context = WorkerContext(
+            self.method, self.model_factory, self.clients, self.store, from_scores_of(self.evaluation)
+        )
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
-        executor = chosen(asked.executor, workers, crew, self.training, say, asked.rebuild)
+        executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
         return executor if asked.wrap is None else asked.wrap(executor)
 
     # what it is -----------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class Federation:
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
     def _repr_html_(self) -> str:
-        return of_federation(self.facts, self.clients, trained_counts(self.architectures, first_of(self.clients)))
+        return of_federation(self.facts, self.clients, trained_counts(self.model_factory, first_of(self.clients)))
 
     @property
     def averaged(self) -> str:
@@ -305,7 +307,7 @@ class Federation:
         if self.method.alone or not hasattr(self.method, "aggregation"):
             return ""
         owners = [client.architecture for client in self.clients]
-        templates = {name: self.architectures.template(name, alone=True) for name in first_of(self.clients)}
+        templates = {name: self.model_factory.module(name, alone=True) for name in first_of(self.clients)}
         return averaged(self.method, owners, {name: self.method.personal_model(one) for name, one in templates.items()})
 
     # running ------------------------------------------------------------------------------------------------
@@ -340,7 +342,7 @@ class Federation:
     def _run(self, resume: bool, force: bool) -> Run:
         if self.folder is None:
             return self._finished(RunLoop(self).run())
-        self.folder.check(self.settings, resume, force, self.method.planned)
+        self.folder.validate(self.settings, resume, force, self.method.planned)
         result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
@@ -349,7 +351,7 @@ class Federation:
 
     def write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""
-        result = result_of(self.history, self.facts, self._members())
+        result = summarize_run(self.history, self.facts, self._members())
         result["models_of_round"] = self.checkpointer.show_wanted_round()
         if self.folder is not None:
             if self.folder.read_result() is not None:  # of fewer rounds
@@ -414,7 +416,7 @@ class Federation:
 
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""
-        parameters = trained_counts(self.architectures, first_of(self.clients))
+        parameters = trained_counts(self.model_factory, first_of(self.clients))
         return [
             {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
             for client in self.clients
@@ -447,4 +449,4 @@ class Federation:
         self.tell("client_done", done, total)
 
     def tell(self, event: str, *what: Any) -> None:
-        tell(self.trackers, event, *what)
+        notify(self.trackers, event, *what)

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, read_only
+from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
-from polyfed.data.samples import Samples
-from polyfed.engine.evaluation import Score, summary
-from polyfed.engine.executors.base import Executor, Job, Scoring
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.evaluation import ClientScore, summarize
+from polyfed.engine.executors.base import EvalJob, Executor, TrainJob
 from polyfed.errors import ConfigError
 
 
@@ -83,7 +83,7 @@ class Newcomers:
         evaluation: Evaluation,
         held_out: Collection[int],
         from_scores: Sequence[str],
-        shared_test: Samples | None,
+        shared_test: LabeledSamples | None,
     ) -> None:
         self._method = method
         self._server = server
@@ -105,22 +105,22 @@ class Newcomers:
             scores["after_training"] = self._trained()
         told = {stage: found for stage, found in scores.items() if found}
         return {
-            "held_out": {stage: summary(found.values(), self._evaluation.weighting) for stage, found in told.items()},
+            "held_out": {stage: summarize(found.values(), self._evaluation.weighting) for stage, found in told.items()},
             "held_out_per_client": {
                 stage: {str(number): score.accuracy for number, score in found.items()} for stage, found in told.items()
             },
         }
 
-    def _received(self) -> dict[int, Score]:
+    def _received(self) -> dict[int, ClientScore]:
         """Each with what it would receive now."""
         asked = []
         for client, message, variant in self._sent("train"):
             shared = ["test"] if client.data.test is self._shared_test else []
-            asked.append(Scoring(client, variant, message or None, self._server.round, ["test"], shared))
+            asked.append(EvalJob(client, variant, message or None, self._server.round, ["test"], shared))
         found = self._executor.score(asked)
         return {one.client.id: scores["test"] for one, scores in zip(asked, found, strict=True) if "test" in scores}
 
-    def _trained(self) -> dict[int, Score]:
+    def _trained(self) -> dict[int, ClientScore]:
         """Each after local training on what it would receive now; nothing in a round in which nobody trains."""
         number = self._server.round
         training = [(place, one) for place, one in enumerate(self._method.exchanges(number)) if one.trains]
@@ -128,15 +128,15 @@ class Newcomers:
             return {}
         place, exchange = training[0]
         jobs = [
-            Job(
+            TrainJob(
                 client,
-                read_only(message),
+                freeze(message),
                 variant,
                 exchange,
                 number,
                 scores=True,
                 from_scores=self._from_scores,
-                place=place,
+                exchange_index=place,
                 uploads=False,
             )
             for client, message, variant in self._sent(exchange.name)

@@ -86,7 +86,7 @@ def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> floa
     return float(best["accuracy"][stage]["mean"])
 
 
-def stopped_after(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
+def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
     """The round after which a run stops early; None where it goes on.
 
     Args:
@@ -110,7 +110,7 @@ def stopped_after(records: Sequence[Mapping[str, Any]], patience: int, min_delta
     return None
 
 
-def result_of(
+def summarize_run(
     records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """`result.json`: the run's facts, and what its records add up to. A resumed run gives the same.
@@ -153,7 +153,7 @@ def result_of(
         "samples_per_second": samples / seconds if seconds else None,
         **_simulated(records),
         **_timings(records),
-        "versions": versions(),
+        "versions": environment_versions(),
     }
 
 
@@ -187,7 +187,7 @@ def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -
     if done >= facts["rounds"]:
         return {"stopped_after": None, "stopped_by": None}
     evaluation = facts["evaluation"]
-    patient = stopped_after(records, evaluation.get("patience", 0), evaluation.get("min_delta", 0.0))
+    patient = early_stop_round(records, evaluation.get("patience", 0), evaluation.get("min_delta", 0.0))
     return {"stopped_after": done, "stopped_by": "patience" if patient == done else "budget"}
 
 
@@ -280,7 +280,7 @@ def _clients_table(
     return rows
 
 
-def versions() -> dict[str, str]:
+def environment_versions() -> dict[str, str]:
     """Of what the numbers depend on."""
     return {
         "polyfed": __version__,

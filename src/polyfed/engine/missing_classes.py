@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.data.samples import Samples, SelectedSamples
+from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import ConfigError
 
 
-def select_missing(clients: Sequence[Client], shared_test: Samples | None) -> None:
+def select_missing(clients: Sequence[Client], shared_test: LabeledSamples | None) -> None:
     """Give each client the test rows of the classes that it never had: of all clients, or of the shared test set.
 
     Clients that lack the same classes share one selection.
@@ -40,7 +40,7 @@ def _own_classes(client: Client) -> set[int]:
     return set(client.data.train.y.unique().tolist() if client.own_classes is None else client.own_classes)
 
 
-def _all_test_rows(clients: Sequence[Client]) -> Samples:
+def _all_test_rows(clients: Sequence[Client]) -> LabeledSamples:
     """The test rows of all clients, in the order of the clients."""
     sides = [client.data.test for client in clients if len(client.data.test)]
     kinds = {(side.x.shape[1:], side.x.dtype) for side in sides}
@@ -51,7 +51,7 @@ def _all_test_rows(clients: Sequence[Client]) -> Samples:
         )
     if not sides:
         raise ConfigError("evaluation.missing_classes: expected test rows at some client, got none")
-    return Samples(torch.cat([side.x for side in sides]), torch.cat([side.y for side in sides]))
+    return LabeledSamples(torch.cat([side.x for side in sides]), torch.cat([side.y for side in sides]))
 
 
 def _rows_of(y: Tensor, labels: Sequence[int]) -> Tensor:

@@ -26,7 +26,7 @@ from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled, pooled_method, with_pooled_rows
 from polyfed.models.zoo import build
 from polyfed.places import check_name
-from polyfed.registry import MODELS, TRACKERS, nearest
+from polyfed.registry import MODELS, TRACKERS, suggest
 
 __all__ = ["assign_architectures", "auxiliary_candidates", "build_federation", "resolve_recipe"]
 
@@ -161,7 +161,7 @@ def _client_of_group(name: str, groups: Sequence[Sequence[str]]) -> int:
         if name in held:
             return client
     known = [group for held in groups for group in held]
-    raise ConfigError(f"evaluation.held_out: expected a value of data.group_by, got '{name}'{nearest(name, known)}")
+    raise ConfigError(f"evaluation.held_out: expected a value of data.group_by, got '{name}'{suggest(name, known)}")
 
 
 def refuse_unread_settings(federation: Federation) -> None:

@@ -18,8 +18,8 @@ from polyfed.core.client import Client
 from polyfed.core.method import Exchange, Method
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.local_training import data_of
-from polyfed.engine.uploads import sends
+from polyfed.engine.local_training import phase_data
+from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -39,7 +39,9 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         ConfigError: a control cannot be made of these settings.
     """
     federated = {name: one for name, one in chosen.items() if not one.method.alone and one.method.name != "local"}
-    controls = {f"{name}-alone": base.choose_alone(name) for name, one in federated.items() if sends(one.chosen_method)}
+    controls = {
+        f"{name}-alone": base.choose_alone(name) for name, one in federated.items() if has_upload(one.chosen_method)
+    }
     same_epochs: dict[int, list[str]] = {}
     for recipe in federated.values():
         epochs = epochs_of_local(build_federation(recipe, data=data))
@@ -71,7 +73,7 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
     Raises:
         ConfigError: some clients are hostile, who would spoil the rows of all.
     """
-    if base.adversaries.in_effect():
+    if base.adversaries.effective():
         raise ConfigError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )
@@ -139,7 +141,7 @@ def _training_clients(federation: Federation) -> list[Client]:
 def _steps_of(client: Client, method: Method, exchange: Exchange) -> int:
     """Steps of one client in an exchange that trains."""
     phases = method.phases(client.training) if exchange.phases is None else exchange.phases
-    return sum(phase.epochs * _batches(client, len(data_of(client, phase)[0])) for phase in phases)
+    return sum(phase.epochs * _batches(client, len(phase_data(client, phase)[0])) for phase in phases)
 
 
 def _batches(client: Client, rows: int) -> int:
@@ -148,4 +150,4 @@ def _batches(client: Client, rows: int) -> int:
 
 def _share_drawn(training: Training, clients: int) -> Fraction:
     """The share of the clients that take part in a round."""
-    return Fraction(training.drawn(clients), clients)
+    return Fraction(training.cohort_size(clients), clients)

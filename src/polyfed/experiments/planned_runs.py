@@ -47,7 +47,7 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
     for member in members:
         place = RunFolder(member.folder)
         settings = member.recipe.to_dict()
-        place.check(settings, not force, force, member.recipe.planned)
+        place.validate(settings, not force, force, member.recipe.planned)
         if force or place.finished(settings) is None:
             pending.append(member)
     fitted: set[str] = set()

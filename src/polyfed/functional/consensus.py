@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.functional.losses import cross_entropy, kl_divergence
 
 
 class Consensus(NamedTuple):
@@ -23,7 +23,7 @@ class Consensus(NamedTuple):
 
     labels: Tensor
     others: Tensor
-    disputed: Tensor
+    disagreement: Tensor
 
 
 def confidences(scores_SNC: Tensor) -> Tensor:
@@ -39,12 +39,12 @@ def confidences(scores_SNC: Tensor) -> Tensor:
     return scores_SNC.var(dim=2, correction=0)
 
 
-def shares(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
+def confidence_weights(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
     """Shares (S, N): v over its sum among those counted, 0 for the others; equal ones where all counted have v = 0.
 
     The paper's alpha. They sum to 1 for every sample, or to 0 where nobody is counted.
 
-    >>> shares(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
+    >>> confidence_weights(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
     tensor([[0.2500, 0.5000],
             [0.7500, 0.5000]])
     """
@@ -68,9 +68,9 @@ def consensus(scores_SNC: Tensor) -> Consensus:
     wide_SNC = scores_SNC.double()
     v_SN = confidences(wide_SNC)
     everybody_SN = torch.ones_like(v_SN, dtype=torch.bool)
-    labels_N = torch.einsum("sn,snc->nc", shares(v_SN, everybody_SN), wide_SNC).argmax(dim=1)
+    labels_N = torch.einsum("sn,snc->nc", confidence_weights(v_SN, everybody_SN), wide_SNC).argmax(dim=1)
     differs_SN = wide_SNC.argmax(dim=2) != labels_N
-    others_NC = torch.einsum("sn,snc->nc", shares(v_SN, differs_SN), wide_SNC)
+    others_NC = torch.einsum("sn,snc->nc", confidence_weights(v_SN, differs_SN), wide_SNC)
     return Consensus(labels_N, others_NC.to(scores_SNC.dtype), differs_SN.any(dim=0))
 
 
@@ -119,5 +119,5 @@ def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Ten
     loss = cross_entropy(scores_NC, agreed.labels, ones_N)
     if not diversity:
         return loss
-    disputed_N = agreed.disputed.to(scores_NC)
-    return loss + diversity * disputed_N.mean() * divergence(scores_NC, agreed.others, disputed_N)
+    disputed_N = agreed.disagreement.to(scores_NC)
+    return loss + diversity * disputed_N.mean() * kl_divergence(scores_NC, agreed.others, disputed_N)

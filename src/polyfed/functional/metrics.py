@@ -3,7 +3,7 @@
 A class is averaged over only where it occurs: without a true sample it has no recall, and without a sample of another
 class no AUC. Where nothing is left to average, the result is NaN.
 
-Shapes: N samples, C classes. Counts (C, C) are those of `confusion`: rows the true class, columns the predicted one.
+Shapes: N samples, C classes. Counts (C, C) are those of `confusion_matrix`: rows the true class, columns the predicted one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 
-def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
+def confusion_matrix(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
     """How often each true class was taken for each class.
 
     Args:
@@ -22,7 +22,7 @@ def confusion(y: Tensor, predicted: Tensor, classes: int) -> Tensor:
     Returns:
         (C, C) int64; rows the true class, columns the predicted one.
 
-    >>> confusion(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2)
+    >>> confusion_matrix(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), 2)
     tensor([[1, 1],
             [0, 1]])
     """

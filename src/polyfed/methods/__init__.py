@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polyfed.errors import nearest
+from polyfed.errors import suggest
 from polyfed.registry import METHODS
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ _SPELLED = {"LocalMutual": "local-mutual"}  # registered names that are not the 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         like = next((known for known in __all__ if known.lower() == name.lower()), None)
-        near = nearest(name, __all__) if like is None else f"; did you mean '{like}'?"
+        near = suggest(name, __all__) if like is None else f"; did you mean '{like}'?"
         raise AttributeError(f"polyfed.methods has no method class '{name}'{near}")
     return METHODS[_SPELLED.get(name, name.lower())]
 

@@ -29,16 +29,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional.averaging import layer_wise_mean
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods.building_blocks.client_shares import Shares, client_share, parse_shares
-from polyfed.methods.building_blocks.early_exits import attach
+from polyfed.methods.building_blocks.early_exits import add_early_exits
 
 
 @hyperparameters
@@ -74,7 +74,7 @@ class DepthFL(Method):
         return client_share(self.depths, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return attach(model, parse_shares(self.depths)).until(float(variant or 1))
+        return add_early_exits(model, parse_shares(self.depths)).truncated(float(variant or 1))
 
     def personal_model(self, module: Any) -> nn.Module:
         scored: nn.Module = module.ensemble() if self.predictor == "ensemble" else module.last()
@@ -83,23 +83,23 @@ class DepthFL(Method):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         (architecture,) = server.architectures
-        initial = server.initial(architecture)
-        server.state["model"] = {name: initial[name] for name in floats(server.model(architecture, {}))}
+        initial = server.initial_state(architecture)
+        server.state["model"] = {name: initial[name] for name in float_state(server.model(architecture, {}))}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         (architecture,) = server.architectures
-        held = floats(server.model(architecture, {}, self.variant(server, client_id)))
-        return {"model": {name: t for name, t in group(server.state, "model").items() if name in held}}
+        held = float_state(server.model(architecture, {}, self.variant(server, client_id)))
+        return {"model": {name: t for name, t in get_group(server.state, "model").items() if name in held}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if uploads:
-            models = [group(message, "model") for message in uploads.values()]
-            weights = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads]
-            server.state["model"] = layer_wise_mean(models, weights, group(server.state, "model"))
+            models = [get_group(message, "model") for message in uploads.values()]
+            weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
+            server.state["model"] = layer_wise_mean(models, weights, get_group(server.state, "model"))
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
+        load_state(client.model, get_group(message, "model"))
         weight = self.distillation * _ramp_up(client.round - 1, self.ramp_up)
         return {"weight": torch.tensor(weight, device=next(client.model.parameters()).device)}
 
@@ -107,7 +107,7 @@ class DepthFL(Method):
         return mutual_exits_loss(model(batch.x), batch.y, batch.w, context["weight"] if self.distillation else 0.0)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"model": floats(client.model)}
+        return {"model": float_state(client.model)}
 
 
 def _ramp_up(passed: int, rounds: int) -> float:

@@ -35,14 +35,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, PublicData
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import load
+from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, Form, as_sent
 from polyfed.functional.consensus import better_than_chance, mean_scores
-from polyfed.functional.losses import divergence
+from polyfed.functional.losses import kl_divergence
 from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
 
 _WITHIN: weight_averaging.Aggregation = "same-shape"
@@ -113,7 +113,7 @@ class FedDF(Method):
         best = _Best(model, public, self.patience)
 
         def loss(scores_BC: Tensor, rows: Tensor) -> Tensor:
-            return divergence(scores_BC, targets_NC[rows].to(scores_BC.device), torch.ones_like(scores_BC[:, 0]))
+            return kl_divergence(scores_BC, targets_NC[rows].to(scores_BC.device), torch.ones_like(scores_BC[:, 0]))
 
         def after_step(step: int) -> bool:
             schedule.step()
@@ -129,7 +129,7 @@ class FedDF(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
+        load_state(client.model, get_group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:

@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import PublicData
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import head_names
@@ -49,7 +49,7 @@ class FedET(FedAvg):
     aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
     weighting: weight_averaging.Weighting = "uniform"  # weights of w_i in all means; "samples": by training samples
     network: Annotated[str, Field(min_length=1)] = "largest"  # server's network: of the clients', or a model's name
-    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
+    diversity_weight: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
     server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round; 0: no distillation, only heads are averaged
     server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs per step
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # learning rate of these steps; 0: only the head changes
@@ -74,7 +74,7 @@ class FedET(FedAvg):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         super().init_server(server)
-        w = server.initial(server.auxiliary_model)
+        w = server.initial_state(server.auxiliary_model)
         server.state["server"] = w
         self._share_head(server, w)
 
@@ -82,9 +82,9 @@ class FedET(FedAvg):
         if not uploads:
             return
         super().aggregate(server, uploads)
-        models = {i: group(message, "model") for i, message in uploads.items()}
+        models = {i: get_group(message, "model") for i, message in uploads.items()}
         heads = [self._head(server, server.clients[i].architecture, model) for i, model in models.items()]
-        weights = [float(tensor(uploads[i], "n")) if self.weighting == "samples" else 1.0 for i in models]
+        weights = [float(get_tensor(uploads[i], "n")) if self.weighting == "samples" else 1.0 for i in models]
         self._teach(server, models, weighted_mean(heads, weights))
 
     def _head(self, server: Server, architecture: str, weights: Group) -> dict[str, Tensor]:
@@ -95,14 +95,14 @@ class FedET(FedAvg):
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
         """Distill into the server's network, from the mean head; share the resulting head."""
         names = head_names(server.model(server.auxiliary_model, {}))
-        w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
+        w = {**get_group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = agree(server, models, server.public)
+            targets = consensus_targets(server, models, server.public)
             model = server.model(server.auxiliary_model, w)
 
             def loss(scores: Tensor, rows: Tensor) -> Tensor:
                 agreed = Consensus(*(t[rows].to(scores.device) for t in targets))
-                return transfer_loss(scores, agreed, self.lambda_)
+                return transfer_loss(scores, agreed, self.diversity_weight)
 
             optimizer = torch.optim.SGD(model.parameters(), self.server_lr)
             draws = server.generator("transfer")
@@ -111,7 +111,7 @@ class FedET(FedAvg):
             )
             w = ensemble_distillation.copy_state(model)
             server.log["transfer_loss"] = mean
-            server.log["disputed"] = float(targets.disputed.float().mean())
+            server.log["disputed"] = float(targets.disagreement.float().mean())
         server.state["server"] = w
         self._share_head(server, w)
 
@@ -127,6 +127,6 @@ class FedET(FedAvg):
 # the networks teach --------------------------------------------------------------------------------------------------
 
 
-def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
+def consensus_targets(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
     """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
     return consensus(ensemble_distillation.client_scores(server, models, public))

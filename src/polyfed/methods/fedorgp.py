@@ -25,7 +25,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
@@ -35,7 +35,7 @@ from polyfed.methods.building_blocks import prototypes
 
 
 @hyperparameters
-class FedORGP(prototypes.Prototypes):
+class FedORGP(prototypes.PrototypeMethod):
     """Server-trained prototypes at right angles to other classes, approached by cosine."""
 
     name: ClassVar[str] = "fedorgp"
@@ -58,7 +58,7 @@ class FedORGP(prototypes.Prototypes):
         return prototypes.known(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
         orthogonal = functools.partial(prototype_network.orthogonality, gamma=self.gamma)
@@ -79,4 +79,4 @@ class FedORGP(prototypes.Prototypes):
         scores: Tensor = model.head(z)
         if self.predictor == "head" or "prototypes" not in context:
             return scores
-        return most_similar(z, tensor(context, "prototypes").to(z), tensor(context, "labels"), scores.shape[1])
+        return most_similar(z, get_tensor(context, "prototypes").to(z), get_tensor(context, "labels"), scores.shape[1])

@@ -28,25 +28,25 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
-from polyfed.functional.class_targets import merge, renewed
+from polyfed.functional.class_targets import merge, update_rows
 from polyfed.functional.sphere_spreading import spread
 from polyfed.methods.building_blocks import prototypes
 from polyfed.validation.effect import ActsWith
 
 
 @hyperparameters
-class FedProto(prototypes.Prototypes):
+class FedProto(prototypes.PrototypeMethod):
     """Averaged class means of representations, which regularize local training."""
 
     name: ClassVar[str] = "fedproto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: last P received; server: P, clients' classes"
-    form: ClassVar[Form | None] = prototypes.Prototypes.form
+    form: ClassVar[Form | None] = prototypes.PrototypeMethod.form
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
     spread_steps: Annotated[int, Field(ge=0)] = 0  # ProtoNorm: steps that push prototypes apart; 0: sent as averaged
@@ -56,22 +56,24 @@ class FedProto(prototypes.Prototypes):
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "prototypes" not in server.state:
             return {}
-        labels = tensor(server.state, "labels")
-        rows = tensor(server.state, "spread" if self.spread_steps else "prototypes")
-        own = prototypes.wanted(server, client_id, labels)
+        labels = get_tensor(server.state, "labels")
+        rows = get_tensor(server.state, "spread" if self.spread_steps else "prototypes")
+        own = prototypes.mask_owned_classes(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):
             return message
         return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
-        prototypes.remember(server, sent)
+        prototypes.record_owners(server, sent)
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
         if "prototypes" in server.state:
-            labels, rows = renewed(tensor(server.state, "prototypes"), tensor(server.state, "labels"), rows, labels)
+            labels, rows = update_rows(
+                get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
+            )
         server.state |= {"labels": labels, "prototypes": rows}
         if self.spread_steps:
             server.state["spread"] = self.scale * spread(rows, self.spread_steps)

@@ -26,10 +26,10 @@ from pydantic import Field
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.inference import represent
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.inference import representations
+from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import load, split
+from polyfed.core.modules import as_split_model, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.class_prototypes import class_means
@@ -75,19 +75,19 @@ class FedRE(Method):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         first = server.architectures[0]
-        head = split(server.model(first, server.initial(first))).head
+        head = as_split_model(server.model(first, server.initial_state(first))).head
         server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"header": group(server.state, "header")}
+        return {"header": get_group(server.state, "header")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = [message for message in uploads.values() if "encoding" in message]
         if not sent:
             return
-        mixtures_MD = torch.stack([tensor(message, "representation") for message in sent]).float()
-        encodings_MC = torch.stack([tensor(message, "encoding") for message in sent]).float()
-        header = group(server.state, "header")
+        mixtures_MD = torch.stack([get_tensor(message, "representation") for message in sent]).float()
+        encodings_MC = torch.stack([get_tensor(message, "encoding") for message in sent]).float()
+        header = get_group(server.state, "header")
         theta = header["weight"]
         bias = header["bias"]
         beyond = len(bias) - encodings_MC.shape[1]  # outputs of the header that are no classes
@@ -100,12 +100,12 @@ class FedRE(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(split(client.model).head, group(message, "header"))
+        load_state(as_split_model(client.model).head, get_group(message, "header"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
-        z_ND = represent(client.model, train.x, client.prepare).cpu()
+        z_ND = representations(client.model, train.x, client.prepare).cpu()
         labels_S, means_SD, _ = class_means(z_ND, train.y, client.classes)
         weights_S = 1 - torch.rand(len(labels_S), generator=client.generator("entangle"))
         representation, encoding = entangle(means_SD, labels_S, weights_S, client.classes)

@@ -30,14 +30,14 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
-from polyfed.functional.class_targets import merge, pull
+from polyfed.functional.class_targets import merge, prototype_distance
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import untracked_statistics
+from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.semantic_anchors import draw_anchors, margin_contrastive_loss, mean_nearest_distance
 from polyfed.methods.building_blocks import prototypes
 
@@ -59,18 +59,18 @@ class FedSA(prototypes.PrototypeUploads):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        features = split(server.model(server.architectures[0], {})).feature_dim
+        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
         server.state["anchors"] = draw_anchors(server.classes, features, server.generator("anchors"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"anchors": tensor(server.state, "anchors")}
+        return {"anchors": get_tensor(server.state, "anchors")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
-        anchors = tensor(server.state, "anchors").clone()
+        anchors = get_tensor(server.state, "anchors").clone()
         known = labels.long()
         anchors[known] = self.momentum * anchors[known] + (1 - self.momentum) * rows
         server.state["anchors"] = anchors
@@ -79,10 +79,10 @@ class FedSA(prototypes.PrototypeUploads):
     def receive(self, client: Client, message: Message) -> Context:
         if not (self.lambda_ or self.contrast or self.calibration):
             return {}
-        anchors = tensor(message, "anchors")
+        anchors = get_tensor(message, "anchors")
         margin = mean_nearest_distance(anchors)
         if "gap" in client.state:
-            margin = torch.maximum(margin, tensor(client.state, "gap"))
+            margin = torch.maximum(margin, get_tensor(client.state, "gap"))
         like = next(client.model.parameters())
         return {"anchors": anchors.to(like, copy=True), "margin": margin.to(like)}
 
@@ -96,13 +96,13 @@ class FedSA(prototypes.PrototypeUploads):
         is_known = torch.ones_like(labels, dtype=torch.bool)
         sums = {}
         if self.lambda_:
-            sums["distance"] = pull(z, batch.y, batch.w, anchors, is_known)
+            sums["distance"] = prototype_distance(z, batch.y, batch.w, anchors, is_known)
             total = total + self.lambda_ * sums["distance"]
         if self.contrast:
             sums["contrast"] = margin_contrastive_loss(z, batch.y, batch.w, anchors, context["margin"])
             total = total + self.contrast * sums["contrast"]
         if self.calibration:
-            with untracked_statistics(model.head):
+            with frozen_running_stats(model.head):
                 scores = model.head(anchors)
             sums["calibration"] = cross_entropy(scores, labels, torch.ones_like(anchors[:, 0]))
             total = total + self.calibration * sums["calibration"]
@@ -110,7 +110,7 @@ class FedSA(prototypes.PrototypeUploads):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message = super().upload(client, trained)
-        rows = tensor(message, "prototypes")
+        rows = get_tensor(message, "prototypes")
         if len(rows) > 1:
             client.state["gap"] = mean_nearest_distance(rows)
         return message

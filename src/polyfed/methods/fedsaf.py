@@ -28,11 +28,11 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.class_structure import Measure, batch_class_means, structure_loss
-from polyfed.functional.class_targets import dense, merge, renewed
+from polyfed.functional.class_targets import merge, to_dense, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
 
@@ -50,23 +50,25 @@ class FedSAF(prototypes.PrototypeUploads):
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {name: tensor(server.state, name) for name in ("labels", "prototypes") if name in server.state}
+        return {name: get_tensor(server.state, name) for name in ("labels", "prototypes") if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
         if "prototypes" in server.state:
-            labels, rows = renewed(tensor(server.state, "prototypes"), tensor(server.state, "labels"), rows, labels)
+            labels, rows = update_rows(
+                get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
+            )
         server.state |= {"labels": labels, "prototypes": rows}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         if not self.lambda_ or "prototypes" not in message:
             return {}
-        rows = tensor(message, "prototypes").to(next(client.model.parameters()))
-        prototypes_CD, known_C = dense(rows, tensor(message, "labels"), client.classes)
+        rows = get_tensor(message, "prototypes").to(next(client.model.parameters()))
+        prototypes_CD, known_C = to_dense(rows, get_tensor(message, "labels"), client.classes)
         return {"prototypes": prototypes_CD, "known": known_C}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:

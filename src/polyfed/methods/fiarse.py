@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form, as_sent
@@ -72,32 +72,35 @@ class FIARSE(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        initial = server.initial(server.architectures[0])
-        server.state["model"] = {name: initial[name] for name in floats(_network(server))}
+        initial = server.initial_state(server.architectures[0])
+        server.state["model"] = {name: initial[name] for name in float_state(_network(server))}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         left_out = self._left_out(server, client_share(self.shares, client_id))
-        model = masks.shared(group(server.state, "model"), left_out)
+        model = masks.select_shared(get_group(server.state, "model"), left_out)
         if not left_out:
             return {"model": model}
-        return {"model": model, "mask": {name: masks.packed(mask) for name, mask in left_out.items()}}
+        return {"model": model, "mask": {name: masks.pack_bits(mask) for name, mask in left_out.items()}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if not uploads:
             return
-        w = group(server.state, "model")
+        w = get_group(server.state, "model")
         shares = {i: client_share(self.shares, i) for i in uploads}
         by_share = {share: self._left_out(server, share) for share in set(shares.values())}
         left_out = [by_share[shares[i]] for i in uploads]
-        models = [masks.filled(group(m, "model"), out, w) for m, out in zip(uploads.values(), left_out, strict=True)]
-        weights = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads]
+        models = [
+            masks.fill_personal(get_group(m, "model"), out, w)
+            for m, out in zip(uploads.values(), left_out, strict=True)
+        ]
+        weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
         server.state["model"] = masks.entry_wise_mean(models, weights, left_out, w)
 
     def _left_out(self, server: Server, share: str) -> dict[str, Tensor]:
         """Masks of what a share of the weights leaves out; none where it leaves nothing out."""
         if float(share) == 1:
             return {}
-        w = group(server.state, "model")
+        w = get_group(server.state, "model")
         found: dict[str, Tensor] = {}
         for names in self._groups(_network(server)):
             theta = magnitudes.magnitude_threshold([w[name] for name in names], float(share))
@@ -116,11 +119,13 @@ class FIARSE(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        values = group(message, "model")
-        own = floats(client.model)
-        bits = group(message, "mask") if "mask" in message else {}
-        left_out = {name: masks.unpacked(packed, own[name].shape) for name, packed in bits.items()}
-        load(client.model, masks.filled(values, left_out, {name: torch.zeros_like(t) for name, t in own.items()}))
+        values = get_group(message, "model")
+        own = float_state(client.model)
+        bits = get_group(message, "mask") if "mask" in message else {}
+        left_out = {name: masks.unpack_bits(packed, own[name].shape) for name, packed in bits.items()}
+        load_state(
+            client.model, masks.fill_personal(values, left_out, {name: torch.zeros_like(t) for name, t in own.items()})
+        )
         if not left_out:
             return {}
         return {"left out": left_out, "thresholds": self._thresholds(client, values)}
@@ -146,8 +151,8 @@ class FIARSE(Method):
         return cross_entropy(torch.func.functional_call(model, weights, (batch.x,)), batch.y, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        left_out = group(client.context, "left out") if "left out" in client.context else {}
-        return {"model": masks.shared(floats(client.model), left_out)}
+        left_out = get_group(client.context, "left out") if "left out" in client.context else {}
+        return {"model": masks.select_shared(float_state(client.model), left_out)}
 
 
 def _network(server: Server) -> nn.Module:

@@ -68,7 +68,7 @@ class ClientAvailability(Plugin):
 
     def facts(self) -> dict[str, Any]:
         """The settings; `delay_rounds` also says how late those are that miss a deadline."""
-        said = self.settings.in_effect()
+        said = self.settings.effective()
         if self.has_deadline:
             said["delay_rounds"] = self.settings.delay_rounds
         return {self.name: said} if said else {}

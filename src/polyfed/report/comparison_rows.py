@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.report.decomposition import Decomposition
-from polyfed.report.paper_results import Beside
+from polyfed.report.paper_results import PaperComparison
 from polyfed.report.statistics import Paired, ToTarget
 
-__all__ = ["Facts", "OneRun", "Row", "Section"]
+__all__ = ["ComparisonGroup", "ComparisonRow", "Facts", "OneRun"]
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One method or variant over its seeds. Accuracies in [0, 1]; None is "not known". Means are over seeds.
 
     A margin is half the width of the 95 % interval of the mean (Student's t).
@@ -95,7 +95,7 @@ class Row:
     against_rival: Paired
     to_target: ToTarget | None
     epsilon: Mapping[str, float]
-    published: tuple[Beside, ...]
+    published: tuple[PaperComparison, ...]
     runs: tuple[OneRun, ...]
 
 
@@ -127,7 +127,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Section:
+class ComparisonGroup:
     """One table: comparable runs under one caption.
 
     Attributes:
@@ -148,7 +148,7 @@ class Section:
     finding: str
     caption: str
     facts: Facts
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
     models: tuple[str, ...]
     versions: Mapping[str, str]

@@ -18,9 +18,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import width
-from polyfed.functional.fx_graph import Steps
+from polyfed.functional.fx_graph import GraphSegment
 from polyfed.functional.modes import has_batchnorm
-from polyfed.methods.building_blocks.channel_groups import Layout, flow
+from polyfed.methods.building_blocks.channel_groups import Layout, trace_layouts
 
 _NAME = "early_exits"  # prefix of the exits' tensors
 _Layer = _ConvNd | nn.Linear  # mixes channels
@@ -37,7 +37,7 @@ class _Block(NamedTuple):
     layer: _Layer
 
 
-class Exits(nn.Module):
+class MultiExitModel(nn.Module):
     """A network up to one of its exits, and the exits before it: (N, ...) to the logits of each, N x C, in order.
 
     Its tensors keep the names that they have in the network; those of early exits are ``early_exits.block<k>.*``, k the
@@ -76,22 +76,22 @@ class Exits(nn.Module):
             return logits
         return logits[0] if len(logits) == 1 else torch.stack(logits).mean(dim=0)
 
-    def until(self, depth: float) -> Exits:
+    def truncated(self, depth: float) -> MultiExitModel:
         """The network up to the exit that lies at this depth, with all exits on the way."""
         return self._only(slice(sum(before <= width(self.of, depth) for before in self.blocks)))
 
-    def last(self) -> Exits:
+    def final_exit(self) -> MultiExitModel:
         """The network up to its last exit, without the others."""
         return self._only(slice(-1, None), joined=True)
 
-    def ensemble(self) -> Exits:
+    def ensemble(self) -> MultiExitModel:
         """The network with all its exits, which gives the mean of their logits."""
         return self._only(slice(None), joined=True)
 
-    def _only(self, exits: slice, joined: bool = False) -> Exits:
+    def _only(self, exits: slice, joined: bool = False) -> MultiExitModel:
         outputs = self._recorded.outputs
         layers = dict(self.named_modules())
-        return Exits(self.architecture, layers, outputs[exits], self.blocks[exits], self.of, joined)
+        return MultiExitModel(self.architecture, layers, outputs[exits], self.blocks[exits], self.of, joined)
 
 
 class _Recorded:
@@ -105,20 +105,20 @@ class _Recorded:
             needed.update(node.all_input_nodes if node in needed else ())
         start, *nodes = (node for node in graph.nodes if node in needed)
         self.layers = [str(node.target) for node in nodes if node.op == "call_module"]
-        self.steps = Steps(nodes, start, self.outputs)
+        self.steps = GraphSegment(nodes, start, self.outputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Recorded:
         return self
 
 
-def attach(network: nn.Module, depths: Collection[float]) -> Exits:
+def add_early_exits(network: nn.Module, depths: Collection[float]) -> MultiExitModel:
     """The network with an exit behind its first ceil(depth * blocks) blocks, for every depth; equal ones are one exit.
 
     The exit behind all blocks is the network's own head. The others are a linear layer on the means over pixels; where
     a block ends with a sum and the network has BatchNorm, behind BatchNorm and ReLU.
 
     Args:
-        network: what `plan_of` understands; its layers are shared. depths: in (0, 1], 1 among them.
+        network: what `channel_plan` understands; its layers are shared. depths: in (0, 1], 1 among them.
 
     Raises:
         ConfigError: the network cannot be recorded and cut, or has no place for an early exit.
@@ -144,7 +144,7 @@ def attach(network: nn.Module, depths: Collection[float]) -> Exits:
         layers[name] = _exit(block, head.layer, has_batchnorm(network))
         with record.inserting_after(block.end):
             outputs.append(record.call_module(name, (block.end,)))
-    return Exits(_named(network), layers, [*outputs, own], wanted, len(blocks))
+    return MultiExitModel(_named(network), layers, [*outputs, own], wanted, len(blocks))
 
 
 def _refuse(network: nn.Module, what: str, expected: str) -> NoReturn:
@@ -177,7 +177,7 @@ def _blocks(network: nn.Module) -> list[_Block]:
     Raises:
         ConfigError: the network cannot be recorded and cut, or nothing in it mixes channels.
     """
-    steps = flow(network)
+    steps = trace_layouts(network)
     place = {node: i for i, node in enumerate(steps)}
     blocks: list[_Block] = []
     mixed: _Layer | None = None  # the last such layer since a block has ended

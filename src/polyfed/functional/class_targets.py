@@ -9,9 +9,10 @@ Shapes: N samples, C classes, M rows received, S classes that have a row, D widt
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from polyfed.functional.losses import row_mean
+from polyfed.functional.losses import weighted_mean
 
 
 def merge(rows_MD: Tensor, labels_M: Tensor, weights_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,10 +48,10 @@ def merge(rows_MD: Tensor, labels_M: Tensor, weights_M: Tensor) -> tuple[Tensor,
     return labels_S, (sums_SD / totals_S1).to(rows_MD.dtype)
 
 
-def renewed(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: Tensor) -> tuple[Tensor, Tensor]:
+def update_rows(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: Tensor) -> tuple[Tensor, Tensor]:
     """The new rows, and of the classes that have none the old ones: (labels, rows), in the order of the labels.
 
-    >>> renewed(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([[9.0]]), torch.tensor([1]))
+    >>> update_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([[9.0]]), torch.tensor([1]))
     (tensor([0, 1]), tensor([[1.],
             [9.]]))
     """
@@ -60,10 +61,10 @@ def renewed(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: 
     return labels[order], torch.cat([old_SD[kept_S], new_SD])[order]
 
 
-def dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def to_dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Rows by class number, (C, D), and which of them are known, (C,) bool; the others are filled up to be skipped.
 
-    >>> dense(torch.tensor([[5.0]]), torch.tensor([1]), classes=2)
+    >>> to_dense(torch.tensor([[5.0]]), torch.tensor([1]), classes=2)
     (tensor([[0.],
             [5.]]), tensor([False,  True]))
     """
@@ -73,19 +74,19 @@ def dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tens
     return filled_CD, known_C.to(rows_SD.device)
 
 
-def pull(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
+def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
     """sum_n w_n mean_d (z_n - prototype of y_n)^2 / sum_n w_n; samples of a class without prototype count as 0.
 
     Args:
         z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
-        prototypes_CD, known_C: see `dense`; constants for the gradient.
+        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
 
     Returns:
         0-d tensor.
 
     Source: FedProto, its regularizer, as the mean over the batch and over the D features.
 
-    >>> pull(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
+    >>> prototype_distance(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
     ...      torch.zeros(2, 2), torch.tensor([True, False]))
     tensor(6.2500)
     """
@@ -93,12 +94,32 @@ def pull(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C:
     return _mean_of_known(squared_N, known_C[y_N], w_N)
 
 
+def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
+    """sum_n w_n (1 - cos(z_n, prototype of y_n)) / sum_n w_n; samples of a class without prototype count as 0.
+
+    Args:
+        z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
+        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
+
+    Returns:
+        0-d tensor. The cosine with a row of zeros is 0.
+
+    Source: Guo et al. (FedORGP), arXiv:2502.16119, the clients' alignment.
+
+    >>> align(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]), torch.ones(2),
+    ...       torch.tensor([[5.0, 0.0]]), torch.tensor([True]))
+    tensor(0.5000)
+    """
+    cosine_N = F.cosine_similarity(z_ND, prototypes_CD.detach()[y_N], dim=1)
+    return _mean_of_known(1 - cosine_N, known_C[y_N], w_N)
+
+
 def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
     """-sum_n w_n sum_c target(y_n)_c log softmax(logits_n)_c / sum_n w_n; samples without a target count as 0.
 
     Args:
-        logits_NC: scores before the softmax, that are trained. y_N, w_N: as in `pull`.
-        targets_CC: probabilities by class (`dense`); constants for the gradient.
+        logits_NC: scores before the softmax, that are trained. y_N, w_N: as in `prototype_distance`.
+        targets_CC: probabilities by class (`to_dense`); constants for the gradient.
 
     Returns:
         0-d tensor.
@@ -114,16 +135,27 @@ def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: 
 
 
 def _mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
-    return row_mean(torch.where(known_N, values_N, torch.zeros_like(values_N)), w_N)
+    return weighted_mean(torch.where(known_N, values_N, torch.zeros_like(values_N)), w_N)
 
 
-def nearest(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
+def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
     """Scores (N, C): minus the Euclidean distance to each class's prototype, minus infinity where there is none.
 
-    >>> nearest(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
+    >>> nearest_prototype_scores(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
     tensor([[-inf, -5.]])
     """
     distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")
     scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
     scores_NC[:, labels_S.long()] = -distances_NS
+    return scores_NC
+
+
+def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
+    """Scores (N, C): the cosine with each class's prototype, minus infinity where there is none.
+
+    >>> most_similar(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([1]), classes=2)
+    tensor([[  -inf, 0.8000]])
+    """
+    scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
+    scores_NC[:, labels_S.long()] = F.normalize(z_ND, dim=1) @ F.normalize(prototypes_SD, dim=1).T
     return scores_NC

@@ -18,11 +18,10 @@ import typer.main
 from PIL import Image
 
 from polyfed.cli import app as cli
-from polyfed.deploy.node_registry import EventLog
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog
 from polyfed.deploy.protocol import ClientHello
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
-from polyfed.results.read import DIARY
 from tests.helpers.processes import forked
 from tests.project.test_method_pages import check
 from tests.project.test_site import at_work
@@ -163,7 +162,7 @@ def deployed(folder: Path) -> None:
         linear=True,
     )
     folder.mkdir(parents=True)
-    diary = EventLog(folder / DIARY, resume=False)
+    diary = EventLog(folder / EVENT_LOG, resume=False)
     diary.welcome(known, node=7)
     diary.open()
 

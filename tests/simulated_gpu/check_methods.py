@@ -12,6 +12,7 @@ from polyfed.engine.federation import Federation
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, state
+from tests.helpers.gentle import gentle
 from tests.helpers.quick import others_slow
 
 CLOSE = 1e-5  # of the largest entry
@@ -25,8 +26,9 @@ FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedkd", "fedrolex"]  # one of each ki
 def ran(name: str, device: str, executor: str, training: Training = TRAINING, **kinds: Any) -> Federation:
     """A run of the conformance kit's clients."""
     settings = {key: kinds.pop(key) for key in ("precision",) if key in kinds}
-    among = ConformanceKit(method=METHODS[name](), device=device).world(**kinds)
-    return among.run(METHODS[name](), training, evaluation=EVALUATION, executor=executor, **settings)
+    method = gentle(name)
+    among = ConformanceKit(method=method, device=device).world(**kinds)
+    return among.run(method, training, evaluation=EVALUATION, executor=executor, **settings)
 
 
 def compare(name: str, executor: str, device: str = "cuda", **kinds: Any) -> None:

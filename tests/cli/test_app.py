@@ -22,6 +22,7 @@ from polyfed.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
+PATIENCE = 600  # seconds for a process on a busy machine; it is never waited for so long otherwise
 RECIPE = """
 [data]
 dataset = "digits"
@@ -413,14 +414,14 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_gives_the_undisturbed_run(polyfed
     many = ["run", "tiny.toml", "--set", "training.rounds=25", "--set", "run.checkpoint_every=1000"]
     stopped = polyfed_.folder / "stopped"
     process = start(polyfed_.folder, *many, "--out", "stopped")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         written = stopped / "rounds.jsonl"
         if written.exists() and written.read_bytes().count(b"\n") >= 3:
             break
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, error
     assert "Traceback" not in error
     assert "interrupted in round" in error.splitlines()[-1]
@@ -435,12 +436,13 @@ def test_ctrl_c_writes_a_checkpoint_and_resume_gives_the_undisturbed_run(polyfed
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:
-    began = time.monotonic()
-    process = start(tmp_path, "--help")
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "compare" in out
-    assert time.monotonic() - began < 2  # 0.15 s where nobody else computes
+    """What takes seconds to import is not imported for it."""
+    code = "import sys; from polyfed.cli.app import status; status(['--help']); print(sorted(sys.modules))"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert "compare" in done.stdout
+    imported = done.stdout.splitlines()[-1]
+    assert not [name for name in ("torch", "numpy", "matplotlib", "sklearn", "pyarrow") if f"'{name}'" in imported]
 
 
 def test_a_reader_that_has_gone_is_no_failure(tmp_path: Path) -> None:
@@ -449,4 +451,4 @@ def test_a_reader_that_has_gone_is_no_failure(tmp_path: Path) -> None:
     assert process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""
-    process.wait(timeout=60)
+    process.wait(timeout=PATIENCE)

@@ -246,8 +246,8 @@ from pathlib import Path
 from polyfed.cli import app as cli
 from polyfed.deploy import local_cluster as room
 room.require_package = lambda package, purpose: None
-room._program = lambda name: Path({str(place / "programs")!r}) / name
-room._polyfed = lambda: [room._program("polyfed")]
+room.find_program = lambda name: Path({str(place / "programs")!r}) / name
+room.polyfed_command = lambda: [room.find_program("polyfed")]
 room.make_server_certificate = lambda folder, hosts: folder.mkdir()
 room.make_node_key = lambda path: None
 cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
@@ -262,9 +262,15 @@ cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
     while time.monotonic() < deadline and not (log.exists() and "waiting" in log.read_text()):
         assert caller.poll() is None, caller.communicate()
         time.sleep(0.05)
-    time.sleep(0.5)  # for the round to be seen
+    assert caller.stderr is not None
+    said = ""
+    while "round 1/2" not in said:
+        line = caller.stderr.readline()
+        assert line, said
+        said += line
     caller.send_signal(number)
-    out, said = caller.communicate(timeout=120)
+    out, more = caller.communicate(timeout=120)
+    said += more
     assert caller.returncode == 128 + number, said
     assert said.splitlines()[-1] == "polyfed: interrupted after 1 whole rounds, which are kept; go on with --resume"
     assert "round 1/2" in said

@@ -59,10 +59,10 @@ def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
     )
     with ProcessGroup(tmp_path, {}) as started:
         started.start("parent", python(code + "; print(p.pid, flush=True)"))
-        started.wait_for_success("parent", 30)
+        started.wait_for_success("parent", 300)
         child = int(started.log("parent").read_text())
         assert lives(child)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300  # on a busy machine
     while lives(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not lives(child)
@@ -79,11 +79,11 @@ def test_failures_say_the_last_words(tmp_path: Path) -> None:
     with ProcessGroup(tmp_path, {}) as started:
         started.start("bad", python("import sys; print('first'); print('no such thing'); print(); sys.exit(3)"))
         with pytest.raises(RunError, match=r"bad ended with status 3: no such thing \(all of it in .*bad.log\)"):
-            started.wait_for_success("bad", 30)
+            started.wait_for_success("bad", 300)
         with pytest.raises(RunError, match="bad has ended, with status 3"):
             started.check_alive(["bad"])
         with pytest.raises(RunError, match="bad has ended"):
-            started.wait_for_answer("bad", free_ports(1)[0], 30)
+            started.wait_for_answer("bad", free_ports(1)[0], 300)
         started.start("slow", python(SLEEP))
         with pytest.raises(RunError, match=r"slow has not ended within 0.1 s \(see .*slow.log\)"):
             started.wait_for_success("slow", 0.1)
@@ -98,7 +98,7 @@ def test_a_program_that_has_died_can_be_started_again(tmp_path: Path) -> None:
         first = started.start("node-0", python("print('one')"))
         first.wait()
         second = started.start("node-0", python("print('two')"))
-        started.wait_for_success("node-0", 30)
+        started.wait_for_success("node-0", 300)
         assert second.pid != first.pid
     assert (tmp_path / "node-0.log").read_text() == "one\ntwo\n"
 
@@ -110,7 +110,7 @@ def test_an_answer_is_waited_for(tmp_path: Path) -> None:
     )
     with ProcessGroup(tmp_path, {}) as started:
         started.start("server", python(code, str(port)))
-        started.wait_for_answer("server", port, 30)
+        started.wait_for_answer("server", port, 300)
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", port))
 

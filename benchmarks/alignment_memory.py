@@ -17,8 +17,8 @@ import time
 
 import torch
 
-from polyfed.core.inference import represent_gradients
-from polyfed.functional.kernel_similarity import distance
+from polyfed.core.inference import chunked_gradients
+from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.models.zoo import build
 
 
@@ -35,7 +35,7 @@ def measure(model: str, rows: int, chunk: int) -> dict[str, float | int | str]:
     network = build(model, (3, 32, 32), 10)
     x, factor = torch.randn(rows, 3, 32, 32), torch.randn(rows, 128)
     before, began = peak(), time.perf_counter()
-    _, grads = represent_gradients(network, x, lambda z: distance("linear", z, factor, factor=True), chunk)
+    _, grads = chunked_gradients(network, x, lambda z: kernel_distance("linear", z, factor, factor=True), chunk)
     norm = sum(float(grad.square().sum()) for grad in grads.values() if grad is not None) ** 0.5
     seconds = time.perf_counter() - began
     facts = {"model": model, "rows": rows, "chunk": chunk}

@@ -22,14 +22,14 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.settings import Training
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import PolyfedError
 from polyfed.methods import Local
 from polyfed.models import build
 from polyfed.registry import METHODS
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import Flat, state
 from polyfed.version import __version__
 
@@ -65,7 +65,7 @@ def compared(name: str, device: str) -> list[dict[str, Any]]:
 def kit_run(name: str, device: str, executor: str) -> Flat:
     """Weights and states after a short run of the kit's clients."""
     method = METHODS[name]()
-    among = Kit(method=method, device=device).world(one=True)
+    among = ConformanceKit(method=method, device=device).world(one=True)
     return state(among.run(method, Training(rounds=3, batch_size=8, lr=0.05), executor=executor))
 
 
@@ -104,11 +104,11 @@ def timed(model: str, count: int, asked: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def images(count: int, seed: int) -> Samples:
+def images(count: int, seed: int) -> LabeledSamples:
     """Random bytes, random classes."""
     draws = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (count, *SHAPE), generator=draws, dtype=torch.uint8)
-    return Samples(x, torch.randint(0, CLASSES, (count,), generator=draws))
+    return LabeledSamples(x, torch.randint(0, CLASSES, (count,), generator=draws))
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from torch import nn
 
 from polyfed.core.client import Client
 from polyfed.core.settings import Training
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import PolyfedError
@@ -120,11 +120,11 @@ def measured(
     return {"serial": serial, "vectorized": vectorized, "speedup": serial / vectorized}
 
 
-def images(count: int, seed: int) -> Samples:
+def images(count: int, seed: int) -> LabeledSamples:
     """Random bytes, random classes."""
     draws = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 256, (count, *SHAPE), generator=draws, dtype=torch.uint8)
-    return Samples(x, torch.randint(0, CLASSES, (count,), generator=draws))
+    return LabeledSamples(x, torch.randint(0, CLASSES, (count,), generator=draws))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.inference import represent
+from polyfed.core.inference import representations
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import ClientModel, load_model
 
@@ -27,8 +27,8 @@ def personal_models(run: Path) -> list[ClientModel]:
     return [load_model(run, int(Path(file).stem.removeprefix("client-"))) for file in index]
 
 
-def representations(run: Path, rows: slice) -> list[Tensor]:
+def representations_of(run: Path, rows: slice) -> list[Tensor]:
     """Every client's (L, D) for these rows of the official test side, or of the training side where there is none."""
     source = DataCache().source(Recipe.load(run / "recipe.toml"))
     images = (source.test or source.train).x[rows]
-    return [represent(model.network, images, model.prepare) for model in personal_models(run)]
+    return [representations(model.network, images, model.prepare) for model in personal_models(run)]

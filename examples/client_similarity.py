@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from _common import finished_run, personal_models, representations
+from _common import finished_run, personal_models, representations_of
 
 from polyfed.functional.kernels import cka_matrix, mean_pairwise_cka
 
@@ -25,7 +25,7 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{'run':50s}  {'all pairs':>9s}  {'same net':>9s}  {'others':>9s}")
     for run in arguments.runs:
-        views = representations(run, slice(-arguments.images, None))
+        views = representations_of(run, slice(-arguments.images, None))
         matrix, nets = cka_matrix(views), [model.architecture for model in personal_models(run)]
         alike = torch.tensor([[a == b for b in nets] for a in nets])
         other, alike = ~alike, alike & ~torch.eye(len(nets), dtype=torch.bool)

@@ -23,14 +23,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from _common import finished_run, representations
+from _common import finished_run, representations_of
 from torch import Tensor
 
 from polyfed.functional.centering import center
 from polyfed.functional.kernel_factor import Factor, kernel_factor
 from polyfed.functional.kernels import cka_to_factor
-from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
-from polyfed.functional.rbf_kernel import cka_of_kernels
+from polyfed.functional.quantization import PRECISIONS, dequantize_columns, packed_nbytes, quantize_columns
+from polyfed.functional.rbf_kernel import kernel_cka
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def exact_ckas(views: list[Tensor], norm: str) -> Tensor:
     for view in views:
         k_LL = kernel(view)
         k_bar_LL += k_LL / (k_LL.norm() if norm == "fro" else 1)
-    return torch.stack([cka_of_kernels(kernel(view), k_bar_LL) for view in views])
+    return torch.stack([kernel_cka(kernel(view), k_bar_LL) for view in views])
 
 
 def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
@@ -70,12 +70,26 @@ def table(views: list[Tensor], ranks: list[int], norm: str) -> list[Row]:
         factors[factor.rank] = factor
     rows = []
     for factor in factors.values():
-        bound = math.sqrt(2 - 2 * math.sqrt(1 - factor.tail**2))
-        sent_N = {precision: ckas(views, unpack(pack(factor.matrix, precision))) for precision in PRECISIONS}
+        bound = math.sqrt(2 - 2 * math.sqrt(1 - factor.truncation_error**2))
+        sent_N = {
+            precision: ckas(views, dequantize_columns(quantize_columns(factor.matrix, precision)))
+            for precision in PRECISIONS
+        }
         for precision, ckas_N in sent_N.items():
             size = packed_nbytes(len(factor.matrix), factor.rank, precision)
             error, rounding = (float((ckas_N - other_N).abs().max()) for other_N in (expected_N, sent_N["float32"]))
-            rows.append(Row(factor.rank, factor.tail == 0, precision, size, factor.tail, bound, error, rounding))
+            rows.append(
+                Row(
+                    factor.rank,
+                    factor.truncation_error == 0,
+                    precision,
+                    size,
+                    factor.truncation_error,
+                    bound,
+                    error,
+                    rounding,
+                )
+            )
     return rows
 
 
@@ -96,7 +110,7 @@ def main() -> None:
     if arguments.images < 2 or min(arguments.ranks) < 1:
         parser.error("expected at least 2 images and ranks of at least 1")
     run: Path = arguments.run
-    views = representations(run, slice(arguments.images))
+    views = representations_of(run, slice(arguments.images))
     rows = table(views, arguments.ranks, arguments.norm)
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))

@@ -29,7 +29,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import TrainingResult
-from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring, Serial
+from polyfed.engine.executors.base import EvalJob, Executor, JobResult, Scores, Serial, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.experiments.build import build_federation
@@ -121,13 +121,13 @@ class Watching:
         self._unwatched = unwatched
         return self
 
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         federation = self.federation
         watched = Spy(federation.method, receive=self._scales.receive, upload=self._scales.upload)
-        return Serial(watched, federation.architectures, federation.store).run(jobs, done)
+        return Serial(watched, federation.model_factory, federation.store).run(jobs, done)
 
-    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         return self._unwatched.score(asked)
 

@@ -20,7 +20,7 @@ from results_pages import stored
 
 from polyfed.registry import METHODS
 from polyfed.report import paper_results
-from polyfed.report.paper_results import Entry
+from polyfed.report.paper_results import PaperNumber
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TITLE = "## Published results"
@@ -104,9 +104,9 @@ class Row(NamedTuple):
     unit: str
 
 
-def theirs(method: str) -> dict[Row, list[Entry]]:
+def theirs(method: str) -> dict[Row, list[PaperNumber]]:
     """The papers' numbers for a method and its variants, by row of the section."""
-    found: dict[Row, list[Entry]] = {}
+    found: dict[Row, list[PaperNumber]] = {}
     for entry in paper_results.entries():
         if entry.quantity in QUANTITIES and (entry.method == method or entry.method.startswith(f"{method}-")):
             first, _, held = entry.setting.partition(", ")
@@ -116,12 +116,12 @@ def theirs(method: str) -> dict[Row, list[Entry]]:
     return found
 
 
-def _data(row: Row, entries: Sequence[Entry]) -> str:
+def _data(row: Row, entries: Sequence[PaperNumber]) -> str:
     values = "; ".join(entry.setting.partition(",")[0].partition("=")[2] for entry in entries)
     return ", ".join(part for part in (row.dataset, row.held, f"{row.key}={values}" if values else row.key) if part)
 
 
-def _printed(entry: Entry, notes: list[str]) -> str:
+def _printed(entry: PaperNumber, notes: list[str]) -> str:
     """The number as printed, with its spread and its footnotes' marks; footnotes that are new join `notes`."""
     notes += [name for name in entry.footnotes if name not in notes]
     marks = ", ".join(map(str, sorted(notes.index(name) + 1 for name in entry.footnotes)))
@@ -135,7 +135,7 @@ def _number(value: float | None) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
 
 
-def _measured(entries: Sequence[Entry], known: Ours) -> str:
+def _measured(entries: Sequence[PaperNumber], known: Ours) -> str:
     found = [known.get((e.place, e.setting, e.dataset, e.quantity, e.method)) for e in entries]
     return "; ".join(text or NOT_MEASURED for text in found) if any(found) else NOT_MEASURED
 

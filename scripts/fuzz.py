@@ -649,10 +649,10 @@ def releases(r: Random) -> Files:
 
 def use_epsilon(place: Path) -> None:
     """What it has cost in privacy."""
-    from polyfed.experiments.privacy_report import spent, to_text
+    from polyfed.experiments.privacy_report import privacy_costs, to_text
 
-    to_text(spent([place]))
-    spent([place], 1e-6)
+    to_text(privacy_costs([place]))
+    privacy_costs([place], 1e-6)
 
 
 def use_results(place: Path) -> None:
@@ -700,11 +700,11 @@ def use_clients(place: Path) -> None:
 
 def use_leakage(place: Path) -> None:
     """What the server got, heard again; and what a client sent last."""
-    from polyfed.attacks.api import report
-    from polyfed.attacks.attack_target import expose
+    from polyfed.attacks.api import audit
+    from polyfed.attacks.attack_target import collect_target
 
-    report(place, shadows=0, images=0)
-    expose(place, 0, 1, None, None, "cpu")
+    audit(place, shadows=0, images=0)
+    collect_target(place, 0, 1, None, None, "cpu")
 
 
 def swept(r: Random) -> Files:
@@ -739,13 +739,13 @@ def use_sensitivity(place: Path) -> None:
 
 def use_report(place: Path) -> None:
     """Tables in every form, the page, and the curves' numbers."""
-    from polyfed.report.comparison import comparison, to_text, write
+    from polyfed.report.comparison import compare_runs, to_text, write
     from polyfed.report.figures import curves
     from polyfed.report.html_report import write_page
-    from polyfed.report.run_records import find_runs
+    from polyfed.report.run_records import load_runs
 
-    runs = find_runs(place)
-    table = comparison(runs)
+    runs = load_runs(place)
+    table = compare_runs(runs)
     to_text(table)
     write(table, place)
     write_page(runs, table, place)
@@ -840,17 +840,17 @@ def parquet_values(r: Random) -> Files:
 
 def use_images(place: Path) -> None:
     """As images."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
 
-    load("set", place)
+    load_dataset("set", place)
 
 
 def use_texts(place: Path) -> None:
     """As texts."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
     from polyfed.data.text import TextConfig
 
-    load("set", place, words=TextConfig("text"))
+    load_dataset("set", place, words=TextConfig("text"))
 
 
 def csv(r: Random) -> Files:
@@ -860,18 +860,18 @@ def csv(r: Random) -> Files:
 
 def use_table(place: Path) -> None:
     """As a table."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
 
-    load(f"csv:{place / 'table.csv'}")
+    load_dataset(f"csv:{place / 'table.csv'}")
 
 
 def use_csv_texts(place: Path) -> None:
     """As texts, with words' vectors from a file."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
     from polyfed.data.text import TextConfig
 
-    load(f"csv:{place / 'texts.csv'}", words=TextConfig("text"))
-    load(f"csv:{place / 'texts.csv'}", words=TextConfig("text", vectors=place / "vectors.txt"))
+    load_dataset(f"csv:{place / 'texts.csv'}", words=TextConfig("text"))
+    load_dataset(f"csv:{place / 'texts.csv'}", words=TextConfig("text", vectors=place / "vectors.txt"))
 
 
 def use_vectors(place: Path) -> None:
@@ -924,9 +924,9 @@ def _config(r: Random) -> bytes:
 
 def use_arrays(place: Path) -> None:
     """As clients' arrays."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
 
-    load(f"npz:{place}")
+    load_dataset(f"npz:{place}")
 
 
 def pictures(r: Random) -> Files:
@@ -943,9 +943,9 @@ def pictures(r: Random) -> Files:
 
 def use_pictures(place: Path) -> None:
     """As images in folders."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
 
-    load(f"images:{place}", image_size=6)
+    load_dataset(f"images:{place}", image_size=6)
 
 
 def use_new(place: Path) -> None:
@@ -1005,10 +1005,10 @@ def letter(r: Random) -> Files:
     """A letter between server and node: its body damaged, its facts altered."""
     import torch
 
-    from polyfed.deploy.protocol import pack
+    from polyfed.deploy.protocol import serialize
 
     kind, told = r.choice(facts())
-    body = pack({"x": torch.ones(2), "g": {"y": torch.zeros(1)}, "none": {}}, told)
+    body = serialize({"x": torch.ones(2), "g": {"y": torch.zeros(1)}, "none": {}}, told)
     if r.random() < 0.6:
         end = 8 + int.from_bytes(body[:8], "little")
         head = as_json(altered(r, json.loads(body[8:end])))
@@ -1018,10 +1018,10 @@ def letter(r: Random) -> Files:
 
 def use_letter(place: Path) -> None:
     """As a body with facts."""
-    from polyfed.deploy.protocol import pack, unpack
+    from polyfed.deploy.protocol import deserialize, serialize
 
-    content, told = unpack((place / "letter").read_bytes())
-    pack(content, told)
+    content, told = deserialize((place / "letter").read_bytes())
+    serialize(content, told)
 
 
 def use_facts(place: Path) -> None:
@@ -1032,10 +1032,11 @@ def use_facts(place: Path) -> None:
     if not isinstance(told, dict):
         return
     if kind == "score":
-        protocol.score_read(told, 2, 6)
+        protocol.score_from_json(told, 2, 6)
     else:
-        protocol.read(
-            {"task": protocol.Task, "introduction": protocol.Introduction, "report": protocol.Report}[kind], told
+        protocol.parse(
+            {"task": protocol.TaskRequest, "introduction": protocol.ClientHello, "report": protocol.TaskResult}[kind],
+            told,
         )
 
 
@@ -1081,20 +1082,20 @@ class Wire:
 
     def send(self, letters: Sequence[tuple[int, Any]], seconds: float) -> list[str]:
         """Answered before they are sent."""
-        from polyfed.deploy.protocol import Letter, Trouble
+        from polyfed.deploy.protocol import Envelope, NodeError
         from polyfed.errors import PolyfedError
 
         names = []
         for node, letter in letters:
             self.count += 1
             names.append(str(self.count))
-            letter = Letter(letter.kind, json.loads(json.dumps(letter.facts)), letter.body)
+            letter = Envelope(letter.kind, json.loads(json.dumps(letter.facts)), letter.body)
             try:
                 answer = answered(self.place, node - 1000, letter)
             except PolyfedError as error:
-                answer = Trouble(error)
-            if isinstance(answer, Letter):
-                answer = Letter(answer.kind, json.loads(json.dumps(answer.facts)), answer.body)
+                answer = NodeError(error)
+            if isinstance(answer, Envelope):
+                answer = Envelope(answer.kind, json.loads(json.dumps(answer.facts)), answer.body)
             self.waiting[names[-1]] = self.hears(node, letter, answer)
         return names
 
@@ -1140,7 +1141,7 @@ def upset(r: Random, body: bytes) -> bytes:
     """A letter's body with other bytes, another head, or other tensors."""
     import torch
 
-    from polyfed.deploy.protocol import pack, unpack
+    from polyfed.deploy.protocol import deserialize, serialize
 
     way = r.randrange(3)
     if way == 0:
@@ -1149,7 +1150,7 @@ def upset(r: Random, body: bytes) -> bytes:
         end = 8 + int.from_bytes(body[:8], "little")
         head = as_json(altered(r, json.loads(body[8:end])))
         return len(head).to_bytes(8, "little") + head + body[end:]
-    message, told = unpack(body)
+    message, told = deserialize(body)
     for name in list(message):
         value = message[name]
         if r.random() < 0.5:
@@ -1160,7 +1161,7 @@ def upset(r: Random, body: bytes) -> bytes:
             message[name] = {key: _other(r, each) if r.random() < 0.5 else each for key, each in value.items()}
     if message and r.random() < 0.3:
         message[r.choice(["x", "n" * 300, "labels", "weights"])] = message.pop(r.choice(list(message)))
-    return pack(message, told)
+    return serialize(message, told)
 
 
 def _other(r: Random, value: Any) -> Any:
@@ -1187,11 +1188,11 @@ def _other(r: Random, value: Any) -> Any:
 
 def use_node(place: Path) -> None:
     """A node answers, or refuses."""
-    from polyfed.deploy.protocol import Letter
+    from polyfed.deploy.protocol import Envelope
 
     facts = _told(place / "facts")
     if isinstance(facts, dict):
-        answered(place, 0, Letter((place / "kind").read_text(), facts, (place / "body").read_bytes()))
+        answered(place, 0, Envelope((place / "kind").read_text(), facts, (place / "body").read_bytes()))
 
 
 def served(r: Random) -> Files:
@@ -1202,7 +1203,7 @@ def served(r: Random) -> Files:
 def use_server(place: Path) -> None:
     """Two rounds with a node that answers otherwise; what it says is refused, and the run comes to its end."""
     from polyfed.deploy import node_registry
-    from polyfed.deploy.protocol import Letter
+    from polyfed.deploy.protocol import Envelope
     from polyfed.deploy.server import serve
 
     r = Random((place / "seed").read_text())
@@ -1210,14 +1211,14 @@ def use_server(place: Path) -> None:
     kinds = r.choice([("hello",), ("train",), ("train",), ("score", "finish")])
 
     def hears(node: int, letter: Any, answer: Any) -> Any:
-        if node == 1000 or letter.kind not in kinds or not isinstance(answer, Letter):
+        if node == 1000 or letter.kind not in kinds or not isinstance(answer, Envelope):
             return answer
         facts, body = answer.facts, answer.body
         if not body or r.random() < 0.6:
             facts = json.loads(as_json(altered(r, dict(facts), 2)).replace(DEEP, b"[[[[]]]]"))
         if body and r.random() < 0.6:
             body = upset(r, body)
-        return Letter(answer.kind, facts if isinstance(facts, dict) else {}, body)
+        return Envelope(answer.kind, facts if isinstance(facts, dict) else {}, body)
 
     wire = Wire(place, hears)
     serve(_nodes()[0], wire, out=place / "out", deadline=0.02, min_nodes=1)
@@ -1242,19 +1243,19 @@ def use_diary(place: Path) -> None:
 
 def use_ledger(place: Path) -> None:
     """The count of what was answered."""
-    from polyfed.deploy.answer_ledger import Ledger
+    from polyfed.deploy.answer_ledger import AnswerLedger
 
     for path in sorted((place / "node-0" / "answered").glob("*")):
-        Ledger(path).count("training in round 1, passage 0", "x", 5)
+        AnswerLedger(path).count("training in round 1, passage 0", "x", 5)
 
 
 def use_secret(place: Path) -> None:
     """The secrets by which a node is known again, and draws its noise."""
-    from polyfed.deploy.node_checkpoints import Shelf, secret, token
+    from polyfed.deploy.node_checkpoints import NodeCheckpoints, load_or_create_key, token
 
-    Shelf(place / "node-0" / "client-000").marks()
+    NodeCheckpoints(place / "node-0" / "client-000").marks()
     token(place / "node-0", "0" * 16)
-    secret(place / "node-0")
+    load_or_create_key(place / "node-0")
 
 
 def flags(r: Random) -> Files:
@@ -1282,7 +1283,7 @@ def use_flags(place: Path) -> None:
 @functools.cache
 def decoded() -> tuple[Files, Files]:
     """A folder of Parquet files and one of images; and the decoded copies of both, by what they are called."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
 
     place = _own() / "decoded"
     sets = {"set/train.parquet": parquets()[1], "a/0.png": images()[0], "b/0.png": images()[0]}
@@ -1290,10 +1291,10 @@ def decoded() -> tuple[Files, Files]:
         (place / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "data" / name).write_bytes(data)
     with _cache_at(place / "cache"):
-        load("set", place / "data")
+        load_dataset("set", place / "data")
         (place / "data" / "set" / "train.parquet").unlink()
         (place / "data" / "set").rmdir()
-        load(f"images:{place / 'data'}", image_size=6)
+        load_dataset(f"images:{place / 'data'}", image_size=6)
     return sets, {name: data for name, data in tree(place / "cache").items() if name.endswith(".safetensors")}
 
 
@@ -1347,7 +1348,7 @@ def _copy(r: Random, data: bytes) -> bytes:
 
 def use_copies(place: Path) -> None:
     """In place of the files; and notes, in place of reading them."""
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
 
     notes = (place / "notes.json").read_bytes()
     known = []
@@ -1360,9 +1361,9 @@ def use_copies(place: Path) -> None:
     if len(notes) % 2:
         stored.write_bytes(b"{" + b", ".join(known) + b"}")
     with _cache_at(place / "cache"):
-        sources = [load("set", place / "data")]
+        sources = [load_dataset("set", place / "data")]
         shutil.rmtree(place / "data" / "set")
-        sources.append(load(f"images:{place / 'data'}", image_size=6))
+        sources.append(load_dataset(f"images:{place / 'data'}", image_size=6))
     for source in sources:
         if int(source.train.y.max()) >= len(source.class_names):
             raise Failure("a label that is no class")
@@ -1371,11 +1372,11 @@ def use_copies(place: Path) -> None:
 @functools.cache
 def certificates() -> Files:
     """An authority, a server's certificate, a node's keys."""
-    from polyfed.deploy.tls import certify, make_key
+    from polyfed.deploy.tls import make_node_key, make_server_certificate
 
     place = _own() / "keys"
-    certify(place, ["localhost"])
-    make_key(place / "node")
+    make_server_certificate(place, ["localhost"])
+    make_node_key(place / "node")
     return tree(place)
 
 
@@ -1407,9 +1408,9 @@ def _rewrapped(r: Random, data: bytes) -> bytes:
 
 def use_certify(place: Path) -> None:
     """A new certificate by the authority that is there."""
-    from polyfed.deploy.tls import certify
+    from polyfed.deploy.tls import make_server_certificate
 
-    certify(place, ["localhost"], days=r_days(place), force=True)
+    make_server_certificate(place, ["localhost"], days=r_days(place), force=True)
 
 
 def r_days(place: Path) -> int:
@@ -1442,7 +1443,7 @@ def use_hub(place: Path) -> None:
     from unittest import mock
 
     from polyfed.data import hub
-    from polyfed.data.datasets import load
+    from polyfed.data.datasets import load_dataset
     from polyfed.data.text import TextConfig
     from polyfed.errors import ConfigError
 
@@ -1453,9 +1454,9 @@ def use_hub(place: Path) -> None:
     with mock.patch.object(hub, "_load", known):
         text = (place / "train.parquet").stat().st_size % 2
         if text:
-            load("hub:a/b", words=TextConfig("text"))
+            load_dataset("hub:a/b", words=TextConfig("text"))
         else:
-            load("hub:a/b")
+            load_dataset("hub:a/b")
 
 
 @functools.cache
@@ -1510,7 +1511,7 @@ def shown(r: Random) -> Files:
 
 def use_follow(place: Path) -> None:
     """Shown while it grows."""
-    from polyfed.deploy.run_progress import Follower
+    from polyfed.deploy.run_progress import RunProgress
     from polyfed.tracking.console import Console
 
     facts = {"method": "fedgh", "rounds": 4, "evaluation": {"stage": "personal"}}
@@ -1518,10 +1519,10 @@ def use_follow(place: Path) -> None:
     for path, data in later.items():
         path.write_bytes(data[: len(data) // 2])
     console = Console(stream=io.StringIO(), terminal=False)
-    follower = Follower(place, facts, console, resume=True)
+    follower = RunProgress(place, facts, console, resume=True)
     for path, data in later.items():
         path.write_bytes(data)
-    follower.look()
+    follower.poll()
 
 
 def requests(r: Random) -> Files:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from polyfed.results.fields import Kind, Record  # noqa: E402
+from polyfed.results.fields import FieldType, Record  # noqa: E402
 from polyfed.results.schema import RoundRecord, RunResult, Summary  # noqa: E402
 from polyfed.results.stored_files import ModelEntry, Normalization  # noqa: E402
 
@@ -119,7 +119,7 @@ def _shape(hint: Any, plural: bool = False) -> str:
 
 def _annotated_shape(hint: Any, plural: bool) -> str:
     inner, *marks = get_args(hint)
-    kinds = [mark for mark in marks if isinstance(mark, Kind)]
+    kinds = [mark for mark in marks if isinstance(mark, FieldType)]
     if kinds:
         return kinds[0].many if plural else kinds[0].one
     if get_origin(inner) in (Union, types.UnionType):  # a key that is only sometimes there, and then not null

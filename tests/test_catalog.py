@@ -86,7 +86,6 @@ class Mine(Method):
         int,  # not this
         str,
     ] = (1, "#")  # at its end
-    lambda_: bool = False  # a word of Python's
 
 
 def test_comments_are_found_where_they_stand():
@@ -95,7 +94,6 @@ def test_comments_are_found_where_they_stand():
         "beside": (0.5, "said beside it"),
         "above": (2, "said above it, on two lines"),
         "long": ((1, "#"), "not this at its end"),
-        "lambda": (False, "a word of Python's"),
     }
 
 
@@ -108,7 +106,7 @@ def test_a_class_without_source_is_listed_all_the_same():
 def test_the_text_has_a_line_per_hyperparameter_and_keeps_to_the_width():
     text = method_table.to_text(method_table.describe(), 60)
     assert "    header_lr = 0.01  # eta_theta;" in text
-    assert "    lambda = 1.0  # for" in text
+    assert "    local_weight = 1.0  # for" in text
     assert all(len(line) <= 60 for line in text.split("\nP  ")[0].splitlines())
 
 
@@ -142,7 +140,7 @@ def test_settings_change_the_answer(recipe):
 def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
     """The trial keeps the first rows of every class; hyperparameters that count rows are heeded."""
     settings = ["data.limit_train=600", "training.batch_size=2"]
-    settings += ["models.architectures=['digits-cnn1']", "methods.fedin.pairs=30"]
+    settings += ["models.architectures=['digits-cnn1']", "methods.fedin.num_pairs=30"]
     found = {one.method: one for one in check_methods(recipe, settings)}
     for name in ("fedgh", "fedin", "fedhenn"):
         (kind,) = check(recipe, method=name, overrides=settings).architectures

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
@@ -126,8 +126,8 @@ def test_longer_local_takes_that_many_steps() -> None:
 # pooled -----------------------------------------------------------------------------------------------------------
 
 
-def of_all(data: Any) -> Samples:
-    return Samples(torch.cat([c.train.x for c in data.clients]), torch.cat([c.train.y for c in data.clients]))
+def of_all(data: Any) -> LabeledSamples:
+    return LabeledSamples(torch.cat([c.train.x for c in data.clients]), torch.cat([c.train.y for c in data.clients]))
 
 
 def test_pooled_is_plain_training_on_the_rows_of_all() -> None:

@@ -12,12 +12,12 @@ import pytest
 from polyfed.cli.app import status
 from polyfed.core.settings import Privacy, Training
 from polyfed.errors import ConfigError
-from polyfed.experiments.privacy_report import spent
+from polyfed.experiments.privacy_report import privacy_costs
 from polyfed.functional.gaussian_mechanism import gaussian_epsilon
 from polyfed.methods import FedAvg, FedIN
-from polyfed.report.comparison import comparison, to_text
-from polyfed.report.run_records import find_runs
-from polyfed.testing import Kit
+from polyfed.report.comparison import compare_runs, to_text
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
 
 THREE = Training(rounds=3, batch_size=64, lr=0.1)
 
@@ -26,18 +26,18 @@ THREE = Training(rounds=3, batch_size=64, lr=0.1)
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Uploads with noise, pairs of all rows with noise, and nothing with noise."""
     folder = tmp_path_factory.mktemp("runs")
-    pairs = FedIN(pairs=100, feature_clip=1.0, noise=6.0)
+    pairs = FedIN(num_pairs=100, feature_clip=1.0, noise_std=6.0)
     for name, method, privacy in (
         ("uploads", FedAvg(), Privacy(upload_clip_norm=1.0, upload_noise_multiplier=2.0)),
         ("pairs", pairs, Privacy()),
         ("plain", FedAvg(), Privacy()),
     ):
-        Kit(method=method).world().federation(method, THREE, privacy=privacy, out=folder / name).run()
+        ConformanceKit(method=method).world().federation(method, THREE, privacy=privacy, out=folder / name).run()
     return folder
 
 
 def test_lines_are_those_of_the_records(runs: Path) -> None:
-    found = {one.run.partition(" ")[0]: one for one in spent([runs])}
+    found = {one.run.partition(" ")[0]: one for one in privacy_costs([runs])}
     assert len(found) == 2
     uploads, pairs = found["fedavg"], found["fedin"]
     assert (uploads.unit, uploads.what, uploads.releases, uploads.noise) == ("client", ("upload",), 3, 2.0)
@@ -46,7 +46,7 @@ def test_lines_are_those_of_the_records(runs: Path) -> None:
     recorded = [json.loads(line) for line in (runs / "pairs" / "rounds.jsonl").read_text().splitlines()]
     assert pairs.rdp == recorded[-1]["epsilon"]["sample"]
     assert pairs.classic == pytest.approx(math.sqrt(2 * math.log(1.25e5)) / 3)
-    (other,) = [one for one in spent([runs], delta=1e-3) if one.unit == "client"]
+    (other,) = [one for one in privacy_costs([runs], delta=1e-3) if one.unit == "client"]
     assert other.rdp < uploads.rdp
 
 
@@ -56,7 +56,7 @@ def test_the_command(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "* above 1 the classic formula is not proved: no guarantee" in shown
     assert "features: for given weights, which were trained without noise and go up as they are" in shown
     assert status(["epsilon", str(runs), "--json"]) == 0
-    assert [one["unit"] for one in json.loads(capsys.readouterr().out)] == [one.unit for one in spent([runs])]
+    assert [one["unit"] for one in json.loads(capsys.readouterr().out)] == [one.unit for one in privacy_costs([runs])]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_what_cannot_be_told(runs: Path, capsys: pytest.CaptureFixture[str], wor
     assert status(["epsilon", *shlex.split(words.format(runs))]) == 2
     assert said in capsys.readouterr().err
     with pytest.raises(ConfigError):
-        spent([runs / "plain"])
+        privacy_costs([runs / "plain"])
 
 
 def test_tables_have_a_column_for_each_unit(runs: Path) -> None:
-    table = comparison(find_runs([runs]))
+    table = compare_runs(load_runs([runs]))
     shown = to_text(table, width=160)
     assert "epsilon client: of the bounded entries" in shown
     section = table.sections[0]

@@ -19,9 +19,9 @@ from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.results_page import results_page
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 from polyfed.report.sweeps import SweepRow, SweepTable
 from polyfed.report.sweeps import to_csv as sweep_to_csv
 from polyfed.report.sweeps import to_markdown as sweep_to_markdown
@@ -205,7 +205,7 @@ def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_tables_in_python(odd: Path) -> None:
-    table = comparison(find_runs(odd / "run"))
+    table = compare_runs(load_runs(odd / "run"))
     assert not CONTROLS.search(str(table))
     assert "\\x1b" in str(table)
 

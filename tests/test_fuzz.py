@@ -23,14 +23,14 @@ import torch
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import from_bytes
 from polyfed.data import cache, parquet_images
-from polyfed.data.datasets import from_tensors, load
+from polyfed.data.datasets import from_tensors, load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
-from polyfed.deploy.answer_ledger import Ledger
-from polyfed.deploy.protocol import Letter, pack, unpack
+from polyfed.deploy.answer_ledger import AnswerLedger
+from polyfed.deploy.protocol import Envelope, deserialize, serialize
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.prediction import load_model, predict
-from polyfed.experiments.privacy_report import spent
+from polyfed.experiments.privacy_report import privacy_costs
 from polyfed.methods import FedGH
 from polyfed.models.zoo import build
 from polyfed.report.sensitivity import read_sweep
@@ -136,16 +136,16 @@ def test_a_tensor_of_a_shape_that_is_none() -> None:
 
 @pytest.mark.parametrize("odd", [b"[5.5]", b"[null]", b'["a/b", 3]'])
 def test_a_letter_with_names_that_are_none(odd: bytes) -> None:
-    body = pack({"x": torch.ones(1)})
+    body = serialize({"x": torch.ones(1)})
     head = body[8:].partition(b"}")[0] + b"}}"
     end = 8 + int.from_bytes(body[:8], "little")
     head = body[8:end].replace(b'"empty": []', b'"empty": ' + odd)
     data = len(head).to_bytes(8, "little") + head + body[end:]
     try:
-        message, _ = unpack(data)
+        message, _ = deserialize(data)
     except RunError:
         return
-    pack(message)
+    serialize(message)
 
 
 def npy(shape: str, kind: str = "<f4") -> bytes:
@@ -160,7 +160,7 @@ def test_headers_of_arrays_that_are_none(shape: str, tmp_path: Path) -> None:
     (tmp_path / "train" / "0.npz").write_bytes(FUZZ.archive(members))
     (tmp_path / "new.npy").write_bytes(npy(shape))
     with pytest.raises(ConfigError, match="expected arrays x and y"):
-        load(f"npz:{tmp_path}")
+        load_dataset(f"npz:{tmp_path}")
     with pytest.raises(ConfigError, match="expected an array of numbers"):
         read(tmp_path / "new.npy", InputSpec((2,), torch.float32, None, ("a", "b")))
 
@@ -170,7 +170,7 @@ def test_inputs_without_numbers_and_of_any_number_of_channels(tmp_path: Path) ->
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "0.npz").write_bytes(FUZZ.archive(members))
     with pytest.raises(ConfigError, match=r"expected inputs of one number or more in .*, got the shape"):
-        load(f"npz:{tmp_path}")
+        load_dataset(f"npz:{tmp_path}")
 
 
 def test_new_inputs_that_begin_like_an_archive(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_list_without_end_beside_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
     (tmp_path / "config.json").write_bytes(b"[" * 100000)
     with pytest.raises(ConfigError, match=r"expected a JSON object in .*config\.json"):
-        load(f"npz:{tmp_path}")
+        load_dataset(f"npz:{tmp_path}")
 
 
 def test_a_network_for_which_there_is_no_memory() -> None:
@@ -221,7 +221,7 @@ def test_a_label_of_which_there_are_no_so_many_classes(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 2**60]))
     with pytest.raises(ConfigError, match=r"expected labels below 1000000 in .*, got 1152921504606846976"):
-        load(f"npz:{tmp_path}")
+        load_dataset(f"npz:{tmp_path}")
     with pytest.raises(ConfigError, match="expected labels below 1000000 in 'mine'"):
         from_tensors((torch.zeros(2, 3), torch.tensor([0, 2**60])), name="mine")
 
@@ -243,7 +243,7 @@ def test_more_rows_of_images_than_a_file_says(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(parquet_images, "open_parquet", short)
     with pytest.raises(ConfigError, match="expected 5 rows, as the files say, got more from"):
-        load("set", tmp_path)
+        load_dataset("set", tmp_path)
 
 
 # what an alteration of structure found -----------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_p
         del line["seal"]
         line.update(told)
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    for reader in (lambda: spent([place]), lambda: RunFolder(place).records()):
+    for reader in (lambda: privacy_costs([place]), lambda: RunFolder(place).records()):
         with pytest.raises(ConfigError, match=says):
             reader()
 
@@ -299,7 +299,7 @@ def test_a_release_about_no_rows(tmp_path: Path) -> None:
             release.update(drawn=0, held=5, poisson=False)
     (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
     with pytest.raises(ConfigError, match="expected releases about one row or more, got one about 0 of 5"):
-        spent([place])
+        privacy_costs([place])
 
 
 def test_a_delta_that_is_none(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_delta_that_is_none(tmp_path: Path) -> None:
     for delta in (0, 2.0, "x", None):
         (place / "result.json").write_text(json.dumps({**result, "delta": delta}))
         with pytest.raises(ConfigError, match="'delta': expected"):
-            spent([place])
+            privacy_costs([place])
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def swept() -> bytes:
 def test_a_count_of_answers_without_end(tmp_path: Path) -> None:
     (tmp_path / "answered.jsonl").write_bytes(b"[" * 100000 + b"\n")
     with pytest.raises(RunError, match="expected a kind and a request in each line"):
-        Ledger(tmp_path / "answered.jsonl").count("training", "x", 1)
+        AnswerLedger(tmp_path / "answered.jsonl").count("training", "x", 1)
 
 
 @pytest.mark.parametrize(
@@ -398,9 +398,9 @@ def test_a_node_is_told_of_another_model_than_its_own(odd: dict[str, Any], tmp_p
     kind, facts, body = next(letter for letter in sent if letter[0] == "finish")
     asked = {**facts, "about": {**facts["about"], **odd}}
     with pytest.raises(RunError, match="expected the entry of this client's model, got another"):
-        FUZZ.answered(tmp_path, 0, Letter(kind, asked, body))
+        FUZZ.answered(tmp_path, 0, Envelope(kind, asked, body))
     said = {**facts["about"], "modules": ["/anywhere"], "vectors": "```\n/etc/passwd"}
-    FUZZ.answered(tmp_path, 0, Letter(kind, {**facts, "about": said}, body))
+    FUZZ.answered(tmp_path, 0, Envelope(kind, {**facts, "about": said}, body))
     (index,) = tmp_path.glob("node-0/*/models/index.json")
     (entry,) = json.loads(index.read_text()).values()
     assert "modules" not in entry
@@ -465,7 +465,7 @@ def test_a_decoded_copy_that_is_none_is_made_anew(
     """With a checksum that fits, where there can be one."""
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
     laid({"set/train.parquet": FUZZ.parquets()[1]}, tmp_path)
-    whole = load("set", tmp_path)
+    whole = load_dataset("set", tmp_path)
     (path,) = (tmp_path / "cache").rglob("*.safetensors")
     tensors = safetensors.torch.load_file(path)
     with safetensors.safe_open(path, "pt") as stored:
@@ -474,7 +474,7 @@ def test_a_decoded_copy_that_is_none_is_made_anew(
     if tensors["train_x"].dtype != torch.bfloat16:
         facts["checksum"] = cache._checksum(tensors, facts)
     safetensors.torch.save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=facts)
-    again = load("set", tmp_path)
+    again = load_dataset("set", tmp_path)
     assert torch.equal(again.train.x, whole.train.x)
     assert torch.equal(again.train.y, whole.train.y)
     assert again.class_names == whole.class_names

@@ -19,8 +19,8 @@ from PIL import Image
 
 from helpers.processes import forked
 from polyfed.cli import app as cli
-from polyfed.deploy.node_registry import DIARY, Diary
-from polyfed.deploy.protocol import Introduction
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog
+from polyfed.deploy.protocol import ClientHello
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
 from test_method_pages import check
@@ -141,7 +141,7 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dat
 
 def deployed(folder: Path) -> None:
     """What a deployment keeps of its nodes: client 2 belongs to one."""
-    known = Introduction(
+    known = ClientHello(
         client=2,
         token="0" * 64,
         dataset="digits",
@@ -162,7 +162,7 @@ def deployed(folder: Path) -> None:
         linear=True,
     )
     folder.mkdir(parents=True)
-    diary = Diary(folder / DIARY, resume=False)
+    diary = EventLog(folder / EVENT_LOG, resume=False)
     diary.welcome(known, node=7)
     diary.open()
 

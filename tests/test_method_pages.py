@@ -22,7 +22,7 @@ import typer.main
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
-from polyfed.engine.uploads import sends
+from polyfed.engine.uploads import has_upload
 from polyfed.experiments.method_table import list_hyperparameters
 from polyfed.experiments.sweep import parse
 from polyfed.registry import METHODS
@@ -124,12 +124,12 @@ def test_the_privacy_section_is_true(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
     method = METHODS[name]()
     variants = ("outputs", "setting", "mu")  # hyperparameters with which more can be clipped
-    bounded = sends(method) and (not method.fixed_entries or any(v in told for v in variants[:2]))
+    bounded = has_upload(method) and (not method.fixed_entries or any(v in told for v in variants[:2]))
     assert ("`upload_clip_norm` clips" in told) == bounded
     phases = method.phases(Training())
     by_row = method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)
     assert ("`max_grad_norm` is not supported" in told) == (not by_row and "`mu = 0`" not in told)
-    assert sends(method) == ("Not protected:" in told)
+    assert has_upload(method) == ("Not protected:" in told)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -38,21 +38,21 @@ def mutual(model: Any, batch: Any, context: Any) -> float:
 
 # what each sound method is asked with; its mutants are asked the same
 OPTIONS: dict[type[Method], dict[str, Any]] = {
-    Local: {"oracle": cross_entropy},
+    Local: {"reference_loss": cross_entropy},
     FedAvg: {"counted": "updates", "expected_bytes": averaging_bytes},
-    FedGH: {"skip": dict.fromkeys(("order_of_uploads", "numbering"), "pair by pair")},
-    sound.FedProx: {"oracle": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
+    FedGH: {"skip": dict.fromkeys(("order_of_uploads", "client_order_invariant"), "pair by pair")},
+    sound.FedProx: {"reference_loss": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
     sound.FedProto: {
         "counted": "statistics",
         "reductions": [Reduction({"strength": 0.0}, Local())],
     },
     sound.FML: {
-        "oracle": mutual,
+        "reference_loss": mutual,
         "reductions": [Reduction({"alpha": 1.0}, Local(), part="private.")],
     },
     sound.Scaffold: {
-        "inert": {"aggregation": "one architecture only"},
-        "skip": {"silence_is_not_zero": "the server's control moves by |S| / N (Karimireddy et al., eq. 5)"},
+        "no_effect": {"aggregation": "one architecture only"},
+        "skip": {"missing_upload_is_not_zero": "the server's control moves by |S| / N (Karimireddy et al., eq. 5)"},
     },
     sound.Drift: {},
 }
@@ -72,8 +72,8 @@ CAUGHT_BY = {
     broken.UnsquaredNorm: "oracle",
     broken.DeadKnob: "hyperparameters_matter",
     broken.HeadsBeginApart: "begins_alike",
-    broken.UncountedPrototypes: "counted",
-    broken.AbsentClassesAreZero: "silence_is_not_zero",
+    broken.UncountedPrototypes: "samples_counted_once",
+    broken.AbsentClassesAreZero: "missing_upload_is_not_zero",
     broken.UndetachedTeacher: "reductions",
     broken.KLOverElements: "oracle",
     broken.BuffersStayAtHome: "batchnorm",
@@ -84,7 +84,7 @@ CAUGHT_BY = {
     broken.DrawsInLoss: "loss_is_pure",
     broken.BranchesOnValues: "loss_is_pure",
     broken.Unshuffled: "data_are_shuffled",
-    broken.DropsTheLastBatch: "awkward_data",
+    broken.DropsTheLastBatch: "degenerate_clients",
     broken.StateInPlace: "nothing_written_in_place",
     broken.NobodyInPlace: "nothing_written_in_place",
     broken.UploadsInPlace: "nothing_written_in_place",
@@ -98,12 +98,12 @@ CAUGHT_BY = {
     broken.StateInTheMethod: "state_is_explicit",
     broken.BroadcastCounts: "broadcast_without_side_effects",
     broken.PlansInSilence: "goes_on_after_its_end",
-    broken.DividesByAll: "silence_is_not_zero",
+    broken.DividesByAll: "missing_upload_is_not_zero",
     broken.CrashesWithoutAnswers: "any_subset",
     broken.LastUploadWins: "order_of_uploads",
     broken.WeightsByPlace: "order_of_uploads",
-    broken.FirstClientIsSpecial: "numbering",
-    broken.SwallowsNaN: "nan_is_refused",
+    broken.FirstClientIsSpecial: "client_order_invariant",
+    broken.SwallowsNaN: "nan_is_rejected",
     broken.SendsTheWholeUnion: "expected_bytes",
     broken.ForgetsWhatNobodySent: "any_subset",
     broken.UnknownStage: "declared",
@@ -159,7 +159,7 @@ def test_a_class_in_place_of_a_method_is_one_line() -> None:
 
 def test_pytest_asks_nothing_else_either() -> None:
     asked = testing.conformance(broken.FloatInAMessage())
-    with pytest.raises(testing.Nonconformance, match="upload puts something else"):
+    with pytest.raises(testing.ConformanceError, match="upload puts something else"):
         asked("speaks_in_tensors")
     with pytest.raises(pytest.skip.Exception, match="not asked before speaks_in_tensors holds"):
         asked("learns")

@@ -11,7 +11,7 @@ import pytest
 from polyfed.analysis.layer_outputs import clients_of
 from polyfed.data import cache
 from polyfed.data.column_schema import stored_features
-from polyfed.deploy.node_registry import Diary
+from polyfed.deploy.node_registry import EventLog
 from polyfed.errors import ConfigError
 from polyfed.report.heatmaps import _read
 from polyfed.report.results_page import read_command
@@ -27,7 +27,7 @@ NESTED = b"[" * 100_000
         ("compare.json", read_command),
         ("sweep.json", read_sweep),
         ("similarity.json", lambda folder: _read(folder / "similarity.json")),
-        ("nodes.jsonl", lambda folder: Diary(folder / "nodes.jsonl", resume=True)),
+        ("nodes.jsonl", lambda folder: EventLog(folder / "nodes.jsonl", resume=True)),
     ],
 )
 def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], Any], tmp_path: Path) -> None:

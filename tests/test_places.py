@@ -15,16 +15,16 @@ from helpers.flat_options import grouped
 from polyfed import Client, Federation
 from polyfed.analysis import analyze
 from polyfed.config.recipe import Recipe
-from polyfed.data.datasets import load
+from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.data.text import load_word_vectors
 from polyfed.deploy.node_registry import release
-from polyfed.deploy.tls import certify, make_key
+from polyfed.deploy.tls import make_node_key, make_server_certificate
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import Local
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 from polyfed.report.sensitivity import read_sweep
 
 RECIPE = """
@@ -38,19 +38,19 @@ architectures = ["digits-cnn1"]
 name = "local"
 """
 USES: dict[str, Callable[[str], object]] = {
-    "data": lambda name: load(name, "."),
-    **{kind: lambda name, kind=kind: load(f"{kind}:{name}") for kind in ("csv", "npz", "images", "clients")},
-    "root": lambda name: load("cifar10", name),
-    "parquet": lambda name: load("parquet", name),
+    "data": lambda name: load_dataset(name, "."),
+    **{kind: lambda name, kind=kind: load_dataset(f"{kind}:{name}") for kind in ("csv", "npz", "images", "clients")},
+    "root": lambda name: load_dataset("cifar10", name),
+    "parquet": lambda name: load_dataset("parquet", name),
     "vectors": lambda name: load_word_vectors(Path(name), {"a"}),
     "new inputs": lambda name: read(Path(name), InputSpec((2,), torch.float32, None, ("a", "b"))),
     "recipe": lambda name: pf.run(name),
     "model": lambda name: load_model(name, 0),
-    "runs": lambda name: find_runs(name),
+    "runs": lambda name: load_runs(name),
     "plot": lambda name: analyze(name),
     "sweep": lambda name: read_sweep(name),
     "release": lambda name: release(name, 0),
-    "folder": lambda name: RunFolder(Path(name)).check({}, False, False),
+    "folder": lambda name: RunFolder(Path(name)).validate({}, False, False),
 }
 
 
@@ -73,7 +73,7 @@ def test_a_run_folder_that_cannot_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["csv", "npz", "images", "clients"])
 def test_a_user_that_is_not_there(kind: str) -> None:
     with pytest.raises(ConfigError, match="expected a folder of a user that there is, got '~nobody-of-this-name"):
-        load(f"{kind}:~nobody-of-this-name/rows")
+        load_dataset(f"{kind}:~nobody-of-this-name/rows")
 
 
 HALF = "\ud800"  # half a character, which Python code can write and no file can hold
@@ -117,6 +117,6 @@ def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
 
 def test_half_a_character_in_a_place_for_keys_is_one_line() -> None:
     pytest.importorskip("cryptography")
-    for make in (lambda: certify(HALF, ["localhost"]), lambda: make_key(HALF)):
+    for make in (lambda: make_server_certificate(HALF, ["localhost"]), lambda: make_node_key(HALF)):
         with pytest.raises(ConfigError, match="expected the name of a file or folder"):
             make()

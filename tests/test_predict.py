@@ -33,7 +33,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.experiments.build import build_federation
 from polyfed.functional.losses import cross_entropy
-from polyfed.models.split import SplitModel, Staged
+from polyfed.models.split import SequentialSplit, SplitModel
 from polyfed.registry import METHODS
 
 SOURCE = digits()
@@ -121,7 +121,7 @@ def test_every_kind_of_network_comes_back(sections: Any, tmp_path: Path) -> None
 def mine(in_shape: tuple[int, ...], classes: int) -> SplitModel:
     """An architecture of one's own."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.BatchNorm1d(7), nn.ReLU())
-    return Staged(nn.Identity(), body, nn.Linear(7, classes), "mine")
+    return SequentialSplit(nn.Identity(), body, nn.Linear(7, classes), "mine")
 
 
 def test_an_architecture_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
     monkeypatch.setitem(METHODS._entries, "nearest", Nearest)
     plain = build_federation(recipe(method={"name": "local"}))
     clients = [Client(c.architecture, c.data.train, c.data.test, prepare=c.prepare) for c in plain.clients]
-    builders = {name: plain.architectures._builders[name] for name in ("digits-cnn1", "digits-cnn2")}
+    builders = {name: plain.model_factory._builders[name] for name in ("digits-cnn1", "digits-cnn2")}
     federation = Federation(
         clients,
         Nearest(),

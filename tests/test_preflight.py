@@ -18,8 +18,8 @@ from helpers.checked_recipe import CHECKED
 from polyfed.cli.app import status
 from polyfed.core.message import Message
 from polyfed.core.server import Server
-from polyfed.engine.compatibility import Unfit
-from polyfed.experiments.estimate import Check, _scored_rows, check, estimate_costs
+from polyfed.engine.compatibility import IncompatibleError
+from polyfed.experiments.estimate import CostEstimate, _scored_rows, check, estimate_costs
 from polyfed.methods.fedavg import FedAvg
 from polyfed.methods.fedin import FedIN
 from polyfed.methods.local import Local
@@ -65,7 +65,7 @@ def federation(method: Any, clients: int = 6, rows: int = 12, **training: Any) -
     )
 
 
-def checked(**training: Any) -> Check:
+def checked(**training: Any) -> CostEstimate:
     return estimate_costs(federation(Local(), **training))
 
 
@@ -133,7 +133,7 @@ def test_the_estimate_is_the_sum_of_its_parts() -> None:
 def test_all_that_does_not_fit_is_told_at_once() -> None:
     x, y = torch.randn(4, 10), torch.arange(4) % 2
     plain = [nn.Linear(10, 2), nn.Sequential(nn.Linear(10, 2))]
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(IncompatibleError) as caught:
         pf.Federation([pf.Client(net, train=(x, y)) for net in plain], FedIN())
     assert len(caught.value.problems) == 2
     assert [line[:44] for line in caught.value.problems] == [
@@ -251,7 +251,7 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
     }
     kinds = estimate_costs(federation(Local())).architectures
     odd = ("classes with test rows that nobody trains on (1): 99 (owl)",)
-    lines = str(Check(facts, kinds, clients, 0, 0, 1.0, 0, 0, 0, class_remarks=odd)).splitlines()
+    lines = str(CostEstimate(facts, kinds, clients, 0, 0, 1.0, 0, 0, 0, class_remarks=odd)).splitlines()
     assert max(map(len, lines)) <= 120
     assert any(line.endswith("99 classes, most: 98:99 97:98 96:97 95:96 94:95 93:94 ...") for line in lines)
     assert any(line.startswith("classes: 0 0, 1 1, ") for line in lines)

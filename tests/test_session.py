@@ -52,15 +52,15 @@ def test_a_deal_in_python_is_that_of_a_recipe() -> None:
     settings = {"data": data, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
     recipe = pf.Recipe.from_dict({**settings, "run": {"seed": 3}})
     asked, made = DataCache().federated(recipe), {"dirichlet_alpha": 0.4, "max_train_per_client": 50, "holdout": 7}
-    dealt = pf.federate(pf.load("digits"), 4, "dirichlet", seed=3, **made)
+    dealt = pf.federate(pf.load_dataset("digits"), 4, "dirichlet", seed=3, **made)
     for one, other in zip(asked.clients, dealt.clients, strict=True):
         assert torch.equal(one.train.x, other.train.x)
         assert torch.equal(one.test.y, other.test.y)
     assert torch.equal(asked.holdout.x, dealt.holdout.x)
-    elsewhere = pf.federate(pf.load("digits"), 4, "dirichlet", **made)
+    elsewhere = pf.federate(pf.load_dataset("digits"), 4, "dirichlet", **made)
     assert not torch.equal(elsewhere.holdout.x, dealt.holdout.x), "the seed counts"
     with pytest.raises(ConfigError, match="expected seed to be a whole number >= 0, got 'x'"):
-        pf.federate(pf.load("digits"), seed="x")  # type: ignore[arg-type]
+        pf.federate(pf.load_dataset("digits"), seed="x")  # type: ignore[arg-type]
 
 
 def test_only_a_source_is_dealt() -> None:

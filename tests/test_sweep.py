@@ -21,7 +21,7 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.sweep import Sweep, parse, sweep
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sweep_figure import _apart, draw
-from polyfed.report.sweeps import Cell, tabulate, to_csv, to_json, to_markdown, to_text
+from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
 from polyfed.results.schema import RoundRecord, RunResult
 
 RECIPE = """
@@ -147,7 +147,7 @@ def test_a_variant_of_the_recipe_and_methods_own_tables(tiny: Path) -> None:
     stored = tomllib.loads(Path("grid/header_lr=1/seed-0/recipe.toml").read_text())
     assert (stored["method"]["header_batch"], stored["method"]["header_lr"]) == ("round", 1.0)
     assert done.table is not None
-    assert done.table.ready.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
+    assert done.table.is_complete.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
     for row in done.table.rows:
         runs = [run_of(run.path) for run in row.runs]
         assert [run["seed"] for run in runs] == [0, 3] == list(row.seeds)
@@ -167,12 +167,12 @@ def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
     done = sweep(tiny, settings, out="grid")
     assert done.table is not None
     assert done.chosen is not None
-    words = shlex.split(done.table.ready)
+    words = shlex.split(done.table.is_complete)
     assert words[::2] == ["--set"] * 3
     again = polyfed.run(tiny, overrides=words[1::2])
     run = run_of(done.chosen.runs[0].path)
     assert again.result["accuracy_per_client"] == run["accuracy_per_client"]
-    assert f"chosen by validation: {done.table.ready}" in str(done)
+    assert f"chosen by validation: {done.table.is_complete}" in str(done)
 
 
 def test_values_that_are_no_folder_names(tiny: Path) -> None:
@@ -204,24 +204,24 @@ def record(path: str, validation: float | None, accuracy: float, seed: int = 0, 
 
 def cells(
     values: Mapping[Any, tuple[float | None, float]], key: str = "method.header_lr", **options: Any
-) -> list[Cell]:
+) -> list[SweepCell]:
     """A cell for each value, from its (validation, test) accuracy, all beside Local's 0.5."""
     local = [record("local", 0.5, 0.5, method="local")]
     grid = [
-        Cell({key: value}, [record(str(value), *pair)], beside=local, words=("--set", f"{key}={value}"))
+        SweepCell({key: value}, [record(str(value), *pair)], beside=local, words=("--set", f"{key}={value}"))
         for value, pair in values.items()
     ]
-    return [Cell({}, local), *grid]
+    return [SweepCell({}, local), *grid]
 
 
 def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
-    table = tabulate(["method.header_lr"], cells({0.01: (0.60, 0.95), 0.1: (0.80, 0.40), 1.0: (0.70, 0.90)}))
+    table = build_table(["method.header_lr"], cells({0.01: (0.60, 0.95), 0.1: (0.80, 0.40), 1.0: (0.70, 0.90)}))
     assert table is not None
     assert table.chosen is not None
     assert table.chosen.settings == {"method.header_lr": 0.1}
     assert (table.chosen.accuracy, table.chosen.difference) == (0.40, pytest.approx(-0.10))
     assert [row.chosen for row in table.rows] == [False, False, True, False]
-    assert table.ready == "--set method.header_lr=0.1"
+    assert table.is_complete == "--set method.header_lr=0.1"
     text = to_text(table)
     assert [line.split()[1] for line in text.splitlines() if line.endswith(" yes")] == ["0.1"]
     assert "| fedgh | 0.1 | 80.00 | 40.00 | 40.00 | -10.00 | 10 B | 20 B | 1.0 s | yes |" in to_markdown(table)
@@ -230,12 +230,12 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
         ("", "False"), ("0.01", "False"), ("0.1", "True"), ("1", "False"),
     ]  # fmt: skip
     stored = json.loads(to_json(table))
-    assert (stored["chosen"], stored["ready"]) == ({"method.header_lr": 0.1}, table.ready)
+    assert (stored["chosen"], stored["ready"]) == ({"method.header_lr": 0.1}, table.is_complete)
     assert stored["rows"][2]["runs"] == [{"seed": 0, "path": "0.1", "validation": 0.8, "accuracy": 0.4}]
 
 
 def test_of_equals_the_first_is_chosen() -> None:
-    table = tabulate(["method.header_lr"], cells({0.3: (0.7, 0.1), 0.1: (0.7, 0.9), 0.2: (0.7, 0.9)}))
+    table = build_table(["method.header_lr"], cells({0.3: (0.7, 0.1), 0.1: (0.7, 0.9), 0.2: (0.7, 0.9)}))
     assert table is not None
     assert table.chosen is not None
     assert table.chosen.settings == {"method.header_lr": 0.3}
@@ -243,23 +243,23 @@ def test_of_equals_the_first_is_chosen() -> None:
 
 def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() -> None:
     found = cells({1: (0.4, 0.9), 2: (0.3, 0.9), 3: (None, 0.9)})
-    incomplete = Cell({"method.header_lr": 4}, [record("4", 0.99, 0.99)], complete=False, words=("--set", "x"))
-    table = tabulate(["method.header_lr"], [*found, incomplete])
+    incomplete = SweepCell({"method.header_lr": 4}, [record("4", 0.99, 0.99)], complete=False, words=("--set", "x"))
+    table = build_table(["method.header_lr"], [*found, incomplete])
     assert table is not None
     assert table.chosen is not None
     assert table.chosen.settings == {"method.header_lr": 1}
     assert "not to be chosen, as a seed is missing: header_lr=4" in table.notes
-    nothing = tabulate(["method.header_lr"], [found[0], incomplete])
+    nothing = build_table(["method.header_lr"], [found[0], incomplete])
     assert nothing is not None
     assert nothing.chosen is None
     assert "chosen by validation: none" in to_text(nothing)
-    assert tabulate(["method.header_lr"], [Cell({}, []), Cell({}, [])]) is None
+    assert build_table(["method.header_lr"], [SweepCell({}, []), SweepCell({}, [])]) is None
 
 
 def test_means_deviations_and_differences_are_over_seeds() -> None:
     runs = [record("a", 0.6, 0.70, 0), record("b", 0.8, 0.60, 1)]
     beside = [record("c", 0.1, 0.65, 1, "local"), record("d", 0.1, 0.50, 0, "local")]
-    table = tabulate(["training.lr"], [Cell({"training.lr": 1}, runs, beside=beside, words=("x",))])
+    table = build_table(["training.lr"], [SweepCell({"training.lr": 1}, runs, beside=beside, words=("x",))])
     assert table is not None
     (row,) = table.rows
     assert (row.validation, row.accuracy) == (pytest.approx(0.7), pytest.approx(0.65))
@@ -279,7 +279,7 @@ def shapes(table: Any, folder: Path) -> str:
 
 
 def test_a_line_against_the_number_with_a_place_for_zero(tmp_path: Path) -> None:
-    table = tabulate(["method.header_lr"], cells({0.0: (0.6, 0.5), 0.001: (0.8, 0.4), 1.0: (0.7, 0.9)}))
+    table = build_table(["method.header_lr"], cells({0.0: (0.6, 0.5), 0.001: (0.8, 0.4), 1.0: (0.7, 0.9)}))
     text = shapes(table, tmp_path)
     assert "validation " in text
     assert "test " in text
@@ -289,22 +289,22 @@ def test_a_line_against_the_number_with_a_place_for_zero(tmp_path: Path) -> None
 def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -> None:
     keys = ["method.header_batch", "method.header_lr"]
     two = [
-        Cell({keys[0]: batch, keys[1]: lr}, [record(f"{batch}{lr}", 0.5, 0.5 + lr)], words=("x",))
+        SweepCell({keys[0]: batch, keys[1]: lr}, [record(f"{batch}{lr}", 0.5, 0.5 + lr)], words=("x",))
         for batch in ("lar", 10)
         for lr in (0.1, 0.2)
     ]
-    text = shapes(tabulate(keys, two), tmp_path)
+    text = shapes(build_table(keys, two), tmp_path)
     assert "validation header_batch=lar" in text
     assert "test header_batch=10" in text
     assert "local " not in text
     beside = [replace(cell, beside=[record(f"local{n}", 0.5, 0.4 + n / 100)]) for n, cell in enumerate(two)]
-    text = shapes(tabulate(keys, beside), tmp_path)
+    text = shapes(build_table(keys, beside), tmp_path)
     colors = [re.search(rf'<g id="local header_batch={b}">.*?stroke: (#\w+)', text, re.DOTALL) for b in ("lar", 10)]
     assert len({color[1] for color in colors if color}) == 2  # each Local in the color of its line
-    words = tabulate(["method.weighting"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.weighting"))
+    words = build_table(["method.weighting"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.weighting"))
     assert words is not None
     assert draw(words, tmp_path) == []
-    flags = tabulate(["method.share"], cells({True: (0.5, 0.5), False: (0.6, 0.6)}, "method.share"))
+    flags = build_table(["method.share"], cells({True: (0.5, 0.5), False: (0.6, 0.6)}, "method.share"))
     assert flags is not None
     assert draw(flags, tmp_path) == []
 
@@ -318,7 +318,7 @@ def test_labels_of_ticks_do_not_run_into_each_other() -> None:
 def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int) -> None:
     keys = ["method.header_epochs", "training.batch_size"]
     grid = [
-        Cell(
+        SweepCell(
             {keys[0]: a, keys[1]: b},
             [record(f"{a}{b}{seed}", 0.5, 0.5, seed) for seed in (0, 1)],
             beside=[record(f"local{seed}", 0.5, 0.4, seed) for seed in (0, 1)],
@@ -327,7 +327,7 @@ def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int)
         for a in (1, 10)
         for b in (16, 32)
     ]
-    text = to_text(tabulate(keys, grid), width)
+    text = to_text(build_table(keys, grid), width)
     assert max(map(len, text.splitlines())) <= width
     blocks = [block for block in text.split("\n\n") if "---" in block]
     assert all("header_epochs  batch_size" in block and block.count("fedgh") == 4 for block in blocks)
@@ -477,7 +477,7 @@ def test_what_has_learnt_nothing_is_not_chosen() -> None:
     (run,) = lost.runs
     result = run.result.model_copy(update={"nothing_learnt": "nothing was learnt: why"})
     run = dataclasses.replace(run, stored=result)
-    table = tabulate(["method.header_lr"], [local, good, dataclasses.replace(lost, runs=[run])])
+    table = build_table(["method.header_lr"], [local, good, dataclasses.replace(lost, runs=[run])])
     assert table is not None
     assert table.chosen is not None
     assert table.chosen.settings == {"method.header_lr": 1}

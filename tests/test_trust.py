@@ -27,7 +27,7 @@ from helpers.processes import forked
 from helpers.small_recipe import small_recipe
 from polyfed import analysis, attacks, registry
 from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
-from polyfed.attacks import attack_target, audit, replay
+from polyfed.attacks import attack_target, audit_report, replay
 from polyfed.cli import app as cli
 from polyfed.config.loading import code_named
 from polyfed.config.recipe import Recipe
@@ -36,7 +36,7 @@ from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments import prediction, privacy_report
 from polyfed.registry import file_of, is_own
 from polyfed.report import comparison, html_report, results_page, sensitivity
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 RECIPE = small_recipe()
 EVIL = """
@@ -226,11 +226,11 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "experiments.prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
     "config.recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
     "analysis.network_figures.analyze": (lambda run: analysis.analyze(run, ["cka"]), True),
-    "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(find_runs(run)[0], 4), True),
-    "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(find_runs(run)[0]), True),
-    "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(find_runs(run)[0]), True),
+    "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(load_runs(run)[0], 4), True),
+    "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(load_runs(run)[0]), True),
+    "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(load_runs(run)[0]), True),
     "analysis.representations.represent_runs": (
-        lambda run: representations.represent_runs(find_runs(run), analysis.Choices(), True, False),
+        lambda run: representations.represent_runs(load_runs(run), analysis.FigureOptions(), True, False),
         True,
     ),
     "analysis.layer_outputs.clients_of": (lambda run: layer_outputs.clients_of(run), False),
@@ -239,14 +239,20 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
         True,
     ),
     "attacks.api.attack": (lambda run: attacks.attack(run, images=1), True),
-    "attacks.api.report": (lambda run: attacks.report(run, shadows=0), True),
-    "attacks.attack_target.expose": (lambda run: attack_target.expose(run, 0, 1, None, None, "cpu"), True),
-    "attacks.replay.replay": (lambda run: replay.replay(find_runs(run)[0], [0]), True),
-    "attacks.audit.survey": (lambda run: audit.survey(find_runs(run)[0], audit.Options()), True),
-    "experiments.privacy_report.spent": (lambda run: privacy_report.spent([run]), False),
-    "report.run_records.find_runs": (lambda run: find_runs(run), False),
+    "attacks.api.audit": (lambda run: attacks.audit(run, shadows=0), True),
+    "attacks.attack_target.collect_target": (
+        lambda run: attack_target.collect_target(run, 0, 1, None, None, "cpu"),
+        True,
+    ),
+    "attacks.replay.replay": (lambda run: replay.replay(load_runs(run)[0], [0]), True),
+    "attacks.audit_report.audit_run": (
+        lambda run: audit_report.audit_run(load_runs(run)[0], audit_report.AuditOptions()),
+        True,
+    ),
+    "experiments.privacy_report.privacy_costs": (lambda run: privacy_report.privacy_costs([run]), False),
+    "report.run_records.load_runs": (lambda run: load_runs(run), False),
     "report.html_report.write_page": (
-        lambda run: html_report.write_page(find_runs(run), comparison.comparison(find_runs(run)), run),
+        lambda run: html_report.write_page(load_runs(run), comparison.compare_runs(load_runs(run)), run),
         False,
     ),
     "report.results_page.read_command": (lambda run: results_page.read_command(run), False),
@@ -258,15 +264,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "experiments.run.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
     "experiments.compare.compare": (lambda run: pf.compare("mine.toml", out=run), False),
     "engine.run_folder.RunFolder": (
-        lambda run: RunFolder(run).check(Recipe.load("mine.toml").to_dict(), True, False),
+        lambda run: RunFolder(run).validate(Recipe.load("mine.toml").to_dict(), True, False),
         False,
     ),
 }
 NUMBERS = {  # take records that were read, or places to write to, and open nothing of a folder
     "analysis.tsne.embeddings",
     "analysis.cka.similarity",
-    "attacks.attack_target.treatment",
-    "attacks.replay.last_heard",
+    "attacks.attack_target.describe_transforms",
+    "attacks.replay.last_upload_rounds",
     "results.read.check_links",
     "registry.check_trusted",
     "report.clients.architectures",
@@ -279,18 +285,18 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.grouping.scored_stages",
     "report.html_report.page",
     "report.html_report.page_data",
-    "report.paper_results.beside",
-    "report.paper_results.column",
-    "report.paper_results.is_changed",
-    "report.paper_results.unmeasured",
-    "report.paper_results.without_column",
-    "report.results_page.write_command",
-    "report.statistics.reach",
+    "report.paper_results.compare_with_paper",
+    "report.paper_results.numbers_for",
+    "report.paper_results.deviates_from_paper",
+    "report.paper_results.not_measured",
+    "report.paper_results.missing_settings",
+    "report.results_page.save_command",
+    "report.statistics.first_reach",
     "report.statistics.to_target",
     "report.plot_style.save",
     "report.sweep_figure.draw",
     "report.sweeps.write",
-    "report.comparison.comparison",
+    "report.comparison.compare_runs",
     "report.decomposition_figure.decompositions",
     "report.decomposition_figure.write_decompositions",
     "report.comparison.write",
@@ -485,11 +491,11 @@ def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Pa
     settings = Recipe.load("mine.toml").to_dict()
     before = listing(run.parent / "outside")
     for read in (
-        lambda: find_runs(run.parent),
+        lambda: load_runs(run.parent),
         lambda: prediction.load_model(run, 0),
         lambda: Recipe.of_run(run),
-        lambda: RunFolder(run).check(settings, True, False),
-        lambda: RunFolder(run).check(settings, False, True),
+        lambda: RunFolder(run).validate(settings, True, False),
+        lambda: RunFolder(run).validate(settings, False, True),
         lambda: layer_outputs.clients_of(run),
         lambda: results_page.read_command(run),
         lambda: sensitivity.read_sweep(run),
@@ -538,7 +544,7 @@ def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> 
     (run / "attack").unlink()
     (run / "recipe.toml").unlink()
     os.mkfifo(run / "recipe.toml")
-    for read in (lambda: find_runs(run), lambda: Recipe.of_run(run)):
+    for read in (lambda: load_runs(run), lambda: Recipe.of_run(run)):
         with pytest.raises(ConfigError, match="got something else: "):
             read()
 
@@ -546,7 +552,7 @@ def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> 
 def test_the_folder_itself_may_be_a_link(clean: Path, tmp_path: Path) -> None:
     """Its user has named it."""
     (tmp_path / "latest").symlink_to(clean / "run")
-    assert find_runs(tmp_path / "latest")[0].finished
+    assert load_runs(tmp_path / "latest")[0].finished
     assert prediction.predict(tmp_path / "latest", 0, X).scores.shape == (1, 10)
     assert Recipe.of_run(tmp_path / "latest").method.name == "fedgh"
 

@@ -66,11 +66,23 @@ SAID = [  # section, what is given, the line behind the section's name
     ),
 ]
 HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (FedIN, {"noise": 0.8, "noise_where": "message", "train_in": False}, "noise_where = 'message' does nothing beside"),
-    (FedIN, {"pairs": 3, "train_in": False}, "pairs = 3 does nothing beside train_in = false; set train_in to true"),
-    (FedIN, {"projection": "fixed", "train_in": False}, "projection = 'fixed' does nothing beside train_in = false"),
-    (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise = 0.0"),
-    (FedIN, {"combine": "none", "lambda_": 2.0}, "lambda = 2.0 does nothing beside combine = 'none'"),
+    (
+        FedIN,
+        {"noise_std": 0.8, "noise_where": "message", "exchange_features": False},
+        "noise_where = 'message' does nothing beside",
+    ),
+    (
+        FedIN,
+        {"num_pairs": 3, "exchange_features": False},
+        "num_pairs = 3 does nothing beside exchange_features = false; set exchange_features to true",
+    ),
+    (
+        FedIN,
+        {"projection": "fixed", "exchange_features": False},
+        "projection = 'fixed' does nothing beside exchange_features = false",
+    ),
+    (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise_std = 0.0"),
+    (FedIN, {"combine": "none", "local_weight": 2.0}, "local_weight = 2.0 does nothing beside combine = 'none'"),
     (
         FedHeNN,
         {"kernel": {"width": 2.0}},
@@ -81,7 +93,11 @@ HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
         {"setting": "homogeneous", "kernel": {"rank": 4}},
         "kernel.rank = 4 does nothing beside setting",
     ),
-    (LGFedAvg, {"shares": "none", "weighting": "uniform"}, "weighting = 'uniform' does nothing beside shares = 'none'"),
+    (
+        LGFedAvg,
+        {"shared_part": "none", "weighting": "uniform"},
+        "weighting = 'uniform' does nothing beside shared_part = 'none'",
+    ),
 ]
 
 
@@ -139,10 +155,10 @@ def test_what_was_not_given_is_not_told() -> None:
 
 
 def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
-    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").in_effect() == {}
-    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).in_effect() == {}
-    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).in_effect() == {}
-    FedIN(noise=0.0, noise_where="message")
+    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").effective() == {}
+    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).effective() == {}
+    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).effective() == {}
+    FedIN(noise_std=0.0, noise_where="message")
     recipe(availability={"delay_rate": 0.0, "delay_rounds": 3})
 
 
@@ -168,7 +184,7 @@ architectures = ["digits-cnn1"]
 
 [method]
 name = "fedin"
-lambda = 2.0
+local_weight = 2.0
 
 [methods.fedin]
 projection = "fixed"
@@ -202,7 +218,7 @@ def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path
     assert Recipe.load(path, ["method.combine=none"]).chosen_method == FedIN(
         combine="none", projection="fixed", projection_grid=2
     )
-    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(lambda_=2.0)
+    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(local_weight=2.0)
     assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
     assert path.read_text() == TEXT.partition("[presets.wrong")[0]
 

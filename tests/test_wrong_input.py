@@ -185,13 +185,13 @@ FIT = [
 ]
 MODELS = """
     from torch import nn
-    from polyfed.models.split import Staged
+    from polyfed.models.split import SequentialSplit
 
     def wide(in_shape, classes):
-        return Staged(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, classes))
+        return SequentialSplit(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, classes))
 
     def few(in_shape, classes):
-        return Staged(nn.Flatten(), nn.Identity(), nn.Linear(64, 3))
+        return SequentialSplit(nn.Flatten(), nn.Identity(), nn.Linear(64, 3))
 
     def broken(in_shape, classes):
         raise ValueError("first line\\nsecond line")
@@ -239,7 +239,10 @@ WORDS = [
     (["compare", "tiny.toml", "--methods", "local", "--seeds", "0,a"], "expected --seeds as whole numbers"),
     (["compare", "tiny.toml", "--methods", "local", "--seeds", ""], "expected --seeds as whole numbers"),
     (["compare", "tiny.toml", "--methods", "local,fedavg"], "fedavg needs tensors of one name"),
-    (["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.clip=1"], "expected --set methods.NAME.KEY=VALUE"),
+    (
+        ["compare", "tiny.toml", "--methods", "fedgh", "--set", "method.max_grad_norm=1"],
+        "expected --set methods.NAME.KEY=VALUE",
+    ),
     (["report", "nowhere"], "nowhere is not there"),
     (["report", "."], "no run folder"),
 ]

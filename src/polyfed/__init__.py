@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from polyfed.errors import nearest
+from polyfed.errors import suggest
 from polyfed.version import __version__ as __version__
 
 _PLACES = {  # __init__.pyi says the same to type checkers and editors
@@ -21,7 +21,7 @@ _PLACES = {  # __init__.pyi says the same to type checkers and editors
     "Privacy": "core.settings", "Compression": "plugins.settings", "RobustAggregation": "plugins.settings",
     "Adversaries": "plugins.settings",
     "Client": "core.client", "PublicData": "core.client", "Method": "core.method", "SplitModel": "models.split",
-    "split": "models.adapt", "load": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
+    "split": "models.adapt", "load_dataset": "data.datasets", "from_tensors": "data.dataset", "PolyfedError": "errors",
 }  # fmt: skip
 __all__ = [*_PLACES, "methods"]
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:  # PyTorch is imported on first use, so that 
     if name == "methods":
         return importlib.import_module("polyfed.methods")
     if name not in _PLACES:
-        near = nearest(name, __all__)
+        near = suggest(name, __all__)
         raise AttributeError(f"polyfed has no attribute '{name}'{near if 'did you mean' in near else ''}")
     return getattr(importlib.import_module(f"polyfed.{_PLACES[name]}"), name)
 

@@ -54,7 +54,7 @@ class RunInterrupted(PolyfedError):
     exit_status = 130
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """``", did you mean 'x'?"`` for the nearest known name, or the list of known names when none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed.core.method import Method, not_a_hyperparameter
 from polyfed.errors import ConfigError
-from polyfed.registry import METHODS, import_object, is_own, nearest
+from polyfed.registry import METHODS, import_object, is_own, suggest
 
 __all__ = ["label_of", "method_class", "with_hyperparameters"]
 
@@ -27,7 +27,7 @@ def method_class(name: str, beside: Sequence[str] = (), others: Iterable[str] = 
     if not is_own(name):
         if name not in METHODS:
             hint = "" if not {":", "."} & set(name) else "; a method of your own is 'package.module:Class'"
-            raise ConfigError(f"unknown method '{name}'{hint or nearest(name, {*METHODS, *others})}")
+            raise ConfigError(f"unknown method '{name}'{hint or suggest(name, {*METHODS, *others})}")
         registered: type[Method] = METHODS[name]
         return registered
     return with_hyperparameters(name, import_object("method", name, beside))

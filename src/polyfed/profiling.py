@@ -6,7 +6,7 @@
     messages     loading, receiving, upload, copying; mailboxes and broadcasting
     other        what else the round does     idle       workers that wait
 
-Off, which it is outside of `watching`, a section costs a fraction of a microsecond. Work that a GPU has only been asked
+Off, which it is outside of `profile`, a section costs a fraction of a microsecond. Work that a GPU has only been asked
 to do counts where it is waited for.
 """
 
@@ -57,12 +57,12 @@ class Stopwatch:
         self._turn()
         del self._open[depth:]
 
-    def include(self, seconds: Mapping[Section, float]) -> None:
+    def merge(self, seconds: Mapping[Section, float]) -> None:
         """Count what a worker has measured, beside this process's own time."""
         for section, more in seconds.items():
             self._seconds[section] += more
 
-    def shares(self, seconds: float, workers: int) -> dict[Section, float]:
+    def breakdown(self, seconds: float, workers: int) -> dict[Section, float]:
         """What `workers` did in so many seconds of wall time: adds up to `workers` times these.
 
         A process that deals work out, and waits meanwhile, is none of the workers: its waiting does not count.
@@ -83,7 +83,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def watching(on: bool = True, base: Section = "other") -> Iterator[Stopwatch | None]:
+def profile(on: bool = True, base: Section = "other") -> Iterator[Stopwatch | None]:
     """Sections within the block count on a stopwatch of its own (see there); None where they are not to."""
     global _watch
     before = _watch
@@ -94,7 +94,7 @@ def watching(on: bool = True, base: Section = "other") -> Iterator[Stopwatch | N
         _watch = before
 
 
-def watched() -> bool:
+def is_profiling() -> bool:
     """Whether sections count."""
     return _watch is not None
 
@@ -132,10 +132,10 @@ def timed(name: Section) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def include(seconds: Mapping[Section, float] | None) -> None:
     """Count what a worker has measured, if it has."""
     if _watch is not None and seconds is not None:
-        _watch.include(seconds)
+        _watch.merge(seconds)
 
 
-def backward(name: Section, first: Tensor, then: Tensor) -> None:
+def time_backward(name: Section, first: Tensor, then: Tensor) -> None:
     """The backward pass from `first` until it comes to `then` counts for `name`.
 
     What was computed last is what autograd goes through first: of two terms of a loss the one that was made after the

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import ConfigError
-from polyfed.errors import nearest as nearest
+from polyfed.errors import suggest as suggest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SCHEMES = {"timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "flwr"}  # no modules of one's own
@@ -62,7 +62,7 @@ def _hint(error: Exception, module: str, attribute: str, beside: Sequence[str]) 
         return f"{looked}: put the module beside the recipe, or its folder on PYTHONPATH"
     if isinstance(error, AttributeError) and module in sys.modules and not hasattr(sys.modules[module], attribute):
         known = [name for name in vars(sys.modules[module]) if not name.startswith("_")]
-        hint = nearest(attribute, known)
+        hint = suggest(attribute, known)
         return hint if "did you mean" in hint else "; expected 'package.module:name'"
     return "" if module and attribute else "; expected 'package.module:name'"
 
@@ -183,7 +183,7 @@ class Registry(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._entries:
-            raise ConfigError(f"unknown {self.kind} '{name}'{nearest(str(name), self._entries)}")
+            raise ConfigError(f"unknown {self.kind} '{name}'{suggest(str(name), self._entries)}")
         entry = self._entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
@@ -217,7 +217,9 @@ METHODS = Registry(
         "local": "polyfed.methods.local:Local",
         "local-mutual": "polyfed.methods.local_mutual:LocalMutual",
         "fedavg": "polyfed.methods.fedavg:FedAvg",
+        "depthfl": "polyfed.methods.depthfl:DepthFL",
         "fd": "polyfed.methods.fd:FD",
+        "feddf": "polyfed.methods.feddf:FedDF",
         "feddpa": "polyfed.methods.feddpa:FedDPA",
         "fedet": "polyfed.methods.fedet:FedET",
         "fedfomo": "polyfed.methods.fedfomo:FedFomo",
@@ -234,10 +236,14 @@ METHODS = Registry(
         "fedorgp": "polyfed.methods.fedorgp:FedORGP",
         "fedproto": "polyfed.methods.fedproto:FedProto",
         "fedprox": "polyfed.methods.fedprox:FedProx",
+        "fedre": "polyfed.methods.fedre:FedRE",
         "fedrep": "polyfed.methods.fedrep:FedRep",
         "fedrolex": "polyfed.methods.fedrolex:FedRolex",
+        "fedsa": "polyfed.methods.fedsa:FedSA",
+        "fedsaf": "polyfed.methods.fedsaf:FedSAF",
         "fedselect": "polyfed.methods.fedselect:FedSelect",
         "fedtgp": "polyfed.methods.fedtgp:FedTGP",
+        "fiarse": "polyfed.methods.fiarse:FIARSE",
         "fjord": "polyfed.methods.fjord:FjORD",
         "fml": "polyfed.methods.fml:FML",
         "heterofl": "polyfed.methods.heterofl:HeteroFL",

@@ -6,7 +6,7 @@ import pytest
 
 from polyfed.config.recipe import Recipe
 from polyfed.experiments.compare import compare
-from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.run_records import RunRecord, load_runs
 
 SETTINGS = {
     "data": {
@@ -37,4 +37,4 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def runs(compared: Path) -> list[RunRecord]:
     """Their records: Local's with seeds 0 and 1, then FedMRL's."""
-    return sorted(find_runs(compared), key=lambda run: (run.method != "local", run.seed))
+    return sorted(load_runs(compared), key=lambda run: (run.method != "local", run.seed))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from polyfed.analysis import FIGURES, Choices, analyze
+from polyfed.analysis import FIGURES, FigureOptions, analyze
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
-from polyfed.report.plot_style import Drawing
+from polyfed.report.plot_style import FigureWithData
 
 RECORDS = ["curves", "clients", "architectures", "sizes", "variants"]
 STEMS = [
@@ -58,7 +58,7 @@ def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_every_picture_is_written(compared: Path, tmp_path: Path) -> None:
-    done = analyze(compared, out=tmp_path, choices=Choices(inputs=20, points=40))
+    done = analyze(compared, out=tmp_path, choices=FigureOptions(inputs=20, points=40))
     pictures = [file for file in done.files if file.suffix in (".png", ".svg")]
     assert [file.stem for file in pictures[::2]] == STEMS
     assert all(file.stat().st_size > 10_000 for file in pictures)
@@ -68,14 +68,14 @@ def test_every_picture_is_written(compared: Path, tmp_path: Path) -> None:
 def test_everything_that_two_methods_allow(
     compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[Drawing] = []
-    plain = Drawing.write
+    drawn: list[FigureWithData] = []
+    plain = FigureWithData.write
 
-    def watched(self: Drawing, folder: Path) -> list[Path]:
+    def watched(self: FigureWithData, folder: Path) -> list[Path]:
         drawn.append(self)
         return plain(self, folder)
 
-    monkeypatch.setattr(Drawing, "write", watched)
+    monkeypatch.setattr(FigureWithData, "write", watched)
     out = tmp_path / "figures"
     assert cli.status(["plot", str(compared), "--out", str(out), "--inputs", "20", "--points", "40"]) == 0
     assert sorted(file.name for file in out.iterdir()) == sorted(
@@ -102,7 +102,7 @@ def test_everything_that_two_methods_allow(
 def test_matrices_lie_with_their_runs_unless_told_otherwise(compared: Path, tmp_path: Path) -> None:
     copy = tmp_path / "local"
     shutil.copytree(compared / "local", copy)
-    done = analyze(copy, ["labels", "cka"], choices=Choices(inputs=10, clients=2))
+    done = analyze(copy, ["labels", "cka"], choices=FigureOptions(inputs=10, clients=2))
     own = {path.relative_to(tmp_path).as_posix() for path in done.files if "seed-" in str(path)}
     assert own == {"local/seed-0/analysis/labels.json", *(f"local/seed-{seed}/analysis/cka.json" for seed in (0, 1))}
     assert (copy / "analysis" / "cka.svg").exists()
@@ -120,7 +120,7 @@ def test_a_run_without_models_has_the_other_figures(
     copy = tmp_path / "run"
     shutil.copytree(compared / "local" / "seed-0", copy)
     shutil.rmtree(copy / "models")
-    monkeypatch.setattr(Drawing, "write", lambda self, folder: [Path(self.stem)])
+    monkeypatch.setattr(FigureWithData, "write", lambda self, folder: [Path(self.stem)])
     done = analyze(copy)
     assert [file.name for file in done.files] == STEMS[:-3]
     assert [note.partition(": ")[2].partition(":")[0] for note in done.notes] == ["cka", "tsne"]
@@ -178,4 +178,4 @@ def test_every_figure_has_a_name() -> None:
     with pytest.raises(ConfigError, match="at least one figure"):
         analyze(".", [])
     with pytest.raises(ConfigError, match="at least one place"):
-        Choices(places=())
+        FigureOptions(places=())

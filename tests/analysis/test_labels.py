@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from polyfed.analysis.label_distribution import draw_table, label_table
+from polyfed.analysis.label_distribution import label_table, plot_labels
 from polyfed.analysis.probe_inputs import load_run_data
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord
@@ -22,12 +22,12 @@ def test_counts_of_each_client(runs: list[RunRecord]) -> None:
 def test_numbers_where_there_is_room_and_shades_everywhere(runs: list[RunRecord]) -> None:
     (group,), _ = group_runs(runs)
     table = label_table(runs[0])
-    drawing = draw_table(group, table)
+    drawing = plot_labels(group, table)
     axes = drawing.figure.axes[0]
     assert axes.images[0].get_array().tolist() == [list(row) for row in table.counts]
     written = {text.get_position(): int(text.get_text()) for text in axes.texts}
     assert written == {(x, y): n for y, row in enumerate(table.counts) for x, n in enumerate(row) if n}
     assert sum(row["samples"] for row in drawing.rows) == 80
-    many = draw_table(group, replace(table, counts=table.counts * 10, architectures=table.architectures * 10))
+    many = plot_labels(group, replace(table, counts=table.counts * 10, architectures=table.architectures * 10))
     assert not many.figure.axes[0].texts
     assert len(many.figure.axes[0].get_yticklabels()) <= 30

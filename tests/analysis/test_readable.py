@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyfed.analysis.cka import RunSimilarity, draw_maps, draw_means, similarity, unit_kernel
-from polyfed.analysis.label_distribution import LabelTable, draw_table
+from polyfed.analysis.label_distribution import LabelTable, plot_labels
 from polyfed.analysis.layer_outputs import ClientRef
 from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.analysis.tsne import Embedding, draw_panels
@@ -49,16 +49,16 @@ def group() -> Group:
 def test_label_tables(group: Group, classes: int, most: int) -> None:
     counts = np.random.default_rng(0).integers(0, most, (20, classes), endpoint=True)
     rows = tuple(tuple(map(int, row)) for row in counts)
-    drawing = draw_table(group, LabelTable(0, rows, CLASSES[:classes], NETWORKS))
+    drawing = plot_labels(group, LabelTable(0, rows, CLASSES[:classes], NETWORKS))
     assert unreadable(drawing.figure) == []
     assert drawing.data["columns"] == list(CLASSES[:classes]), "names are shortened in the picture alone"
 
 
 def test_a_label_table_of_few_clients_has_rows_as_high_as_its_numbers(group: Group) -> None:
     table = LabelTable(0, ((1, 22, 3),) * 4, CLASSES[:3], ("cnn",) * 4)
-    assert unreadable(draw_table(group, table).figure) == []
+    assert unreadable(plot_labels(group, table).figure) == []
     many = replace(table, counts=table.counts * 30, architectures=table.architectures * 30)
-    assert unreadable(draw_table(group, many).figure) == []
+    assert unreadable(plot_labels(group, many).figure) == []
 
 
 def alike(name: str, networks: tuple[str, ...], places: tuple[str, ...]) -> RunSimilarity:

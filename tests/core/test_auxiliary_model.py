@@ -13,7 +13,7 @@ import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import AuxiliaryModel
-from polyfed.core.modules import Composite, exported
+from polyfed.core.modules import CompositeModel, export_state
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
@@ -22,14 +22,14 @@ from polyfed.experiments.prediction import load_model
 from polyfed.methods import Local
 from polyfed.methods.building_blocks import auxiliary_model
 from polyfed.models import zoo
-from polyfed.models.split import Staged
-from polyfed.testing.fixtures import draw, tiny
+from polyfed.models.split import SequentialSplit
+from polyfed.testing.fixtures import draw, tiny_model
 
 Build = Callable[[], nn.Module]
 NETS: dict[str, Build] = {
-    "middle": lambda: tiny(1, 4, 6),
-    "large": lambda: tiny(2, 5, 7),
-    "small": lambda: tiny(0, 3, 5),
+    "middle": lambda: tiny_model(1, 4, 6),
+    "large": lambda: tiny_model(2, 5, 7),
+    "small": lambda: tiny_model(0, 3, 5),
 }
 
 
@@ -77,14 +77,14 @@ def test_which_network_it_is(shared: str, name: str) -> None:
 
 
 def test_of_two_of_one_size_it_is_the_first() -> None:
-    twins = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(1, 4, 6)}
+    twins = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(1, 4, 6)}
     assert federation(Both(), ["b", "a", "b"], **twins).server.auxiliary_model == "b"
 
 
 def test_it_may_be_nobodys() -> None:
-    fed = federation(Large("huge"), huge=lambda: tiny(3, 8, 9))
+    fed = federation(Large("huge"), huge=lambda: tiny_model(3, 8, 9))
     assert fed.server.auxiliary_model == "huge" not in fed.server.architectures
-    model: Any = fed.server.model("huge", fed.server.initial("huge"))
+    model: Any = fed.server.model("huge", fed.server.initial_state("huge"))
     assert (model.feature_dim, model.training) == (9, False)
 
 
@@ -92,7 +92,7 @@ def test_it_may_be_nobodys() -> None:
 def test_everybody_starts_with_the_same_one_and_with_its_own_as_it_is_alone(shared: str) -> None:
     names = ["middle", "large", "small", "large"]
     fed, alone, other = (federation(m, names, s) for m, s in ((Both(shared=shared), 0), (Local(), 0), (Both(), 1)))
-    initial = fed.server.initial(fed.server.auxiliary_model)
+    initial = fed.server.initial_state(fed.server.auxiliary_model)
     for number in range(len(names)):
         assert same(part(fed, number, "auxiliary_model."), initial)
         assert same(part(fed, number, "own."), alone.server.client_weights(number))
@@ -103,9 +103,9 @@ def test_everybody_starts_with_the_same_one_and_with_its_own_as_it_is_alone(shar
 
 def test_the_server_sees_single_networks() -> None:
     fed = federation(Both())
-    small = fed.server.model("small", fed.server.initial("small"))
-    trained = fed.architectures.template("small")
-    assert (type(small), type(trained)) == (Staged, auxiliary_model.Pair)
+    small = fed.server.model("small", fed.server.initial_state("small"))
+    trained = fed.model_factory.module("small")
+    assert (type(small), type(trained)) == (SequentialSplit, auxiliary_model.JointModel)
     shared = {t.untyped_storage().data_ptr() for t in trained.parameters()}
     assert not shared & {t.untyped_storage().data_ptr() for t in small.parameters()}
 
@@ -115,11 +115,11 @@ def test_who_leaves_beside_alone_trains_what_it_trains_without() -> None:
     fed.run()
     alone.run()
     assert all(same(a.weights, b.weights) for a, b in zip(fed.clients, alone.clients, strict=True))
-    assert fed.architectures.template("large") is fed.server.model("large", {}), "one template is enough"
+    assert fed.model_factory.module("large") is fed.server.model("large", {}), "one template is enough"
 
 
 def test_networks_handed_over_in_python() -> None:
-    given = [tiny(1, 4, 6), tiny(0, 3, 5), tiny(2, 5, 7), tiny(0, 3, 5)]
+    given = [tiny_model(1, 4, 6), tiny_model(0, 3, 5), tiny_model(2, 5, 7), tiny_model(0, 3, 5)]
     fed = federation(Both(), given)
     assert fed.server.auxiliary_model == fed.clients[1].architecture
     for number, module in enumerate(given):
@@ -132,10 +132,10 @@ def test_networks_handed_over_in_python() -> None:
 
 def test_its_representation_can_be_projected() -> None:
     fed = federation(Large("large", 4))
-    model: Any = fed.server.model(fed.server.auxiliary_model, fed.server.initial(fed.server.auxiliary_model))
+    model: Any = fed.server.model(fed.server.auxiliary_model, fed.server.initial_state(fed.server.auxiliary_model))
     assert model.feature_dim == model.head.in_features == 4
-    assert fed.architectures.template("large").feature_dim == 7  # type: ignore[comparison-overlap]
-    assert fed.architectures.chosen == AuxiliaryModel("large", 4)
+    assert fed.model_factory.module("large").feature_dim == 7  # type: ignore[comparison-overlap]
+    assert fed.model_factory.chosen == AuxiliaryModel("large", 4)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ def test_a_plain_network_is_refused_where_parts_are_needed() -> None:
 
 
 def test_exported_names_are_the_own_networks() -> None:
-    class Around(Composite):
+    class Around(CompositeModel):
         def export(self) -> dict[str, torch.Tensor]:
             return {"a": torch.ones(1)}
 
-    assert exported(Around()) == {"a": torch.ones(1)}
-    net = tiny(1, 4, 6)
-    assert same(exported(net), net.state_dict())
-    assert same(exported(net.head), net.head.state_dict())
+    assert export_state(Around()) == {"a": torch.ones(1)}
+    net = tiny_model(1, 4, 6)
+    assert same(export_state(net), net.state_dict())
+    assert same(export_state(net.head), net.head.state_dict())
 
 
 # by name, from a recipe ---------------------------------------------------------------------------------------------
@@ -195,10 +195,10 @@ def recipe(**method: Any) -> pf.Recipe:
     return pf.Recipe.from_dict(settings)
 
 
-def mine(in_shape: tuple[int, ...], classes: int) -> Staged:
+def mine(in_shape: tuple[int, ...], classes: int) -> SequentialSplit:
     """A network of one's own, imported by name."""
     features = in_shape[0] * in_shape[1] * in_shape[2]
-    return Staged(nn.Flatten(), nn.Linear(features, 5), nn.Linear(5, classes))
+    return SequentialSplit(nn.Flatten(), nn.Linear(features, 5), nn.Linear(5, classes))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def mine(in_shape: tuple[int, ...], classes: int) -> Staged:
 def test_a_recipe_names_any_registered_network(shared: str, name: str | None) -> None:
     fed = build_federation(recipe(shared=shared))
     sizes = {
-        a: sum(p.numel() for p in fed.architectures.template(a, alone=True).parameters())
+        a: sum(p.numel() for p in fed.model_factory.module(a, alone=True).parameters())
         for a in fed.server.architectures
     }
     assert fed.server.auxiliary_model == (name or max(sizes, key=lambda a: sizes[a]))

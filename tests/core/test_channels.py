@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from helpers.quick import others_slow
 from polyfed.errors import ConfigError
-from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first, take
-from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
+from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first_channels, slice_channels
+from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
 from polyfed.models import build
 from polyfed.models.adapt import split
 from polyfed.models.resnet import BasicBlock, PreActBottleneck
@@ -23,8 +23,8 @@ RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
 def narrowed(module: nn.Module, rate: float) -> nn.Module:
-    plan = plan_of(module)
-    return narrow(copy.deepcopy(module), plan.kept(lambda size: first(size, rate)))
+    plan = channel_plan(module)
+    return narrow_model(copy.deepcopy(module), plan.kept(lambda size: first_channels(size, rate)))
 
 
 def count(module: nn.Module) -> int:
@@ -32,7 +32,7 @@ def count(module: nn.Module) -> int:
 
 
 def test_a_cnn_and_an_mlp_have_one_group_per_hidden_layer():
-    plan = plan_of(build("digits-cnn5", (1, 8, 8), 10))
+    plan = channel_plan(build("digits-cnn5", (1, 8, 8), 10))
     assert list(plan.sizes.values()) == [16, 32, 64, 64]
     assert plan.axes["extractor.conv1.weight"] == (Axis(2), Axis(WHOLE), Axis(WHOLE), Axis(WHOLE))
     assert plan.axes["intermediate.conv2.weight"][:2] == (Axis(3), Axis(2))
@@ -40,12 +40,12 @@ def test_a_cnn_and_an_mlp_have_one_group_per_hidden_layer():
     assert plan.axes["head.weight"] == (Axis(OUTPUT), Axis(5))
     assert plan.axes["head.bias"] == (Axis(OUTPUT),)
     mlp = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
-    assert plan_of(mlp).axes["1.weight"] == (Axis(2), Axis(WHOLE))
-    assert plan_of(mlp).axes["5.weight"] == (Axis(OUTPUT), Axis(3))
+    assert channel_plan(mlp).axes["1.weight"] == (Axis(2), Axis(WHOLE))
+    assert channel_plan(mlp).axes["5.weight"] == (Axis(OUTPUT), Axis(3))
 
 
 def test_a_residual_stream_is_one_group():
-    plan = plan_of(build("resnet14", (3, 32, 32), 10))
+    plan = channel_plan(build("resnet14", (3, 32, 32), 10))
     stream = plan.axes["extractor.conv1.weight"][0]
     for name in ("extractor.bn1.weight", "extractor.bn1.running_var", "intermediate.stage1.0.conv2.weight"):
         assert plan.axes[name][0] == stream
@@ -60,7 +60,7 @@ def test_a_residual_stream_is_one_group():
 
 
 def test_a_shortcut_of_a_preactivation_takes_what_the_first_norm_takes():
-    plan = plan_of(nn.Sequential(nn.Conv2d(3, 8, 3), PreActBottleneck(8, 4, 2), PreActBottleneck(16, 4, 1)))
+    plan = channel_plan(nn.Sequential(nn.Conv2d(3, 8, 3), PreActBottleneck(8, 4, 2), PreActBottleneck(16, 4, 1)))
     assert plan.axes["1.shortcut.weight"][1] == plan.axes["1.bn1.weight"][0] == plan.axes["0.weight"][0]
     assert plan.axes["1.shortcut.weight"][0].group == OUTPUT  # what leaves the network is never cut
     assert plan.axes["2.conv3.weight"][0].group == OUTPUT
@@ -79,7 +79,7 @@ class Both(nn.Module):
 
 
 def test_what_is_added_to_the_input_stays_whole():
-    plan = plan_of(Both())
+    plan = channel_plan(Both())
     assert plan.sizes == {2: 5}
     assert plan.axes["two.weight"][:2] == (Axis(WHOLE), Axis(2))
     assert plan.axes["out.weight"] == (Axis(OUTPUT), Axis(WHOLE))
@@ -93,9 +93,9 @@ def test_all_of_the_zoo_is_cut(name):
     shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
     model = build(name, shape, 10).eval()
     x, before = torch.randn(2, *shape), copy.deepcopy(model)
-    plan, small = plan_of(model), narrowed(model, 0.25)
+    plan, small = channel_plan(model), narrowed(model, 0.25)
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in before.state_dict().items())
-    expected = take(plan, dict(model.named_parameters()), plan.kept(lambda size: first(size, 0.25)))
+    expected = slice_channels(plan, dict(model.named_parameters()), plan.kept(lambda size: first_channels(size, 0.25)))
     assert {n: p.shape for n, p in small.named_parameters()} == {n: t.shape for n, t in expected.items()}
     assert small(x).shape == (2, 10)
     assert small.feature_dim == small.head.in_features < model.feature_dim
@@ -126,14 +126,16 @@ def test_a_narrow_resnet_is_the_resnet_of_that_width():
 def test_a_narrow_network_depends_on_the_prefix_only():
     model = build("resnet10", (3, 32, 32), 10).eval()
     other = copy.deepcopy(model)
-    plan = plan_of(model)
-    inside = plan.kept(lambda size: first(size, 0.5))
+    plan = channel_plan(model)
+    inside = plan.kept(lambda size: first_channels(size, 0.5))
     with torch.no_grad():
         for name, p in other.named_parameters():
-            small = take(plan, {name: p}, inside)[name]
+            small = slice_channels(plan, {name: p}, inside)[name]
             if small.shape != p.shape:
                 p.view(-1)[:] = 0.123
-                p.copy_(_put(plan.axes[name], p, take(plan, dict(model.named_parameters()), inside)[name], inside))
+                p.copy_(
+                    _put(plan.axes[name], p, slice_channels(plan, dict(model.named_parameters()), inside)[name], inside)
+                )
     x = torch.randn(2, 3, 32, 32)
     assert not torch.equal(model(x), other(x))
     assert torch.equal(narrowed(model, 0.5)(x), narrowed(other, 0.5)(x))
@@ -149,12 +151,14 @@ def _put(axes, whole, small, kept):
 def test_resnet152_has_the_counts_of_heterofl():
     with torch.device("meta"):  # no memory
         model = build("resnet152-preact-1000", (3, 32, 32), 10)
-    plan, weights = plan_of(model), dict(model.named_parameters())
-    cuts = [take(plan, weights, plan.kept(lambda size, rate=rate: first(size, rate))) for rate in RATES]
+    plan, weights = channel_plan(model), dict(model.named_parameters())
+    cuts = [
+        slice_channels(plan, weights, plan.kept(lambda size, rate=rate: first_channels(size, rate))) for rate in RATES
+    ]
     found = [sum(t.numel() for t in cut.values()) for cut in cuts]
     assert found == [60_177_448, 15_593_480, 4_173_304, 1_181_168, 364_588]
     assert sum(found) / 5 == 16_297_997.6
-    assert count(narrow(model, plan.kept(lambda size: first(size, RATES[-1])))) == found[-1]
+    assert count(narrow_model(model, plan.kept(lambda size: first_channels(size, RATES[-1])))) == found[-1]
 
 
 def test_a_wrapped_module_is_cut_too():
@@ -211,16 +215,16 @@ CONV = {"conv": nn.Conv2d(1, 4, 3), "fc": nn.Linear(4, 2)}
 )
 def test_what_cannot_be_cut_is_said_in_one_line(module, why):
     with pytest.raises(ConfigError, match=f"cannot be cut to narrower networks: .*{why}") as caught:
-        plan_of(module)
+        channel_plan(module)
     assert "\n" not in str(caught.value)
 
 
 def test_all_that_leaves_a_network_stays_whole():
     layers = {"conv": nn.Conv2d(1, 4, 3), "early": nn.Linear(4, 2), "fc": nn.Linear(4, 2)}
-    plan = plan_of(Forward(lambda m, x: (m.early(z := m.conv(x).mean((2, 3))), m.fc(z)), **layers))
+    plan = channel_plan(Forward(lambda m, x: (m.early(z := m.conv(x).mean((2, 3))), m.fc(z)), **layers))
     assert plan.sizes == {2: 4}
     assert plan.axes["early.weight"] == plan.axes["fc.weight"] == (Axis(OUTPUT), Axis(2))
-    assert plan_of(Forward(lambda m, x: [m.conv(x), x], conv=nn.Conv2d(1, 4, 3))).sizes == {}
+    assert channel_plan(Forward(lambda m, x: [m.conv(x), x], conv=nn.Conv2d(1, 4, 3))).sizes == {}
 
 
 def test_shared_parameters_are_refused():
@@ -228,12 +232,12 @@ def test_shared_parameters_are_refused():
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[0].weight = tied[1].weight = layer.weight
     with pytest.raises(ConfigError, match="two of its layers share a parameter"):
-        plan_of(tied)
+        channel_plan(tied)
 
 
 def test_modes_and_hooks_are_left_alone():
     model = build("resnet10", (3, 32, 32), 10)
     model.extractor.eval()
     flags = [m.training for m in model.modules()]
-    plan_of(model)
+    channel_plan(model)
     assert [m.training for m in model.modules()] == flags

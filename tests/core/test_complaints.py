@@ -67,17 +67,6 @@ def test_python_says_of_hyperparameters_what_a_recipe_says() -> None:
         assert str(read.value).replace("method.", f"{name.lower()}.") == str(made.value)
 
 
-def test_a_hyperparameter_that_python_keeps_the_word_of_is_spelled_as_each_takes_it() -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'fedin.lambd'; did you mean 'lambda_'\?"):
-        pf.methods.FedIN(lambd=0.5)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"fedin.lambda_: expected a number, got 'a'"):
-        pf.methods.FedIN(lambda_="a")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"unknown key 'method.lambd'; did you mean 'lambda'\?"):
-        pf.Recipe.load(RECIPE, ["method.lambd=0.5"], method="fedin")
-    with pytest.raises(ConfigError, match=r"method.lambda: expected a number, got 'a'"):
-        pf.Recipe.load(RECIPE, ["method.lambda=a"], method="fedin")
-
-
 def test_a_method_of_ones_own_has_it_too() -> None:
     @hyperparameters
     class Own(Method):

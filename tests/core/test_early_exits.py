@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.errors import ConfigError
-from polyfed.functional.channel_slices import OUTPUT, first
-from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
-from polyfed.methods.building_blocks.early_exits import attach
+from polyfed.functional.channel_slices import OUTPUT, first_channels
+from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
+from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
 from polyfed.models.adapt import split
 from polyfed.models.resnet import PreActBottleneck
@@ -56,12 +56,12 @@ def test_exits_lie_behind_shares_of_the_blocks(name, shape, of, blocks):
     model = build(name, shape, 10).eval()
     keys, x = list(model.state_dict()), torch.randn(2, *shape)
     expected = model(x)
-    exits = attach(model, DEPTHS).eval()
+    exits = add_early_exits(model, DEPTHS).eval()
     assert (exits.of, exits.blocks, exits.architecture) == (of, blocks, name)
     assert [out.shape for out in exits(x)] == [(2, 10)] * len(blocks)
     assert torch.equal(exits(x)[-1], expected)
-    assert torch.equal(exits.last()(x), expected)
-    assert sorted(exits.last().state_dict()) == sorted(keys)
+    assert torch.equal(exits.final_exit()(x), expected)
+    assert sorted(exits.final_exit().state_dict()) == sorted(keys)
     early = {name.split(".")[1] for name in exits.state_dict() if name not in keys}
     assert early == {f"block{count}" for count in blocks[:-1]}
 
@@ -69,7 +69,7 @@ def test_exits_lie_behind_shares_of_the_blocks(name, shape, of, blocks):
 def test_an_exit_is_a_linear_layer_on_the_means_of_its_block():
     model = build("resnet10", (3, 32, 32), 7).eval()
     stem = model.extractor
-    exits, x = attach(model, DEPTHS).eval(), torch.randn(2, 3, 32, 32)
+    exits, x = add_early_exits(model, DEPTHS).eval(), torch.randn(2, 3, 32, 32)
     own, h = exits.state_dict(), stem(x)
     for count, out in zip(exits.blocks[:-1], exits(x), strict=False):
         h = model.intermediate.get_submodule(f"stage{count - 1}")(h)
@@ -80,12 +80,12 @@ def test_an_exit_is_a_linear_layer_on_the_means_of_its_block():
 
 
 def test_hidden_layers_are_blocks_and_dropout_and_pooling_belong_to_them():
-    model = attach(mlp(4, 8, 6, 5, 3), (0.3, 0.6, 1.0))
+    model = add_early_exits(mlp(4, 8, 6, 5, 3), (0.3, 0.6, 1.0))
     assert (model.blocks, model.of) == ((1, 2, 3), 3)
     assert model.early_exits.block1.linear.in_features == 8
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2)]
     rest = [nn.Conv2d(4, 6, 1), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(24, 3)]
-    exits = attach(nn.Sequential(*layers, *rest), (0.5, 1.0)).eval()
+    exits = add_early_exits(nn.Sequential(*layers, *rest), (0.5, 1.0)).eval()
     x = torch.randn(5, 1, 6, 6)
     inner = nn.Sequential(*layers).eval()(x).mean((2, 3))
     torch.testing.assert_close(exits(x)[0], exits.early_exits.block1.linear(inner))
@@ -95,19 +95,19 @@ def test_hidden_layers_are_blocks_and_dropout_and_pooling_belong_to_them():
 def test_behind_a_plain_sum_the_exit_normalizes_first():
     body = [nn.Conv2d(3, 8, 3, padding=1), PreActBottleneck(8, 2, 1), PreActBottleneck(8, 2, 1)]
     tail = [nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)]
-    exits, x = attach(nn.Sequential(*body, *tail), (0.6, 1.0)).eval(), torch.randn(4, 3, 8, 8)
+    exits, x = add_early_exits(nn.Sequential(*body, *tail), (0.6, 1.0)).eval(), torch.randn(4, 3, 8, 8)
     assert (exits.blocks, exits.of) == ((2, 3), 3)
     assert list(dict(exits.early_exits.block2.named_children())) == ["norm", "relu", "pool", "flatten", "linear"]
     norm, sums = exits.early_exits.block2.norm, nn.Sequential(*body[:2]).eval()(x)
     torch.testing.assert_close(exits(x)[0], exits.early_exits.block2.linear(norm(sums).relu().mean((2, 3))))
-    plain = attach(Forward(lambda m, x: m.b(x1 := m.a(x)) + x1, a=nn.Linear(4, 6), b=nn.Linear(6, 6)), (1.0,))
+    plain = add_early_exits(Forward(lambda m, x: m.b(x1 := m.a(x)) + x1, a=nn.Linear(4, 6), b=nn.Linear(6, 6)), (1.0,))
     assert plain.blocks == (1,)  # the sum is the head; nothing is attached
 
 
 def test_the_network_up_to_an_exit_has_what_it_needs_and_shares_it():
     model = build("resnet14", (3, 32, 32), 10)
-    whole, x = attach(model, DEPTHS).eval(), torch.randn(2, 3, 32, 32)
-    part = whole.until(0.55)  # 4 of 7 blocks: the stem, stages 1 and 2, one block of stage 3
+    whole, x = add_early_exits(model, DEPTHS).eval(), torch.randn(2, 3, 32, 32)
+    part = whole.truncated(0.55)  # 4 of 7 blocks: the stem, stages 1 and 2, one block of stage 3
     assert part.blocks == (3, 4)
     tops = {".".join(name.split(".")[:3]) for name in part.state_dict()}
     assert {t for t in tops if t.startswith("intermediate")} == {f"intermediate.stage{s}.0" for s in (1, 2, 3)}
@@ -122,12 +122,12 @@ def test_the_network_up_to_an_exit_has_what_it_needs_and_shares_it():
     with torch.no_grad():
         model.extractor.conv1.weight.mul_(2)
     assert not torch.equal(part(x)[0], before[0])
-    assert torch.equal(part.last()(x), part(x)[-1])
-    assert "early_exits.block3.linear.weight" not in part.last().state_dict()
+    assert torch.equal(part.final_exit()(x), part(x)[-1])
+    assert "early_exits.block3.linear.weight" not in part.final_exit().state_dict()
 
 
 def test_a_copy_is_a_network_of_its_own():
-    exits, x = attach(build("digits-cnn5", (1, 8, 8), 10), DEPTHS), torch.randn(2, 1, 8, 8)
+    exits, x = add_early_exits(build("digits-cnn5", (1, 8, 8), 10), DEPTHS), torch.randn(2, 1, 8, 8)
     twin, before = copy.deepcopy(exits), exits(x)
     with torch.no_grad():
         for p in exits.parameters():
@@ -139,20 +139,20 @@ def test_a_copy_is_a_network_of_its_own():
 def test_training_and_statistics_are_those_of_the_network():
     model = build("resnet10", (3, 32, 32), 10)
     alone, x = copy.deepcopy(model), torch.randn(4, 3, 32, 32)
-    assert torch.equal(attach(model, DEPTHS).train()(x)[-1], alone.train()(x))
+    assert torch.equal(add_early_exits(model, DEPTHS).train()(x)[-1], alone.train()(x))
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in alone.state_dict().items())
 
 
 def test_all_exits_can_be_cut_by_width():
-    exits = attach(build("resnet10", (3, 32, 32), 10), DEPTHS)
-    plan = plan_of(exits)
+    exits = add_early_exits(build("resnet10", (3, 32, 32), 10), DEPTHS)
+    plan = channel_plan(exits)
     stream = plan.axes["intermediate.stage2.0.conv2.weight"][0]
     weight = plan.axes["early_exits.block3.linear.weight"]
     assert (weight[0].group, weight[1]) == (OUTPUT, stream)
-    small = narrow(exits, plan.kept(lambda size: first(size, 0.25))).eval()
+    small = narrow_model(exits, plan.kept(lambda size: first_channels(size, 0.25))).eval()
     x = torch.randn(2, 3, 32, 32)
     assert small.early_exits.block3.linear.weight.shape == (10, 32)
-    assert [tuple(out.shape) for out in small.until(0.7)(x)] == [(2, 10)] * 3
+    assert [tuple(out.shape) for out in small.truncated(0.7)(x)] == [(2, 10)] * 3
 
 
 def test_sizes_that_are_read_hide_no_block():
@@ -161,7 +161,7 @@ def test_sizes_that_are_read_hide_no_block():
         return m.fc(m.conv2(h).relu().view(x.size(0), -1))
 
     net = Forward(forward, conv1=nn.Conv2d(1, 4, 3), conv2=nn.Conv2d(4, 4, 3), fc=nn.Linear(16, 3))
-    exits, x = attach(net, (0.5, 1.0)), torch.randn(3, 1, 6, 6)
+    exits, x = add_early_exits(net, (0.5, 1.0)), torch.randn(3, 1, 6, 6)
     assert (exits.blocks, exits.of) == ((1, 2), 2)
     torch.testing.assert_close(exits(x)[0], exits.early_exits.block1.linear(net.conv1(x).relu().mean((2, 3))))
     assert torch.equal(exits(x)[1], net(x))
@@ -170,8 +170,8 @@ def test_sizes_that_are_read_hide_no_block():
 def test_a_wrapped_module_keeps_its_names_and_nothing_is_added_to_it():
     layers = OrderedDict(one=nn.Linear(4, 6), a=nn.ReLU(), two=nn.Linear(6, 5), b=nn.ReLU(), fc=nn.Linear(5, 3))
     model = split(nn.Sequential(layers), head="fc", extractor="a")
-    exits = attach(model, (0.5, 1.0))
-    assert sorted(exits.last().state_dict()) == sorted(model.state_dict())
+    exits = add_early_exits(model, (0.5, 1.0))
+    assert sorted(exits.final_exit().state_dict()) == sorted(model.state_dict())
     assert torch.equal(exits(x := torch.randn(2, 4))[1], model(x))
 
 
@@ -207,12 +207,12 @@ AB = {"a": nn.Linear(4, 6), "b": nn.Linear(6, 3)}
 )
 def test_a_network_without_a_place_is_refused_in_one_line(network, why):
     with pytest.raises(ConfigError, match=why) as caught:
-        attach(copy.deepcopy(network), (0.4, 0.6, 1.0))
+        add_early_exits(copy.deepcopy(network), (0.4, 0.6, 1.0))
     assert "\n" not in str(caught.value)
 
 
 def test_too_deep_for_an_exit_of_its_own():
     with pytest.raises(ConfigError, match=r"no place for an early exit at depth 0\.9: it has 2 blocks"):
-        attach(mlp(4, 6, 5, 3), (0.9, 1.0))
-    assert attach(mlp(4, 6, 5, 3), (1.0,)).blocks == (2,)
-    assert attach(nn.Sequential(nn.Linear(4, 3)), (1.0,))(torch.zeros(2, 4))[0].shape == (2, 3)
+        add_early_exits(mlp(4, 6, 5, 3), (0.9, 1.0))
+    assert add_early_exits(mlp(4, 6, 5, 3), (1.0,)).blocks == (2,)
+    assert add_early_exits(nn.Sequential(nn.Linear(4, 3)), (1.0,))(torch.zeros(2, 4))[0].shape == (2, 3)

@@ -8,26 +8,26 @@ import pytest
 import torch
 
 from polyfed.core.message import Message
-from polyfed.core.upload_forms import Known
-from polyfed.engine.upload_check import misfit
+from polyfed.core.upload_forms import UploadContext
+from polyfed.engine.upload_check import find_mismatch
 from polyfed.methods import FedAvg, FedGH, FedProto
 from polyfed.registry import METHODS
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT
-from polyfed.testing.kit import Scene
+from polyfed.testing.kit import AggregationScene
 
 
 def told(method: Any, change: Any) -> str | None:
     """What is said of client 0's first upload after a change."""
     found: list[str | None] = []
 
-    def look(scene: Scene) -> None:
+    def look(scene: AggregationScene) -> None:
         message = {name: dict(v) if not isinstance(v, torch.Tensor) else v for name, v in scene.uploads[0].items()}
         change(message)
-        known = Known(method, scene.server, 0, method.broadcast(scene.server, 0))
-        found.append(misfit(method.form, message, known))
+        known = UploadContext(method, scene.server, 0, method.broadcast(scene.server, 0))
+        found.append(find_mismatch(method.form, message, known))
 
-    kit = Kit(method=method)
+    kit = ConformanceKit(method=method)
     kit.aggregations(kit.usual, SHORT.model_copy(update={"rounds": 1}), look)
     return found[0]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfed import profiling
-from polyfed.profiling import SECTIONS, Stopwatch, section, timed, watching
+from polyfed.profiling import SECTIONS, Stopwatch, profile, section, timed
 
 Turn = Callable[[float], None]
 
@@ -31,7 +31,7 @@ def spent(watch: Stopwatch | None) -> dict[str, float]:
 
 
 def test_time_in_an_inner_section_does_not_count_in_the_outer(turn: Turn) -> None:
-    with watching() as watch:
+    with profile() as watch:
         turn(1)
         with section("train"):
             turn(2)
@@ -53,7 +53,7 @@ def test_functions_may_be_sections_and_errors_close_them(turn: Turn) -> None:
         turn(2)
         raise ValueError
 
-    with watching(base="messages") as watch:
+    with profile(base="messages") as watch:
         with pytest.raises(ValueError, match=r"^$"):
             fails()
         turn(4)
@@ -62,34 +62,34 @@ def test_functions_may_be_sections_and_errors_close_them(turn: Turn) -> None:
 
 
 def test_off_nothing_is_counted(turn: Turn) -> None:
-    with watching() as outer:
+    with profile() as outer:
         turn(1)
-        with watching(False) as watch, section("train"):
+        with profile(False) as watch, section("train"):
             assert watch is None
-            assert not profiling.watched()
+            assert not profiling.is_profiling()
             turn(2)
             profiling.include({"train": 5.0})
-        assert profiling.watched()
+        assert profiling.is_profiling()
         profiling.include({"train": 3.0})
         profiling.include(None)
-    assert not profiling.watched()
+    assert not profiling.is_profiling()
     assert spent(outer) == {"other": 3, "train": 3}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_shares_add_up_to_all_workers_seconds(workers: int, turn: Turn) -> None:
-    with watching() as watch:
+    with profile() as watch:
         turn(1)
         with section("idle"):  # the process that deals out waits
             turn(10)
         profiling.include({"train": 9.0 * workers})
     assert watch is not None
-    shares = watch.shares(11.0, workers)
+    shares = watch.breakdown(11.0, workers)
     assert tuple(shares) == SECTIONS
     assert sum(shares.values()) == pytest.approx(11 * workers)
     assert shares["idle"] == (0 if workers == 1 else 33 - 27 - 1)
     assert shares["other"] == (2 if workers == 1 else 1)
-    assert min(watch.shares(0.5, workers).values()) == 0
+    assert min(watch.breakdown(0.5, workers).values()) == 0
 
 
 class Slow(torch.autograd.Function):
@@ -116,10 +116,10 @@ def test_the_backward_pass_of_a_term(shared: bool, turn: Turn) -> None:
         task = Slow.apply(Slow.apply(w, turn, 1, 100).square(), turn, 1, 200).sum()
         with section("align"):
             term = Slow.apply(Slow.apply(w if shared else v, turn, 10, 1000).exp(), turn, 10, 2000).sum()
-        profiling.backward("align", term, task)
+        profiling.time_backward("align", term, task)
         return task + 0.5 * term
 
-    with watching() as watch:
+    with profile() as watch:
         with section("train"):
             torch.autograd.grad(loss(), [w, v], allow_unused=True)
         turn(5)
@@ -130,9 +130,9 @@ def test_the_backward_pass_of_a_term(shared: bool, turn: Turn) -> None:
 
 def test_a_term_without_gradient_is_none(turn: Turn) -> None:
     w = torch.ones(3, requires_grad=True)
-    with watching() as watch, section("train"):
+    with profile() as watch, section("train"):
         task, term = w.sum(), torch.ones(())
-        profiling.backward("align", term, task)
+        profiling.time_backward("align", term, task)
         (task + term).backward()
         turn(1)
     assert spent(watch) == {"train": 1}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from polyfed.data.datasets import Source, load
+from polyfed.data.datasets import DatasetSource, load_dataset
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
 from polyfed.data.options import PartitionOptions
 from polyfed.errors import ConfigError
@@ -23,16 +23,16 @@ def purposes(seed: int) -> Callable[[str], np.random.Generator]:
     return lambda purpose: np.random.default_rng([seed, zlib.crc32(purpose.encode())])
 
 
-def federate(source: Source, *, rng: Callable[[str], np.random.Generator], **options: Any) -> FederatedDataset:
+def federate(source: DatasetSource, *, rng: Callable[[str], np.random.Generator], **options: Any) -> FederatedDataset:
     """Deal a source with these options."""
     return build_federated_dataset(source, PartitionOptions(**options), rng)
 
 
-def reading(kind: str) -> tuple[Callable[..., Source], Callable[..., str]]:
+def reading(kind: str) -> tuple[Callable[..., DatasetSource], Callable[..., str]]:
     """Of one kind of data ("images", "csv", ...): what reads a place, and what gives the one line of its refusal."""
 
-    def read(place: Path, **options: Any) -> Source:
-        return load(f"{kind}:{place}", **options)
+    def read(place: Path, **options: Any) -> DatasetSource:
+        return load_dataset(f"{kind}:{place}", **options)
 
     def refusal(place: Path, **options: Any) -> str:
         with pytest.raises(ConfigError) as caught:

@@ -15,7 +15,7 @@ from PIL import Image
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data import bounds, parquet_images
-from polyfed.data.datasets import load
+from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
 from polyfed.data.parquet_files import open_parquet
 from polyfed.data.text import TextConfig, load_word_vectors
@@ -46,17 +46,17 @@ def test_a_small_archive_of_many_zeros(tmp_path: Path) -> None:
     path = packed(tmp_path / "train" / "0.npz", 300)
     assert path.stat().st_size < 2**20
     with pytest.raises(ConfigError, match=r"expected at most 268435456 bytes of arrays in .*0\.npz, .* got 3145"):
-        load(f"npz:{tmp_path}")
+        load_dataset(f"npz:{tmp_path}")
 
 
 def test_an_archive_as_people_pack_them_is_read(tmp_path: Path) -> None:
     packed(tmp_path / "train" / "0.npz", 2)  # zeros as well, a thousandth of their size
-    assert load(f"npz:{tmp_path}").train.x.shape == (2, 1, 1024, 1024)
+    assert load_dataset(f"npz:{tmp_path}").train.x.shape == (2, 1, 1024, 1024)
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "csv": lambda path: load(f"csv:{path}"),
-    "csv of texts": lambda path: load(f"csv:{path}", words=TextConfig("text")),
+    "csv": lambda path: load_dataset(f"csv:{path}"),
+    "csv of texts": lambda path: load_dataset(f"csv:{path}", words=TextConfig("text")),
     "vectors": lambda path: load_word_vectors(path, {"a"}),
     "lines": read_lines,
     "parquet": lambda path: open_parquet(path),
@@ -86,7 +86,7 @@ def test_a_pipe_beside_arrays_is_not_waited_for(tmp_path: Path) -> None:
     np.savez(tmp_path / "train" / "0.npz", x=np.zeros((2, 3), np.float32), y=np.array([0, 1]))
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ConfigError, match="expected a file, got a pipe or a device"):
-        load(f"npz:{tmp_path}")
+        load_dataset(f"npz:{tmp_path}")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def pixels(tmp_path: Path) -> Path:
 def test_an_image_of_too_many_pixels(pixels: Path, image_size: int | None) -> None:
     """Without so much as Pillow's warning, which would be another line."""
     with pytest.raises(ConfigError, match=r"expected an image, got .*\(90000000 pixels\) exceeds limit"):
-        load(f"images:{pixels}", image_size=image_size)
+        load_dataset(f"images:{pixels}", image_size=image_size)
 
 
 def test_an_image_of_too_many_pixels_says_one_line(

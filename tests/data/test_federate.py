@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_data import federate, purposes
 
-from polyfed.data.datasets import Source, from_tensors, load
+from polyfed.data.datasets import DatasetSource, from_tensors, load_dataset
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import Partition
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import PARTITIONS
 
 
-def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10) -> Source:
+def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10) -> DatasetSource:
     """A source whose single input feature is the row's number in the pool, so that rows can be followed."""
 
     def side(count: int, start: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -31,15 +31,15 @@ def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10
     return from_tensors(train, None if test_each is None else side(test_each, len(train[1]), 1), class_count)
 
 
-def deal(source: Source, seed: int = 0, **settings_: Any) -> FederatedDataset:
+def deal(source: DatasetSource, seed: int = 0, **settings_: Any) -> FederatedDataset:
     return federate(source, **{"num_clients": 20, "partition": "by_class", "rng": purposes(seed), **settings_})
 
 
-def ids(samples: Samples) -> list[int]:
+def ids(samples: LabeledSamples) -> list[int]:
     return samples.x[:, 0].int().tolist()
 
 
-def sets(federated: FederatedDataset) -> Iterator[Samples]:
+def sets(federated: FederatedDataset) -> Iterator[LabeledSamples]:
     """Every set of samples, a shared one once."""
     yield federated.holdout
     if federated.test is not None:
@@ -51,9 +51,9 @@ def sets(federated: FederatedDataset) -> Iterator[Samples]:
             yield client.test
 
 
-def check(federated: FederatedDataset, source: Source) -> None:
+def check(federated: FederatedDataset, source: DatasetSource) -> None:
     """Disjoint, complete, in order, labels still with their rows."""
-    y = torch.cat([side.y for _, side in source.sides()])
+    y = torch.cat([side.y for _, side in source.splits()])
     every: list[int] = []
     for samples in sets(federated):
         mine = ids(samples)
@@ -67,7 +67,7 @@ def check(federated: FederatedDataset, source: Source) -> None:
     assert federated.label_table.shape == (len(federated.clients), source.classes)
 
 
-def counts(samples: Samples, class_count: int = 10) -> np.ndarray:
+def counts(samples: LabeledSamples, class_count: int = 10) -> np.ndarray:
     return np.bincount(samples.y, minlength=class_count)
 
 
@@ -365,7 +365,7 @@ def test_a_client_without_training_rows_is_named() -> None:
 
 
 def test_digits_end_to_end() -> None:
-    source = load("digits")
+    source = load_dataset("digits")
     federated = deal(source, num_clients=10, partition="dirichlet", dirichlet_alpha=0.5)
     used = sum(len(s) for s in sets(federated))
     assert used == 1797

@@ -13,7 +13,7 @@ import pytest
 from small_data import some_images, write_parquet
 
 from polyfed.data import hub
-from polyfed.data.datasets import load
+from polyfed.data.datasets import load_dataset
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 
@@ -41,14 +41,14 @@ def write(folder: Path, train: int = 7, test: int = 4, shape: tuple[int, ...] = 
 
 def refusal(name: str, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(name, **options)
+        load_dataset(name, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_both_sides_columns_and_users(owner: Path) -> None:
     pictures = write(owner / "animals")
-    source = load("hub:someone/animals", columns=["user"], image_column="img")
+    source = load_dataset("hub:someone/animals", columns=["user"], image_column="img")
     assert source.test is not None
     assert source.name == "hub:someone/animals"
     assert np.array_equal(source.train.x.permute(0, 2, 3, 1), np.stack(pictures[:7]))
@@ -75,7 +75,7 @@ def test_declared_images_and_named_classes_in_folders_of_files(owner: Path) -> N
         for letter in "ab":
             (owner / "letters" / folder / letter).mkdir(exist_ok=True)
     Image.fromarray(pictures[0]).save(owner / "letters" / "test" / "a" / "9.png")
-    source = load("hub:someone/letters")
+    source = load_dataset("hub:someone/letters")
     assert source.class_names == ("a", "b")
     assert source.train.x.shape == (3, 1, 5, 6)
     rows = {x.tobytes(): int(y) for x, y in zip(source.train.x[:, 0].numpy(), source.train.y, strict=True)}
@@ -90,7 +90,7 @@ def test_texts(owner: Path) -> None:
             {"body": texts, "label": [0, 1, 0][: len(texts)], "user": ["u", "v", "u"][: len(texts)]},
             features=False,
         )
-    source = load("hub:someone/notes", words=TextConfig("body", length=3), columns=["user"])
+    source = load_dataset("hub:someone/notes", words=TextConfig("body", length=3), columns=["user"])
     assert source.train.x.tolist() == [[5, 2, 0], [3, 4, 0], [2, 0, 0]]
     assert source.test is not None
     assert source.test.x.tolist() == [[2, 1, 0]]
@@ -118,7 +118,7 @@ def test_configurations(owner: Path) -> None:
     assert "small" in message
     assert "large" in message
     assert "did you mean 'large'" in refusal("hub:someone/sized", subset="larg")
-    assert len(load("hub:someone/sized", subset="large").train) == 9
+    assert len(load_dataset("hub:someone/sized", subset="large").train) == 9
 
 
 @pytest.mark.parametrize(

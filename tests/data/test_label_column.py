@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from small_data import some_images, write_parquet
 
-from polyfed.data.datasets import from_tensors, load
+from polyfed.data.datasets import from_tensors, load_dataset
 from polyfed.data.text import TextConfig
 
 TABLE = "\n".join(["a,said,target", *(f"{n},word {n},{n % 2}" for n in range(12))])
 
 
 def named(place: Path, name: str, **options: Any) -> str | None:
-    return load(name, place, **options).label_column
+    return load_dataset(name, place, **options).label_column
 
 
 def test_of_csv_files(tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     labels = {"fine_label": [0, 1, 2] * 2}
     write_parquet(tmp_path / "someone" / "a" / "data" / "train-0.parquet", some_images(6), labels, features=False)
-    assert load("hub:someone/a", image_column="img").label_column == "fine_label"
+    assert load_dataset("hub:someone/a", image_column="img").label_column == "fine_label"
 
 
 def test_of_what_has_no_columns() -> None:
-    assert load("digits").label_column is None
+    assert load_dataset("digits").label_column is None
     assert from_tensors((np.zeros((4, 3)), np.arange(4) % 2)).label_column is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_data import some_images, write_parquet
 
-from polyfed.data.datasets import Source, from_tensors, load
+from polyfed.data.datasets import DatasetSource, from_tensors, load_dataset
 from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
 
@@ -33,7 +33,7 @@ def hub_file(path: Path, count: int, image: str, labels: dict[str, list[str]], s
 
 def refusal(*args: Any, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(*args, **options)
+        load_dataset(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -42,12 +42,15 @@ def test_cifar100_is_fine_unless_it_is_asked_coarse(tmp_path: Path) -> None:
     labels = {"fine_label": FINE, "coarse_label": COARSE}
     pictures = hub_file(tmp_path / "cifar100" / "train-00000-of-00001.parquet", 6, "img", labels)
     hub_file(tmp_path / "cifar100" / "test-00000-of-00001.parquet", 3, "img", labels, 1)
-    fine = load("cifar100", tmp_path)
+    fine = load_dataset("cifar100", tmp_path)
     assert (fine.name, fine.classes, fine.class_names[99]) == ("cifar100", 100, "fine 99")
     assert fine.train.y.tolist() == [0, 7, 14, 21, 28, 35]
     assert np.array_equal(fine.train.x.permute(0, 2, 3, 1), pictures)
     assert (fine.mean[0], fine.std[2]) == (0.5071, 0.2762)
-    for coarse in (load("cifar100", tmp_path, label_column="coarse_label"), load("cifar100-coarse", tmp_path)):
+    for coarse in (
+        load_dataset("cifar100", tmp_path, label_column="coarse_label"),
+        load_dataset("cifar100-coarse", tmp_path),
+    ):
         assert coarse.classes == 20
         assert coarse.train.y.tolist() == [0, 7, 14, 1, 8, 15]
         assert (coarse.mean, coarse.std) == (fine.mean, fine.std)
@@ -58,14 +61,17 @@ def test_cinic10_leaves_its_validation_split_alone_unless_asked(tmp_path: Path) 
     classes = {"label": [f"{c}" for c in range(10)]}
     for seed, (split, count) in enumerate((("train", 5), ("validation", 4), ("test", 3))):
         hub_file(tmp_path / "cinic10" / f"{split}-00000-of-00001.parquet", count, "image", classes, seed)
-    plain, both = load("cinic10", tmp_path), load("cinic10", tmp_path, train_splits=["train", "validation"])
+    plain, both = (
+        load_dataset("cinic10", tmp_path),
+        load_dataset("cinic10", tmp_path, train_splits=["train", "validation"]),
+    )
     assert (len(plain.train), len(both.train)) == (5, 9)
     assert torch.equal(both.train.x[:5], plain.train.x)
     assert plain.test is not None
     assert both.test is not None
     assert torch.equal(plain.test.x, both.test.x)
     assert len(plain.test) == 3
-    turned = load("cinic10", tmp_path, train_splits=["val", "train"])  # in the order asked for
+    turned = load_dataset("cinic10", tmp_path, train_splits=["val", "train"])  # in the order asked for
     assert torch.equal(turned.train.x[4:], plain.train.x)
     assert (plain.mean[1], plain.std[1]) == (0.4723, 0.2383)
 
@@ -78,11 +84,11 @@ def test_svhn_reads_the_cropped_digits_and_extra_when_asked(tmp_path: Path, belo
         hub_file(place / f"{split}-00000-of-00001.parquet", count, "image", digits, seed)
     if below:
         hub_file(tmp_path / "svhn" / "full_numbers" / "train-00000-of-00001.parquet", 2, "image", digits)
-    source = load("svhn", tmp_path)
+    source = load_dataset("svhn", tmp_path)
     assert source.test is not None
     assert (len(source.train), len(source.test), source.classes) == (5, 3, 10)
     assert (source.mean, source.std) == ((0.5,) * 3, (0.5,) * 3)
-    assert len(load("svhn", tmp_path, train_splits=["train", "extra"]).train) == 12
+    assert len(load_dataset("svhn", tmp_path, train_splits=["train", "extra"]).train) == 12
     assert "did you mean 'extra'" in refusal("svhn", tmp_path, train_splits=["train", "extras"])
 
 
@@ -118,23 +124,23 @@ def writers(tmp_path: Path) -> Path:
 
 
 def test_further_columns_follow_their_rows(writers: Path) -> None:
-    source = load("parquet", writers, columns=["writer", "page"], label_column="label")
+    source = load_dataset("parquet", writers, columns=["writer", "page"], label_column="label")
     assert source.train_columns["page"].tolist() == [0, 10, 20, 30, 40, 50, 60]
     assert source.train_columns["writer"].tolist() == ["w0", "w1", "w2", "w0", "w1", "w2", "w0"]
     assert source.test_columns["page"].tolist() == [70, 80]
-    cut = source.first(5, 1)
+    cut = source.head(5, 1)
     assert (len(cut.train), cut.train_columns["page"].tolist(), cut.test_columns["page"].tolist()) == (
         5,
         [0, 10, 20, 30, 40],
         [70],
     )
-    assert load("parquet", writers, label_column="label").train_columns == {}
+    assert load_dataset("parquet", writers, label_column="label").train_columns == {}
     assert "did you mean 'writer'" in refusal("parquet", writers, columns=["writers"], label_column="label")
 
 
 def test_a_column_that_the_test_side_lacks_is_left_out_there(writers: Path) -> None:
     write_parquet(writers / "test.parquet", some_images(2), {"label": [0, 1]})
-    source = load("parquet", writers, columns=["writer"], label_column="label")
+    source = load_dataset("parquet", writers, columns=["writer"], label_column="label")
     assert list(source.train_columns) == ["writer"]
     assert source.test_columns == {}
 
@@ -150,11 +156,11 @@ def test_column_values_that_nobody_can_deal_by(tmp_path: Path, values: list[Any]
 
 
 def test_columns_of_own_tensors_and_own_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mine(root: object, image_column: object, label_column: object) -> Source:
+    def mine(root: object, image_column: object, label_column: object) -> DatasetSource:
         return from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": np.array([5, 6], dtype=np.uint8)})
 
     monkeypatch.setitem(DATASETS._entries, "mine", mine)
-    assert load("mine", columns=["user"]).train_columns["user"].dtype == np.int64
+    assert load_dataset("mine", columns=["user"]).train_columns["user"].dtype == np.int64
     listed = from_tensors((np.zeros((2, 3)), [0, 1]), train_columns={"user": [*np.array([5, 6], dtype=np.uint8)]})
     assert listed.train_columns["user"].tolist() == [5, 6]
     assert "did you mean 'user'" in refusal("mine", columns=["usr"])

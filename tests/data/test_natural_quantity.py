@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_data import federate, purposes
 
-from polyfed.data.datasets import Source, from_tensors
+from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.partition import by_group, groups_like, quantity
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 
 
@@ -22,11 +22,11 @@ def generator(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def ids(samples: Samples) -> list[int]:
+def ids(samples: LabeledSamples) -> list[int]:
     return samples.x[:, 0].int().tolist()
 
 
-def users(train: list[Any], test: list[Any] | None, test_column: bool = True) -> Source:
+def users(train: list[Any], test: list[Any] | None, test_column: bool = True) -> DatasetSource:
     """A source whose input is the row's number in the pool and whose column "user" is given."""
 
     def side(count: int, start: int) -> tuple[np.ndarray, np.ndarray]:
@@ -41,7 +41,7 @@ def users(train: list[Any], test: list[Any] | None, test_column: bool = True) ->
     )
 
 
-def deal(source: Source, seed: int = 0, **options: Any) -> FederatedDataset:
+def deal(source: DatasetSource, seed: int = 0, **options: Any) -> FederatedDataset:
     given_ = {"num_clients": None, "partition": "by_group", "group_by": "user", "rng": purposes(seed)}
     return federate(source, **{**given_, **options})
 

@@ -12,8 +12,8 @@ from small_data import encode, put, some_images, write_parquet
 
 import polyfed as pf
 from polyfed.data.classes import remarks
-from polyfed.data.datasets import from_tensors, load
-from polyfed.data.samples import Samples
+from polyfed.data.datasets import from_tensors, load_dataset
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import check
@@ -24,7 +24,7 @@ NONE = "; -1 often means that there is none; drop such rows, or name the column 
 
 def refusal(name: str, root: Path | None, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(name, root, **options)
+        load_dataset(name, root, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -88,7 +88,7 @@ def test_of_a_folder_for_each_client(tmp_path: Path) -> None:
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")  # 1 and -1 alone may be two classes
     assert "expected labels from 0 on of every client, got -1 of 'south'" in refusal("clients:clinics", tmp_path)
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")
-    assert load("clients:clinics", tmp_path).class_names == ("-1", "1")
+    assert load_dataset("clients:clinics", tmp_path).class_names == ("-1", "1")
 
 
 def test_of_folders_of_images(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_of_folders_of_images(tmp_path: Path) -> None:
         put(tmp_path / "photos" / name / "1.png", encode(some_images(1)[0]))
     assert f"in {tmp_path / 'photos'}, got '-1', which often means" in refusal("images:photos", tmp_path)
     (tmp_path / "photos" / "0").rename(tmp_path / "photos" / "cat")  # words, of which -1 is one
-    assert load("images:photos", tmp_path).class_names == ("-1", "1", "cat")
+    assert load_dataset("images:photos", tmp_path).class_names == ("-1", "1", "cat")
 
 
 def test_of_arrays(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_of_arrays(tmp_path: Path) -> None:
     good = (pair[0], abs(y))
     for make, message in (
         (lambda: from_tensors(good, pair, name="mine"), f"expected test labels from 0 on in 'mine', {where}"),
-        (lambda: Samples(torch.zeros(4, 3), torch.tensor(y)), f"expected labels from 0 on, {where}"),
+        (lambda: LabeledSamples(torch.zeros(4, 3), torch.tensor(y)), f"expected labels from 0 on, {where}"),
         (lambda: pf.Client("mlp-64-32", good, pair), f"test: expected labels from 0 on, {where}"),
         (lambda: from_tensors([(1.0, 0), (2.0, -1), (3.0, 1)]), f"as label of item 1, got -1{said}"),
     ):

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import polyfed as pf
-from polyfed.data.datasets import from_tensors, load
+from polyfed.data.datasets import from_tensors, load_dataset
 from polyfed.errors import ConfigError
 
 X, Y = torch.rand(40, 5), torch.arange(40) % 4
@@ -52,7 +52,7 @@ def hugging_face() -> Any:
 
 @pytest.mark.parametrize("name", ["pair", "arrays", "items", "source"])
 def test_every_training_side_is_the_same(name: str) -> None:
-    found = load(f"own_data:{name}")
+    found = load_dataset(f"own_data:{name}")
     assert torch.equal(found.train.x, X)
     assert torch.equal(found.train.y, Y)
     assert found.test is None
@@ -61,7 +61,7 @@ def test_every_training_side_is_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sides", "hugging_face"])
 def test_both_sides(name: str) -> None:
-    found = load(f"own_data:{name}")
+    found = load_dataset(f"own_data:{name}")
     assert torch.equal(found.train.x, X[:30])
     assert found.test is not None
     assert torch.equal(found.test.y, Y[30:])
@@ -72,9 +72,9 @@ def test_a_recipe_runs_on_it_and_deals_by_its_columns() -> None:
     recipe = pf.Recipe.from_dict({"data": by_user, **MODELS, "training": {"rounds": 1}})
     assert len(pf.run(recipe).result["accuracy_per_client"]) == 5
     with pytest.raises(ConfigError, match="has no column 'users'; did you mean 'user'"):
-        load("own_data:source", columns=("users",))
+        load_dataset("own_data:source", columns=("users",))
     with pytest.raises(ConfigError, match="has no column 'user'; it has no further columns"):
-        load("own_data:pair", columns=("user",))
+        load_dataset("own_data:pair", columns=("user",))
 
 
 def nothing() -> Any:
@@ -115,7 +115,7 @@ number = 7
 def test_refusals(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        load(name)
+        load_dataset(name)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -123,4 +123,4 @@ def test_refusals(name: str, said: str, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("option", [{"label_column": "y"}, {"image_column": "x"}, {"train_splits": ["train", "more"]}])
 def test_options_of_files_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"no use for|no splits"):
-        load("own_data:pair", **option)
+        load_dataset("own_data:pair", **option)

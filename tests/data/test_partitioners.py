@@ -12,15 +12,15 @@ import pytest
 from small_data import federate, purposes
 
 from polyfed.data import flwr_partitioners
-from polyfed.data.datasets import Source, from_tensors
+from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.federated_dataset import FederatedDataset
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 
 USERS = [f"u{row % 4}" for row in range(600)]
 
 
-def source(test: bool = True) -> Source:
+def source(test: bool = True) -> DatasetSource:
     y = np.random.default_rng(0).permutation(np.repeat(np.arange(6), 100))
     x = np.arange(750, dtype=np.float32)[:, None]
     y_test = np.random.default_rng(1).permutation(np.repeat(np.arange(6), 25))
@@ -42,7 +42,7 @@ def deal(partition: Any, seed: int = 0, num_clients: int = 5, **arguments: Any) 
         )
 
 
-def ids(samples: Samples) -> list[int]:
+def ids(samples: LabeledSamples) -> list[int]:
     return samples.x[:, 0].int().tolist()
 
 

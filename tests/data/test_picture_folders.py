@@ -11,8 +11,8 @@ from small_data import encode, reading
 
 import polyfed as pf
 from polyfed.data import image_folders
-from polyfed.data.datasets import load
-from polyfed.data.samples import Samples
+from polyfed.data.datasets import load_dataset
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
@@ -53,7 +53,7 @@ def test_sides_classes_and_order(animals: Path) -> None:
 def test_class_folders_alone_are_a_training_side_and_numbers_go_by_value(tmp_path: Path) -> None:
     for name in ("10", "9", "2"):
         put(tmp_path / name, GRAY + int(name))
-    source = load(f"images:{tmp_path.name}", tmp_path.parent)
+    source = load_dataset(f"images:{tmp_path.name}", tmp_path.parent)
     assert source.test is None
     assert source.class_names == ("2", "9", "10")
     assert source.train.x[:, 0, 0, 0].tolist() == [2, 9, 10]
@@ -70,12 +70,12 @@ def test_a_relative_path_is_below_root_or_the_present_folder_or_the_environments
     animals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"images:{animals.name}"
-    assert len(load(name, animals.parent).train) == 3
+    assert len(load_dataset(name, animals.parent).train) == 3
     monkeypatch.setenv("POLYFED_DATA", str(animals.parent))
-    assert len(load(name).train) == 3
+    assert len(load_dataset(name).train) == 3
     monkeypatch.delenv("POLYFED_DATA")
     monkeypatch.chdir(animals.parent)
-    assert len(load(name).train) == 3
+    assert len(load_dataset(name).train) == 3
 
 
 def test_several_sizes_need_image_size(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_several_sizes_need_image_size(tmp_path: Path) -> None:
     assert "set data.image_size" in refusal(tmp_path)
     source = read(tmp_path, image_size=4)
     assert source.train.x.shape == (2, 1, 4, 4)
-    large = Samples(torch.from_numpy(np.tile(GRAY, (2, 2)))[None, None], torch.tensor([0]))
+    large = LabeledSamples(torch.from_numpy(np.tile(GRAY, (2, 2)))[None, None], torch.tensor([0]))
     assert torch.equal(source.train.x[1:], resize(large, 4).x)
 
 
@@ -124,7 +124,7 @@ def test_refusals(animals: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     assert "no use for columns, got 'user'" in refusal(animals, columns=["user"])
     assert "no use for feature_columns" in refusal(animals, feature_columns=["a"])
     with pytest.raises(ConfigError, match="got none"):
-        load("images:")
+        load_dataset("images:")
 
 
 def test_a_run_on_image_folders_and_its_models_on_new_images(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from small_data import some_images, write_parquet
 
 from polyfed.config.recipe import Recipe
-from polyfed.data.datasets import Source, from_tensors
+from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.public import public_inputs
 from polyfed.data.transforms import convert_channels
 from polyfed.errors import ConfigError
@@ -20,12 +20,12 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
 
 
-def pictures(count: int, channels: int, height: int, width: int, seed: int = 0) -> Source:
+def pictures(count: int, channels: int, height: int, width: int, seed: int = 0) -> DatasetSource:
     x = np.random.default_rng(seed).integers(0, 256, (count, channels, height, width), dtype=np.uint8)
     return from_tensors((x, np.arange(count) % 3), name=f"set {seed}")
 
 
-def draw(other: Source, task: Source, rows: int | None = None, seed: int = 0) -> torch.Tensor:
+def draw(other: DatasetSource, task: DatasetSource, rows: int | None = None, seed: int = 0) -> torch.Tensor:
     return public_inputs(other, task, rows, np.random.default_rng(seed)).x
 
 
@@ -72,7 +72,7 @@ def test_rows_are_drawn_in_file_order_and_seeded() -> None:
         (from_tensors((np.zeros((4, 3)), [0, 1, 0, 1])), None, "images stored as uint8, 'tensors' has"),
     ],
 )
-def test_public_refuses(other: Source, rows: int | None, said: str) -> None:
+def test_public_refuses(other: DatasetSource, rows: int | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         draw(other, pictures(4, 1, 6, 6), rows)
 

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from small_data import federate, purposes
 
-from polyfed.data.datasets import Source, from_tensors
+from polyfed.data.datasets import DatasetSource, from_tensors
 from polyfed.data.feature_shift import FeatureShift, add_noise, rotate, tint
 from polyfed.data.federated_dataset import FederatedDataset
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 
 
@@ -23,12 +23,12 @@ def pictures(count: int = 12, channels: int = 3, height: int = 8, width: int = 8
     return torch.from_numpy(values)
 
 
-def source(channels: int = 3, test: bool = True) -> Source:
+def source(channels: int = 3, test: bool = True) -> DatasetSource:
     side = lambda n, seed: (pictures(n, channels, seed=seed), np.arange(n) % 2)  # noqa: E731
     return from_tensors(side(160, 1), side(40, 2) if test else None, 2)
 
 
-def deal(given: Source, seed: int = 0, **options: Any) -> FederatedDataset:
+def deal(given: DatasetSource, seed: int = 0, **options: Any) -> FederatedDataset:
     return federate(
         given, **{"num_clients": 4, "partition": "iid", "split": "official:9:1", "rng": purposes(seed), **options}
     )
@@ -81,7 +81,7 @@ def test_tints_by_hand(angle: float) -> None:
 @pytest.mark.parametrize("kind", ["rotation", "noise", "color"])
 def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -> None:
     x = pictures(1200, channels, 8, 8)  # more than are changed at a time
-    samples = Samples(x, torch.zeros(1200, dtype=torch.int64))
+    samples = LabeledSamples(x, torch.zeros(1200, dtype=torch.int64))
     skew = FeatureShift(kind, 0.3, 6, purposes(0))
     views = [skew(samples, client, "train") for client in range(6)]
     assert all(view.x.dtype == torch.uint8 and view.x.shape == x.shape for view in views)
@@ -93,14 +93,14 @@ def test_any_two_clients_differ_and_bytes_stay_bytes(kind: str, channels: int) -
 
 
 def test_noise_grows_evenly_over_the_clients() -> None:
-    samples = Samples(torch.full((500, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(500, dtype=torch.int64))
+    samples = LabeledSamples(torch.full((500, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(500, dtype=torch.int64))
     skew = FeatureShift("noise", 0.2, 4, purposes(1))
     by_place = {skew.place(c): skew(samples, c, "test").x.double().std().item() / 255 for c in range(4)}
     assert [by_place[p] for p in range(4)] == pytest.approx([0.05, 0.1, 0.15, 0.2], rel=0.05)
 
 
 def test_noise_is_drawn_anew_for_each_client_and_each_of_its_sets() -> None:
-    samples = Samples(torch.full((20, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64))
+    samples = LabeledSamples(torch.full((20, 1, 8, 8), 128, dtype=torch.uint8), torch.zeros(20, dtype=torch.int64))
     skew = FeatureShift("noise", 0.2, 2, purposes(1))
     sets = list(itertools.product(range(2), ("train", "validation", "test")))
     noise = np.stack([skew(samples, *which).x.numpy().ravel() for which in sets])

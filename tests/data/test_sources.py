@@ -14,8 +14,8 @@ from small_data import encode, some_images, write_parquet
 
 from polyfed.data import cache, parquet_images
 from polyfed.data.dataset import with_declared
-from polyfed.data.datasets import Source, channel_statistics, from_tensors, load
-from polyfed.data.samples import Samples
+from polyfed.data.datasets import DatasetSource, channel_statistics, from_tensors, load_dataset
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 def refusal(*args: object, **kwargs: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(*args, **kwargs)  # type: ignore[arg-type]
+        load_dataset(*args, **kwargs)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -52,7 +52,7 @@ def test_digits(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
     if not found:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    source = load("digits")
+    source = load_dataset("digits")
     assert source.train.x.shape == (1797, 1, 8, 8)
     assert source.train.x.dtype == torch.uint8
     assert source.test is None
@@ -66,7 +66,7 @@ def test_digits(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_fashion_mnist_in_full(data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYFED_DATA", str(data_root))
-    source = load("fashion_mnist")
+    source = load_dataset("fashion_mnist")
     assert source.train.x.shape == (60000, 1, 28, 28)
     assert source.test is not None
     assert source.test.x.shape == (10000, 1, 28, 28)
@@ -79,19 +79,19 @@ def test_fashion_mnist_in_full(data_root: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("rows", "within"), [(2000, 1e-2), pytest.param(10_000, 5e-3, marks=pytest.mark.slow)])
 def test_cifar10_test_side_as_a_folder(rows: int, within: float, data_root: Path, tmp_path: Path) -> None:
+    import datasets
     import pyarrow.parquet as pq
-    from datasets import load_dataset
 
     (tmp_path / "cifar10").mkdir()
     first = pq.read_table(data_root / "cifar10" / "test.parquet").slice(0, rows)
     pq.write_table(first, tmp_path / "cifar10" / "train.parquet")
-    source = load("cifar10", tmp_path)
+    source = load_dataset("cifar10", tmp_path)
     assert source.train.x.shape == (rows, 3, 32, 32)
     assert source.mean == (0.4914, 0.4822, 0.4465)
     assert channel_statistics(source.train.x)[0] == pytest.approx(source.mean, abs=within)
     assert source.class_names[:2] == ("airplane", "automobile")
     files = str(data_root / "cifar10" / "test.parquet")
-    expected = load_dataset("parquet", data_files=files, split="train[:20]", cache_dir=str(tmp_path / "hf"))
+    expected = datasets.load_dataset("parquet", data_files=files, split="train[:20]", cache_dir=str(tmp_path / "hf"))
     for row, sample in enumerate(expected):
         assert np.array_equal(source.train.x[row].permute(1, 2, 0), np.asarray(sample["img"]))
         assert source.train.y[row] == sample["label"]
@@ -101,8 +101,8 @@ def test_cifar10_test_side_as_a_folder(rows: int, within: float, data_root: Path
 
 
 def test_a_folder_under_root_is_found_by_its_name(folder: Path) -> None:
-    source = load("small", folder.parent)
-    assert isinstance(source, Source)
+    source = load_dataset("small", folder.parent)
+    assert isinstance(source, DatasetSource)
     assert np.array_equal(source.train.x.permute(0, 2, 3, 1), np.stack(some_images(13)[:9]))
     assert source.train.y.tolist() == [0, 1, 2] * 3
     assert source.test is not None
@@ -114,16 +114,16 @@ def test_a_folder_under_root_is_found_by_its_name(folder: Path) -> None:
 
 
 def test_parquet_takes_the_folder_itself_and_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(load("parquet", folder).train) == 9
+    assert len(load_dataset("parquet", folder).train) == 9
     monkeypatch.setenv("POLYFED_DATA", str(folder))
-    assert load("parquet").name == "small"
+    assert load_dataset("parquet").name == "small"
     monkeypatch.setenv("POLYFED_DATA", str(folder.parent))
-    assert len(load("small").train) == 9
+    assert len(load_dataset("small").train) == 9
 
 
 def test_reading_leaves_nothing_in_the_data_folder(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
-    load("parquet", folder)
+    load_dataset("parquet", folder)
     assert sorted(folder.rglob("*")) == before
 
 
@@ -138,14 +138,14 @@ def test_fine_and_coarse_labels(tmp_path: Path) -> None:
     message = refusal("animals", tmp_path)
     assert "fine_label, coarse_label" in message
     assert "label_column" in message
-    assert load("animals", tmp_path, label_column="fine_label").classes == 4
-    assert load("animals", tmp_path, label_column="coarse_label").class_names == ("x", "y")
+    assert load_dataset("animals", tmp_path, label_column="fine_label").classes == 4
+    assert load_dataset("animals", tmp_path, label_column="coarse_label").class_names == ("x", "y")
     assert "did you mean 'fine_label'" in refusal("animals", tmp_path, label_column="fine_labels")
 
 
 def test_columns_are_found_by_name_without_features(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", some_images(3), {"labels": [2, 0, 1]}, image_name="image", features=False)
-    source = load("parquet", tmp_path)
+    source = load_dataset("parquet", tmp_path)
     assert source.train.y.tolist() == [2, 0, 1]
     assert source.test is None
 
@@ -153,7 +153,7 @@ def test_columns_are_found_by_name_without_features(tmp_path: Path) -> None:
 def test_columns_can_be_named(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", some_images(2), {"kind": [0, 1]}, image_name="photo", features=False)
     assert "none among: photo, kind" in refusal("parquet", tmp_path)
-    assert load("parquet", tmp_path, image_column="photo", label_column="kind").classes == 2
+    assert load_dataset("parquet", tmp_path, image_column="photo", label_column="kind").classes == 2
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ def test_labels_are_renumbered_only_where_needed(
 ) -> None:
     write_parquet(tmp_path / "train.parquet", some_images(3), {"label": labels})
     for _ in ("cold", "warm"):
-        source = load("parquet", tmp_path)
+        source = load_dataset("parquet", tmp_path)
         assert source.train.y.tolist() == numbers
         assert source.class_names == names
 
 
 def test_named_classes_keep_their_numbers_even_when_some_do_not_occur(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train.parquet", some_images(2), {"label": [2, 2]}, names=NAMES)
-    source = load("parquet", tmp_path)
+    source = load_dataset("parquet", tmp_path)
     assert source.train.y.tolist() == [2, 2]
     assert source.classes == 3
 
@@ -186,18 +186,18 @@ def test_named_classes_keep_their_numbers_even_when_some_do_not_occur(tmp_path: 
 def test_validation_files_are_the_test_side_only_without_test_files(tmp_path: Path) -> None:
     write_parquet(tmp_path / "data" / "train-0.parquet", some_images(3), {"label": [0, 1, 2]})
     write_parquet(tmp_path / "data" / "validation-0.parquet", some_images(2), {"label": [0, 1]})
-    test = load("parquet", tmp_path).test
+    test = load_dataset("parquet", tmp_path).test
     assert test is not None
     assert len(test) == 2
     write_parquet(tmp_path / "data" / "test-0.parquet", some_images(1), {"label": [0]})
-    test = load("parquet", tmp_path).test
+    test = load_dataset("parquet", tmp_path).test
     assert test is not None
     assert len(test) == 1
 
 
 def test_files_without_a_split_in_their_names_are_training_files(tmp_path: Path) -> None:
     write_parquet(tmp_path / "contest.parquet", some_images(2), {"label": [0, 1]})
-    source = load("parquet", tmp_path)
+    source = load_dataset("parquet", tmp_path)
     assert len(source.train) == 2
     assert source.test is None
 
@@ -205,10 +205,10 @@ def test_files_without_a_split_in_their_names_are_training_files(tmp_path: Path)
 def test_gray_and_jpeg_images(tmp_path: Path) -> None:
     gray = some_images(2, (4, 4))
     write_parquet(tmp_path / "gray" / "train.parquet", gray, {"label": [0, 1]})
-    assert np.array_equal(load("gray", tmp_path).train.x[:, 0], np.stack(gray))
+    assert np.array_equal(load_dataset("gray", tmp_path).train.x[:, 0], np.stack(gray))
     flat = np.full((8, 8, 3), 77, dtype=np.uint8)
     write_parquet(tmp_path / "jpeg" / "train.parquet", [encode(flat, "JPEG")] * 2, {"label": [0, 1]})
-    source = load("jpeg", tmp_path)
+    source = load_dataset("jpeg", tmp_path)
     assert (source.train.x.int() - 77).abs().max() <= 1
     assert min(source.std) > 0  # a channel without variation must not lead to a division by zero
 
@@ -225,7 +225,7 @@ def count_decodes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return rows
 
 
-def same(a: Source, b: Source) -> bool:
+def same(a: DatasetSource, b: DatasetSource) -> bool:
     assert a.test is not None
     assert b.test is not None
     pairs = [(a.train.x, b.train.x), (a.train.y, b.train.y), (a.test.x, b.test.x), (a.test.y, b.test.y)]
@@ -234,21 +234,21 @@ def same(a: Source, b: Source) -> bool:
 
 def test_the_second_load_decodes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = count_decodes(monkeypatch)
-    first = load("parquet", folder)
+    first = load_dataset("parquet", folder)
     assert len(decoded) == 13
-    assert same(first, load("parquet", folder))
+    assert same(first, load_dataset("parquet", folder))
     assert len(decoded) == 13
 
 
 def test_the_key_is_the_content_not_the_path_or_the_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load("parquet", folder)
+    first = load_dataset("parquet", folder)
     decoded = count_decodes(monkeypatch)
     moved = folder.rename(folder.parent / "moved")
     os.utime(moved / "test.parquet", (1, 1))
-    assert same(first, load("parquet", moved))
+    assert same(first, load_dataset("parquet", moved))
     assert decoded == []
     write_parquet(moved / "test.parquet", some_images(4, seed=9), {"label": [0, 1, 2, 0]}, names=NAMES)
-    assert not same(first, load("parquet", moved))
+    assert not same(first, load_dataset("parquet", moved))
     assert len(decoded) == 13
 
 
@@ -256,7 +256,7 @@ def test_the_key_is_the_content_not_the_path_or_the_time(folder: Path, monkeypat
 def test_a_damaged_cache_is_rebuilt(
     folder: Path, private_cache: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    first = load("parquet", folder)
+    first = load_dataset("parquet", folder)
     (stored,) = private_cache.rglob("*.safetensors")
     whole = stored.read_bytes()
     if harm == "notes":
@@ -264,9 +264,9 @@ def test_a_damaged_cache_is_rebuilt(
     else:
         flipped = whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:]
         stored.write_bytes({"cut": whole[: len(whole) // 2], "flip": flipped, "empty": b"", "text": b"hello"}[harm])
-    assert same(first, load("parquet", folder))
+    assert same(first, load_dataset("parquet", folder))
     decoded = count_decodes(monkeypatch)
-    assert same(first, load("parquet", folder))
+    assert same(first, load_dataset("parquet", folder))
     assert decoded == []
     assert not list(private_cache.rglob("*.tmp"))
 
@@ -274,9 +274,9 @@ def test_a_damaged_cache_is_rebuilt(
 def test_a_cache_that_cannot_be_written_is_passed_over(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "file"))
-    assert len(load("parquet", folder).train) == 9
+    assert len(load_dataset("parquet", folder).train) == 9
     monkeypatch.setenv("POLYFED_CACHE", "/proc/nowhere")
-    assert len(load("parquet", folder).train) == 9
+    assert len(load_dataset("parquet", folder).train) == 9
 
 
 def test_the_default_cache_is_below_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_from_tensors_takes_arrays_and_tensors() -> None:
     assert source.classes == 4
     assert source.train.y.dtype == torch.int64
     assert source.mean == pytest.approx((x / 255).mean((0, 2, 3)))
-    own = from_tensors(Samples(torch.rand(4, 7), torch.tensor([0, 1, 0, 1])), classes=5, name="mine")
+    own = from_tensors(LabeledSamples(torch.rand(4, 7), torch.tensor([0, 1, 0, 1])), classes=5, name="mine")
     assert (own.classes, own.mean, own.test, own.name) == (5, (), None, "mine")
     wide = from_tensors((np.ones((2, 1, 3, 3)), torch.tensor([0, 1], dtype=torch.int32)))
     assert wide.train.x.dtype == torch.float32

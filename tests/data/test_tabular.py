@@ -10,7 +10,7 @@ import torch
 from small_data import put, reading
 
 import polyfed as pf
-from polyfed.data.datasets import load
+from polyfed.data.datasets import load_dataset
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
@@ -173,7 +173,7 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
     found = prediction.predict(tmp_path / "run", 1, new)
     assert found.accuracy is not None
     assert found.accuracy > 0.9
-    source = load(data["dataset"], label_column="kind")  # type: ignore[arg-type]
+    source = load_dataset(data["dataset"], label_column="kind")  # type: ignore[arg-type]
     with torch.inference_mode():
         expected = done.models[1](source.prepare(source.train.x))
     assert torch.allclose(found.scores, expected, atol=1e-5)
@@ -192,7 +192,10 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fd", "fedet", "fedgen", "fedin", "fedkd", "fedl2g", "fedmd", "fedmrl", "fedtgp"])
+@pytest.mark.parametrize(
+    "method",
+    ["fd", "fedet", "fedgen", "fedin", "fedkd", "fedl2g", "fedmd", "fedmrl", "fedre", "fedsa", "fedsaf", "fedtgp"],
+)
 def test_methods_for_different_networks_take_both(method: str, flowers: Path) -> None:
     assert method in METHODS
     data = {"dataset": f"csv:{flowers}", "label_column": "kind", "num_clients": 3, "holdout": 66}

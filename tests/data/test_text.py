@@ -13,9 +13,9 @@ import pytest
 import torch
 from small_data import federate, purposes, put, reading
 
-from polyfed.data.datasets import Source, load
+from polyfed.data.datasets import DatasetSource, load_dataset
 from polyfed.data.partition import hash_groups
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import TextConfig, encode_tokens, load_word_vectors, tokenize, vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
@@ -66,7 +66,7 @@ def test_ids_by_hand() -> None:
 
 
 def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) -> None:
-    source = load("sentiment140", root, columns=("user",))
+    source = load_dataset("sentiment140", root, columns=("user",))
     assert (source.train.x.shape, source.train.x.dtype) == ((4, 25), torch.int64)
     assert (source.class_names, source.train.y.tolist(), source.words) == (("0", "4"), [1, 0, 1, 0], 5002)
     # good 3, day 2, and ! , bad so once: ids 2, 3, 4, 5, 6, 7
@@ -77,7 +77,7 @@ def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) ->
 
 
 def test_length_and_vocabulary_bite(root: Path) -> None:
-    source = load("sentiment140", root, words=TextConfig(vocabulary=1, length=2))
+    source = load_dataset("sentiment140", root, words=TextConfig(vocabulary=1, length=2))
     assert source.train.x.tolist() == [[2, 1], [1, 1], [1, 2], [0, 0]]
     assert source.words == 3
 
@@ -86,9 +86,9 @@ def test_any_folder_with_a_text_column(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     write(folder, "train", ["a b", "c"], [0, 1])
     pq.write_table(pq.read_table(folder / "train.parquet").rename_columns(["words", "y"]), folder / "train.parquet")
-    source = load("mine", tmp_path, words=TextConfig(column="words", length=3))
+    source = load_dataset("mine", tmp_path, words=TextConfig(column="words", length=3))
     assert source.train.x.tolist() == [[2, 3, 0], [4, 0, 0]]
-    assert load("parquet", folder, label_column="y", words=TextConfig(column="words")).class_names == ("0", "1")
+    assert load_dataset("parquet", folder, label_column="y", words=TextConfig(column="words")).class_names == ("0", "1")
 
 
 def test_ids_pass_unchanged_into_a_network() -> None:
@@ -112,7 +112,7 @@ def test_a_csv_file_is_read_as_parquet_is(tmp_path: Path) -> None:
     assert (source.train.y.tolist(), source.class_names, source.words) == ([0, 1, 1], ("bad", "good"), 5002)
     assert source.train_columns["shop"].tolist() == [2, 1, 1]
     write(tmp_path / "same", "train", ["Broken; and it was\nlate!", "So good", "Good day"], [0, 1, 1])
-    same = load("parquet", tmp_path / "same", words=TextConfig("text"), label_column="sentiment")
+    same = load_dataset("parquet", tmp_path / "same", words=TextConfig("text"), label_column="sentiment")
     assert torch.equal(source.train.x, same.train.x)
     assert source.vocabulary is not None
     assert source.vocabulary.words[:2] == ("good", "!")
@@ -151,7 +151,7 @@ def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
 def test_vectors_are_those_of_the_file_and_only_its_words_are_known(root: Path) -> None:
     file = root / "glove.txt"
     file.write_text("day 1 2\nzebra 9 9\n. . 5 5\ngood -1.5 1e-1\nother 0 0\n", encoding="utf-8")
-    source = load("sentiment140", root, words=TextConfig(vectors=file))
+    source = load_dataset("sentiment140", root, words=TextConfig(vectors=file))
     assert isinstance(source.words, torch.Tensor)
     torch.testing.assert_close(source.words, torch.tensor([[0, 0], [0, 0], [-1.5, 0.1], [1, 2]]))
     assert source.train.x[0, :4].tolist() == [2, 1, 2, 3]
@@ -190,26 +190,35 @@ def test_a_file_of_vectors_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda r: load("sentiment140", r, words=TextConfig(column="txt")), "text column 'txt' .* did you mean 'text'"),
         (
-            lambda r: load("sentiment140", r, words=TextConfig(column="sentiment")),
+            lambda r: load_dataset("sentiment140", r, words=TextConfig(column="txt")),
+            "text column 'txt' .* did you mean 'text'",
+        ),
+        (
+            lambda r: load_dataset("sentiment140", r, words=TextConfig(column="sentiment")),
             "expected texts in column 'sentiment'",
         ),
-        (lambda r: load("sentiment140", r, label_column="sentimen"), "did you mean 'sentiment'"),
-        (lambda r: load("sentiment140", r, image_column="img"), "expected no image_column"),
-        (lambda r: load("sentiment140", r / "no"), "dataset 'sentiment140' needs the files"),
+        (lambda r: load_dataset("sentiment140", r, label_column="sentimen"), "did you mean 'sentiment'"),
+        (lambda r: load_dataset("sentiment140", r, image_column="img"), "expected no image_column"),
+        (lambda r: load_dataset("sentiment140", r / "no"), "dataset 'sentiment140' needs the files"),
         (
-            lambda r: load("digits", words=TextConfig(vocabulary=9)),
+            lambda r: load_dataset("digits", words=TextConfig(vocabulary=9)),
             "expected vocab_size with texts .* 'digits'",
         ),
-        (lambda r: load("digits", words=TextConfig(column="text")), "expected text_column with texts"),
+        (lambda r: load_dataset("digits", words=TextConfig(column="text")), "expected text_column with texts"),
         (
-            lambda r: load("hub:a/b", words=TextConfig(length=9)),
+            lambda r: load_dataset("hub:a/b", words=TextConfig(length=9)),
             "expected max_length with texts in Parquet or CSV files, or of",
         ),
-        (lambda r: load(f"images:{r}", words=TextConfig(length=9)), "expected max_length with texts .* 'images:"),
-        (lambda r: load("sentiment140", r, label_column="text"), "in different columns, got 'text' for both"),
-        (lambda r: load("parquet", r / "sentiment140", words=TextConfig(length=9)), "text_column names the column"),
+        (
+            lambda r: load_dataset(f"images:{r}", words=TextConfig(length=9)),
+            "expected max_length with texts .* 'images:",
+        ),
+        (lambda r: load_dataset("sentiment140", r, label_column="text"), "in different columns, got 'text' for both"),
+        (
+            lambda r: load_dataset("parquet", r / "sentiment140", words=TextConfig(length=9)),
+            "text_column names the column",
+        ),
         (lambda r: TextConfig(vocabulary=0), "expected vocabulary to be a whole number >= 1, got 0"),
         (lambda r: TextConfig(length=True), "expected length to be a whole number"),
     ],
@@ -223,7 +232,7 @@ def test_wrong_requests_are_one_clear_line(root: Path, ask: Callable[[Path], obj
 def test_a_missing_text_is_named(tmp_path: Path) -> None:
     write(tmp_path / "sentiment140", "train", ["a", None], [0, 4])
     with pytest.raises(ConfigError, match=r"expected 'text' in every row, got an empty one in row 1 of"):
-        load("sentiment140", tmp_path)
+        load_dataset("sentiment140", tmp_path)
 
 
 # users ---------------------------------------------------------------------------------------------------------------
@@ -241,11 +250,11 @@ def test_no_user_is_in_two_clients_and_unseen_users_test_somewhere(groups: int) 
     draw = np.random.default_rng(0)
     train, test = draw.integers(0, 150, 400), draw.integers(100, 250, 120)
 
-    def side(users: np.ndarray) -> Samples:  # each text is its user's number
-        return Samples(torch.from_numpy(users[:, None]), torch.from_numpy(users % 2))
+    def side(users: np.ndarray) -> LabeledSamples:  # each text is its user's number
+        return LabeledSamples(torch.from_numpy(users[:, None]), torch.from_numpy(users % 2))
 
     columns = [{"user": users.astype(str)} for users in (train, test)]
-    source = Source("t", side(train), side(test), 2, ("0", "1"), (), (), *columns)
+    source = DatasetSource("t", side(train), side(test), 2, ("0", "1"), (), (), *columns)
     dealt = federate(
         source,
         num_clients=6,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import AUGMENTATIONS, Prepare, augment, augmentation, resize
 from polyfed.errors import ConfigError
 
@@ -113,19 +113,19 @@ def test_augmentations_by_name() -> None:
 
 def test_resizing_keeps_type_range_and_labels() -> None:
     x = torch.randint(0, 256, (3, 2, 7, 7), dtype=torch.uint8)
-    samples = Samples(x, torch.tensor([2, 0, 1]))
+    samples = LabeledSamples(x, torch.tensor([2, 0, 1]))
     larger = resize(samples, 14)
     assert larger.x.shape == (3, 2, 14, 14)
     assert larger.x.dtype == torch.uint8
     assert torch.equal(larger.y, samples.y)
     assert resize(samples, None) is samples
     assert resize(samples, 7) is samples
-    flat = Samples(torch.full((2, 1, 5, 5), 200, dtype=torch.uint8), torch.tensor([0, 0]))
+    flat = LabeledSamples(torch.full((2, 1, 5, 5), 200, dtype=torch.uint8), torch.tensor([0, 0]))
     assert torch.equal(resize(flat, 8).x, torch.full((2, 1, 8, 8), 200, dtype=torch.uint8))
-    ramp = Samples(torch.arange(4.0).expand(1, 1, 4, 4), torch.tensor([0]))
+    ramp = LabeledSamples(torch.arange(4.0).expand(1, 1, 4, 4), torch.tensor([0]))
     assert torch.allclose(resize(ramp, 2).x.mean(), ramp.x.mean())
 
 
 def test_only_images_are_resized() -> None:
     with pytest.raises(ConfigError, match=r"data.image_size: expected images .* got inputs \(4, 3\)"):
-        resize(Samples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), 8)
+        resize(LabeledSamples(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)), 8)

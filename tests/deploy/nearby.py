@@ -1,4 +1,4 @@
-"""Nodes in this process: a wire that carries letters to them at once, and faults to put on it."""
+"""Nodes in this process: a wire that carries envelopes to them at once, and faults to put on it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from polyfed.config.recipe import Recipe
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import Letter, Trouble
+from polyfed.deploy.protocol import Envelope, NodeError
 from polyfed.errors import PolyfedError
 from polyfed.experiments.data_cache import DataCache
 
-DATA = DataCache()  # kept between letters, and between tests
+DATA = DataCache()  # kept between envelopes, and between tests
 FIRST_NODE = 1000  # nodes' numbers are not those of clients
-Fault = Callable[[int, Letter], Answer | None]  # node and letter -> what comes back instead, None: what the node says
+Fault = Callable[
+    [int, Envelope], Answer | None
+]  # node and envelope -> what comes back instead, None: what the node says
 
 SETTINGS: Mapping[str, Any] = {
     "data": {
@@ -62,8 +64,8 @@ class Nearby:
         recipe: the nodes'. folder: for their disks. clients: which are there. configs: further node configuration.
 
     Attributes:
-        fault: asked before a letter reaches its node. sent: all letters, with their nodes. away: nodes that are off.
-        last: what each node last answered.
+        fault: asked before an envelope reaches its node. sent: all envelopes, with their nodes. away: nodes that are
+            off. last: what each node last answered.
     """
 
     def __init__(
@@ -77,10 +79,10 @@ class Nearby:
         self.configs: dict[int, dict[str, Any]] = {}
         for client in clients:
             self.add(client, **(configs or {}).get(client, {}))
-        self.fault: Fault = lambda node, letter: None
-        self.sent: list[tuple[int, Letter]] = []
+        self.fault: Fault = lambda node, envelope: None
+        self.sent: list[tuple[int, Envelope]] = []
         self.away: set[int] = set()
-        self.last: dict[int, Letter] = {}
+        self.last: dict[int, Envelope] = {}
         self._answers: dict[str, Answer] = {}
 
     def add(self, client: int, node: int | None = None, **config: Any) -> None:
@@ -92,33 +94,33 @@ class Nearby:
     def nodes(self) -> set[int]:
         return set(self.configs) - self.away
 
-    def send(self, letters: Sequence[tuple[int, Letter]], seconds: float) -> list[str]:
+    def send(self, envelopes: Sequence[tuple[int, Envelope]], seconds: float) -> list[str]:
         names = []
-        for node, letter in letters:
-            self.sent.append((node, letter))
+        for node, envelope in envelopes:
+            self.sent.append((node, envelope))
             names.append(str(len(self.sent)))
-            answer = self.fault(node, letter) or self.ask(node, _traveled(letter))
+            answer = self.fault(node, envelope) or self.ask(node, _traveled(envelope))
             if answer != "silence":
-                self._answers[names[-1]] = answer if isinstance(answer, Trouble) else _traveled(answer)
-            if isinstance(answer, Letter):
+                self._answers[names[-1]] = answer if isinstance(answer, NodeError) else _traveled(answer)
+            if isinstance(answer, Envelope):
                 self.last[node] = answer
         return names
 
-    def ask(self, node: int, letter: Letter) -> Answer:
+    def ask(self, node: int, envelope: Envelope) -> Answer:
         """What the node says."""
         try:
-            return Node(self.recipe, NodeConfig.read(self.configs[node]), DATA).answer(letter)
+            return Node(self.recipe, NodeConfig.read(self.configs[node]), DATA).answer(envelope)
         except PolyfedError as error:
-            return Trouble(error)
+            return NodeError(error)
 
     def collect(self, names: Collection[str]) -> dict[str, Answer]:
         return {name: self._answers.pop(name) for name in names if name in self._answers}
 
     def kinds(self) -> list[str]:
-        """The letters' kinds, in the order in which they were sent."""
-        return [letter.kind for _, letter in self.sent]
+        """The envelopes' kinds, in the order in which they were sent."""
+        return [envelope.kind for _, envelope in self.sent]
 
 
-def _traveled(letter: Letter) -> Letter:
-    """The letter with its facts as they come out of JSON."""
-    return Letter(letter.kind, json.loads(json.dumps(letter.facts)), letter.body)
+def _traveled(envelope: Envelope) -> Envelope:
+    """The envelope with its facts as they come out of JSON."""
+    return Envelope(envelope.kind, json.loads(json.dumps(envelope.facts)), envelope.body)

@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from polyfed.deploy.tls import certify, make_key
+from polyfed.deploy.tls import make_node_key, make_server_certificate
 
 
 def answers(folder: Path, name: str, authority: Path) -> str:
@@ -49,7 +49,7 @@ def answers(folder: Path, name: str, authority: Path) -> str:
 
 
 def test_tls_takes_the_certificate_for_its_hosts_and_for_no_other(tmp_path: Path) -> None:
-    files = certify(tmp_path, ["localhost", "127.0.0.1", "fl.example.org"])
+    files = make_server_certificate(tmp_path, ["localhost", "127.0.0.1", "fl.example.org"])
     assert [file.name for file in files] == ["ca.crt", "ca.key", "server.pem", "server.key"]
     for name in ("localhost", "127.0.0.1", "fl.example.org"):
         assert answers(tmp_path, name, tmp_path / "ca.crt") == "hello"
@@ -58,14 +58,14 @@ def test_tls_takes_the_certificate_for_its_hosts_and_for_no_other(tmp_path: Path
 
 
 def test_another_authority_is_not_trusted(tmp_path: Path) -> None:
-    certify(tmp_path / "own", ["localhost"])
-    certify(tmp_path / "other", ["localhost"])
+    make_server_certificate(tmp_path / "own", ["localhost"])
+    make_server_certificate(tmp_path / "other", ["localhost"])
     with pytest.raises(ssl.SSLCertVerificationError):
         answers(tmp_path / "own", "localhost", tmp_path / "other" / "ca.crt")
 
 
 def test_the_certificate_says_what_was_asked_for(tmp_path: Path) -> None:
-    certify(tmp_path, ["a.example.org", "10.0.0.5", "::1"], days=30)
+    make_server_certificate(tmp_path, ["a.example.org", "10.0.0.5", "::1"], days=30)
     server, authority = (x509.load_pem_x509_certificate((tmp_path / n).read_bytes()) for n in ("server.pem", "ca.crt"))
     named = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert named.get_values_for_type(x509.DNSName) == ["a.example.org", "localhost"]
@@ -81,8 +81,8 @@ def test_the_certificate_says_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_private_files_are_the_owners_alone(tmp_path: Path) -> None:
-    certify(tmp_path, ["localhost"])
-    make_key(tmp_path / "node")
+    make_server_certificate(tmp_path, ["localhost"])
+    make_node_key(tmp_path / "node")
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
     assert {name for name, mode in modes.items() if mode == 0o600} == {"ca.key", "server.key", "node"}
     assert not any(modes[name] & 0o022 for name in modes)
@@ -90,70 +90,73 @@ def test_private_files_are_the_owners_alone(tmp_path: Path) -> None:
 
 
 def test_a_renewed_certificate_keeps_the_authority(tmp_path: Path) -> None:
-    certify(tmp_path, ["localhost"])
+    make_server_certificate(tmp_path, ["localhost"])
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     with pytest.raises(ConfigError, match=r"server\.pem is there already; replace .* certificate with --overwrite"):
-        certify(tmp_path, ["localhost"])
+        make_server_certificate(tmp_path, ["localhost"])
     assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert [file.name for file in certify(tmp_path, ["fl.example.org"], force=True)] == ["server.pem", "server.key"]
+    assert [file.name for file in make_server_certificate(tmp_path, ["fl.example.org"], force=True)] == [
+        "server.pem",
+        "server.key",
+    ]
     assert (tmp_path / "ca.crt").read_bytes() == before["ca.crt"]
     assert answers(tmp_path, "fl.example.org", tmp_path / "ca.crt") == "hello"
 
 
 def test_half_an_authority_or_a_wrong_one_is_refused(tmp_path: Path) -> None:
-    certify(tmp_path, ["localhost"])
+    make_server_certificate(tmp_path, ["localhost"])
     (tmp_path / "ca.key").rename(tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"expected ca.key beside .*ca.crt, got none"):
-        certify(tmp_path, ["localhost"], force=True)
+        make_server_certificate(tmp_path, ["localhost"], force=True)
     (tmp_path / "ca.key").write_bytes((tmp_path / "server.key").read_bytes())
     with pytest.raises(ConfigError, match=r"expected ca.key to be the key of ca.crt .*, got another one"):
-        certify(tmp_path, ["localhost"], force=True)
+        make_server_certificate(tmp_path, ["localhost"], force=True)
     (tmp_path / "ca.key").write_text("no key")
     with pytest.raises(ConfigError, match=r"expected an authority in .*, got files that cannot be read"):
-        certify(tmp_path, ["localhost"], force=True)
+        make_server_certificate(tmp_path, ["localhost"], force=True)
     (tmp_path / "kept").replace(tmp_path / "ca.key")
     with pytest.raises(ConfigError, match="good for 9999 days or more"):
-        certify(tmp_path, ["localhost"], days=9999, force=True)
+        make_server_certificate(tmp_path, ["localhost"], days=9999, force=True)
 
 
 @pytest.mark.parametrize("host", ["", "two words", "-a.org", "a..b", "fl.example.org:8000", "https://x", "ä.org"])
 def test_a_host_that_is_none_is_refused(host: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a host name"):
-        certify(tmp_path / "keys", [host])
+        make_server_certificate(tmp_path / "keys", [host])
     assert not (tmp_path / "keys").exists()
 
 
 def test_no_host_or_no_time_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a host name or address that nodes call the server by, got none"):
-        certify(tmp_path / "keys", [])
+        make_server_certificate(tmp_path / "keys", [])
     with pytest.raises(ConfigError, match="good for 1 to 36500 days, got 0 days"):
-        certify(tmp_path / "keys", ["localhost"], days=0)
+        make_server_certificate(tmp_path / "keys", ["localhost"], days=0)
     assert not (tmp_path / "keys").exists()
 
 
 def test_a_nodes_key_pair_belongs_together(tmp_path: Path) -> None:
-    private, public = make_key(tmp_path / "keys" / "node")
+    private, public = make_node_key(tmp_path / "keys" / "node")
     assert public.name == "node.pub"
     key = serialization.load_ssh_private_key(private.read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     assert key.curve.name == "secp384r1"
     assert serialization.load_ssh_public_key(public.read_bytes()) == key.public_key()
     with pytest.raises(ConfigError, match="is there already; replace the node's keys with --overwrite"):
-        make_key(private)
+        make_node_key(private)
     before = private.read_bytes()
-    make_key(private, force=True)
+    make_node_key(private, force=True)
     assert private.read_bytes() != before
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="expected a place for"):
-        make_key(tmp_path / "file" / "node")
+        make_node_key(tmp_path / "file" / "node")
 
 
 def test_an_authority_of_another_kind_of_key_is_one_line(tmp_path: Path) -> None:
     """One on a curve that nobody knows, and one whose subject is none; both as well-formed PEM."""
-    certify(tmp_path, ["localhost"])
+    make_server_certificate(tmp_path, ["localhost"])
     for name, old, new in (
         ("ca.key", bytes.fromhex("06052b81040022"), bytes.fromhex("06052b81047722")),
         ("ca.crt", b"polyfed federation", b"\xff" * 18),
@@ -165,5 +168,5 @@ def test_an_authority_of_another_kind_of_key_is_one_line(tmp_path: Path) -> None
         altered = base64.encodebytes(content.replace(old, new)).rstrip()
         (tmp_path / name).write_bytes(b"\n".join([first, altered, last, b""]))
         with pytest.raises(ConfigError, match=r"expected an authority in .*, got files that cannot be read"):
-            certify(tmp_path, ["localhost"], force=True)
+            make_server_certificate(tmp_path, ["localhost"], force=True)
         (tmp_path / name).write_bytes(whole)

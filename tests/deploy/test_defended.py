@@ -12,7 +12,7 @@ from deploy.test_served import ONE, same
 from polyfed.core.message import flatten
 from polyfed.deploy import node_registry
 from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import Letter, pack, unpack
+from polyfed.deploy.protocol import Envelope, deserialize, serialize
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
@@ -49,13 +49,15 @@ def test_a_node_that_sends_classes_of_its_own_making_is_refused(tmp_path: Path) 
     recipe = recipe_of("fedgh", robust_aggregation={"aggregator": "geometric_median"})
     wire = Nearby(recipe, tmp_path)
 
-    def fault(node: int, letter: Letter) -> Answer | None:
-        if node != LIAR or letter.kind != "train":
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        if node != LIAR or envelope.kind != "train":
             return None
-        answer = wire.ask(node, letter)
-        assert isinstance(answer, Letter)
-        message = flatten(unpack(answer.body)[0])
-        return Letter(answer.kind, answer.facts, pack({**message, "labels": torch.full_like(message["labels"], 99)}))
+        answer = wire.ask(node, envelope)
+        assert isinstance(answer, Envelope)
+        message = flatten(deserialize(answer.body)[0])
+        return Envelope(
+            answer.kind, answer.facts, serialize({**message, "labels": torch.full_like(message["labels"], 99)})
+        )
 
     wire.fault = fault
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)

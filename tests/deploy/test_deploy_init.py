@@ -18,10 +18,10 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.deploy.app_template import app_settings, init
+from polyfed.deploy.app_template import app_config, create_app
 from polyfed.deploy.flower_transport import RUN_CONFIG
-from polyfed.deploy.requirements import expect
-from polyfed.deploy.tls import certify
+from polyfed.deploy.requirements import require_package
+from polyfed.deploy.tls import make_server_certificate
 from polyfed.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ FILES += ["nginx.conf", "superlink.service", "supernode.service", ".gitignore"]
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("apps") / "my 2nd_federation"
     options = {"method": "fedhenn", "seed": 3, "overrides": ["training.rounds=3", 'data.split="6:1:3"']}
-    init(folder, QUICKSTART, host="fl.example.org", **options)
+    create_app(folder, QUICKSTART, host="fl.example.org", **options)
     return folder
 
 
@@ -82,11 +82,11 @@ def test_the_apps_two_halves_are_made(app: Path) -> None:
 def test_the_settings_are_those_that_the_apps_read(app: Path) -> None:
     written = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
     assert written.keys() == RUN_CONFIG.keys(), "Flower lets a run change what is listed, and nothing else"
-    assert app_settings() == {key: default for key, (default, _) in RUN_CONFIG.items()}
-    assert app_settings(seed=0)["seed"] == 0
-    assert app_settings(min_nodes=2, out="/x")["min-nodes"] == 2
+    assert app_config() == {key: default for key, (default, _) in RUN_CONFIG.items()}
+    assert app_config(seed=0)["seed"] == 0
+    assert app_config(min_nodes=2, out="/x")["min-nodes"] == 2
     with pytest.raises(ConfigError, match="expected --set without ';'"):
-        app_settings(overrides=['data.dataset="a;b"'])
+        app_config(overrides=['data.dataset="a;b"'])
 
 
 def test_services_name_what_is_there(app: Path) -> None:
@@ -118,7 +118,7 @@ def test_nobody_but_nodes_comes_in_from_elsewhere(app: Path) -> None:
 def test_nginx_takes_the_proxy(app: Path, tmp_path: Path) -> None:
     """Its own check, with certificates where it expects them."""
     pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
-    certify(tmp_path / "keys", ["fl.example.org"])
+    make_server_certificate(tmp_path / "keys", ["fl.example.org"])
     site = (app / "nginx.conf").read_text(encoding="utf-8").replace(f"/srv/{NAME}", str(tmp_path))
     (tmp_path / "site.conf").write_text(site.replace("listen 443", "listen 8443"))
     (tmp_path / "main.conf").write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{ include {tmp_path}/site.conf; }}\n")
@@ -252,9 +252,9 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     (tmp_path / "other").write_text("mine")
     with pytest.raises(ConfigError, match=r"README\.md is there already; replace it with --overwrite"):
-        init(tmp_path, QUICKSTART)
+        create_app(tmp_path, QUICKSTART)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "other"]
-    init(tmp_path, QUICKSTART, force=True)
+    create_app(tmp_path, QUICKSTART, force=True)
     assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# test-nothing-is-overwritten")
     assert (tmp_path / "other").read_text() == "mine"
 
@@ -262,7 +262,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
 def test_a_recipe_that_lies_in_the_folder_stays_where_it_is(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     shutil.copy2(QUICKSTART, recipe)
-    init(tmp_path, recipe)
+    create_app(tmp_path, recipe)
     assert recipe.read_bytes() == QUICKSTART.read_bytes()
 
 
@@ -279,7 +279,7 @@ def test_a_recipe_that_lies_in_the_folder_stays_where_it_is(tmp_path: Path) -> N
 def test_a_wrong_request_writes_nothing(changes: dict[str, object], message: str, tmp_path: Path) -> None:
     options = {"recipe": QUICKSTART, **changes}
     with pytest.raises(ConfigError, match=message):
-        init(tmp_path / "app", **options)  # type: ignore[arg-type]
+        create_app(tmp_path / "app", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "app").exists()
 
 
@@ -287,14 +287,14 @@ def test_a_file_in_the_folders_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "app"):
         with pytest.raises(ConfigError, match=r"expected a (folder for the app|place for)"):
-            init(place, QUICKSTART)
+            create_app(place, QUICKSTART)
 
 
 @pytest.mark.parametrize(
     ("folder", "name"), [("9-nodes", "federation-9-nodes"), ("...", "federation"), ("a" * 40, "a" * 32)]
 )
 def test_names_are_such_as_flower_takes(folder: str, name: str, tmp_path: Path) -> None:
-    init(tmp_path / folder, QUICKSTART)
+    create_app(tmp_path / folder, QUICKSTART)
     project = tomllib.loads((tmp_path / folder / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["project"]["name"] == name
 
@@ -303,7 +303,7 @@ def test_a_missing_package_names_the_extra() -> None:
     with pytest.raises(
         ConfigError, match=r"deploy local needs the package 'no_such'; .* pip install 'polyfed\[flower\]'"
     ):
-        expect("no_such", "deploy local")
+        require_package("no_such", "deploy local")
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

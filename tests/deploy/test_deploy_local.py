@@ -81,11 +81,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("polyfed", "flwr"):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{programs}/stand_in.py" {name} "$@"\n')
         (programs / name).chmod(0o755)
-    monkeypatch.setattr(room, "expect", lambda package, purpose: None)
+    monkeypatch.setattr(room, "require_package", lambda package, purpose: None)
     monkeypatch.setattr(room, "_program", lambda name: programs / name)
     monkeypatch.setattr(room, "_polyfed", lambda: [programs / "polyfed"])
-    monkeypatch.setattr(room, "certify", stand_in_certify)
-    monkeypatch.setattr(room, "make_key", lambda path: [touched(path), touched(path.with_name(f"{path.name}.pub"))])
+    monkeypatch.setattr(room, "make_server_certificate", stand_in_certify)
+    monkeypatch.setattr(
+        room, "make_node_key", lambda path: [touched(path), touched(path.with_name(f"{path.name}.pub"))]
+    )
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.jsonl"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -178,7 +180,7 @@ def test_the_app_has_what_was_asked_for(place: Path, monkeypatch: pytest.MonkeyP
         written.update(asked, recipe=recipe)
         raise RunError("enough")
 
-    monkeypatch.setattr(room.app_template, "init", stand_in)
+    monkeypatch.setattr(room.app_template, "create_app", stand_in)
     with pytest.raises(RunError, match="enough"):
         local("recipe.toml", nodes=2, method="fedproto", seed=1, overrides=["training.lr=0.5"], out="run")
     assert written == {
@@ -197,7 +199,7 @@ def test_the_nodes_are_told_where_modules_of_ones_own_lie(place: Path, monkeypat
         told.extend(asked["overrides"])
         raise RunError("enough")
 
-    monkeypatch.setattr(room.app_template, "init", stand_in)
+    monkeypatch.setattr(room.app_template, "create_app", stand_in)
     (place / "own_local.py").write_text("from polyfed.methods import Local\n\n\nclass Mine(Local):\n    pass\n")
     with pytest.raises(RunError, match="enough"):
         local("recipe.toml", nodes=2, method="own_local:Mine", out="run")
@@ -243,11 +245,11 @@ import sys
 from pathlib import Path
 from polyfed.cli import app as cli
 from polyfed.deploy import local_cluster as room
-room.expect = lambda package, purpose: None
+room.require_package = lambda package, purpose: None
 room._program = lambda name: Path({str(place / "programs")!r}) / name
 room._polyfed = lambda: [room._program("polyfed")]
-room.certify = lambda folder, hosts: folder.mkdir()
-room.make_key = lambda path: None
+room.make_server_certificate = lambda folder, hosts: folder.mkdir()
+room.make_node_key = lambda path: None
 cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
 """
     environment = {**os.environ, "FAULT": "hang"}

@@ -96,9 +96,9 @@ def test_ray_is_asked_for_as_the_command_line_takes_it(monkeypatch: pytest.Monke
 
 
 def test_programs_are_started_as_those_of_the_app_that_init_writes(tmp_path: Path) -> None:
-    from polyfed.deploy.app_template import init
+    from polyfed.deploy.app_template import create_app
 
-    init(
+    create_app(
         tmp_path / "app", ROOT / "recipes" / "quickstart.toml", host="fl.example.org", overrides=["data.num_clients=2"]
     )
     readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")

@@ -17,8 +17,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
 from polyfed.deploy import node_registry
 from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import Letter, Task, Trouble, agreed, pack, unpack
-from polyfed.deploy.server import DIARY, serve
+from polyfed.deploy.protocol import Envelope, NodeError, TaskRequest, deserialize, serialize, shared_config
+from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
@@ -39,25 +39,25 @@ def three_rounds(method: str = "fedgh", **options: Any) -> Recipe:
     return recipe_of(method, **{"training": {"rounds": 3, "batch_size": 16, "lr": 0.05}, **options})
 
 
-def diary(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / DIARY).read_text().splitlines()]
+def event_log(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / EVENT_LOG).read_text().splitlines()]
 
 
 def troubles(out: Path) -> list[tuple[int, int, str]]:
     """Round, client and reason."""
-    return [(line["round"], line["client"], line["reason"]) for line in diary(out) if line["event"] == "trouble"]
+    return [(line["round"], line["client"], line["reason"]) for line in event_log(out) if line["event"] == "trouble"]
 
 
 def served(recipe: Recipe, wire: Nearby, folder: Path, **options: Any) -> Run:
     return serve(recipe, wire, out=folder / "out", **{"deadline": 0.05, **options})
 
 
-def in_round(wire: Nearby, number: int, answer: Callable[[Letter], Answer]) -> None:
+def in_round(wire: Nearby, number: int, answer: Callable[[Envelope], Answer]) -> None:
     """Client 1 gives another answer to its job of one round."""
 
-    def fault(node: int, letter: Letter) -> Answer | None:
-        hit = node == BAD and letter.kind == "train" and letter.facts["round"] == number
-        return answer(letter) if hit else None
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        hit = node == BAD and envelope.kind == "train" and envelope.facts["round"] == number
+        return answer(envelope) if hit else None
 
     wire.fault = fault
 
@@ -73,7 +73,7 @@ def in_round(wire: Nearby, number: int, answer: Callable[[Letter], Answer]) -> N
 def test_who_does_not_answer_has_dropped_out_of_the_round(tmp_path: Path, answer: str, reason: str) -> None:
     recipe = three_rounds()
     wire = Nearby(recipe, tmp_path)
-    in_round(wire, 2, lambda letter: Trouble(answer))
+    in_round(wire, 2, lambda envelope: NodeError(answer))
     run = served(recipe, wire, tmp_path)
     assert [record["dropped"] for record in run.history] == [[], [1], []]
     assert troubles(tmp_path / "out") == [(2, 1, reason)]
@@ -98,8 +98,8 @@ def test_who_does_not_answer_has_dropped_out_of_the_round(tmp_path: Path, answer
 def test_who_claims_what_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[str, Any], reason: str) -> None:
     recipe = recipe_of("local")
     wire, said = Nearby(recipe, tmp_path), list[str]()
-    real = wire.ask(BAD, Letter("hello", Task(settings=agreed(recipe)).model_dump()))
-    assert isinstance(real, Letter)
+    real = wire.ask(BAD, Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
+    assert isinstance(real, Envelope)
 
     class Watch:
         def message(self, text: str) -> None:
@@ -107,7 +107,7 @@ def test_who_claims_what_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping
             if "2 of 3 clients are there" in text:
                 raise _Killed
 
-    wire.fault = lambda node, letter: Letter("hello", {**real.facts, **claim}) if node == BAD else None
+    wire.fault = lambda node, envelope: Envelope("hello", {**real.facts, **claim}) if node == BAD else None
     with pytest.raises(_Killed):
         served(recipe, wire, tmp_path, trackers=[Watch()])
     assert [text for text in said if "is no client" in text] == [text for text in said if reason in text]
@@ -135,15 +135,15 @@ def test_an_answer_that_never_came_is_undone_at_the_node(tmp_path: Path) -> None
     recipe = three_rounds("local")
     wire, lost = Nearby(recipe, tmp_path / "lost"), []
 
-    def after(letter: Letter) -> Answer:
-        wire.ask(BAD, letter)
-        lost.append(letter)
-        return Trouble("silence")
+    def after(envelope: Envelope) -> Answer:
+        wire.ask(BAD, envelope)
+        lost.append(envelope)
+        return NodeError("silence")
 
     in_round(wire, 2, after)
     run = served(recipe, wire, tmp_path / "lost")
     dropped = Nearby(recipe, tmp_path / "dropped")
-    in_round(dropped, 2, lambda letter: Trouble("killed"))
+    in_round(dropped, 2, lambda envelope: NodeError("killed"))
     expected = served(recipe, dropped, tmp_path / "dropped")
     assert len(lost) == 1
     assert told(run.history) == told(expected.history)
@@ -160,16 +160,16 @@ def same_models(one: Path, other: Path) -> bool:
 # nodes that say nonsense ----------------------------------------------------------------------------------------------
 
 
-def answered(change: Callable[[State, dict[str, Any]], None]) -> Callable[[Nearby], Callable[[Letter], Answer]]:
+def answered(change: Callable[[State, dict[str, Any]], None]) -> Callable[[Nearby], Callable[[Envelope], Answer]]:
     """The node's own answer, changed."""
 
-    def of(wire: Nearby) -> Callable[[Letter], Answer]:
-        def answer(letter: Letter) -> Answer:
-            own = wire.ask(BAD, letter)
-            assert isinstance(own, Letter)
-            message, facts = unpack(own.body)[0], dict(own.facts)
+    def of(wire: Nearby) -> Callable[[Envelope], Answer]:
+        def answer(envelope: Envelope) -> Answer:
+            own = wire.ask(BAD, envelope)
+            assert isinstance(own, Envelope)
+            message, facts = deserialize(own.body)[0], dict(own.facts)
             change(message, facts)
-            return Letter("train", facts, pack(message))
+            return Envelope("train", facts, serialize(message))
 
         return answer
 
@@ -209,7 +209,7 @@ def test_an_upload_that_means_nothing_is_refused(tmp_path: Path, change: Any, re
     assert run.history[1]["refused"][0]["client"] == 1
     assert reason in run.history[1]["refused"][0]["reason"]
     other = Nearby(recipe, tmp_path / "dropped")
-    in_round(other, 2, lambda letter: Trouble("killed"))
+    in_round(other, 2, lambda envelope: NodeError("killed"))
     expected = served(recipe, other, tmp_path / "dropped")
     assert same_models(tmp_path, tmp_path / "dropped")  # as if it had not been there
     assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
@@ -230,9 +230,9 @@ def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path
         5: put("lars", torch.zeros(300, 1000)),
     }
 
-    def fault(node: int, letter: Letter) -> Answer | None:
-        change = nonsense.get(letter.facts["round"]) if (node, letter.kind) == (BAD, "train") else None
-        return answered(change)(wire)(letter) if change else None
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        change = nonsense.get(envelope.facts["round"]) if (node, envelope.kind) == (BAD, "train") else None
+        return answered(change)(wire)(envelope) if change else None
 
     wire.fault = fault
     run = served(recipe, wire, tmp_path, max_megabytes=1.0)
@@ -240,23 +240,29 @@ def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path
     assert [record["dropped"] for record in run.history] == [[], [], [], [1], [1], []]
     said = [reason for _, _, reason in troubles(tmp_path / "out")]
     assert [reason.partition(", got")[0] for reason in said] == [
-        "expected the facts of a letter (report)",
+        "expected the facts of an envelope (task result)",
         "expected an answer of at most 1000000 bytes",
     ]
 
 
 DROPPED = [
-    (lambda wire: lambda letter: Letter("train", {}, b""), "expected the facts of a letter (report), got others at"),
-    (answered(say("steps", -1)), "expected the facts of a letter (report), got others at 'steps'"),
-    (answered(say("more", 1)), "expected the facts of a letter (report), got others at 'more'"),
-    (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
-    (answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "others": {}}})), "expected the counts"),
     (
-        lambda wire: lambda letter: dataclasses.replace(wire.ask(BAD, letter), body=b"\x00" * 50),
+        lambda wire: lambda envelope: Envelope("train", {}, b""),
+        "expected the facts of an envelope (task result), got others at",
+    ),
+    (answered(say("steps", -1)), "expected the facts of an envelope (task result), got others at 'steps'"),
+    (answered(say("more", 1)), "expected the facts of an envelope (task result), got others at 'more'"),
+    (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
+    (
+        answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "calibration_error": None, "others": {}}})),
+        "expected the counts",
+    ),
+    (
+        lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\x00" * 50),
         "got 50 that are none",
     ),
     (
-        lambda wire: lambda letter: dataclasses.replace(wire.ask(BAD, letter), body=b"\xff" * 50),
+        lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\xff" * 50),
         "got 50 that are none",
     ),
     (answered(put("lars", torch.zeros(300, 1000))), "expected an answer of at most 1000000 bytes, got 1200"),
@@ -280,8 +286,8 @@ def test_an_answer_that_is_none_counts_as_no_answer(tmp_path: Path, answer: Any,
 def test_a_shared_model_that_is_none_is_left_out(tmp_path: Path) -> None:
     recipe = three_rounds()
     wire = Nearby(recipe, tmp_path, configs={k: {"share-model": True} for k in range(3)})
-    bad = Letter("finish", {"shared": True}, pack({"x": torch.ones(2)}))
-    wire.fault = lambda node, letter: bad if (node, letter.kind) == (BAD, "finish") else None
+    bad = Envelope("finish", {"shared": True}, serialize({"x": torch.ones(2)}))
+    wire.fault = lambda node, envelope: bad if (node, envelope.kind) == (BAD, "finish") else None
     served(recipe, wire, tmp_path)
     files = sorted(path.name for path in (tmp_path / "out" / "models").glob("*.safetensors"))
     assert files == ["client-000.safetensors", "client-002.safetensors"]
@@ -352,7 +358,7 @@ def test_a_late_node_that_does_not_fit_is_turned_away_and_the_run_goes_on(tmp_pa
 
     run = served(recipe, wire, tmp_path, min_nodes=2, trackers=[come])
     assert [record["clients"] for record in run.history] == [[0, 1]] * 3
-    away = [line for line in diary(tmp_path / "out") if line["event"] == "turned away"]
+    away = [line for line in event_log(tmp_path / "out") if line["event"] == "turned away"]
     assert [line["client"] for line in away] == [2]
     assert "fedgh needs one feature width for all clients" in away[0]["reason"]
     read = served(recipe, Nearby(recipe, tmp_path, ()), tmp_path, resume=True)
@@ -365,15 +371,19 @@ def test_a_late_node_that_does_not_fit_is_turned_away_and_the_run_goes_on(tmp_pa
 def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path, method: str) -> None:
     """It dies in the middle of a round, when one node has already trained; the others are then a round behind it.
 
-    What carries letters has died, too, and has forgotten nodes' numbers: they come back with others.
+    What carries envelopes has died, too, and has forgotten nodes' numbers: they come back with others.
     """
     recipe = three_rounds(method, data={"holdout": 20}, models={"architectures": ["digits-cnn1"]})
     wire = Nearby(recipe, tmp_path / "killed")
     last = recipe.chosen_method.exchanges(2)[-1]
 
-    def die(node: int, letter: Letter) -> Answer | None:
+    def die(node: int, envelope: Envelope) -> Answer | None:
         place = len(recipe.chosen_method.exchanges(2)) - 1
-        if node == BAD and letter.kind == "train" and (letter.facts["round"], letter.facts["place"]) == (2, place):
+        if (
+            node == BAD
+            and envelope.kind == "train"
+            and (envelope.facts["round"], envelope.facts["exchange_index"]) == (2, place)
+        ):
             raise _Killed
         return None
 
@@ -398,10 +408,10 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
 def test_a_new_run_in_the_same_place_is_another_experiment(tmp_path: Path) -> None:
     recipe = three_rounds("local")
     first = served(recipe, Nearby(recipe, tmp_path), tmp_path)
-    before = diary(tmp_path / "out")[0]["experiment"]
+    before = event_log(tmp_path / "out")[0]["experiment"]
     again = served(recipe, Nearby(recipe, tmp_path), tmp_path, force=True)
     assert told(first.history) == told(again.history)
-    assert diary(tmp_path / "out")[0]["experiment"] != before
+    assert event_log(tmp_path / "out")[0]["experiment"] != before
 
 
 def lose(folder: Path) -> None:
@@ -431,6 +441,6 @@ def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: 
 def test_an_evaluation_without_an_answer_leaves_the_client_out(tmp_path: Path) -> None:
     recipe = three_rounds("fedavg", models={"architectures": ["digits-cnn1"]})
     wire = Nearby(recipe, tmp_path)
-    wire.fault = lambda node, letter: Trouble("gone") if (node, letter.kind) == (BAD, "score") else None
+    wire.fault = lambda node, envelope: NodeError("gone") if (node, envelope.kind) == (BAD, "score") else None
     run = served(recipe, wire, tmp_path)
     assert [record["accuracy"]["received"]["n"] for record in run.history] == [2, 2, 2]

@@ -14,8 +14,8 @@ from deploy.nearby import recipe_of
 from deploy.test_served import same
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import flower_transport, node_registry
-from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerWire, make_client_app, make_server_app
-from polyfed.deploy.protocol import Letter
+from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, make_client_app, make_server_app
+from polyfed.deploy.protocol import Envelope
 from polyfed.engine.federation import Run
 from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
@@ -121,14 +121,14 @@ def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(TaskIdentity, name, 1)
     grid = Grid(make_client_app(recipe_of("local")), {}, tmp_path, [0])
     grid.contexts[10].node_config["client-idd"] = 1
-    wire = FlowerWire(grid)  # type: ignore[arg-type]
-    (name,) = wire.send([(10, Letter("hello", {"settings": {}}))], 5.0)
+    wire = FlowerTransport(grid)  # type: ignore[arg-type]
+    (name,) = wire.send([(10, Envelope("hello", {"settings": {}}))], 5.0)
     assert wire.collect([name])[name] == "node-config: unknown key 'client-idd'; did you mean 'client-id'?"
     del grid.contexts[10].node_config["client-idd"]
     nested = ConfigRecord({flower_transport._FACTS: "[" * 100_000})
     for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport._RECORD: nested}):
         (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
-        assert "expected a letter of polyfed's" in str(wire.collect([stray])[stray])
+        assert "expected an envelope of polyfed's" in str(wire.collect([stray])[stray])
     monkeypatch.setattr(flower_transport, "_LARGEST", 1000)
     long = ConfigRecord({flower_transport._FACTS: "[" * 1001})
     (stray,) = grid.push_messages([Message(RecordDict({flower_transport._RECORD: long}), 10, "query.hello")])

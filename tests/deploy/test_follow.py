@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polyfed.deploy.run_progress import Follower
+from polyfed.deploy.run_progress import RunProgress
 from polyfed.tracking.console import Console
 
 FACTS = {
@@ -46,26 +46,26 @@ def append(folder: Path, name: str, *lines: dict[str, Any]) -> None:
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
-def follower(folder: Path, resume: bool = False) -> tuple[Follower, io.StringIO]:
+def follower(folder: Path, resume: bool = False) -> tuple[RunProgress, io.StringIO]:
     out = io.StringIO()
-    return Follower(folder, FACTS, Console(stream=out, terminal=False, clock=Clock()), resume), out
+    return RunProgress(folder, FACTS, Console(stream=out, terminal=False, clock=Clock()), resume), out
 
 
 def test_rounds_are_shown_as_they_come(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shown, out = follower(folder)
-    shown.look()
+    shown.poll()
     assert shown.done == 0
     folder.mkdir()
     append(folder, "rounds.jsonl", record(1))
-    shown.look()
+    shown.poll()
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(record(2))[:20])
-    shown.look()
+    shown.poll()
     assert shown.done == 1, "half a line is no round"
     with (folder / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(record(2))[20:] + "\n")
-    shown.look()
+    shown.poll()
     assert shown.done == 2
     lines = out.getvalue().splitlines()
     assert "2 clients, 4 rounds, seed 0, accuracy of stage personal" in lines[0]
@@ -78,9 +78,9 @@ def test_a_resumed_run_goes_on_counting_and_a_cut_off_round_is_not_told_twice(tm
     shown, out = follower(tmp_path, resume=True)
     assert shown.done == 2
     (tmp_path / "rounds.jsonl").write_text(json.dumps(record(1)) + "\n")
-    shown.look()
+    shown.poll()
     append(tmp_path, "rounds.jsonl", record(2), record(3))
-    shown.look()
+    shown.poll()
     assert shown.done == 3
     told = out.getvalue()
     assert "from round 3" in told
@@ -94,9 +94,9 @@ def test_a_replaced_run_begins_anew(tmp_path: Path) -> None:
     assert shown.done == 0
     for name in ("rounds.jsonl", "nodes.jsonl"):
         (tmp_path / name).unlink()
-    shown.look()
+    shown.poll()
     append(tmp_path, "rounds.jsonl", record(1), record(2), record(3))
-    shown.look()
+    shown.poll()
     assert shown.done == 3
     assert "old run" not in out.getvalue()
 
@@ -106,7 +106,7 @@ def test_what_happens_to_nodes_is_told(tmp_path: Path) -> None:
     append(tmp_path, "nodes.jsonl", {"event": "hello", "round": 0, "client": 1, "node": 7})
     append(tmp_path, "nodes.jsonl", {"event": "lost", "round": 2, "client": 1, "reason": "no answer within 600 s"})
     append(tmp_path, "nodes.jsonl", {"event": "refused", "round": 0, "reason": "another recipe"})
-    shown.look()
+    shown.poll()
     assert out.getvalue().splitlines()[1:] == [
         "round 2: client 1, lost: no answer within 600 s",
         "a node, refused: another recipe",
@@ -135,6 +135,6 @@ def test_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     shown, out = follower(tmp_path, resume=True)
     append(tmp_path, "rounds.jsonl", {"round": 1}, record(1))
     append(tmp_path, "nodes.jsonl", {"event": "lost", "round": 1, "client": 1, "reason": "gone"})
-    shown.look()
+    shown.poll()
     assert shown.done == 1
     assert "client 1, lost: gone" in out.getvalue()

@@ -19,9 +19,9 @@ from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
 from polyfed.deploy import node_registry
-from polyfed.deploy.node_executor import Nodes
-from polyfed.deploy.node_registry import DIARY, Answer, Diary, Office, Roster, release
-from polyfed.deploy.protocol import Letter, pack, unpack
+from polyfed.deploy.node_executor import NodeExecutor
+from polyfed.deploy.node_registry import EVENT_LOG, Answer, EventLog, NodeRegistry, RequestBroker, release
+from polyfed.deploy.protocol import Envelope, deserialize, serialize
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGH
@@ -114,7 +114,7 @@ def tell(**told: Any) -> Change:
 
 
 def counts(confusion: Any) -> dict[str, Any]:
-    return {"test": {"confusion": confusion, "auc": None, "others": {}}}
+    return {"test": {"confusion": confusion, "auc": None, "calibration_error": None, "others": {}}}
 
 
 ODD: Mapping[str, Change] = {
@@ -153,30 +153,30 @@ def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytes
     recipe = recipe_of(method, **ONE, data=data, hyperparameters=SMALL.get(method), training={"rounds": rounds})
     wire = Nearby(recipe, tmp_path)
     seen: list[str] = []
-    honest = Nodes.run
+    honest = NodeExecutor.run
 
-    def run(self: Nodes, jobs: Any, done: Any) -> Any:
+    def run(self: NodeExecutor, jobs: Any, done: Any) -> Any:
         outcomes = honest(self, jobs, done)
         job, own = next((job, o) for job, o in zip(jobs, outcomes, strict=True) if job.client.id == 1)
         assert own.counts, own.refused
         answer = wire.last[BAD]
         for what, change in ODD.items():
-            message, facts = unpack(answer.body)[0], json.loads(json.dumps(answer.facts))
+            message, facts = deserialize(answer.body)[0], json.loads(json.dumps(answer.facts))
             state = {name: id(value) for name, value in self._federation.server.state.items()}
             if not change(message, facts):
                 continue
-            (judged,) = self._judged([job], [self._outcome(job, Letter("train", facts, pack(message)))])
+            (judged,) = self._validated([job], [self._outcome(job, Envelope("train", facts, serialize(message)))])
             assert not judged.counts, f"{what} counts in '{job.exchange.name}'"
             assert judged.refused is None or "\n" not in judged.refused
             assert {name: id(value) for name, value in self._federation.server.state.items()} == state
             seen.append(what)
-        message, facts = unpack(answer.body)[0], dict(answer.facts)
+        message, facts = deserialize(answer.body)[0], dict(answer.facts)
         twice_as_long(message, facts)
         extra(message, facts)
-        (odd,) = self._judged([job], [self._outcome(job, Letter("train", facts, pack(message)))])
+        (odd,) = self._validated([job], [self._outcome(job, Envelope("train", facts, serialize(message)))])
         return [odd if o.client_id == 1 else o for o in outcomes]
 
-    monkeypatch.setattr(Nodes, "run", run)
+    monkeypatch.setattr(NodeExecutor, "run", run)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert len(done.history) == rounds + bool(recipe.chosen_method.final_exchanges())
     assert {"a name more", "counts of 2^62", "a loss of 1e308", "50 000 groups"} <= {*seen}
@@ -191,13 +191,13 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
 ) -> None:
     recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"dtype": precision, "top_k_fraction": 0.1})
     wire = Nearby(recipe, tmp_path)
-    honest = Nodes.run
+    honest = NodeExecutor.run
     seen: list[bool] = []
 
-    def run(self: Nodes, jobs: Any, done: Any) -> Any:
+    def run(self: NodeExecutor, jobs: Any, done: Any) -> Any:
         outcomes = honest(self, jobs, done)
         answer = wire.last[BAD]
-        for name in unpack(answer.body)[0]:
+        for name in deserialize(answer.body)[0]:
             for change in (
                 lambda t: torch.cat([t, t]) if t.dim() else t.expand(2).clone(),
                 lambda t: t[:0] if t.dim() else t.expand(0).clone(),
@@ -206,15 +206,15 @@ def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
                 lambda t: torch.full(t.shape, 2**40),
                 lambda t: torch.full(t.shape, -7).to(torch.int64),
             ):
-                message = unpack(answer.body)[0]
+                message = deserialize(answer.body)[0]
                 value = message[name]
                 message[name] = change(value) if isinstance(value, Tensor) else {k: change(t) for k, t in value.items()}
-                odd = self._outcome(jobs[1], Letter("train", answer.facts, pack(message)))
-                (judged,) = self._judged([jobs[1]], [odd])
+                odd = self._outcome(jobs[1], Envelope("train", answer.facts, serialize(message)))
+                (judged,) = self._validated([jobs[1]], [odd])
                 seen.append(judged.counts)
         return outcomes
 
-    monkeypatch.setattr(Nodes, "run", run)
+    monkeypatch.setattr(NodeExecutor, "run", run)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert done.history[0]["refused"] == []
     assert len(seen) >= 12
@@ -226,12 +226,12 @@ def test_a_labels_lie_leaves_the_others_at_work(tmp_path: Path) -> None:
     recipe = recipe_of("fedproto", **ONE)
     wire = Nearby(recipe, tmp_path)
 
-    def lie(letter: Letter) -> Answer:
-        own = wire.ask(BAD, letter)
-        assert isinstance(own, Letter)
-        message, facts = unpack(own.body)[0], dict(own.facts)
+    def lie(envelope: Envelope) -> Answer:
+        own = wire.ask(BAD, envelope)
+        assert isinstance(own, Envelope)
+        message, facts = deserialize(own.body)[0], dict(own.facts)
         far_labels(message, facts)
-        return Letter("train", facts, pack(message))
+        return Envelope("train", facts, serialize(message))
 
     in_round(wire, 1, lie)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
@@ -245,7 +245,7 @@ def test_scores_that_cannot_be_are_dropped(tmp_path: Path, kept: Mapping[str, An
     """Asked for alone, as where the received model is scored."""
     recipe = recipe_of("fedavg", **ONE, training={"rounds": 1})
     wire = Nearby(recipe, tmp_path)
-    wire.fault = lambda node, letter: Letter("score", kept) if (node, letter.kind) == (BAD, "score") else None
+    wire.fault = lambda node, envelope: Envelope("score", kept) if (node, envelope.kind) == (BAD, "score") else None
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
     assert done.history[0]["accuracy"]["received"]["n"] == 2
     assert "expected the counts of a score (C, C)" in troubles(tmp_path / "out")[0][2]
@@ -265,12 +265,12 @@ def test_what_breaks_only_together_costs_only_who_broke_it(tmp_path: Path, monke
     recipe = three_rounds()
     wire = Nearby(recipe, tmp_path)
 
-    def seven(letter: Letter) -> Answer:
-        own = wire.ask(BAD, letter)
-        assert isinstance(own, Letter)
-        message, facts = unpack(own.body)[0], dict(own.facts)
+    def seven(envelope: Envelope) -> Answer:
+        own = wire.ask(BAD, envelope)
+        assert isinstance(own, Envelope)
+        message, facts = deserialize(own.body)[0], dict(own.facts)
         message["lars"] = torch.full_like(message["lars"], 77.0)  # type: ignore[arg-type]
-        return Letter("train", facts, pack(message))
+        return Envelope("train", facts, serialize(message))
 
     in_round(wire, 2, seven)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
@@ -281,8 +281,8 @@ def test_what_breaks_only_together_costs_only_who_broke_it(tmp_path: Path, monke
 def test_a_shared_model_of_another_network_is_left_out(tmp_path: Path) -> None:
     recipe = recipe_of("local", training={"rounds": 1})
     wire = Nearby(recipe, tmp_path, configs={k: {"share-model": True} for k in range(3)})
-    bad = Letter("finish", {"shared": True}, pack({"weights": {"x": torch.ones(2)}}))
-    wire.fault = lambda node, letter: bad if (node, letter.kind) == (BAD, "finish") else None
+    bad = Envelope("finish", {"shared": True}, serialize({"weights": {"x": torch.ones(2)}}))
+    wire.fault = lambda node, envelope: bad if (node, envelope.kind) == (BAD, "finish") else None
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
     files = sorted(path.name for path in (tmp_path / "out" / "models").glob("*.safetensors"))
     assert files == ["client-000.safetensors", "client-002.safetensors"]
@@ -292,22 +292,22 @@ def test_a_shared_model_of_another_network_is_left_out(tmp_path: Path) -> None:
 # what a node says of itself -----------------------------------------------------------------------------------------
 
 
-def greeted(wire: Nearby, recipe: Recipe, folder: Path, count: int = 3) -> tuple[Roster, list[str]]:
-    """A roster after everybody has said hello, and what it told."""
+def greeted(wire: Nearby, recipe: Recipe, folder: Path, count: int = 3) -> tuple[NodeRegistry, list[str]]:
+    """A registry after everybody has said hello, and what it told."""
     said: list[str] = []
-    found = Roster(recipe, Office(wire, 5.0), Diary(folder / DIARY, False), count, said.append)
-    found.look()
+    found = NodeRegistry(recipe, RequestBroker(wire, 5.0), EventLog(folder / EVENT_LOG, False), count, said.append)
+    found.poll()
     return found, said
 
 
 def lying(wire: Nearby, node: int, **claim: Any) -> None:
     """The node's own introduction, with something else in it."""
 
-    def fault(to: int, letter: Letter) -> Answer | None:
-        if (to, letter.kind) != (node, "hello"):
+    def fault(to: int, envelope: Envelope) -> Answer | None:
+        if (to, envelope.kind) != (node, "hello"):
             return None
-        own = wire.ask(node, letter)
-        assert isinstance(own, Letter)
+        own = wire.ask(node, envelope)
+        assert isinstance(own, Envelope)
         return replace(own, facts={**own.facts, **claim})
 
     wire.fault = fault
@@ -363,7 +363,7 @@ def test_who_does_not_fit_at_the_start_is_turned_away_and_the_others_begin(
     lying(wire, FIRST_NODE, **claim)
     done = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
     assert done.history[0]["clients"] == [1, 2]
-    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
     away = [line for line in lines if line["event"] == "turned away"]
     assert [line["node"] for line in away] == [FIRST_NODE]
     assert "\n" not in away[0]["reason"]
@@ -409,8 +409,8 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: 
         wire = Nearby(longer, tmp_path, (0, 2))
         wire.add(1, node=node, **client_1)
         said: list[str] = []
-        found = Roster(longer, Office(wire, 5.0), Diary(out / DIARY, True), 3, said.append)
-        found.look()
+        found = NodeRegistry(longer, RequestBroker(wire, 5.0), EventLog(out / EVENT_LOG, True), 3, said.append)
+        found.poll()
         return set(found.node_of), said
 
     there, said = again({"state_dir": str(tmp_path / "thief")}, FIRST_NODE + 50)
@@ -432,17 +432,19 @@ def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: 
 
 
 def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
-    """Whoever reads the diary cannot come as somebody else."""
+    """Whoever reads the event log cannot come as somebody else."""
     recipe = recipe_of("local", training={"rounds": 1})
     wire = Nearby(recipe, tmp_path)
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
     told = {line["said"]["client"]: line["said"]["token"] for line in lines if line["event"] == "hello"}
     thief = Nearby(recipe, tmp_path, (0, 2))
     thief.add(1, node=FIRST_NODE + 9, state_dir=str(tmp_path / "thief"))
     lying(thief, FIRST_NODE + 9, token=told[1])
-    found = Roster(recipe, Office(thief, 5.0), Diary(tmp_path / "out" / DIARY, True), 3, lambda text: None)
-    found.look()
+    found = NodeRegistry(
+        recipe, RequestBroker(thief, 5.0), EventLog(tmp_path / "out" / EVENT_LOG, True), 3, lambda text: None
+    )
+    found.poll()
     assert set(found.node_of) == {0, 2}
 
 
@@ -456,8 +458,8 @@ def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_diary_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
-    (tmp_path / DIARY).write_text(line + "\n")
-    with pytest.raises(ConfigError, match="expected the diary of nodes in") as caught:
+    (tmp_path / EVENT_LOG).write_text(line + "\n")
+    with pytest.raises(ConfigError, match="expected the event log of nodes in") as caught:
         release(tmp_path, 0)
     assert "\n" not in str(caught.value)
 
@@ -465,10 +467,10 @@ def test_a_diary_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
 def test_a_line_of_the_diary_that_a_kill_has_cut_off_never_was(tmp_path: Path) -> None:
     recipe = recipe_of("local", training={"rounds": 1})
     serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
-    path = tmp_path / "out" / DIARY
+    path = tmp_path / "out" / EVENT_LOG
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"event": "trouble", "rou')
-    found = Diary(path, True)
+    found = EventLog(path, True)
     assert set(found.owners) == {0, 1, 2}
     found.open()
     assert path.read_bytes() == whole

@@ -10,9 +10,17 @@ import pytest
 import torch
 
 import polyfed.deploy
-from polyfed.deploy.node_checkpoints import Kept, Shelf, mark
-from polyfed.deploy.protocol import Introduction, difference, pack, read, score_read, score_told, unpack
-from polyfed.engine.evaluation import Score
+from polyfed.deploy.node_checkpoints import ClientSnapshot, NodeCheckpoints, checkpoint_id
+from polyfed.deploy.protocol import (
+    ClientHello,
+    deserialize,
+    first_difference,
+    parse,
+    score_from_json,
+    score_to_json,
+    serialize,
+)
+from polyfed.engine.evaluation import ClientScore
 from polyfed.errors import RunError
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")
@@ -22,7 +30,7 @@ TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3)], ids=str)
 def test_every_type_and_shape_survives(kind: str, shape: tuple[int, ...]) -> None:
     tensor = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(3).to(getattr(torch, kind))
-    message, _ = unpack(pack({"one": tensor, "group": {"inner": tensor.clone()}}))
+    message, _ = deserialize(serialize({"one": tensor, "group": {"inner": tensor.clone()}}))
     assert isinstance(message["group"], dict)
     for came in (message["one"], message["group"]["inner"]):
         assert isinstance(came, torch.Tensor)
@@ -33,7 +41,7 @@ def test_every_type_and_shape_survives(kind: str, shape: tuple[int, ...]) -> Non
 def test_order_empty_groups_views_and_facts_survive() -> None:
     x = torch.arange(6.0).view(2, 3)
     sent = {"z": x.t(), "a": {"y": x[:, 1], "b": x}, "none": {}, "m": x[0]}
-    message, facts = unpack(pack(sent, {"round": 3}))
+    message, facts = deserialize(serialize(sent, {"round": 3}))
     assert facts == {"round": 3}
     assert sorted(message) == sorted(sent)
     assert [name for name in message if name != "none"] == ["z", "a", "m"]
@@ -41,28 +49,30 @@ def test_order_empty_groups_views_and_facts_survive() -> None:
     assert list(message["a"]) == ["y", "b"]
     assert message["none"] == {}
     assert torch.equal(message["z"], x.t())  # type: ignore[arg-type]
-    assert unpack(pack({}))[0] == {}
+    assert deserialize(serialize({}))[0] == {}
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00" * 8, b"\x05" + b"\x00" * 7 + b"[1,2]", pack({"a": torch.ones(3)})[:-1]])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00" * 8, b"\x05" + b"\x00" * 7 + b"[1,2]", serialize({"a": torch.ones(3)})[:-1]]
+)
 def test_bytes_that_are_no_message_are_one_line(data: bytes) -> None:
     with pytest.raises(RunError, match=f"expected a message as bytes, got {len(data)} that are none") as caught:
-        unpack(data)
+        deserialize(data)
     assert "\n" not in str(caught.value)
 
 
 def test_header_and_content_must_agree() -> None:
-    data = pack({"a": torch.ones(3)}).replace(b'"names": ["a"]', b'"names": ["b"]')
+    data = serialize({"a": torch.ones(3)}).replace(b'"names": ["a"]', b'"names": ["b"]')
     with pytest.raises(RunError, match="do not both have 'a'"):
-        unpack(data)
+        deserialize(data)
 
 
 def test_a_score_survives() -> None:
     counts = torch.tensor([[3, 1], [0, 2]])
-    score = Score(counts, 0.75, {"other": Score(counts.t().contiguous())})
-    came = score_read(score_told(score), 2, 6, ["other"])
+    score = ClientScore(counts, 0.75, {"other": ClientScore(counts.t().contiguous())}, calibration_error=0.125)
+    came = score_from_json(score_to_json(score), 2, 6, ["other"])
     assert torch.equal(came.confusion, counts)
-    assert came.auc == 0.75
+    assert (came.auc, came.calibration_error) == (0.75, 0.125)
     assert torch.equal(came.others["other"].confusion, counts.t())
     assert math.isnan(came.others["other"].auc)
 
@@ -70,73 +80,73 @@ def test_a_score_survives() -> None:
 @pytest.mark.parametrize("told", [{}, {"confusion": [[1, 2]], "auc": None, "others": {}}, {"confusion": "x", "auc": 1}])
 def test_counts_that_are_none_are_one_line(told: dict[str, object]) -> None:
     with pytest.raises(RunError, match="expected the counts of a score"):
-        score_read(told, 2, 3)
+        score_from_json(told, 2, 3)
 
 
 def test_facts_are_checked() -> None:
-    with pytest.raises(RunError, match=r"expected the facts of a letter \(introduction\), got others at 'client'"):
-        read(Introduction, {"client": -1})
+    with pytest.raises(RunError, match=r"expected the facts of an envelope \(client hello\), got others at 'client'"):
+        parse(ClientHello, {"client": -1})
 
 
 def test_settings_that_differ_are_named() -> None:
     ours = {"method": {"name": "fedgh", "header_lr": 0.1}, "run": {"seed": 0}}
-    assert difference(ours, {**ours}) is None
+    assert first_difference(ours, {**ours}) is None
     theirs = {**ours, "method": {"name": "fedgh", "header_lr": 0.2}}
-    assert difference(ours, theirs) == "method.header_lr is 0.1 at the server and 0.2 here"
-    assert difference(ours, {"method": ours["method"]}) == "run is {'seed': 0} at the server and None here"
+    assert first_difference(ours, theirs) == "method.header_lr is 0.1 at the server and 0.2 here"
+    assert first_difference(ours, {"method": ours["method"]}) == "run is {'seed': 0} at the server and None here"
 
 
-# the shelf ----------------------------------------------------------------------------------------------------------
+# the checkpoints ----------------------------------------------------------------------------------------------
 
 
-def kept(value: float) -> Kept:
-    return Kept("v", {"w": torch.full((2,), value)}, {"c": torch.tensor(value), "g": {"x": torch.ones(1)}})
+def kept(value: float) -> ClientSnapshot:
+    return ClientSnapshot("v", {"w": torch.full((2,), value)}, {"c": torch.tensor(value), "g": {"x": torch.ones(1)}})
 
 
 def test_a_shelf_keeps_the_last_and_the_one_before(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "client")
-    assert shelf.read("") == Kept()
+    checkpoints = NodeCheckpoints(tmp_path / "client")
+    assert checkpoints.read("") == ClientSnapshot()
     base = ""
     for number in (1, 2, 5):
-        shelf.write(mark(number, 0), kept(number), base)
-        base = mark(number, 0)
-    assert shelf.marks() == ["000002-00", "000005-00"]
-    found = shelf.read("000002-00")
+        checkpoints.write(checkpoint_id(number, 0), kept(number), base)
+        base = checkpoint_id(number, 0)
+    assert checkpoints.marks() == ["000002-00", "000005-00"]
+    found = checkpoints.read("000002-00")
     assert found.variant == "v"
     assert found.weights is not None
     assert torch.equal(found.weights["w"], torch.tensor([2.0, 2.0]))
     assert found.state.keys() == {"c", "g"}
     assert float(found.state["c"]) == 2  # type: ignore[arg-type]
-    assert shelf.go_back("000002-00") == ["000005-00"]
-    assert shelf.marks() == ["000002-00"]
+    assert checkpoints.rollback("000002-00") == ["000005-00"]
+    assert checkpoints.marks() == ["000002-00"]
     with pytest.raises(RunError, match=r"expected the state after '000005-00' in .*, got 000002-00"):
-        shelf.read("000005-00")
+        checkpoints.read("000005-00")
 
 
 def test_the_state_before_a_round_outlives_its_passages(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    shelf.write("000001-00", kept(1), "")
-    shelf.write("000002-00", kept(2), "000001-00")
-    shelf.write("000002-01", kept(3), "000002-00")
-    shelf.write("000002-02", kept(4), "000002-01")
-    assert shelf.marks() == ["000001-00", "000002-01", "000002-02"]
-    shelf.write("000003-00", kept(5), "000002-02")
-    assert shelf.marks() == ["000002-02", "000003-00"]
+    checkpoints = NodeCheckpoints(tmp_path)
+    checkpoints.write("000001-00", kept(1), "")
+    checkpoints.write("000002-00", kept(2), "000001-00")
+    checkpoints.write("000002-01", kept(3), "000002-00")
+    checkpoints.write("000002-02", kept(4), "000002-01")
+    assert checkpoints.marks() == ["000001-00", "000002-01", "000002-02"]
+    checkpoints.write("000003-00", kept(5), "000002-02")
+    assert checkpoints.marks() == ["000002-02", "000003-00"]
 
 
 def test_a_client_without_weights_of_its_own_has_none_again(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    shelf.write("000001-00", Kept("", None, {"c": torch.tensor(1)}), "")
-    assert shelf.read("000001-00").weights is None
+    checkpoints = NodeCheckpoints(tmp_path)
+    checkpoints.write("000001-00", ClientSnapshot("", None, {"c": torch.tensor(1)}), "")
+    assert checkpoints.read("000001-00").weights is None
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    shelf.write("000001-00", kept(1), "")
+    checkpoints = NodeCheckpoints(tmp_path)
+    checkpoints.write("000001-00", kept(1), "")
     file = tmp_path / "000001-00.state"
     file.write_bytes(file.read_bytes()[:40])
     with pytest.raises(RunError, match="expected a message as bytes"):
-        shelf.read("000001-00")
+        checkpoints.read("000001-00")
 
 
 def test_one_file_and_two_programs_know_flower() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from polyfed.deploy import app_template
-from polyfed.deploy.local_cluster import Loopback, local
+from polyfed.deploy.local_cluster import LocalCluster, local
 from polyfed.deploy.process_group import free_ports
 from polyfed.experiments.run import run
 
@@ -55,10 +55,10 @@ def recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def loopback(recipe: Path, tmp_path: Path) -> Iterator[Loopback]:
+def loopback(recipe: Path, tmp_path: Path) -> Iterator[LocalCluster]:
     """Two nodes and a server, with keys and app, none of them started."""
-    app_template.init(tmp_path / "app", recipe)
-    with Loopback(tmp_path, tmp_path / "kept", 2) as made:
+    app_template.create_app(tmp_path / "app", recipe)
+    with LocalCluster(tmp_path, tmp_path / "kept", 2) as made:
         made.prepare()
         yield made
 
@@ -106,7 +106,7 @@ def test_a_deployment_gives_the_numbers_of_a_run_in_one_process(recipe: Path, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_who_is_not_registered_or_speaks_plainly_is_refused(loopback: Loopback) -> None:
+def test_who_is_not_registered_or_speaks_plainly_is_refused(loopback: LocalCluster) -> None:
     loopback.start_server()
     with pytest.raises((urllib.error.URLError, OSError)):
         urllib.request.urlopen(f"http://{loopback.address}/", timeout=30)
@@ -121,18 +121,18 @@ def test_who_is_not_registered_or_speaks_plainly_is_refused(loopback: Loopback) 
         return loopback.processes.log(name).read_text(errors="replace")
 
     until(lambda: "SuperNode ID" in said("node-0"), "the registered node is taken")
-    until(lambda: not loopback.processes.runs("node-1"), "the other one is not")
+    until(lambda: not loopback.processes.is_running("node-1"), "the other one is not")
     assert "Failed to activate SuperNode" in said("node-1")
     refused = "Connection attempt failed"
-    until(lambda: refused in said("plain-1") or not loopback.processes.runs("plain-1"), "no word without TLS")
+    until(lambda: refused in said("plain-1") or not loopback.processes.is_running("plain-1"), "no word without TLS")
     assert "unrecognized" not in said("plain-1"), "it was started as it should be"
     assert "SuperNode ID" not in said("node-1") + said("plain-1")
-    assert loopback.processes.runs("node-0")
+    assert loopback.processes.is_running("node-0")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: Loopback, tmp_path: Path) -> None:
+def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: LocalCluster, tmp_path: Path) -> None:
     out = tmp_path / "run"
     loopback.start_server()
     loopback.register([0, 1])
@@ -164,7 +164,7 @@ def test_a_node_that_is_killed_is_left_out_until_it_is_back(loopback: Loopback, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_late_node_joins_and_is_left_out_while_it_is_silent(loopback: Loopback, tmp_path: Path) -> None:
+def test_a_late_node_joins_and_is_left_out_while_it_is_silent(loopback: LocalCluster, tmp_path: Path) -> None:
     out = tmp_path / "run"
     loopback.words = ["--set", "training.rounds=12"]
     loopback.start_server()
@@ -204,33 +204,33 @@ NONSENSE = """
 
 import torch
 from polyfed.deploy import node
-from polyfed.deploy.protocol import Letter, pack, unpack
+from polyfed.deploy.protocol import Envelope, deserialize, serialize
 
-own_words = node.Turn.train
+own_words = node.NodeTask.train
 
 
 def train(self, message):
-    letter = own_words(self, message)
-    said, facts = unpack(letter.body)[0], dict(letter.facts)
+    envelope = own_words(self, message)
+    said, facts = deserialize(envelope.body)[0], dict(envelope.facts)
     if self.client.id == 1:
-        if letter.facts["mark"] == "000001-00":
+        if envelope.facts["mark"] == "000001-00":
             said["lars"] = torch.full_like(said["lars"], float("nan"))
-        if letter.facts["mark"] == "000002-00":
+        if envelope.facts["mark"] == "000002-00":
             said["lars"] = torch.zeros(3, 7)
-        if letter.facts["mark"] == "000003-00":
+        if envelope.facts["mark"] == "000003-00":
             facts["surplus"] = 1
-        if letter.facts["mark"] == "000004-00":
+        if envelope.facts["mark"] == "000004-00":
             said["lars"] = torch.zeros(600, 1000)
-    return Letter("train", facts, pack(said))
+    return Envelope("train", facts, serialize(said))
 
 
-node.Turn.train = train
+node.NodeTask.train = train
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_node_that_says_nonsense_counts_for_nothing(loopback: Loopback, tmp_path: Path) -> None:
+def test_a_node_that_says_nonsense_counts_for_nothing(loopback: LocalCluster, tmp_path: Path) -> None:
     """NaN, another shape, facts that nobody asked for, more than is taken: a round each.
 
     Node 1 is one that runs what the server sends it, as Flower has it by default.
@@ -259,7 +259,7 @@ def test_a_node_that_says_nonsense_counts_for_nothing(loopback: Loopback, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_server_app_that_dies_loses_no_whole_round(loopback: Loopback, recipe: Path, tmp_path: Path) -> None:
+def test_a_server_app_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe: Path, tmp_path: Path) -> None:
     out, short = tmp_path / "run", "training.rounds=2"
     loopback.words = ["--set", short]
     loopback.start_server()
@@ -268,12 +268,12 @@ def test_a_server_app_that_dies_loses_no_whole_round(loopback: Loopback, recipe:
         loopback.start_node(number)
     loopback.submit({"out": str(out), "set": short})
     until(lambda: any((out / "checkpoint").glob("[!.]*")), "a round is done, and can be gone back to")
-    apps = [number for number in loopback.processes.left() if "serverapp" in words_of(number)]
+    apps = [number for number in loopback.processes.survivors() if "serverapp" in words_of(number)]
     assert apps
     for number in apps:
         os.kill(number, signal.SIGKILL)
     before = records(out)
-    until(lambda: not loopback.processes.runs("run"), "the log ends")
+    until(lambda: not loopback.processes.is_running("run"), "the log ends")
     loopback.run({"out": str(out), "set": short, "resume": True}, until=time.monotonic() + 4 * PATIENCE)
     assert records(out)[: len(before)] == before
     check_same_numbers(out, recipe, tmp_path / "alone", overrides=[short])
@@ -288,7 +288,7 @@ def words_of(number: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_server_that_dies_loses_no_whole_round(loopback: Loopback, recipe: Path, tmp_path: Path) -> None:
+def test_a_server_that_dies_loses_no_whole_round(loopback: LocalCluster, recipe: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     server = loopback.start_server()
     loopback.register([0, 1])
@@ -298,7 +298,7 @@ def test_a_server_that_dies_loses_no_whole_round(loopback: Loopback, recipe: Pat
     until(lambda: len(records(out)) >= 1, "a round is done")
     kill(server)
     before = records(out)
-    until(lambda: not loopback.processes.runs("run"), "the log ends")
+    until(lambda: not loopback.processes.is_running("run"), "the log ends")
     loopback.start_server()
     loopback.run({"out": str(out), "resume": True}, until=time.monotonic() + 4 * PATIENCE)
     assert records(out)[: len(before)] == before

@@ -20,10 +20,10 @@ import pytest
 import tomli_w
 
 from polyfed.deploy import app_template
-from polyfed.deploy.local_cluster import Loopback
-from polyfed.deploy.process_group import Processes, free_ports
+from polyfed.deploy.local_cluster import LocalCluster
+from polyfed.deploy.process_group import ProcessGroup, free_ports
 from polyfed.deploy.requirements import OFFLINE
-from polyfed.deploy.tls import certify, make_key
+from polyfed.deploy.tls import make_node_key, make_server_certificate
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -97,8 +97,8 @@ class Caller:
 
     def __init__(self, folder: Path, port: int, recipe: Path, authority: Path, program: str = OURS) -> None:
         self._folder, self._program = folder, program
-        app_template.init(folder / "app", recipe)
-        make_key(folder / "key")
+        app_template.create_app(folder / "app", recipe)
+        make_node_key(folder / "key")
         shutil.copy(authority, folder / "ca.crt")
         connection = {"address": f"localhost:{port}", "root-certificates": str(folder / "ca.crt")}
         (folder / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": "x", "x": connection}}))
@@ -168,18 +168,18 @@ def status(url: str, authority: Path, method: str = "POST") -> int:
 class Generated:
     """The folder that `deploy init` writes, with its server, its proxy and two nodes, as its README has it."""
 
-    def __init__(self, recipe: Path, folder: Path, processes: Processes) -> None:
+    def __init__(self, recipe: Path, folder: Path, processes: ProcessGroup) -> None:
         self.app, self._processes = folder / "app", processes
         self.inner, self.outer, *self._own = free_ports(4)
-        app_template.init(self.app, recipe, host="localhost")
-        certify(self.app / "keys", ["localhost"])
+        app_template.create_app(self.app, recipe, host="localhost")
+        make_server_certificate(self.app / "keys", ["localhost"])
         self.authority = self.app / "keys" / "ca.crt"
         self.keeper = Caller(folder / "keeper", self.inner, recipe, self.authority)
 
     def start(self) -> None:
         command = [sys.executable, "-m", "polyfed", "deploy", "server", "keys", "--port", str(self.inner)]
         self._processes.start("server", command, self.app)
-        self._processes.expect_answer("server", self.inner, PATIENCE)
+        self._processes.wait_for_answer("server", self.inner, PATIENCE)
         site = (self.app / "nginx.conf").read_text()
         changes = {
             "/srv/app": self.app,
@@ -196,12 +196,12 @@ class Generated:
         main = f"pid {place}/pid;\ndaemon off;\nevents {{}}\nhttp {{\naccess_log off;\n{temporary}"
         (place / "main.conf").write_text(f"{main}include {place}/site.conf;\n}}\n")
         self._processes.start("nginx", [str(NGINX), "-p", place, "-e", place / "log", "-c", place / "main.conf"])
-        self._processes.expect_answer("nginx", self.outer, PATIENCE)
+        self._processes.wait_for_answer("nginx", self.outer, PATIENCE)
 
     def start_nodes(self) -> None:
         for number, port in enumerate(self._own):
             key = self.app / "keys" / f"node-{number}"
-            make_key(key)
+            make_node_key(key)
             said = self.keeper.says("supernode", "register", f"{key}.pub", "x")
             assert said.returncode == 0, said.stdout + said.stderr
             words = [
@@ -221,7 +221,7 @@ class Generated:
 
 @pytest.mark.skipif(NGINX is None, reason="nginx is not here")
 def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Path) -> None:
-    with Processes(tmp_path / "logs", OFFLINE) as processes:
+    with ProcessGroup(tmp_path / "logs", OFFLINE) as processes:
         made = Generated(recipe, tmp_path, processes)
         made.start()
         made.start_nodes()
@@ -255,15 +255,15 @@ def test_through_the_generated_proxy_only_nodes_come(recipe: Path, tmp_path: Pat
 
 
 @pytest.fixture
-def loopback(recipe: Path, tmp_path: Path) -> Iterator[Loopback]:
-    app_template.init(tmp_path / "app", recipe)
-    with Loopback(tmp_path, tmp_path / "kept", 2) as made:
+def loopback(recipe: Path, tmp_path: Path) -> Iterator[LocalCluster]:
+    app_template.create_app(tmp_path / "app", recipe)
+    with LocalCluster(tmp_path, tmp_path / "kept", 2) as made:
         made.prepare()
         yield made
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_another_user_of_the_machine_is_refused(loopback: Loopback, recipe: Path, tmp_path: Path) -> None:
+def test_another_user_of_the_machine_is_refused(loopback: LocalCluster, recipe: Path, tmp_path: Path) -> None:
     authority = tmp_path / "keys" / "ca.crt"
     loopback.start_server()
     loopback.register([0])
@@ -272,12 +272,12 @@ def test_another_user_of_the_machine_is_refused(loopback: Loopback, recipe: Path
     check_is_refused(Caller(tmp_path / "outsider", loopback.port, recipe, authority, NOBODYS), keeper)
 
 
-def test_a_nodes_own_port_answers_its_own_program_alone(loopback: Loopback) -> None:
+def test_a_nodes_own_port_answers_its_own_program_alone(loopback: LocalCluster) -> None:
     loopback.start_server()
     loopback.register([0])
     loopback.start_node(0)
     port = int(loopback.node_command(0)[-1])
-    loopback.processes.expect_answer("node-0", port, PATIENCE)
+    loopback.processes.wait_for_answer("node-0", port, PATIENCE)
     for path in ("acquire-task", "pull-task-input", "pull-messages", "push-messages"):
         request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/runtime/{path}", data=b"", method="POST")
         request.add_header("content-type", PROTOBUF)
@@ -289,7 +289,7 @@ def test_a_nodes_own_port_answers_its_own_program_alone(loopback: Loopback) -> N
 # what the server sends ----------------------------------------------------------------------------------------------
 
 
-def test_a_node_runs_no_code_and_takes_no_setting_that_a_server_sends(loopback: Loopback, tmp_path: Path) -> None:
+def test_a_node_runs_no_code_and_takes_no_setting_that_a_server_sends(loopback: LocalCluster, tmp_path: Path) -> None:
     mark, app = tmp_path / "PWNED", tmp_path / "sent"
     shutil.copytree(tmp_path / "app", app)
     (app / "client_part.py").write_text(OTHER_CODE.format(mark=str(mark)))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from polyfed.deploy import process_group as room
-from polyfed.deploy.process_group import Processes, free_ports, raise_on_termination
+from polyfed.deploy.process_group import ProcessGroup, free_ports, raise_on_termination
 from polyfed.errors import RunError
 
 SLEEP = "import time; time.sleep(60)"
@@ -32,9 +32,9 @@ def lives(number: int) -> bool:
 
 
 def test_what_was_started_ends_with_the_block_and_its_output_stays(tmp_path: Path) -> None:
-    with Processes(tmp_path / "logs", {"GREETING": "hello"}) as started:
+    with ProcessGroup(tmp_path / "logs", {"GREETING": "hello"}) as started:
         process = started.start("talker", python("import os; print(os.environ['GREETING'], flush=True); " + SLEEP))
-        assert started.runs("talker")
+        assert started.is_running("talker")
         while not started.log("talker").read_text():
             time.sleep(0.01)
     assert process.poll() == -signal.SIGTERM
@@ -44,7 +44,7 @@ def test_what_was_started_ends_with_the_block_and_its_output_stays(tmp_path: Pat
 
 def test_who_does_not_listen_is_made_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "_GRACE", 0.1)
-    with Processes(tmp_path, {}) as started:
+    with ProcessGroup(tmp_path, {}) as started:
         code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); " + SLEEP
         process = started.start("deaf", python(code))
         while not started.log("deaf").read_text():
@@ -57,9 +57,9 @@ def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
     code = (
         f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', {SLEEP!r}], start_new_session=True)"
     )
-    with Processes(tmp_path, {}) as started:
+    with ProcessGroup(tmp_path, {}) as started:
         started.start("parent", python(code + "; print(p.pid, flush=True)"))
-        started.expect_success("parent", 30)
+        started.wait_for_success("parent", 30)
         child = int(started.log("parent").read_text())
         assert lives(child)
     deadline = time.monotonic() + 10
@@ -69,36 +69,36 @@ def test_children_in_sessions_of_their_own_end_too(tmp_path: Path) -> None:
 
 
 def test_others_with_another_mark_are_left_alone(tmp_path: Path) -> None:
-    with Processes(tmp_path / "a", {}) as one, Processes(tmp_path / "b", {}) as other:
+    with ProcessGroup(tmp_path / "a", {}) as one, ProcessGroup(tmp_path / "b", {}) as other:
         kept = other.start("kept", python(SLEEP))
         one.stop()
         assert kept.poll() is None
 
 
 def test_failures_say_the_last_words(tmp_path: Path) -> None:
-    with Processes(tmp_path, {}) as started:
+    with ProcessGroup(tmp_path, {}) as started:
         started.start("bad", python("import sys; print('first'); print('no such thing'); print(); sys.exit(3)"))
         with pytest.raises(RunError, match=r"bad ended with status 3: no such thing \(all of it in .*bad.log\)"):
-            started.expect_success("bad", 30)
+            started.wait_for_success("bad", 30)
         with pytest.raises(RunError, match="bad has ended, with status 3"):
-            started.expect_alive(["bad"])
+            started.check_alive(["bad"])
         with pytest.raises(RunError, match="bad has ended"):
-            started.expect_answer("bad", free_ports(1)[0], 30)
+            started.wait_for_answer("bad", free_ports(1)[0], 30)
         started.start("slow", python(SLEEP))
         with pytest.raises(RunError, match=r"slow has not ended within 0.1 s \(see .*slow.log\)"):
-            started.expect_success("slow", 0.1)
+            started.wait_for_success("slow", 0.1)
         with pytest.raises(RunError, match=r"slow does not answer within 0\.1 s"):
-            started.expect_answer("slow", free_ports(1)[0], 0.1)
+            started.wait_for_answer("slow", free_ports(1)[0], 0.1)
         with pytest.raises(RunError, match="nobody cannot be started"):
             started.start("nobody", [tmp_path / "nowhere"])
 
 
 def test_a_program_that_has_died_can_be_started_again(tmp_path: Path) -> None:
-    with Processes(tmp_path, {}) as started:
+    with ProcessGroup(tmp_path, {}) as started:
         first = started.start("node-0", python("print('one')"))
         first.wait()
         second = started.start("node-0", python("print('two')"))
-        started.expect_success("node-0", 30)
+        started.wait_for_success("node-0", 30)
         assert second.pid != first.pid
     assert (tmp_path / "node-0.log").read_text() == "one\ntwo\n"
 
@@ -108,9 +108,9 @@ def test_an_answer_is_waited_for(tmp_path: Path) -> None:
     code = (
         "import socket, sys, time; time.sleep(0.2); s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); " + SLEEP
     )
-    with Processes(tmp_path, {}) as started:
+    with ProcessGroup(tmp_path, {}) as started:
         started.start("server", python(code, str(port)))
-        started.expect_answer("server", port, 30)
+        started.wait_for_answer("server", port, 30)
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", port))
 
@@ -126,8 +126,8 @@ def test_a_signal_leaves_the_blocks_and_ends_the_programs(number: int, tmp_path:
     code = f"""
 import sys
 from pathlib import Path
-from polyfed.deploy.process_group import Processes, raise_on_termination
-with raise_on_termination(), Processes(Path(sys.argv[1]), {{}}) as started:
+from polyfed.deploy.process_group import ProcessGroup, raise_on_termination
+with raise_on_termination(), ProcessGroup(Path(sys.argv[1]), {{}}) as started:
     print(started.start("x", [sys.executable, "-S", "-c", {SLEEP!r}]).pid, flush=True)
     import time
     time.sleep(60)
@@ -155,7 +155,7 @@ def test_handlers_are_put_back() -> None:
 @pytest.mark.parametrize(("first", "order"), [(None, "ba"), ("a", "ab"), ("nobody", "ba")])
 def test_the_last_started_ends_first_unless_another_is_named(first: str | None, order: str, tmp_path: Path) -> None:
     code = "import signal, sys\nsignal.signal(15, lambda *_: (open(sys.argv[1], 'a').write(sys.argv[2]), sys.exit()))"
-    with Processes(tmp_path, {}) as started:
+    with ProcessGroup(tmp_path, {}) as started:
         for name in "ab":
             started.start(name, python(f"{code}\nprint(1, flush=True)\n{SLEEP}", str(tmp_path / "order"), name))
             while not started.log(name).read_text():
@@ -175,5 +175,5 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 def test_logs_of_another_time_go(tmp_path: Path) -> None:
     (tmp_path / "run.log").write_text("ConfigError: long ago")
-    with Processes(tmp_path, {}) as started:
+    with ProcessGroup(tmp_path, {}) as started:
         assert not started.log("run").exists()

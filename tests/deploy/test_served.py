@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from deploy.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
 from polyfed.config.recipe import Recipe
-from polyfed.core.modules import exported
+from polyfed.core.modules import export_state
 from polyfed.deploy import node_registry
-from polyfed.deploy.node_checkpoints import secret
+from polyfed.deploy.node_checkpoints import load_or_create_key
 from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.protocol import Letter, unpack
-from polyfed.deploy.server import DIARY, serve
+from polyfed.deploy.protocol import Envelope, deserialize
+from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
@@ -30,6 +30,7 @@ ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "fedhenn": {"alignment_data": {"size": 10}},
     "fedgen": {"generator_steps": 2},
+    "feddf": {"server_steps": 2, "server_batch": 20},
     "fedet": {"server_steps": 2, "server_batch": 20},
 }
 RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "hyperparameters": {"alignment_data": {"size": 10}}}
@@ -66,7 +67,7 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
     found = models(folder)
     assert list(found) == list(expected.models)
     for number, network in expected.models.items():
-        theirs = exported(network)
+        theirs = export_state(network)
         assert found[number].keys() == theirs.keys()
         assert all(torch.equal(found[number][name], tensor) for name, tensor in theirs.items())
 
@@ -166,7 +167,7 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
     run = serve(recipe, wire, out=out, deadline=5)
     assert {path.name for path in out.iterdir()} == {
         *("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models"),
-        DIARY,
+        EVENT_LOG,
     }
     assert Recipe.load(out / "recipe.toml").method.name == "fedgh"
     shared = safetensors.torch.load_file(out / "models" / "client-001.safetensors")
@@ -175,7 +176,7 @@ def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp
     assert json.loads((out / "models" / "index.json").read_text())["client-001.safetensors"]["samples"] > 0
     with pytest.raises(ConfigError, match="client 0's model is with its node"):
         run.models[0]
-    lines = [json.loads(line) for line in (out / DIARY).read_text().splitlines()]
+    lines = [json.loads(line) for line in (out / EVENT_LOG).read_text().splitlines()]
     assert [line["event"] for line in lines] == ["experiment", "hello", "hello", "hello"]
     assert (tmp_path / "node-0" / lines[0]["experiment"]).is_dir()
     weights = {path.name: path.stat().st_size for path in (out / "checkpoint").glob("*/weights.safetensors")}
@@ -215,10 +216,10 @@ def test_the_server_never_sees_a_network_of_a_nodes_own(
         assert asked, "the server has built a network that is the node's own"
         return made(in_shape, classes)
 
-    def ask(node: int, letter: Letter) -> Any:
-        asked.append(letter.kind)
+    def ask(node: int, envelope: Envelope) -> Any:
+        asked.append(envelope.kind)
         try:
-            return real(node, letter)
+            return real(node, envelope)
         finally:
             asked.pop()
 
@@ -228,7 +229,7 @@ def test_the_server_never_sees_a_network_of_a_nodes_own(
     assert run.result["clients_table"][1]["architecture"] == OWN
     assert not any(record["dropped"] or record["refused"] for record in run.history)
     assert models(tmp_path)[1]["1.weight"].shape == (30, 64)
-    sent = [unpack(letter.body)[0] for _, letter in wire.sent if letter.body]
+    sent = [deserialize(envelope.body)[0] for _, envelope in wire.sent if envelope.body]
     assert all("unseen" not in name for message in sent for name in message)
 
 
@@ -245,7 +246,7 @@ def test_who_needs_the_network_at_the_server_is_told(tmp_path: Path, method: str
     wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
     assert run.history[0]["clients"] == [0, 2]
-    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
     away = [line["reason"] for line in lines if line["event"] == "turned away"]
     assert len(away) == 1
     assert "client 1 has the network" in away[0]
@@ -265,7 +266,7 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     assert index["client-001.safetensors"]["class_names"] == ["a", "b", "c"]
     assert [entry["samples"] for entry in run.result["clients_table"]] == [32, 32]
     assert run.history[-1]["accuracy"]["personal"]["n"] == 2
-    heads = [header(letter) for _, letter in wire.sent if letter.kind == "train"]
+    heads = [header(envelope) for _, envelope in wire.sent if envelope.kind == "train"]
     assert {tuple(head.shape) for head in heads} == {(3, 32)}
 
 
@@ -298,7 +299,7 @@ def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[
     assert secrets[0].stat().st_mode & 0o777 == 0o600
     known = secrets[0].read_bytes()
     assert len(known) == 32
-    assert not any(known in letter.body or known.hex() in repr(letter.facts) for _, letter in wire.sent)
+    assert not any(known in envelope.body or known.hex() in repr(envelope.facts) for _, envelope in wire.sent)
     assert not any(known in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
     again = serve(recipe, Nearby(recipe, tmp_path, configs={1: config}), out=tmp_path / "again", deadline=5)
     assert told(again.history) == told(run.history), "the same uploads, the same noise"
@@ -318,7 +319,7 @@ def test_dp_sgd_draws_from_the_nodes_secret(tmp_path: Path) -> None:
         wire = Nearby(recipe, tmp_path, (0,), {0: {"secret-noise": True, "share-model": True}})
         serve(recipe, wire, out=tmp_path / out, deadline=5)
         known = (tmp_path / "node-0" / "noise.secret").read_bytes()
-        assert not any(known in letter.body or known.hex() in repr(letter.facts) for _, letter in wire.sent)
+        assert not any(known in envelope.body or known.hex() in repr(envelope.facts) for _, envelope in wire.sent)
         return safetensors.torch.load_file(tmp_path / out / "models" / "client-000.safetensors")
 
     first, again = shared("first"), shared("again")
@@ -346,7 +347,7 @@ def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
     recipe = recipe_of("fedavg", data=told_, training={"rounds": 1}, **settings)
     wire = Nearby(recipe, tmp_path, (0,), {0: {"data": own}})
     serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
     assert (lines[1]["said"]["mean"], lines[1]["said"]["std"]) == ([1.0, -2.0], [3.0, 4.0])
 
 
@@ -356,19 +357,19 @@ def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
     assert not NodeConfig.read({**place, "data": "digits", "secret-noise": False}).secret
     (tmp_path / "noise.secret").write_bytes(b"short")
     with pytest.raises(RunError, match=r"expected 32 bytes as this node's secret in .*, got 5; remove it"):
-        secret(tmp_path)
+        load_or_create_key(tmp_path)
 
 
-def header(letter: Letter) -> Tensor:
-    """The header's weight in a letter of FedGH's."""
-    group = unpack(letter.body)[0]["header"]
+def header(envelope: Envelope) -> Tensor:
+    """The header's weight in an envelope of FedGH's."""
+    group = deserialize(envelope.body)[0]["header"]
     assert isinstance(group, dict)
     return group["weight"]
 
 
 def experiment(out: Path) -> str:
     """The name under which nodes keep what is a run's."""
-    return str(json.loads((out / DIARY).read_text().splitlines()[0])["experiment"])
+    return str(json.loads((out / EVENT_LOG).read_text().splitlines()[0])["experiment"])
 
 
 # what goes wrong before a run ---------------------------------------------------------------------------------------
@@ -443,7 +444,7 @@ def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
     wire = Nearby(recipe, tmp_path)
     wire.add(0, node=FIRST_NODE + 7)
     run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
-    lines = [json.loads(line) for line in (tmp_path / "out" / DIARY).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
     assert [line["reason"] for line in lines if line["event"] == "turned away"] == [
         f"client-id 0 is taken by node {FIRST_NODE}"
     ]

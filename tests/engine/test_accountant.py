@@ -11,10 +11,10 @@ from scipy import optimize, special
 
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
-from polyfed.engine.accounting import epsilon_of, least_noise, require
+from polyfed.engine.accounting import calibrate_noise, compute_epsilon, require_packages
 from polyfed.errors import ConfigError
 from polyfed.methods import FedIN
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 
 DELTA = 1e-5
 
@@ -35,12 +35,12 @@ def drawn(noise: float, share: float) -> float:
 def test_without_the_package_drawn_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     said = r"expected the package 'dp-accounting'.*pip install 'polyfed\[privacy\]'"
-    require([Release("features", "sample", 1.0, 8, 8)])  # all rows: exact without it
+    require_packages([Release("features", "sample", 1.0, 8, 8)])  # all rows: exact without it
     with pytest.raises(ConfigError, match=said):
-        require([Release("features", "sample", 1.0, 4, 8)])
-    method = FedIN(pairs=2, feature_clip=1.0, noise=1.0)
+        require_packages([Release("features", "sample", 1.0, 4, 8)])
+    method = FedIN(num_pairs=2, feature_clip=1.0, noise_std=1.0)
     with pytest.raises(ConfigError, match=said):
-        Kit(method=method).world().federation(method)
+        ConformanceKit(method=method).world().federation(method)
 
 
 def test_noise_for_a_target_is_the_least() -> None:
@@ -49,10 +49,10 @@ def test_noise_for_a_target_is_the_least() -> None:
     def released(noise: float) -> Any:
         return [[Release("training", "sample", noise, times=t), Release("features", "sample", 4.0)] for t in (1, 5)]
 
-    noise = least_noise(released, settings)
-    assert epsilon_of(released(noise)[1], DELTA) <= 2.0 < epsilon_of(released(noise * 0.998)[1], DELTA)
+    noise = calibrate_noise(released, settings)
+    assert compute_epsilon(released(noise)[1], DELTA) <= 2.0 < compute_epsilon(released(noise * 0.998)[1], DELTA)
     with pytest.raises(ConfigError, match=r"privacy.target_epsilon: expected one that noise can reach, got 0.1"):
-        least_noise(released, settings.model_copy(update={"target_epsilon": 0.1}))
+        calibrate_noise(released, settings.model_copy(update={"target_epsilon": 0.1}))
 
 
 class TestWithThePackage:
@@ -67,13 +67,17 @@ class TestWithThePackage:
     ) -> None:
         one = [Release("features", "sample", noise, 32, rows, poisson)]
         exact = drawn(noise, 32 / rows)
-        assert epsilon_of(one, DELTA, "pld") == pytest.approx(exact, rel=0.01)
-        assert exact <= epsilon_of(one, DELTA, "rdp") <= epsilon_of([Release("features", "sample", noise)], DELTA)
+        assert compute_epsilon(one, DELTA, "pld") == pytest.approx(exact, rel=0.01)
+        assert (
+            exact
+            <= compute_epsilon(one, DELTA, "rdp")
+            <= compute_epsilon([Release("features", "sample", noise)], DELTA)
+        )
 
     @pytest.mark.parametrize("poisson", [False, True])
     def test_many_add_up(self, poisson: bool) -> None:
         def of(times: int, by: Any) -> float:
-            return epsilon_of([Release("features", "sample", 1.0, 32, 300, poisson, times)], DELTA, by)
+            return compute_epsilon([Release("features", "sample", 1.0, 32, 300, poisson, times)], DELTA, by)
 
         for by in ("rdp", "pld"):
             assert of(1, by) < of(10, by) < 10 * of(1, by)
@@ -81,19 +85,19 @@ class TestWithThePackage:
 
     def test_all_rows_are_as_if_none_were_drawn(self) -> None:
         mixed = [Release("training", "sample", 2.0, times=7), Release("features", "sample", 500.0, 1, 100_000)]
-        exact = epsilon_of(mixed[:1], DELTA)
-        assert epsilon_of(mixed, DELTA, "rdp") == pytest.approx(exact, rel=1e-3)
-        assert epsilon_of(mixed, DELTA, "pld") == pytest.approx(exact, rel=1e-3)
+        exact = compute_epsilon(mixed[:1], DELTA)
+        assert compute_epsilon(mixed, DELTA, "rdp") == pytest.approx(exact, rel=1e-3)
+        assert compute_epsilon(mixed, DELTA, "pld") == pytest.approx(exact, rel=1e-3)
 
     def test_records_tell_of_pairs_and_a_tighter_accountant(self) -> None:
-        method, two = FedIN(pairs=2, feature_clip=1.0, noise=2.0), Training(rounds=2, batch_size=64)
+        method, two = FedIN(num_pairs=2, feature_clip=1.0, noise_std=2.0), Training(rounds=2, batch_size=64)
         found = {}
         for by in ("rdp", "pld"):
-            made = Kit(method=method).world().run(method, two, privacy=Privacy(accountant=by))
+            made = ConformanceKit(method=method).world().run(method, two, privacy=Privacy(accountant=by))
             smallest = min(client.n for client in made.clients)
             entry = next(e for e in made.history[0]["releases"] if e["held"] == smallest)
             assert (entry["noise"], entry["drawn"], entry["unit"]) == (1.0, 2, "sample")
             found[by] = made.history[-1]["epsilon"]["sample"]
             expected = Release("features", "sample", 1.0, 2, smallest, times=2)
-            assert found[by] == epsilon_of([expected], DELTA, by)
+            assert found[by] == compute_epsilon([expected], DELTA, by)
         assert found["pld"] < found["rdp"]

@@ -18,13 +18,13 @@ from polyfed.engine import alone as module
 from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedTGP, Local
+from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Availability, Compression, RobustAggregation
 from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
-from polyfed.testing.kit import Kit
+from polyfed.testing.kit import ConformanceKit
 
 THREE = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
 
@@ -54,14 +54,14 @@ def test_it_is_the_method_with_another_half_of_the_server() -> None:
 
 
 def test_local_alone_is_local() -> None:
-    kit = Kit(method=Local())
+    kit = ConformanceKit(method=Local())
     assert same(kit.run(training=THREE), kit.run(alone(Local()), THREE))
 
 
 def test_a_server_that_passes_nothing_on_is_worth_nothing() -> None:
     """FedGH whose header stays as it was drawn: every client is sent the same, whoever else is there."""
     method = FedGH(header_lr=0.0)
-    kit = Kit(method=method)
+    kit = ConformanceKit(method=method)
     same_architecture = kit.world(one=True)
     together = same_architecture.run(method, THREE)
     separate = same_architecture.run(alone(method), THREE)
@@ -69,9 +69,12 @@ def test_a_server_that_passes_nothing_on_is_worth_nothing() -> None:
     assert worlds.difference(worlds.predictions(together), worlds.predictions(separate)) is None
 
 
-@pytest.mark.parametrize("method", [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedTGP()], ids=repr)
+OTHERS = [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedRE(), FedSA(), FedSAF(), FedTGP()]
+
+
+@pytest.mark.parametrize("method", OTHERS, ids=repr)
 def test_the_others_are_gone(method: Method) -> None:
-    kit = Kit(method=method)
+    kit = ConformanceKit(method=method)
     assert not same(kit.run(training=THREE), kit.run(alone(method), THREE))
 
 
@@ -87,13 +90,13 @@ def test_every_method_can_be_alone(name: str) -> None:
 
 @pytest.mark.parametrize("method", [FedTGP(), FedProto()], ids=repr)
 def test_processes_do_as_one_after_the_other(method: Method) -> None:
-    kit = Kit(method=method)
+    kit = ConformanceKit(method=method)
     assert same(kit.run(alone(method)), kit.run(alone(method), executor="processes", workers=2))
 
 
 @pytest.mark.parametrize("method", [FD(), FedProto()], ids=repr)
 def test_clients_as_one_do_as_one_after_the_other(method: Method) -> None:
-    kit = Kit(method=method)
+    kit = ConformanceKit(method=method)
     serial = worlds.weights(kit.run(alone(method)))
     stacked = worlds.weights(kit.run(alone(method), executor="vectorized", workers=3))
     assert worlds.difference(serial, stacked, 1e-4) is None
@@ -101,7 +104,7 @@ def test_clients_as_one_do_as_one_after_the_other(method: Method) -> None:
 
 @pytest.mark.parametrize("method", [FD(), FedTGP()], ids=repr)
 def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
-    kit = Kit(method=method)
+    kit = ConformanceKit(method=method)
     four = SHORT.model_copy(update={"rounds": 4})
 
     class Stop:
@@ -123,7 +126,7 @@ def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
 
 
 def test_no_byte_is_counted() -> None:
-    kit = Kit(method=FedAvg())
+    kit = ConformanceKit(method=FedAvg())
     federation = kit.run(alone(FedAvg()), compression=Compression(dtype="float16"))
     for record in federation.history:
         assert record["bytes_up"] == record["bytes_down"] == record["bytes_up_uncompressed"] == 0
@@ -132,7 +135,7 @@ def test_no_byte_is_counted() -> None:
 
 
 def test_no_time_is_spent_on_the_wire() -> None:
-    federation = Kit(method=FedAvg()).run(alone(FedAvg()), devices=Devices(profiles=["phone-mid"]))
+    federation = ConformanceKit(method=FedAvg()).run(alone(FedAvg()), devices=Devices(profiles=["phone-mid"]))
     spent = federation.history[-1]["simulated_by_client"]["0"]
     assert spent["down"] == spent["up"] == 0 < spent["train"]
 
@@ -150,14 +153,14 @@ def test_no_time_is_spent_on_the_wire() -> None:
     ],
 )
 def test_what_needs_others_is_refused(settings: dict[str, Any], said: str) -> None:
-    kit = Kit(method=FedAvg(aggregation="same-shape"))
+    kit = ConformanceKit(method=FedAvg(aggregation="same-shape"))
     with pytest.raises(ConfigError, match=f"fedavg, alone: .*{said}"):
         kit.usual.federation(alone(kit.method), **settings)
 
 
 def test_who_drops_out_or_joins_late_may_be_alone() -> None:
     availability = Availability(dropout_rate=0.3, late_joiners=2, join_round=2)
-    federation = Kit(method=FedTGP()).run(alone(FedTGP()), THREE, availability=availability)
+    federation = ConformanceKit(method=FedTGP()).run(alone(FedTGP()), THREE, availability=availability)
     assert len(federation.history) == 3
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import polyfed as pf
 from helpers.flat_options import grouped
-from polyfed.core.client import as_floats
+from polyfed.core.client import to_float
 from polyfed.data.datasets import digits
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
@@ -192,7 +192,7 @@ def test_registered_networks_are_made_by_name_and_found_again(prepared: bool, tm
     assert [client.architecture for client in made.clients] == ["digits-cnn1", "digits-cnn2", "digits-cnn1"]
     run, x = made.run(), digits().train.x[:30]
     with torch.inference_mode():
-        expected = run.models[1]((prepare or as_floats)(x))
+        expected = run.models[1]((prepare or to_float)(x))
     assert torch.equal(prediction.predict(tmp_path / "run", 1, x).scores, expected)
     guide = (tmp_path / "run" / "models" / "README.md").read_text(encoding="utf-8")
     assert "model = build('digits-cnn2', (1, 8, 8), 10)" in guide
@@ -210,13 +210,13 @@ def test_functions_of_ones_own_are_called_by_name(tmp_path: Any, monkeypatch: py
     ).run()
     x = digits().train.x[:9]
     with torch.inference_mode():
-        assert torch.equal(prediction.predict(tmp_path / "run", 1, x, trust=True).scores, run.models[1](as_floats(x)))
+        assert torch.equal(prediction.predict(tmp_path / "run", 1, x, trust=True).scores, run.models[1](to_float(x)))
 
 
 def test_texts_bring_their_number_of_words(tmp_path: Any) -> None:
     rows = [f"So good! No {n},1\ncan't say,0" for n in range(10)]
     (tmp_path / "a.csv").write_text("\n".join(["said,label", *rows]))
-    source = pf.load("csv:a.csv", tmp_path, words=TextConfig("said", vocabulary=30, length=4))
+    source = pf.load_dataset("csv:a.csv", tmp_path, words=TextConfig("said", vocabulary=30, length=4))
     clients = [pf.Client("fedhenn-lstm1", source.train)]
     made = pf.Federation(clients, pf.methods.Local(), pf.Training(rounds=1), task=pf.Task(vocabulary=source.vocabulary))
     assert made.run().models[0].state_dict()["extractor.embedding.weight"].shape[0] == 32

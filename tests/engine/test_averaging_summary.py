@@ -13,19 +13,19 @@ from polyfed.core.method import Method
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 X, Y = torch.randn(20, 6), torch.arange(20) % 4
 
 
-class Low(Staged):
+class Low(SequentialSplit):
     """Tensors of its own before a common head."""
 
     def __init__(self) -> None:
         super().__init__(torch.nn.Linear(6, 5), torch.nn.Identity(), torch.nn.Linear(5, 4))
 
 
-class High(Staged):
+class High(SequentialSplit):
     """The same number of features by other tensors: none of `Low`'s names but the head's."""
 
     def __init__(self) -> None:

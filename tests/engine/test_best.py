@@ -13,10 +13,10 @@ import torch
 
 import polyfed as pf
 from helpers.quick import others_slow
-from polyfed.attacks import report
+from polyfed.attacks import audit
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
-from polyfed.core.modules import exported
+from polyfed.core.modules import export_state
 from polyfed.deploy.server import serve
 from polyfed.engine.history import best_round
 from polyfed.errors import ConfigError, RunInterrupted
@@ -83,8 +83,8 @@ def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
     assert {entry["round"] for entry in index.values()} == {number}
     assert f"Weights are those after round {number}." in (tmp_path / "best/models/README.md").read_text()
     for client, network in run.models.items():
-        loaded = exported(load_model(tmp_path / "best", client).network)
-        assert all(torch.equal(tensor, loaded[name]) for name, tensor in exported(network).items())
+        loaded = export_state(load_model(tmp_path / "best", client).network)
+        assert all(torch.equal(tensor, loaded[name]) for name, tensor in export_state(network).items())
     scored = [float(accuracy) for accuracy in run.history[number - 1]["accuracy_per_client"]]
     assert sum(scored) / 3 == pytest.approx(run.result["accuracy_best_by_validation"])
     assert tomllib.loads((tmp_path / "best/recipe.toml").read_text())["run"]["keep"] == "best"
@@ -99,7 +99,7 @@ def test_without_a_folder_too(tmp_path: Path) -> None:
     run, kept = pf.run(recipe()), pf.run(recipe(), out=tmp_path / "run")
     assert run.result["models_of_round"] == kept.result["models_of_round"] < 8
     for client, network in run.models.items():
-        ours, theirs = exported(network), exported(kept.models[client])
+        ours, theirs = export_state(network), export_state(kept.models[client])
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
@@ -123,8 +123,8 @@ def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path) -> None:
     assert models(tmp_path / "run") == models(tmp_path / "straight")
     again = pf.run(recipe(), out=tmp_path / "run", resume=True)
     for client, network in again.models.items():
-        theirs = exported(straight.models[client])
-        assert all(torch.equal(tensor, theirs[name]) for name, tensor in exported(network).items())
+        theirs = export_state(straight.models[client])
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in export_state(network).items())
 
 
 def test_killed_at_any_checkpoint_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,11 +221,11 @@ def test_the_command_line_says_which(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_attacks_take_what_was_sent_in_that_round(tmp_path: Path) -> None:
     """And the last rounds are run again whatever was kept."""
-    from polyfed.attacks.attack_target import expose
+    from polyfed.attacks.attack_target import collect_target
 
     run = pf.run(recipe(), out=tmp_path / "run")
-    assert expose(tmp_path / "run", 0, 1, [0.0], None, "cpu").round == run.result["models_of_round"]
-    found, _ = report([tmp_path / "run"], shadows=0, images=0)
+    assert collect_target(tmp_path / "run", 0, 1, [0.0], None, "cpu").round == run.result["models_of_round"]
+    found, _ = audit([tmp_path / "run"], shadows=0, images=0)
     assert found[0].equal
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from helpers.quick import others_slow
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
@@ -23,12 +23,12 @@ from polyfed.errors import RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, Local
 from polyfed.plugins.settings import Availability
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import find_runs
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, records, weights
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records, weights
 from polyfed.testing.spy import Spy
 from polyfed.tracking.console import Console
 
@@ -67,7 +67,7 @@ class Finish(FedAvg):
 
 
 def federation(method: Method, training: Training = THREE, **options: Any) -> Federation:
-    return Kit(method=FedAvg()).usual.federation(method, training, **options)
+    return ConformanceKit(method=FedAvg()).usual.federation(method, training, **options)
 
 
 def ran(*arguments: Any, **options: Any) -> Federation:
@@ -132,7 +132,7 @@ def test_its_bytes_and_samples_count() -> None:
 
 
 def sent(made: Federation, number: int) -> Mapping[str, Tensor]:
-    return group(made.method.broadcast(made.server, number), "model")
+    return get_group(made.method.broadcast(made.server, number), "model")
 
 
 def test_the_rounds_before_are_those_of_the_method_without() -> None:
@@ -199,7 +199,7 @@ def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
     second = federation(Finish(), availability=STORM, out=tmp_path / "run")
     result = second.run(resume=True).result
     assert records(second) == records(whole)
-    assert difference(everything(second), everything(whole)) is None
+    assert difference(all_state(second), all_state(whole)) is None
     assert result["accuracy_before_closing"] is not None
     third = federation(Finish(), availability=STORM, out=tmp_path / "run")
     read = third.run(resume=True)
@@ -255,7 +255,7 @@ def test_it_follows_an_early_stop(tmp_path: Path) -> None:
         second = federation(Finish(), settings, evaluation=evaluation, out=out)
         second.run(resume=True)
         assert records(second) == records(whole)
-        assert difference(everything(second), everything(whole)) is None
+        assert difference(all_state(second), all_state(whole)) is None
         assert len(federation(Finish(), settings, evaluation=evaluation, out=out).run(resume=True).history) == 4
 
 
@@ -285,12 +285,12 @@ def test_a_check_knows_its_cost() -> None:
 def test_reports_cope(tmp_path: Path) -> None:
     for seed in (0, 1):
         ran(Finish(), seed=seed, out=tmp_path / f"seed-{seed}", evaluation=Evaluation())
-    runs = find_runs(tmp_path)
+    runs = load_runs(tmp_path)
     (group_,), _ = group_runs(runs)
     assert group_.notes == ("fedavg: figures after a closing round",)
     (line,) = series(group_)
     assert line.x == (1, 2, 3, 4)
-    (section,) = comparison(runs).sections
+    (section,) = compare_runs(runs).sections
     assert section.rows[0].accuracy == pytest.approx(sum(run.result.accuracy or 0.0 for run in runs) / 2)
 
 
@@ -317,7 +317,7 @@ def test_the_terminal_says_so() -> None:
 
 def test_the_server_knows_what_inputs_look_like() -> None:
     halve = {number: (lambda x: x / 2) for number in ALL}
-    made = Kit(method=Local()).world(prepare=halve).federation(Local())
+    made = ConformanceKit(method=Local()).world(prepare=halve).federation(Local())
     assert tuple(made.server.input_example.shape) == (0, 1, 6, 6)
     assert made.server.input_example.dtype == torch.float32
     assert made.server.prepare is made.clients[0].prepare

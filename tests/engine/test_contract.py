@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from mutants import sound
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, group, tensor
+from polyfed.core.message import Message, flatten, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
@@ -25,20 +25,20 @@ from polyfed.errors import RunError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedHeNN, Local
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import (
     CLASSES,
     SHORT,
     SIZES,
-    Reordered,
+    ReorderedClient,
     difference,
     draw,
     received,
     sent,
     state,
-    tiny,
+    tiny_model,
     weights,
     world,
 )
@@ -47,7 +47,7 @@ from polyfed.testing.spy import Spy
 
 def one_kind(method: Method, training: Training = SHORT, norm: bool = False, **options: Any) -> Federation:
     """A run among clients of one architecture."""
-    return Kit(method=method).world(one=True, norm=norm).run(method, training, **options)
+    return ConformanceKit(method=method).world(one=True, norm=norm).run(method, training, **options)
 
 
 # two exchanges in a round: a pass over everybody's data for BatchNorm statistics (HeteroFL) --------------------------
@@ -69,8 +69,8 @@ class Statistics(FedAvg):
         if server.exchange == "train":
             super().aggregate(server, uploads)
             return
-        means = [{"mean": tensor(m, "mean")} for m in uploads.values()]
-        server.state["input"] = weighted_mean(means, [float(tensor(m, "n")) for m in uploads.values()])["mean"]
+        means = [{"mean": get_tensor(m, "mean")} for m in uploads.values()]
+        server.state["input"] = weighted_mean(means, [float(get_tensor(m, "n")) for m in uploads.values()])["mean"]
 
     def receive(self, client: Client, message: Message) -> Context:
         return super().receive(client, message) if client.exchange == "train" else {}
@@ -86,7 +86,7 @@ def test_a_second_exchange_reaches_everybody_and_trains_nobody() -> None:
     training = Training(rounds=2, batch_size=8, lr=0.1, client_fraction=0.5)
     federation = one_kind(Statistics(), training)
     everything = torch.cat([client.data.train.x for client in federation.clients])
-    assert torch.allclose(tensor(federation.server.state, "input"), everything.mean(dim=0), atol=1e-6)
+    assert torch.allclose(get_tensor(federation.server.state, "input"), everything.mean(dim=0), atol=1e-6)
     plain = one_kind(FedAvg(), training)
     assert difference(received(plain, 0), received(federation, 0)) is None
     for record, other in zip(federation.history, plain.history, strict=True):
@@ -129,11 +129,11 @@ class FedRep(FedAvg):
         return {}
 
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, {n: t for n, t in group(message, "model").items() if not n.startswith("head.")})
+        load_state(client.model, {n: t for n, t in get_group(message, "model").items() if not n.startswith("head.")})
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        body = {n: t for n, t in floats(client.model).items() if not n.startswith("head.")}
+        body = {n: t for n, t in float_state(client.model).items() if not n.startswith("head.")}
         return {"model": body, "n": torch.tensor(client.n)}
 
 
@@ -161,7 +161,7 @@ def test_phases_train_one_part_after_the_other() -> None:
 
 def test_a_phase_without_epochs_does_nothing() -> None:
     federation = one_kind(FedRep(extractor_epochs=0), Training(rounds=1, batch_size=8, lr=0.1))
-    start = federation.server.initial("net0")
+    start = federation.server.initial_state("net0")
     assert all(torch.equal(t, start[n]) for n, t in received(federation, 0).items() if not n.startswith("head."))
 
 
@@ -201,11 +201,11 @@ class Consensus(Local):
         return known if server.exchange == "logits" else {**known, "consensus": server.state["consensus"]}
 
     def receive(self, client: Client, message: Message) -> Context:
-        subset = tensor(message, "subset").clone()
+        subset = get_tensor(message, "subset").clone()
         if client.exchange == "logits":
             return {"subset": subset}
         targets = torch.zeros(len(client.public or ()), CLASSES)
-        targets[subset] = tensor(message, "consensus")
+        targets[subset] = get_tensor(message, "consensus")
         return {"subset": subset, "study": torch.arange(client.n // 2), "targets": targets}
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -226,12 +226,12 @@ class Consensus(Local):
             return {}
         assert client.public is not None
         x = client.public.prepare(client.public.samples.x[client.context["subset"]])
-        with torch.no_grad(), evaluating(client.model):
+        with torch.no_grad(), eval_mode(client.model):
             return {"logits": client.model(x)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == "logits":
-            server.state["consensus"] = torch.stack([tensor(m, "logits") for m in uploads.values()]).mean(dim=0)
+            server.state["consensus"] = torch.stack([get_tensor(m, "logits") for m in uploads.values()]).mean(dim=0)
 
 
 def test_phases_on_public_rows_and_on_some_of_ones_own() -> None:
@@ -242,7 +242,7 @@ def test_phases_on_public_rows_and_on_some_of_ones_own() -> None:
 
 
 def test_a_check_costs_such_phases_too() -> None:
-    found = estimate_costs(Kit(method=Consensus()).world(one=True).federation(Consensus()))
+    found = estimate_costs(ConformanceKit(method=Consensus()).world(one=True).federation(Consensus()))
     (kind,) = found.architectures
     assert kind.seconds_batch > 0
     assert kind.down == (8 * 8 + (8 * 8 + 4 * 8 * CLASSES),) * 2  # the subset twice, the consensus once
@@ -257,7 +257,7 @@ def test_a_check_trains_with_what_was_received() -> None:
         return call(client, step, generator)
 
     method = Spy(FedHeNN(eta0=0.1, alignment_data={"size": 8}), step_inputs=inputs)
-    estimate_costs(Kit(method=FedHeNN()).world(one=True).federation(method))
+    estimate_costs(ConformanceKit(method=FedHeNN()).world(one=True).federation(method))
     assert set(seen) == {(1,), (2, "rad", "target")}
 
 
@@ -272,7 +272,7 @@ def test_a_phase_on_public_rows_that_nobody_has_is_refused() -> None:
             return {"subset": torch.arange(2)}
 
     with pytest.raises(RunError, match=r"client 0, round 1, training: expected data that everybody may see"):
-        Kit(method=Careless()).world(one=True).run(Careless(), SHORT, public=False)
+        ConformanceKit(method=Careless()).world(one=True).run(Careless(), SHORT, public=False)
 
 
 # masks (FedSelect, FedDPA) ------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_masked_entries_stay_bit_for_bit(settings: dict[str, Any]) -> None:
 
 
 def test_a_private_network_beside_a_shared_one() -> None:
-    among = Kit(method=sound.FML()).world()
+    among = ConformanceKit(method=sound.FML()).world()
     federation, alone = among.run(sound.FML(alpha=1.0)), among.run(Local())
     model = federation.export(2)
     assert type(model) is type(alone.export(2))
@@ -319,7 +319,7 @@ def test_a_private_network_beside_a_shared_one() -> None:
 
 
 def test_a_model_of_ones_own_is_wrapped_and_not_changed() -> None:
-    mine = tiny(1, 4, 6)
+    mine = tiny_model(1, 4, 6)
     before = {n: t.clone() for n, t in mine.state_dict().items()}
     clients = [Client(mine, draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 9)) for i in range(2)]
     run = Federation(clients, sound.FML(), SHORT).run()
@@ -336,7 +336,7 @@ def test_build_may_cut_what_it_is_given() -> None:
         def init_server(self, server: Server) -> None:
             server.store_weights(0, server.client_weights(0))
 
-    mine = tiny(1, 4, 6)
+    mine = tiny_model(1, 4, 6)
     Federation([Client(mine, draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))], Cuts(), SHORT).run()
     assert len(mine.intermediate) == 4
 
@@ -371,7 +371,7 @@ class Rolling(Method):
         return "received"
 
     def init_server(self, server: Server) -> None:
-        server.state["model"] = server.initial(server.architectures[0])
+        server.state["model"] = server.initial_state(server.architectures[0])
 
     def width(self, server: Server, client_id: int) -> int:
         return (8, 4, 2)[(client_id + server.round) % 3]
@@ -386,29 +386,29 @@ class Rolling(Method):
         return Sliced(int(variant.split()[1])) if variant else model
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        full, rows = group(server.state, "model"), self.rows(server, client_id)
+        full, rows = get_group(server.state, "model"), self.rows(server, client_id)
         return {"model": {n: _cut(n, t, rows) for n, t in full.items()}, "rows": rows}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        full = group(server.state, "model")
+        full = get_group(server.state, "model")
         total = {n: torch.zeros_like(t) for n, t in full.items()}
         count = {n: torch.zeros_like(t) for n, t in full.items()}
         for message in uploads.values():
-            for name, value in group(message, "model").items():
-                _cut(name, total[name], tensor(message, "rows"), value)
-                _cut(name, count[name], tensor(message, "rows"), torch.ones_like(value))
+            for name, value in get_group(message, "model").items():
+                _cut(name, total[name], get_tensor(message, "rows"), value)
+                _cut(name, count[name], get_tensor(message, "rows"), torch.ones_like(value))
         server.state["model"] = {n: torch.where(count[n] > 0, total[n] / count[n].clamp(min=1), full[n]) for n in full}
 
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
-        client.state["rows"] = tensor(message, "rows").clone()
+        load_state(client.model, get_group(message, "model"))
+        client.state["rows"] = get_tensor(message, "rows").clone()
         return {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"model": floats(client.model), "rows": tensor(client.state, "rows")}
+        return {"model": float_state(client.model), "rows": get_tensor(client.state, "rows")}
 
 
 def _cut(name: str, full: Tensor, rows: Tensor, add: Tensor | None = None) -> Tensor:
@@ -431,8 +431,8 @@ def test_slices_that_change_every_round() -> None:
         assert client.weights is not None
         assert client.weights["hidden.weight"].shape == (width, 36)
         message = federation.method.broadcast(federation.server, client.id)
-        full = group(federation.server.state, "model")
-        assert torch.equal(group(message, "model")["hidden.bias"], full["hidden.bias"][tensor(message, "rows")])
+        full = get_group(federation.server.state, "model")
+        assert torch.equal(get_group(message, "model")["hidden.bias"], full["hidden.bias"][get_tensor(message, "rows")])
     sizes = [sum(t.numel() * 4 for t in Sliced(w).state_dict().values()) + 8 * w for w in (8, 4, 2)]
     assert federation.history[0]["bytes_down"] == 2 * sum(sizes)
 
@@ -463,9 +463,9 @@ def test_who_was_not_drawn_keeps_nothing_of_another_width() -> None:
 def test_the_servers_control_is_the_mean_of_the_clients(client_fraction: float) -> None:
     training = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=client_fraction)
     federation = one_kind(sound.Scaffold(), training)
-    zero = {n: torch.zeros_like(t) for n, t in group(federation.server.state, "control").items()}
-    own = [group(c.state, "control") if "control" in c.state else zero for c in federation.clients]
-    for name, value in group(federation.server.state, "control").items():
+    zero = {n: torch.zeros_like(t) for n, t in get_group(federation.server.state, "control").items()}
+    own = [get_group(c.state, "control") if "control" in c.state else zero for c in federation.clients]
+    for name, value in get_group(federation.server.state, "control").items():
         assert torch.allclose(value, torch.stack([c[name] for c in own]).mean(dim=0), atol=1e-6)
 
 
@@ -473,9 +473,9 @@ def test_the_control_is_the_mean_of_the_raw_gradients() -> None:
     """With plain SGD option II, (w - w_i) / (tau lr) - c + c_i, is the same."""
     training = Training(rounds=1, batch_size=8, lr=0.1)
     federation = one_kind(sound.Scaffold(), training)
-    start, client = federation.server.initial("net0"), federation.clients[1]
+    start, client = federation.server.initial_state("net0"), federation.clients[1]
     assert client.weights is not None
-    for name, control in group(client.state, "control").items():
+    for name, control in get_group(client.state, "control").items():
         assert torch.allclose(
             (start[name] - client.weights[name]) / (2 * 0.1), control, atol=1e-5
         )  # 16 samples: 2 steps
@@ -508,33 +508,33 @@ class Neighbors(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         for client_id, message in uploads.items():
-            server.store_weights(client_id, group(message, "model"))
+            server.store_weights(client_id, get_group(message, "model"))
 
     def receive(self, client: Client, message: Message) -> Context:
         if "candidate" in message:
-            mine = {n: t.clone() for n, t in floats(client.model).items()}
+            mine = {n: t.clone() for n, t in float_state(client.model).items()}
             before = self.value(client)
-            load(client.model, group(message, "candidate"))
+            load_state(client.model, get_group(message, "candidate"))
             after = self.value(client)
             client.state["took"] = torch.tensor(after < before)
             if after >= before:
-                load(client.model, mine)
+                load_state(client.model, mine)
         return {}
 
     def value(self, client: Client) -> float:
         held = client.data.validation
-        with torch.no_grad(), evaluating(client.model):
+        with torch.no_grad(), eval_mode(client.model):
             return float(nn.functional.cross_entropy(client.model(client.prepare(held.x)), held.y))
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x), batch.y, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"model": floats(client.model)}
+        return {"model": float_state(client.model)}
 
 
 def test_every_client_is_sent_its_own() -> None:
-    among = Kit(method=Neighbors()).world(one=True, sizes=(3, 24, 24, 24, 24, 24), labels=((0, 1, 2),) * 6)
+    among = ConformanceKit(method=Neighbors()).world(one=True, sizes=(3, 24, 24, 24, 24, 24), labels=((0, 1, 2),) * 6)
     federation = among.run(Neighbors(), Training(rounds=3, batch_size=8, lr=0.05))
     assert federation.history[0]["bytes_down"] == 0
     assert federation.history[1]["bytes_down"] == federation.history[1]["bytes_up"]
@@ -542,7 +542,7 @@ def test_every_client_is_sent_its_own() -> None:
     for number, message in enumerate(messages):
         other = federation.clients[number - 1].weights
         assert other is not None
-        assert difference(dict(group(message, "candidate")), other) is None
+        assert difference(dict(get_group(message, "candidate")), other) is None
     took = [bool(client.state["took"]) for client in federation.clients]
     assert took[0]  # it has three samples of its own
 
@@ -551,14 +551,14 @@ def test_every_client_is_sent_its_own() -> None:
 
 
 def test_prediction_by_the_nearest_prototype() -> None:
-    among = Kit(method=sound.FedProto()).world()
+    among = ConformanceKit(method=sound.FedProto()).world()
     by_means, by_head = (among.run(sound.FedProto(predicts=way)) for way in ("prototype", "head"))
     assert difference(weights(by_means), weights(by_head)) is None
     client = by_means.clients[2]
     model = by_means.export(2)
     z = model.represent(client.data.test.x)
-    gaps = torch.cdist(z, tensor(client.state, "means"))
-    guesses = tensor(client.state, "labels").long()[gaps.argmin(dim=1)]
+    gaps = torch.cdist(z, get_tensor(client.state, "means"))
+    guesses = get_tensor(client.state, "labels").long()[gaps.argmin(dim=1)]
     share = float((guesses == client.data.test.y).float().mean())
     assert by_means.history[-1]["accuracy_per_client"][2] == pytest.approx(share)
     assert by_means.history[-1]["accuracy_per_client"] != by_head.history[-1]["accuracy_per_client"]
@@ -581,7 +581,7 @@ def test_the_smallest_method() -> None:
 
 
 def test_another_order_of_batches_is_another_client() -> None:
-    among = [Kit(method=Local()).world(kind=kind) for kind in (Client, Reordered)]
+    among = [ConformanceKit(method=Local()).world(kind=kind) for kind in (Client, ReorderedClient)]
     a, b = (one.run(Local()) for one in among)
     assert difference(weights(a), weights(b)) is not None
     assert difference(state(a), state(among[0].run(Local()))) is None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from polyfed.engine.round_costs import Allocations, flops
+from polyfed.engine.round_costs import AllocationTracker, flops
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_a_pass_leaves_the_network_as_it_was() -> None:
 
 def test_what_was_there_before_does_not_count_and_what_is_gone_is_given_back() -> None:
     weight = torch.zeros(100)
-    with Allocations() as made:
+    with AllocationTracker() as made:
         half = weight.view(10, 10)[:5]  # a view
         one = torch.zeros(1000)
         assert made.held == 4000
@@ -52,7 +52,7 @@ def test_a_training_step_by_hand() -> None:
     """N rows: the products, the mean's 4 bytes and their gradients; then the weights' gradients."""
     rows, width, classes = 50, 20, 3
     layer, x = nn.Linear(width, classes, bias=False), torch.randn(rows, width)
-    with Allocations() as made:
+    with AllocationTracker() as made:
         loss = layer(x).sum()
         assert made.held == 4 * (rows * classes + 1) or made.held == 4  # whether sum keeps its input or not
         (gradient,) = torch.autograd.grad(loss, [layer.weight])
@@ -63,6 +63,6 @@ def test_a_training_step_by_hand() -> None:
 
 def test_gradients_of_torch_func_are_seen_too() -> None:
     layer, x = nn.Linear(200, 100), torch.randn(8, 200)
-    with Allocations() as made:
+    with AllocationTracker() as made:
         found = grad(lambda w: functional_call(layer, w, (x,)).square().sum())(dict(layer.named_parameters()))
     assert made.held >= sum(tensor.nbytes for tensor in found.values())

@@ -27,12 +27,12 @@ from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH
 from polyfed.plugins.settings import Availability
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 from polyfed.results.fields import validated
 from polyfed.results.read import parse_json, parse_toml, seal, unseal
 from polyfed.results.schema import RoundRecord
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, records
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUR = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.67)
@@ -44,7 +44,7 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are 
 def made(out: Path | None, method: FedGH | None = None, **options: Any) -> Federation:
     """Four rounds of FedGH, a checkpoint after each, uploads under way."""
     method = method or FedGH()
-    found = Kit(method=FedGH()).usual.federation(
+    found = ConformanceKit(method=FedGH()).usual.federation(
         method, FOUR, out=out, checkpoint_every=1, availability=LATE, **options
     )
     return found
@@ -157,7 +157,7 @@ def test_a_damaged_record_is_seen_and_an_earlier_checkpoint_may_do(
         return
     with pytest.warns(UserWarning, match="line 4, is damaged"):
         again.run(resume=True)
-    assert difference(everything(straight), everything(again)) is None
+    assert difference(all_state(straight), all_state(again)) is None
     assert records(straight) == records(again)
 
 
@@ -175,7 +175,7 @@ def test_a_report_reads_no_damaged_record(unfinished: Path, tmp_path: Path) -> N
         broken[r.randrange(0, len(whole) // 2)] ^= 4  # never of the last line, which may be half-written
         (out / "rounds.jsonl").write_bytes(bytes(broken))
         try:
-            kept = find_runs(out)[0].rounds
+            kept = load_runs(out)[0].rounds
         except ConfigError:
             continue
         for record, line in zip(kept, whole.splitlines(), strict=True):  # the word "seal" itself was hit
@@ -266,7 +266,7 @@ def same_after_resuming(out: Path, straight: Federation) -> None:
     assert not list(out.rglob(".*.tmp"))
     again = made(out)
     again.run(resume=True)
-    assert difference(everything(straight), everything(again)) is None
+    assert difference(all_state(straight), all_state(again)) is None
     assert records(straight) == records(again)
 
 
@@ -347,7 +347,7 @@ def test_a_clock_that_jumps_back_changes_nothing(
     monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * back()))
     run = made(tmp_path / "run")
     result = run.run().result
-    assert difference(everything(straight), everything(run)) is None
+    assert difference(all_state(straight), all_state(run)) is None
     assert records(straight) == records(run)
     assert result["seconds"] > 0
     assert all(record["seconds"] >= 0 for record in run.history)

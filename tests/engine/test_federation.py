@@ -24,11 +24,11 @@ from polyfed.engine import evaluation as scoring
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError, RunError, RunInterrupted
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.plugins.settings import Availability
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import SHORT, difference, draw, everything, received, records, state, tiny, weights
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
 from polyfed.testing.spy import Spy
 
 
@@ -61,7 +61,7 @@ class Watcher:
 
 
 def usual(method: Method, training: Training = SHORT, **options: Any) -> Federation:
-    return Kit(method=method).usual.federation(method, training, **options)
+    return ConformanceKit(method=method).usual.federation(method, training, **options)
 
 
 # selection ----------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def sick(*numbers: int) -> dict[int, Callable[[Tensor], Tensor]]:
 
 
 def test_a_refused_client_is_reported_and_counts_for_nothing() -> None:
-    federation = Kit(method=FedAvg()).world(prepare=sick(2)).federation(FedAvg(), SHORT)
+    federation = ConformanceKit(method=FedAvg()).world(prepare=sick(2)).federation(FedAvg(), SHORT)
     result = federation.run().result
     assert result["refused"] == 2
     for record in federation.history:
@@ -138,7 +138,7 @@ def test_a_refused_client_is_reported_and_counts_for_nothing() -> None:
 
 
 def test_the_others_learn_as_if_the_refused_one_had_not_been_asked() -> None:
-    kit = Kit(method=FedAvg())
+    kit = ConformanceKit(method=FedAvg())
     ill = kit.world(prepare=sick(0)).run(FedAvg(), Training(rounds=1, lr=0.1))
 
     def without(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
@@ -149,7 +149,7 @@ def test_the_others_learn_as_if_the_refused_one_had_not_been_asked() -> None:
 
 
 def test_all_refused_changes_nothing() -> None:
-    federation = Kit(method=FedAvg()).world(prepare=sick(*range(6))).federation(FedAvg())
+    federation = ConformanceKit(method=FedAvg()).world(prepare=sick(*range(6))).federation(FedAvg())
     federation.run()
     assert federation.history[0]["train_loss"] is None
     assert difference(received(federation, 0), received(usual_start(FedAvg()), 0)) is None
@@ -183,13 +183,13 @@ def test_a_method_that_cannot_upload_nan_does_not_end_the_run() -> None:
             torch.linalg.eigh(weight @ weight.T)  # raises on NaN
             return super().upload(client, trained)
 
-    federation = Kit(method=FedAvg()).world(prepare=sick(3)).federation(Factorizes())
+    federation = ConformanceKit(method=FedAvg()).world(prepare=sick(3)).federation(Factorizes())
     federation.run()
     assert [entry["client"] for entry in federation.history[0]["refused"]] == [3]
 
 
 def test_one_sample_and_batchnorm_cannot_train_and_is_said_so() -> None:
-    among = Kit(method=FedAvg()).world(one=True, norm=True, sizes=(1, 9, 10, 20, 13, 17))
+    among = ConformanceKit(method=FedAvg()).world(one=True, norm=True, sizes=(1, 9, 10, 20, 13, 17))
     federation = among.federation(FedAvg())
     federation.run()
     (entry,) = federation.history[0]["refused"]
@@ -233,22 +233,22 @@ def test_an_error_of_the_server_names_round_and_stage() -> None:
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clients that were really scored."""
     scored: list[int] = []
-    plain = scoring.score_model
+    plain = scoring.evaluate_model
 
     def score(client: Client, *rest: Any) -> Any:
         scored.append(client.id)
         return plain(client, *rest)
 
-    monkeypatch.setattr(scoring, "score_model", score)
+    monkeypatch.setattr(scoring, "evaluate_model", score)
     return scored
 
 
 def direct(federation: Federation, number: int, weights_of: Mapping[str, Tensor]) -> float:
     """Accuracy of a client's test samples, by hand."""
-    model = copy.deepcopy(federation.architectures.template(federation.clients[number].architecture))
+    model = copy.deepcopy(federation.model_factory.module(federation.clients[number].architecture))
     model.load_state_dict({**model.state_dict(), **weights_of})
     test = federation.clients[number].data.test
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), eval_mode(model):
         return float((model(test.x).argmax(dim=1) == test.y).float().mean())
 
 
@@ -278,7 +278,7 @@ def test_what_is_received_is_scored_again_when_the_server_sends_something_else(m
 
 def test_with_nothing_learnt_nothing_is_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     scored = counting(monkeypatch)
-    among = Kit(method=FedAvg()).world(prepare=sick(*range(6)))
+    among = ConformanceKit(method=FedAvg()).world(prepare=sick(*range(6)))
     federation = among.federation(FedAvg(), Training(rounds=5, lr=0.1), evaluation=Evaluation(every_n_rounds=1))
     federation.run()
     assert len(scored) == 12
@@ -302,7 +302,7 @@ def test_equal_models_are_scored_once_on_a_shared_test_set(monkeypatch: pytest.M
     scored = counting(monkeypatch)
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     test = draw(30, (0, 1, 2), 9)
-    federation = Federation(clients, FedAvg(), SHORT, task=Task(test=test), builders={"a": lambda: tiny(1, 4, 6)})
+    federation = Federation(clients, FedAvg(), SHORT, task=Task(test=test), builders={"a": lambda: tiny_model(1, 4, 6)})
     result = federation.run().result
     assert len(scored) == 2
     assert len(set(result["accuracy_per_client"])) == 1
@@ -313,7 +313,7 @@ def test_equal_models_that_see_a_shared_test_set_otherwise_are_scored_by_themsel
     def upside_down(x: torch.Tensor) -> torch.Tensor:
         return -x
 
-    test, plain, builders = draw(30, (0, 1, 2), 9), torch.nn.Identity(), {"a": lambda: tiny(1, 4, 6)}
+    test, plain, builders = draw(30, (0, 1, 2), 9), torch.nn.Identity(), {"a": lambda: tiny_model(1, 4, 6)}
     clients = [Client("a", draw(12, (0, 1, 2), i), prepare=see) for i, see in enumerate([plain, plain, upside_down])]
     own = [Client("a", client.data.train, test, prepare=client.prepare) for client in clients]
     common = (
@@ -336,7 +336,7 @@ def test_equal_models_that_differ_by_what_clients_keep_are_scored_by_themselves(
         def predict(self, model: Any, x: torch.Tensor, context: Context) -> torch.Tensor:
             return model(x) + context["tilt"]  # type: ignore[no-any-return]
 
-    test, builders = draw(30, (0, 1, 2), 9), {"a": lambda: tiny(1, 4, 6)}
+    test, builders = draw(30, (0, 1, 2), 9), {"a": lambda: tiny_model(1, 4, 6)}
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     found = (
         Federation(clients, Tilted(), SHORT, task=Task(test=test), builders=builders)
@@ -378,7 +378,12 @@ def test_after_local_is_the_model_before_aggregation() -> None:
 def test_a_client_without_test_data_is_not_scored(stage: Any) -> None:
     clients = [Client("a", draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 5) if i else None) for i in range(3)]
     federation = Federation(
-        clients, FedAvg(), SHORT, Evaluation(stage=stage), task=Task(classes=3), builders={"a": lambda: tiny(1, 4, 6)}
+        clients,
+        FedAvg(),
+        SHORT,
+        Evaluation(stage=stage),
+        task=Task(classes=3),
+        builders={"a": lambda: tiny_model(1, 4, 6)},
     )
     federation.run()
     assert federation.history[-1]["accuracy"][stage]["n"] == 2
@@ -387,11 +392,11 @@ def test_a_client_without_test_data_is_not_scored(stage: Any) -> None:
 
 def test_mean_and_spread_over_clients_and_samples() -> None:
     counts = ([[1, 1], [0, 0]], [[9, 0], [1, 0]], [[0, 0], [0, 0]])
-    scores = [scoring.Score(torch.tensor(each)) for each in counts]
-    plain, weighted = scoring.summary(scores, "clients"), scoring.summary(scores, "samples")
+    scores = [scoring.ClientScore(torch.tensor(each)) for each in counts]
+    plain, weighted = scoring.summarize(scores, "clients"), scoring.summarize(scores, "samples")
     assert plain == pytest.approx({"mean": 0.7, "std": 0.2, "min": 0.5, "max": 0.9, "bottom_decile": 0.5, "n": 2})
     assert weighted["mean"] == pytest.approx(10 / 12)
-    assert scoring.summary([], "clients") == {}
+    assert scoring.summarize([], "clients") == {}
 
 
 def test_rounds_between_evaluations_are_recorded_without_scores() -> None:
@@ -401,9 +406,9 @@ def test_rounds_between_evaluations_are_recorded_without_scores() -> None:
 
 
 def test_scoring_leaves_modes_and_statistics_alone() -> None:
-    among = Kit(method=FedAvg()).world(one=True, norm=True)
+    among = ConformanceKit(method=FedAvg()).world(one=True, norm=True)
     rare, often = (among.run(FedAvg(), SHORT, evaluation=Evaluation(every_n_rounds=every)) for every in (2, 1))
-    assert difference(everything(rare), everything(often)) is None
+    assert difference(all_state(rare), all_state(often)) is None
 
 
 # resuming -----------------------------------------------------------------------------------------------------------
@@ -435,7 +440,7 @@ def test_interrupted_anywhere_and_resumed_it_is_the_same_run(tmp_path: Path, met
     start_and_stop(method, tmp_path / "run", number)
     again = usual(method, FIVE, out=tmp_path / "run")
     result = again.run(resume=True).result
-    assert difference(everything(straight), everything(again)) is None
+    assert difference(all_state(straight), all_state(again)) is None
     assert records(straight) == records(again)
     lines = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [1, 2, 3, 4, 5]
@@ -471,7 +476,7 @@ def test_a_finished_run_without_its_checkpoints_loses_nothing(tmp_path: Path) ->
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    among = Kit(method=FedAvg()).usual
+    among = ConformanceKit(method=FedAvg()).usual
     straight = among.run(FedAvg(), FIVE)
 
     def federation() -> Federation:
@@ -487,13 +492,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     again = federation()
     with pytest.warns(UserWarning, match="damaged"):
         again.run(resume=True)
-    assert difference(everything(straight), everything(again)) is None
+    assert difference(all_state(straight), all_state(again)) is None
     (out / "result.json").unlink()  # the damaged one has been replaced
     last = federation()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         last.run(resume=True)
-    assert difference(everything(straight), everything(last)) is None
+    assert difference(all_state(straight), all_state(last)) is None
 
 
 def test_killed_while_the_folder_was_made(tmp_path: Path) -> None:
@@ -615,12 +620,12 @@ def test_ctrl_c_between_rounds_leaves_a_checkpoint(tmp_path: Path) -> None:
 def test_the_same_federation_run_twice_starts_anew_or_says_so() -> None:
     federation = usual(Local())
     federation.run()
-    first = everything(federation)
+    first = all_state(federation)
     try:
         federation.run()
     except ConfigError:
         return
-    assert difference(first, everything(federation)) is None
+    assert difference(first, all_state(federation)) is None
     assert len(federation.history) == SHORT.rounds
 
 
@@ -628,7 +633,7 @@ def test_the_same_federation_run_twice_starts_anew_or_says_so() -> None:
 
 
 def test_networks_of_ones_own_keep_their_weights_as_a_start() -> None:
-    mine = tiny(1, 4, 6)
+    mine = tiny_model(1, 4, 6)
     clients = [Client(mine, draw(12, (0, 1, 2), i), draw(6, (0, 1, 2), 9)) for i in range(2)]
     federation = Federation(clients, Local(), Training(rounds=1, lr=0.0))
     federation.run()
@@ -638,7 +643,7 @@ def test_networks_of_ones_own_keep_their_weights_as_a_start() -> None:
 
 
 def test_a_user_s_client_may_join_two_federations() -> None:
-    client = Client(tiny(1, 4, 6), draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))
+    client = Client(tiny_model(1, 4, 6), draw(12, (0, 1, 2), 0), draw(6, (0, 1, 2), 9))
     first, second = (Federation([client, client], Local(), SHORT) for _ in range(2))
     first.run()
     second.run()

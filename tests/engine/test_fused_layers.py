@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from polyfed.engine.operation_counter import Operations
+from polyfed.engine.operation_counter import OperationCounter
 from polyfed.engine.round_costs import flops
 
 T, D, F, HEADS = 16, 32, 64, 4  # tokens, width, inner width, heads
@@ -52,6 +52,6 @@ def test_a_fused_pass_counts_as_its_parts(kind: str) -> None:
     assert torch.backends.mha.get_fastpath_enabled() == before
     for training in (True, False):
         layer.train(training)
-        with Operations() as done, torch.no_grad():
+        with OperationCounter() as done, torch.no_grad():
             layer(x)
         assert done.count == expected

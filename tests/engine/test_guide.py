@@ -14,10 +14,10 @@ from PIL import Image
 from torch import nn
 
 import polyfed as pf
-from polyfed.core.model_factory import Architectures
-from polyfed.core.modules import exported
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.modules import export_state
 from polyfed.engine.federation import Run
-from polyfed.engine.model_readme import Guide
+from polyfed.engine.model_readme import ModelReadme
 from polyfed.experiments import prediction
 from polyfed.models import build
 from polyfed.models.split import SplitModel
@@ -133,10 +133,10 @@ def test_networks_for_texts_get_their_number_of_words(
     monkeypatch.setitem(sys.modules, "our_nets", sys.modules[__name__])
     network = build(name, (5,), 2, words=32)
     builders = {name: lambda: network}
-    guide = Guide(Architectures(builders, lambda model, variant: model, 0, torch.device("cpu")))
+    guide = ModelReadme(ModelFactory(builders, lambda model, variant: model, 0, torch.device("cpu")))
     about = {"architecture": name, "zoo": True, "classes": 2, "feature_dim": None, "class_names": ["a", "b"]}
     about |= {"input": {"shape": [5], "type": "int64"}, "texts": {"column": "said"}, "prepare": None}
-    guide.add(3, exported(network), {**about, "vocabulary": 30, "vectors": vectors, "round": 1})
+    guide.add(3, export_state(network), {**about, "vocabulary": 30, "vectors": vectors, "round": 1})
     lines, inputs = re.findall(r"```python\n(.*?)```", guide.text(), flags=re.DOTALL)
     assert ("model(x)" in inputs) == (vectors is None)
     assert ("words=32" in lines) == (vectors is None)
@@ -144,7 +144,7 @@ def test_networks_for_texts_get_their_number_of_words(
     if vectors is None:
         found: dict[str, Any] = {}
         exec(re.sub("model.load_state.*", "", lines), found)
-        found["model"].load_state_dict(exported(network))
+        found["model"].load_state_dict(export_state(network))
 
 
 # inputs: the lines make what `polyfed predict` makes

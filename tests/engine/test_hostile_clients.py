@@ -25,11 +25,11 @@ from polyfed.experiments.build import build_federation
 from polyfed.methods import FedAvg, FedFomo, FedIN, FedL2G, FedProto, Local
 from polyfed.plugins.settings import Adversaries, Availability, RobustAggregation
 from polyfed.registry import METHODS
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import find_runs
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import World, difference, everything, records
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
@@ -47,8 +47,8 @@ COLLUDE: dict[str, Any] = {
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
-def among(method: Method, **kinds: Any) -> World:
-    return Kit(method=method).world(**kinds)
+def among(method: Method, **kinds: Any) -> TinyFederation:
+    return ConformanceKit(method=method).world(**kinds)
 
 
 def ran(method: Method, training: Training = TWO, **options: Any) -> Federation:
@@ -89,7 +89,7 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
             adversaries=Adversaries(sign_flip_fraction=0.0, attack_scale=5.0),
         ),
     )
-    assert difference(everything(plain), everything(off)) is None
+    assert difference(all_state(plain), all_state(off)) is None
     assert records(plain) == records(off)
     assert plain.settings == off.settings
     assert plain.facts == off.facts
@@ -100,7 +100,7 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
 
 def test_a_bound_that_nobody_reaches_changes_nothing() -> None:
     plain, bounded = ran(FedIN()), ran(FedIN(), robust_aggregation=RobustAggregation(max_update_norm=1e6))
-    assert difference(everything(plain), everything(bounded)) is None
+    assert difference(all_state(plain), all_state(bounded)) is None
     assert records(plain) == records(bounded)
 
 
@@ -155,7 +155,7 @@ def test_only_the_honest_are_scored_and_the_hostile_are_named() -> None:
 def test_every_setting_of_it_bites() -> None:
     sign = {"sign_flip_fraction": 0.1}
     given = [{}, *({"label_flip_fraction": share} for share in (0.1, 0.3)), sign, {**sign, "attack_scale": 3.0}]
-    ends = [everything(ran(FedAvg(), adversaries=Adversaries(**wish))) for wish in given]
+    ends = [all_state(ran(FedAvg(), adversaries=Adversaries(**wish))) for wish in given]
     for place, one in enumerate(ends):
         assert all(difference(one, other) is not None for other in ends[place + 1 :])
 
@@ -170,7 +170,7 @@ def test_every_rule_bites_and_is_another_one(method: Method) -> None:
     shares = {"trimmed_mean": {"byzantine_fraction": 0.1}, "multi_krum": {"byzantine_fraction": 0.1}}
     rules: Any = ("none", *RULES)
     ends = [
-        everything(ran(method, robust_aggregation=RobustAggregation(aggregator=rule, **shares.get(rule, {}))))
+        all_state(ran(method, robust_aggregation=RobustAggregation(aggregator=rule, **shares.get(rule, {}))))
         for rule in rules
     ]
     for place, one in enumerate(ends):
@@ -187,7 +187,7 @@ def test_buckets_and_those_who_know_the_others_bite() -> None:
         {"robust_aggregation": RobustAggregation(aggregator="median")},
         {"robust_aggregation": RobustAggregation(aggregator="median", bucket_size=2)},
     ]
-    ends = [everything(world.run(FedAvg(), TWO, **options)) for options in tries]
+    ends = [all_state(world.run(FedAvg(), TWO, **options)) for options in tries]
     for place, one in enumerate(ends):
         assert all(difference(one, other) is not None for other in ends[place + 1 :])
 
@@ -261,8 +261,8 @@ def test_what_comes_late_is_held_to_the_others_too(rule: Any) -> None:
 def test_who_sends_nothing_has_nothing_to_hold() -> None:
     assert (
         difference(
-            everything(ran(Local())),
-            everything(ran(Local(), robust_aggregation=RobustAggregation(aggregator="median"))),
+            all_state(ran(Local())),
+            all_state(ran(Local(), robust_aggregation=RobustAggregation(aggregator="median"))),
         )
         is None
     )
@@ -289,7 +289,7 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
     resumed = world.federation(FedAvg(), THREE, **options, out=tmp_path / "run")
     resumed.run(resume=True)
     for other in (pool, resumed):
-        assert difference(everything(straight), everything(other)) is None
+        assert difference(all_state(straight), all_state(other)) is None
         assert records(straight) == records(other)
     unlike = world.federation(FedAvg(), THREE, robust_aggregation=options["robust_aggregation"], out=tmp_path / "run")
     with pytest.raises(ConfigError, match="holds another recipe's run"):
@@ -300,14 +300,14 @@ def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict
 def test_a_cohort_gives_it_up_to_rounding() -> None:
     world = among(FedAvg(), one=True)
     serial, cohort = (world.run(FedAvg(), THREE, **ALL, executor=name) for name in ("serial", "vectorized"))
-    assert difference(everything(serial), everything(cohort), 1e-3) is None
+    assert difference(all_state(serial), all_state(cohort), 1e-3) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["none", *RULES])
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_is_held_or_says_why_not(name: str, rule: Any) -> None:
-    kit = Kit(method=METHODS[name]())
+    kit = ConformanceKit(method=METHODS[name]())
     try:
         made = kit.world().federation(
             kit.method, THREE, adversaries=ALL["adversaries"], robust_aggregation=RobustAggregation(aggregator=rule)
@@ -421,11 +421,11 @@ def test_folders_and_reports_say_so(tmp_path: Path) -> None:
         "max_update_norm": 9.5,
     }
     assert list(result["adversarial_clients"].values()) == ["label_flip"]
-    runs = find_runs(tmp_path)
+    runs = load_runs(tmp_path)
     assert {run.name: run.settings.get("label_flip_fraction") for run in runs} == {"plain": None, "held": 0.3}
     groups, _ = group_runs(runs)
     assert len(groups) == 2, "other clients are scored"
-    captions = [section.caption for section in comparison(runs).sections]
+    captions = [section.caption for section in compare_runs(runs).sections]
     assert sorted("plain mean over clients (honest ones only)" in caption for caption in captions) == [False, True]
 
 

@@ -14,15 +14,15 @@ from scipy import optimize, special
 
 from polyfed.core.releases import Release
 from polyfed.core.settings import Evaluation, Privacy, Training
-from polyfed.engine.accounting import counted, epsilon_of
+from polyfed.engine.accounting import compute_epsilon, group_releases
 from polyfed.engine.federation import Federation
-from polyfed.engine.privacy_ledger import Ledger, read, told
+from polyfed.engine.privacy_ledger import PrivacyLedger, from_record, to_record
 from polyfed.engine.round import draw_cohort
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
 from polyfed.plugins.settings import Availability
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, records
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
 
 FOUR = Training(rounds=4, batch_size=64, lr=0.1)
 NOISY = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 2.0}
@@ -43,7 +43,9 @@ def federation(
     method: Any = None, training: Training = FOUR, *, out: Path | None = None, **settings: Any
 ) -> Federation:
     method, more = method or FedAvg(), {k: settings.pop(k) for k in ("availability", "evaluation") if k in settings}
-    return Kit(method=method).world().federation(method, training, privacy=Privacy(**settings), out=out, **more)
+    return (
+        ConformanceKit(method=method).world().federation(method, training, privacy=Privacy(**settings), out=out, **more)
+    )
 
 
 def ran(method: Any = None, training: Training = FOUR, **settings: Any) -> Federation:
@@ -74,7 +76,7 @@ def test_more_noise_is_less_epsilon_and_clip_alone_has_none() -> None:
 
 
 def test_entries_of_an_upload_share_its_noise() -> None:
-    method = FedIN(pairs=2)  # weights and pairs: two entries
+    method = FedIN(num_pairs=2)  # weights and pairs: two entries
     (entry,) = ran(method, **NOISY).history[0]["releases"]
     assert entry["noise"] == pytest.approx(2.0 / math.sqrt(2))
     (entry,) = ran(FD(outputs="logits"), **NOISY).history[0]["releases"]
@@ -141,7 +143,7 @@ def test_a_resumed_run_stops_alike(tmp_path: Path) -> None:
     resumed = federation(out=tmp_path / "run", **settings)
     resumed.run(resume=True)
     assert records(resumed) == records(whole)
-    assert difference(everything(resumed), everything(whole)) is None
+    assert difference(all_state(resumed), all_state(whole)) is None
 
 
 def test_an_unforeseen_round_is_taken_back() -> None:
@@ -156,8 +158,7 @@ def test_an_unforeseen_round_is_taken_back() -> None:
     assert len(made.history) == 2
     assert made.server.round == 2
     assert (
-        difference(everything(made), everything(ran(**NOISY, training=FOUR, max_epsilon=by_hand(2.0, 2) + 1e-6)))
-        is None
+        difference(all_state(made), all_state(ran(**NOISY, training=FOUR, max_epsilon=by_hand(2.0, 2) + 1e-6))) is None
     )
 
 
@@ -189,7 +190,7 @@ def test_without_uploads_a_budget_is_never_spent() -> None:
 # targets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedIN(pairs=2), FedRep()])
+@pytest.mark.parametrize("method", [FedAvg(), FedIN(num_pairs=2), FedRep()])
 def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
     made = ran(method, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)
@@ -217,35 +218,37 @@ MIXED = [Release("upload", "client", 2.0, times=3), Release("upload", "client", 
 
 def test_what_is_told_is_read_again() -> None:
     given = {4: MIXED, 2: MIXED[:1], 0: MIXED}
-    entries = told(given)
+    entries = to_record(given)
     assert [entry["clients"] for entry in entries] == [[0, 4], [0, 4], [2]]
-    found = read(json.loads(json.dumps(entries)))
-    assert {i: counted(each) for i, each in found.items()} == {i: counted(each) for i, each in given.items()}
+    found = from_record(json.loads(json.dumps(entries)))
+    assert {i: group_releases(each) for i, each in found.items()} == {
+        i: group_releases(each) for i, each in given.items()
+    }
 
 
 def test_releases_of_several_strengths_are_one() -> None:
     together = sum(one.times / one.noise**2 for one in MIXED) ** -0.5
-    assert epsilon_of(MIXED, 1e-5) == pytest.approx(by_hand(together, 1), rel=1e-6)
-    assert epsilon_of([], 1e-5) == 0.0
+    assert compute_epsilon(MIXED, 1e-5) == pytest.approx(by_hand(together, 1), rel=1e-6)
+    assert compute_epsilon([], 1e-5) == 0.0
 
 
 def test_a_ledger_reads_on_and_starts_anew() -> None:
-    ledger = Ledger(Privacy(**NOISY, max_epsilon=3.0), lambda _: [Release("upload", "client", 2.0)])
-    rounds = [{"releases": told({0: MIXED[2:], 1: MIXED[1:2]})}, {"releases": told({0: MIXED[2:]})}]
-    ledger.follow(rounds)
+    ledger = PrivacyLedger(Privacy(**NOISY, max_epsilon=3.0), lambda _: [Release("upload", "client", 2.0)])
+    rounds = [{"releases": to_record({0: MIXED[2:], 1: MIXED[1:2]})}, {"releases": to_record({0: MIXED[2:]})}]
+    ledger.update(rounds)
     assert ledger.epsilon() == {"client": pytest.approx(by_hand(0.7, 1))}
     assert ledger.exceeded()
-    ledger.follow(rounds[:1])
+    ledger.update(rounds[:1])
     both = ledger.epsilon({0: MIXED[2:]})
-    ledger.follow(rounds)
+    ledger.update(rounds)
     assert ledger.epsilon() == both
     # 0 as last time, twice; 5, of whom nothing is known, as it is expected, but as many entries as others have had
-    more = ledger.next_of([0, 0, 5])
+    more = ledger.predict_next([0, 0, 5])
     assert more == {0: [*MIXED[2:]] * 2, 5: [dataclasses.replace(MIXED[2], noise=0.7)]}
 
 
 def test_a_budget_is_kept_by_every_unit() -> None:
-    ledger = Ledger(Privacy(**NOISY, max_epsilon=3.0), lambda _: [])
+    ledger = PrivacyLedger(Privacy(**NOISY, max_epsilon=3.0), lambda _: [])
     sample = Release("training", "sample", 0.5)
     assert not ledger.exceeded({0: MIXED[2:]})
     assert ledger.exceeded({0: [*MIXED[2:], sample]})

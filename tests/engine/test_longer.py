@@ -16,13 +16,13 @@ from helpers.flat_options import grouped
 from helpers.quick import others_slow
 from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint
-from polyfed.engine.longer import obstacle
+from polyfed.engine.longer import why_not_longer
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 150, "holdout": 30, "split": "6:2:2"},
@@ -149,7 +149,7 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
         pf.run(recipe(5, **CLOSING), out=folder, resume=True, trackers=[Stop(number)])
     assert {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]} == before
     load_model(folder, 0)
-    (found,) = find_runs(folder)
+    (found,) = load_runs(folder)
     assert not found.finished
     assert found.notes == (f"{folder}: unfinished, {number} of 5 rounds done, result.json is of 3",)
     with pytest.raises(ConfigError, match=r"training\.rounds was 5, now 3"):
@@ -261,8 +261,8 @@ def _as_member(folder: Path, tmp_path: Path) -> Path:
 def test_what_a_method_plans_is_its_own_word() -> None:
     assert (FedKD().planned, FedKD(energy_start=0.9, energy_end=0.9).planned) == ("the energy that is sent", "")
     assert ScaleFL().planned == "when early exits begin to learn from the last one"
-    assert {ScaleFL(distil_from=share).planned for share in (0.0, 1.0)} == {""}
-    assert obstacle({"training": {"rounds": 5, "lr_schedule": "step"}}, None, "") is None
+    assert {ScaleFL(distill_from=share).planned for share in (0.0, 1.0)} == {""}
+    assert why_not_longer({"training": {"rounds": 5, "lr_schedule": "step"}}, None, "") is None
 
 
 def test_a_closing_round_that_gave_something_away_is_not_taken_back(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from polyfed.errors import RunError
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
 
-from polyfed.engine.executors.shared_buffer import Mailbox
+from polyfed.engine.executors.shared_buffer import SharedBuffer
 
 TYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint8", "int8", "bool", "complex64"]
 
@@ -28,15 +28,15 @@ def alike(a: Tensor, b: Tensor) -> bool:
     return same and a.contiguous().view(-1).view(torch.uint8).equal(b.contiguous().view(-1).view(torch.uint8))
 
 
-def there(box: Mailbox, tree: dict[str, object]) -> dict[str, object]:
+def there(box: SharedBuffer, tree: dict[str, object]) -> dict[str, object]:
     """Put in, described in JSON, taken out."""
-    return box.take(json.loads(json.dumps(box.put(tree))))
+    return box.read(json.loads(json.dumps(box.write(tree))))
 
 
 @settings(max_examples=40, deadline=None)
 @given(some.sampled_from(TYPES), some.lists(some.integers(0, 4), max_size=4), some.booleans())
 def test_all_types_and_shapes_come_out(kind: str, shape: list[int], reversed_: bool) -> None:
-    box = Mailbox()
+    box = SharedBuffer()
     tensor = (100 * torch.randn(shape)).to(getattr(torch, kind))
     tensor = tensor.permute(*reversed(range(len(shape)))) if reversed_ and shape else tensor
     sent = {"first": torch.ones(3), "group": {"t": tensor}, "none": None, "empty": {}}
@@ -49,20 +49,20 @@ def test_all_types_and_shapes_come_out(kind: str, shape: list[int], reversed_: b
 
 
 def test_strides_are_those_of_a_clone() -> None:
-    box, base = Mailbox(), torch.randn(4, 3, 5, 5)
+    box, base = SharedBuffer(), torch.randn(4, 3, 5, 5)
     for tensor in (base.to(memory_format=torch.channels_last), base[:, :, ::2], base[1], torch.ones(1).expand(3, 2)):
         assert alike(there(box, {"t": tensor})["t"], tensor.clone())  # type: ignore[arg-type]
 
 
 def test_nan_infinity_and_signs_are_kept() -> None:
     tensor = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
-    assert alike(there(Mailbox(), {"t": tensor})["t"], tensor)  # type: ignore[arg-type]
+    assert alike(there(SharedBuffer(), {"t": tensor})["t"], tensor)  # type: ignore[arg-type]
 
 
 def test_it_grows_and_what_was_taken_stays_what_it_was() -> None:
-    box = Mailbox()
+    box = SharedBuffer()
     small = there(box, {"t": torch.arange(5)})["t"]
-    looked = box.look(box.put({"t": torch.arange(3)}))["t"]
+    looked = box.view(box.write({"t": torch.arange(3)}))["t"]
     for size in (10, 10_000, 1_000_000, 7):
         large = torch.randn(size)
         assert alike(there(box, {"t": large})["t"], large)  # type: ignore[arg-type]
@@ -71,18 +71,18 @@ def test_it_grows_and_what_was_taken_stays_what_it_was() -> None:
 
 
 def test_another_process_reads_and_answers() -> None:
-    there_, back = Mailbox(), Mailbox()
+    there_, back = SharedBuffer(), SharedBuffer()
     ask, answer = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            x = there_.look(json.loads(os.read(ask[0], 10_000)))["x"]
-            os.write(answer[1], json.dumps(back.put({"x": x + 1})).encode())
+            x = there_.view(json.loads(os.read(ask[0], 10_000)))["x"]
+            os.write(answer[1], json.dumps(back.write({"x": x + 1})).encode())
         finally:
             os._exit(0)
     x = torch.arange(300_000, dtype=torch.float32)  # larger than all that was there when the process was made
-    os.write(ask[1], json.dumps(there_.put({"x": x})).encode())
-    assert torch.equal(back.take(json.loads(os.read(answer[0], 10_000)))["x"], x + 1)
+    os.write(ask[1], json.dumps(there_.write({"x": x})).encode())
+    assert torch.equal(back.read(json.loads(os.read(answer[0], 10_000)))["x"], x + 1)
     os.waitpid(child, 0)
     for end in (*ask, *answer):
         os.close(end)
@@ -90,4 +90,4 @@ def test_another_process_reads_and_answers() -> None:
 
 def test_only_tensors_travel() -> None:
     with pytest.raises(RunError, match="expected tensors in messages and states, got float"):
-        Mailbox().put({"state": {"a": 0.5}})
+        SharedBuffer().write({"state": {"a": 0.5}})

@@ -17,15 +17,15 @@ import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.settings import Evaluation
 from polyfed.engine import evaluation as scoring
-from polyfed.engine.evaluation import Score
+from polyfed.engine.evaluation import ClientScore
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.functional import metrics
 from polyfed.methods import FedAvg, Local
-from polyfed.testing.fixtures import SHORT, draw, tiny
+from polyfed.testing.fixtures import SHORT, draw, tiny_model
 
-ALL = ["balanced_accuracy", "f1", "auc", "confusion"]
+ALL = ["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
 
 
 def drawn(classes: int, seed: int, n: int = 40, absent: tuple[int, ...] = (), coarse: bool = False) -> Any:
@@ -43,7 +43,7 @@ def drawn(classes: int, seed: int, n: int = 40, absent: tuple[int, ...] = (), co
 def test_the_counts_agree_with_scikit_learn(classes: int, absent: tuple[int, ...]) -> None:
     y, scores = drawn(classes, seed=classes, absent=absent if classes > 3 else ())
     taken = scores.argmax(dim=1)
-    counts = metrics.confusion(y, taken, classes)
+    counts = metrics.confusion_matrix(y, taken, classes)
     there = sorted(set(y.tolist()))
     assert counts.dtype == torch.int64
     assert counts.tolist() == oracle.confusion_matrix(y, taken, labels=range(classes)).tolist()
@@ -58,6 +58,50 @@ def test_the_auc_agrees_with_scikit_learn(classes: int, coarse: bool) -> None:
     y, scores = drawn(classes, seed=11 * classes, coarse=coarse)
     shares = scores.double().softmax(dim=1).numpy().round(12)  # sums that should be equal are
     assert metrics.auc(scores, y) == pytest.approx(oracle.roc_auc_score(y, shares, multi_class="ovr", average="macro"))
+
+
+def slow_calibration_error(scores: Any, y: Any, bins: int) -> float:
+    """Guo et al. (2017), equations 1, 2, 3 and 5, sample by sample."""
+    total = 0.0
+    members: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for row, label in zip(scores.double().numpy(), y.tolist(), strict=True):
+        share = np.exp(row - row.max())
+        share /= share.sum()
+        confidence = float(share[int(row.argmax())])
+        place = next(b for b in range(1, bins + 1) if confidence <= b / bins or b == bins)
+        members[place - 1].append((confidence, int(row.argmax()) == label))
+    for one in members:
+        if one:
+            right = sum(hit for _, hit in one) / len(one)
+            total += len(one) / len(y) * abs(right - sum(share for share, _ in one) / len(one))
+    return total
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_the_calibration_error_is_that_of_the_paper(classes: int, bins: int) -> None:
+    y, scores = drawn(classes, seed=5 * classes, n=60)
+    assert metrics.calibration_error(scores, y, bins) == pytest.approx(slow_calibration_error(scores, y, bins))
+    assert metrics.calibration_error(scores + 7, y, bins) == pytest.approx(metrics.calibration_error(scores, y, bins))
+
+
+def test_the_calibration_error_by_hand() -> None:
+    """Four predictions of confidence 0.8, three right: |3/4 - 0.8|; one of 0.6, wrong: 0.6; weighted 4 to 1."""
+    share = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.2, 0.8], [0.8, 0.2], [0.4, 0.6]])
+    y = torch.tensor([0, 0, 1, 1, 0])
+    assert metrics.calibration_error(share.log(), y) == pytest.approx((4 * 0.05 + 0.6) / 5, abs=1e-6)
+    sure = torch.tensor([[50.0, 0.0], [0.0, 50.0]])
+    assert metrics.calibration_error(sure, torch.tensor([0, 1])) == pytest.approx(0.0, abs=1e-12)
+    assert metrics.calibration_error(sure, torch.tensor([1, 0])) == pytest.approx(1.0)
+    assert metrics.calibration_error(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])) == pytest.approx(0.0)
+    ruled_out = torch.tensor([[0.0, -math.inf], [0.0, -math.inf]])
+    assert metrics.calibration_error(ruled_out, torch.tensor([0, 1])) == 0.5
+
+
+def test_what_is_no_probability_has_no_calibration_error() -> None:
+    assert math.isnan(metrics.calibration_error(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
+    for odd in (math.nan, math.inf):
+        assert math.isnan(metrics.calibration_error(torch.tensor([[odd, 0.0]]), torch.tensor([0])))
 
 
 @pytest.mark.parametrize("coarse", [False, True])
@@ -87,47 +131,47 @@ def test_ties_count_half_and_nothing_to_rank_is_nan() -> None:
 
 
 def test_classes_beyond_those_known_have_rows_and_columns_too() -> None:
-    counts = metrics.confusion(torch.tensor([0, 3]), torch.tensor([5, 3]), 2)
+    counts = metrics.confusion_matrix(torch.tensor([0, 3]), torch.tensor([5, 3]), 2)
     assert counts.shape == (6, 6)
     assert (int(counts[0, 5]), int(counts[3, 3]), int(counts.sum())) == (1, 1, 2)
     none = torch.empty(0, dtype=torch.int64)
-    assert metrics.confusion(none, none, 2).tolist() == [[0, 0], [0, 0]]
+    assert metrics.confusion_matrix(none, none, 2).tolist() == [[0, 0], [0, 0]]
     assert math.isnan(metrics.accuracy(torch.zeros(2, 2, dtype=torch.int64)))
 
 
 # over clients -------------------------------------------------------------------------------------------------------
 
 
-def score(right: int, wrong: int, auc: float = math.nan) -> Score:
+def score(right: int, wrong: int, auc: float = math.nan) -> ClientScore:
     """Of a client with two classes; the first has all samples."""
-    return Score(torch.tensor([[right, wrong], [0, 0]]), auc)
+    return ClientScore(torch.tensor([[right, wrong], [0, 0]]), auc)
 
 
 @pytest.mark.parametrize(("clients", "lowest"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
 def test_the_bottom_decile_is_rounded_up(clients: int, lowest: int) -> None:
     scores = [score(right, 40 - right) for right in reversed(range(clients))]
-    found = scoring.summary(scores, "clients")
+    found = scoring.summarize(scores, "clients")
     assert found["bottom_decile"] == pytest.approx(np.mean(np.arange(lowest) / 40))
 
 
 def test_a_mean_over_samples_weighs_the_clients_own_figures() -> None:
     scores = [score(1, 1, auc=0.5), score(3, 0, auc=1.0), score(4, 4)]
-    assert scoring.summary(scores, "samples")["mean"] == pytest.approx(8 / 13)
-    assert scoring.summary(scores, "clients", "auc") == {"mean": 0.75, "std": 0.25, "min": 0.5, "max": 1.0, "n": 2}
-    assert scoring.summary(scores, "samples", "auc")["mean"] == pytest.approx((2 * 0.5 + 3 * 1.0) / 5)
+    assert scoring.summarize(scores, "samples")["mean"] == pytest.approx(8 / 13)
+    assert scoring.summarize(scores, "clients", "auc") == {"mean": 0.75, "std": 0.25, "min": 0.5, "max": 1.0, "n": 2}
+    assert scoring.summarize(scores, "samples", "auc")["mean"] == pytest.approx((2 * 0.5 + 3 * 1.0) / 5)
     halves = [score(1, 1), score(3, 0)]
-    assert scoring.summary(halves, "samples", "f1")["mean"] == pytest.approx((2 * 2 / 3 + 3 * 1) / 5)
-    assert scoring.summary([score(1, 1)], "clients", "auc") == {}
+    assert scoring.summarize(halves, "samples", "f1")["mean"] == pytest.approx((2 * 2 / 3 + 3 * 1) / 5)
+    assert scoring.summarize([score(1, 1)], "clients", "auc") == {}
 
 
 def test_clients_that_were_not_scored_have_no_figures() -> None:
     asked = Evaluation(metrics=["f1", "confusion"])
-    found = scoring.figures({"personal": {2: score(1, 1)}, "received": {}}, ["a", "b", "b"], asked)
+    found = scoring.evaluation_record({"personal": {2: score(1, 1)}, "received": {}}, ["a", "b", "b"], asked)
     assert found["accuracy_per_client"] == [None, None, 0.5]
     assert list(found["accuracy_per_architecture"]) == ["b"]
     assert list(found["accuracy"]) == list(found["metrics"]) == ["personal"]
     assert found["confusion"] == [[1, 1], [0, 0]]
-    nobody = scoring.figures({"personal": {}}, ["a"], asked)
+    nobody = scoring.evaluation_record({"personal": {}}, ["a"], asked)
     assert {**nobody, "validation": None} == {**scoring.NOT_EVALUATED, "accuracy_per_client": [None]}
 
 
@@ -138,7 +182,7 @@ def run(
     metrics: list[Any] | None = None, out: Path | None = None, resume: bool = False, **options: Any
 ) -> tuple[Federation, Run]:
     """Four clients of two architectures; the last has no test data."""
-    builders = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(0, 4, 6)}
+    builders = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(0, 4, 6)}
     clients = [
         Client("ab"[i % 2], draw(12, (0, 1, 2), i), draw(9 + i, (0, 1), 20 + i) if i < 3 else None, draw(4, (1,), 9))
         for i in range(4)
@@ -158,6 +202,7 @@ def by_hand(run: Run, federation: Federation, number: int) -> tuple[torch.Tensor
 def test_records_and_result_say_what_the_models_do() -> None:
     federation, done = run(ALL)
     values: dict[str, list[float]] = {"accuracy": [], "balanced_accuracy": [], "f1": [], "auc": []}
+    values["calibration_error"] = []
     together = np.zeros((3, 3), dtype=int)
     for number in range(3):
         y, scores = by_hand(done, federation, number)
@@ -168,6 +213,7 @@ def test_records_and_result_say_what_the_models_do() -> None:
             np.mean(oracle.recall_score(y, taken, labels=there, average=None, zero_division=0))
         )
         values["f1"].append(oracle.f1_score(y, taken, labels=there, average="macro"))
+        values["calibration_error"].append(slow_calibration_error(scores, y, 15))
         values["auc"].append(np.mean([oracle.roc_auc_score(y == c, shares[:, c]) for c in there]))
         together += oracle.confusion_matrix(y, taken, labels=range(3))
     last, result = done.history[-1], done.result
@@ -190,12 +236,12 @@ def test_records_and_result_say_what_the_models_do() -> None:
 def test_the_table_of_clients() -> None:
     clients = [Client("a", draw(10 + i, (0, 1), i), draw(5, (0, 1), 9)) for i in range(3)]
     training = SHORT.model_copy(update={"client_fraction": 0.4})
-    federation = Federation(clients, FedAvg(), training, builders={"a": lambda: tiny(1, 4, 6)})
+    federation = Federation(clients, FedAvg(), training, builders={"a": lambda: tiny_model(1, 4, 6)})
     result = federation.run().result
     table = result["clients_table"]
     assert [(row["id"], row["architecture"], row["samples"]) for row in table] == [(i, "a", 10 + i) for i in range(3)]
     assert [row["accuracy"] for row in table] == result["accuracy_per_client"]
-    trained = sum(parameter.numel() for parameter in tiny(1, 4, 6).parameters())
+    trained = sum(parameter.numel() for parameter in tiny_model(1, 4, 6).parameters())
     assert [row["parameters"] for row in table] == [trained] * 3
     for client, row in zip(clients, table, strict=True):
         y = client.data.train.y
@@ -243,12 +289,17 @@ def test_after_local_has_an_auc_too() -> None:
 
 def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    plain = scoring.score_model
-    monkeypatch.setattr(scoring, "score_model", lambda *given: calls.append(given[0].id) or plain(*given))
+    plain = scoring.evaluate_model
+    monkeypatch.setattr(scoring, "evaluate_model", lambda *given: calls.append(given[0].id) or plain(*given))
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     test = draw(30, (0, 1, 2), 9)
     federation = Federation(
-        clients, FedAvg(), SHORT, Evaluation(metrics=ALL), task=Task(test=test), builders={"a": lambda: tiny(1, 4, 6)}
+        clients,
+        FedAvg(),
+        SHORT,
+        Evaluation(metrics=ALL),
+        task=Task(test=test),
+        builders={"a": lambda: tiny_model(1, 4, 6)},
     )
     result = federation.run().result
     assert len(calls) == 2

@@ -13,7 +13,7 @@ from torch import nn
 
 import polyfed as pf
 from polyfed.cli import app as cli
-from polyfed.engine.history import result_of
+from polyfed.engine.history import summarize_run
 from polyfed.methods import FedAvg, Local
 
 NAN = "the training loss is nan"
@@ -37,7 +37,7 @@ def record(number: int, refused: dict[int, str], samples: int = 0, loss: float |
 
 
 def said(*records: dict[str, Any]) -> str | None:
-    return result_of(records, FACTS, ())["nothing_learnt"]
+    return summarize_run(records, FACTS, ())["nothing_learnt"]
 
 
 EVERY = dict.fromkeys(range(4), NAN)

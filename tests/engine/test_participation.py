@@ -30,8 +30,8 @@ from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedIN, Local
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.settings import Availability
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, received, records, state, weights
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, received, records, state, weights
 from polyfed.testing.spy import Spy
 
 ALL = range(6)
@@ -51,7 +51,7 @@ def federation(
     method: Method, availability: Availability | None = None, rounds: int = 2, share: float = 1.0, **options: Any
 ) -> Federation:
     training = Training(rounds=rounds, batch_size=8, lr=0.1, client_fraction=share)
-    return Kit(method=method).usual.federation(method, training, availability=availability, **options)
+    return ConformanceKit(method=method).usual.federation(method, training, availability=availability, **options)
 
 
 def ran(*arguments: Any, **options: Any) -> Federation:
@@ -106,7 +106,7 @@ def test_probabilities_of_nought_are_off() -> None:
         ran(FedAvg()),
         ran(FedAvg(), Availability(dropout_rate=0.0, dropout_stage="after", delay_rate=0.0, delay_rounds=3)),
     )
-    assert difference(everything(plain), everything(zeros)) is None
+    assert difference(all_state(plain), all_state(zeros)) is None
     assert records(plain) == records(zeros)
     assert plain.settings == zeros.settings
     assert "availability" not in zeros.settings
@@ -117,6 +117,7 @@ def selections(settings: Availability, count: int, seed: int) -> Callable[[int],
 
     class Setup:
         method, clients, training = FedAvg(), [None] * count, Training(rounds=1000)
+        held_out: frozenset[int] = frozenset()
 
     plugin, setup = ClientAvailability(settings), Setup()
     setup.seed = seed  # type: ignore[attr-defined]
@@ -311,7 +312,7 @@ def test_what_a_round_has_no_exchange_for_is_discarded() -> None:
 
 def test_a_late_upload_that_is_refused_never_arrives() -> None:
     ill = {1: lambda x: x * float("inf")}
-    world = Kit(method=Patient()).world(prepare=ill)
+    world = ConformanceKit(method=Patient()).world(prepare=ill)
     made = world.federation(Patient(), Training(rounds=2, lr=0.1), availability=Availability(delay_rate=1.0))
     made.run()
     assert made.history[0]["late"] == [0, 2, 3, 4, 5]
@@ -337,7 +338,7 @@ def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path
     second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run")
     second.run(resume=True)
     assert records(second) == records(whole)
-    assert difference(everything(second), everything(whole)) is None
+    assert difference(all_state(second), all_state(whole)) is None
     assert any(record["arrived"] for record in whole.history[3:])
 
 
@@ -351,7 +352,7 @@ def test_a_killed_run_goes_on_from_an_earlier_checkpoint(tmp_path: Path) -> None
     second = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "killed")
     second.run(resume=True)
     assert records(second) == records(whole)
-    assert difference(everything(second), everything(whole)) is None
+    assert difference(all_state(second), all_state(whole)) is None
 
 
 def test_a_round_that_fails_leaves_what_was_under_way(tmp_path: Path) -> None:
@@ -449,7 +450,7 @@ def test_who_has_not_joined_by_the_end_has_no_model(tmp_path: Path) -> None:
     def make() -> Federation:
         still = Training(rounds=9, lr=0.0)
         options = {"availability": Availability(late_joiners=2, join_round=9), "evaluation": Evaluation(patience=1)}
-        return Kit(method=Local()).usual.federation(Local(), still, out=tmp_path / "run", **options)
+        return ConformanceKit(method=Local()).usual.federation(Local(), still, out=tmp_path / "run", **options)
 
     made = make()
     run = made.run()

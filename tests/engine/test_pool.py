@@ -20,12 +20,12 @@ import polyfed as pf
 from helpers.flat_options import grouped
 from methods import toys
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import process_pool, worker
-from polyfed.engine.executors.base import Job, Serial
+from polyfed.engine.executors.base import Serial, TrainJob
 from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
@@ -33,8 +33,8 @@ from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, records
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
 
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
@@ -69,7 +69,7 @@ class Told:
 
 def run(method: Method, training: Training = TRAINING, **options: Any) -> Federation:
     """A run of the conformance kit's six clients."""
-    return Kit(method=method).usual.run(method, training, **{"evaluation": ALL_STAGES, **options})
+    return ConformanceKit(method=method).usual.run(method, training, **{"evaluation": ALL_STAGES, **options})
 
 
 def same(method: Method, counts: Sequence[int], **options: Any) -> None:
@@ -77,8 +77,8 @@ def same(method: Method, counts: Sequence[int], **options: Any) -> None:
     serial = run(method, **options)
     for count in counts:
         found = run(method, executor="processes", workers=count, **options)
-        assert isinstance(found.executor, process_pool.Pool)
-        assert difference(everything(serial), everything(found)) is None
+        assert isinstance(found.executor, process_pool.ProcessPool)
+        assert difference(all_state(serial), all_state(found)) is None
         assert records(serial) == records(found)
 
 
@@ -102,7 +102,7 @@ def test_workers_give_the_serial_result(method: Method, counts: Sequence[int]) -
 def test_other_predictors_are_scored_by_workers_too() -> None:
     method = FedProto()
     serial, found = run(method), run(method, executor="processes", workers=2)
-    assert difference(everything(serial), everything(found)) is None
+    assert difference(all_state(serial), all_state(found)) is None
     assert records(serial) == records(found)
     by = found.history[-1]["accuracy_by_predictor"]
     assert list(by) == found.stages
@@ -149,7 +149,7 @@ def test_dropout_batchnorm_and_a_shared_test_set() -> None:
         return fed, fed.run()
 
     (serial, a), (pooled, b) = outcome("serial"), outcome("processes")
-    assert difference(everything(serial), everything(pooled)) is None
+    assert difference(all_state(serial), all_state(pooled)) is None
     assert records(serial) == records(pooled)
     assert all(torch.equal(t, b.models[3].state_dict()[n]) for n, t in a.models[3].state_dict().items())
 
@@ -170,7 +170,7 @@ class Passages(FedAvg):
         return {**super().upload(client, trained), "steps": torch.tensor(float(trained.steps))}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        steps = sum(float(tensor(m, "steps")) for m in uploads.values())
+        steps = sum(float(get_tensor(m, "steps")) for m in uploads.values())
         server.log[f"steps {server.exchange}"] = steps
         if server.exchange == "train":
             super().aggregate(server, {i: {"model": m["model"], "n": m["n"]} for i, m in uploads.items()})
@@ -178,9 +178,9 @@ class Passages(FedAvg):
 
 def test_passages_phases_and_the_closing_round() -> None:
     method = Passages()
-    kit = Kit(method=method)
+    kit = ConformanceKit(method=method)
     a, b = (kit.world(one=True).run(method, TRAINING, executor=executor) for executor in ("serial", "processes"))
-    assert difference(everything(a), everything(b)) is None
+    assert difference(all_state(a), all_state(b)) is None
     assert records(a) == records(b)
     assert b.history[0]["server"]["steps asked"] == 0 < b.history[0]["server"]["steps heads"]
     assert b.history[-1]["closing"]
@@ -201,10 +201,12 @@ def test_a_state_that_did_not_change_is_not_sent_again() -> None:
     kept: list[int] = []
     fed: list[Federation] = []
     tracker = Told(lambda _: kept.append(id(fed[0].clients[0].state["kept"]["once"])))  # type: ignore[index,call-overload]
-    fed.append(Kit(method=Remembers()).usual.federation(Remembers(), executor="processes", trackers=[tracker]))
+    fed.append(
+        ConformanceKit(method=Remembers()).usual.federation(Remembers(), executor="processes", trackers=[tracker])
+    )
     fed[0].run()
     assert kept[0] == kept[1]
-    assert int(tensor(fed[0].clients[0].state, "round")) == 2
+    assert int(get_tensor(fed[0].clients[0].state, "round")) == 2
 
 
 # errors -----------------------------------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ def test_an_error_is_the_serial_one(where: str, error: Exception) -> None:
 
 def test_after_an_error_the_round_is_undone_and_the_workers_are_gone() -> None:
     method = failing("training", ValueError("x"))
-    fed = Kit(method=method).usual.federation(method, TRAINING, executor="processes", workers=2)
+    fed = ConformanceKit(method=method).usual.federation(method, TRAINING, executor="processes", workers=2)
     with pytest.raises(RunError):
         fed.run()
     assert fed.executor._staff == []  # type: ignore[attr-defined]
@@ -315,7 +317,7 @@ def test_a_worker_that_dies_is_replaced_and_its_job_done_again(tmp_path: Path) -
         workers=2,
         trackers=[told],
     )
-    assert difference(everything(serial), everything(found)) is None
+    assert difference(all_state(serial), all_state(found)) is None
     assert records(serial) == records(found)
     how = "was killed by SIGKILL, as when memory runs out"
     assert sorted(said(told)) == [
@@ -336,7 +338,7 @@ def test_who_kills_two_workers_drops_out_of_the_round() -> None:
     assert told.messages[-1].endswith("client 2 died again; it counts as dropped out")
     # as if nothing of it had arrived, nor been kept
     watch = toys.Watch(lose=lambda round, number: round == 1 and number == 2)
-    usual = Kit(method=FedAvg()).usual
+    usual = ConformanceKit(method=FedAvg()).usual
     serial = watch.federation = usual.federation(FedAvg(), training, evaluation=QUIET, wrap=watch.around)
     serial.run()
     for client, other in zip(found.clients, serial.clients, strict=True):
@@ -357,11 +359,13 @@ def test_workers_that_die_between_rounds_are_replaced() -> None:
 
     told = Told(kill)
     fed.append(
-        Kit(method=FedGH()).usual.federation(FedGH(), TRAINING, executor="processes", workers=2, trackers=[told])
+        ConformanceKit(method=FedGH()).usual.federation(
+            FedGH(), TRAINING, executor="processes", workers=2, trackers=[told]
+        )
     )
     fed[0].run()
     serial = run(FedGH(), evaluation=None)
-    assert difference(everything(serial), everything(fed[0])) is None
+    assert difference(all_state(serial), all_state(fed[0])) is None
     assert records(serial) == records(fed[0])
 
 
@@ -444,7 +448,7 @@ def federation(folder: Path, executor: str = "processes") -> Federation:
     """The run that is begun."""
     training = Training(rounds=6, batch_size=8, lr=0.1)
     given: dict[str, Any] = {"executor": executor, "workers": 2 if executor == "processes" else None}
-    return Kit(method=Slow()).usual.federation(Slow(), training, out=folder / "run", **given)
+    return ConformanceKit(method=Slow()).usual.federation(Slow(), training, out=folder / "run", **given)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
@@ -467,7 +471,7 @@ def test_ctrl_c_leaves_no_worker_and_the_run_goes_on(tmp_path: Path) -> None:
     resumed.run(resume=True)
     whole = federation(tmp_path / "whole", "serial")
     whole.run()
-    assert difference(everything(whole), everything(resumed)) is None
+    assert difference(all_state(whole), all_state(resumed)) is None
     assert records(whole) == records(resumed)
 
 
@@ -484,7 +488,7 @@ def choose(clients: int = 6, **options: Any) -> Any:
 
 
 def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "cores", lambda: 4)
+    monkeypatch.setattr(process_pool, "available_cores", lambda: 4)
     long = Training(rounds=10_000)
     assert isinstance(choose(), Serial)  # milliseconds
     assert choose(training=long).workers == 4
@@ -495,7 +499,7 @@ def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> N
     assert choose(workers=2).workers == 2  # whoever asks for workers has them
     assert choose(executor="processes").workers == 4
     assert choose(executor="processes", workers=1).workers == 1
-    monkeypatch.setattr(process_pool, "cores", lambda: 1)
+    monkeypatch.setattr(process_pool, "available_cores", lambda: 1)
     assert isinstance(choose(training=long), Serial)
 
 
@@ -512,28 +516,28 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
             choose(**given)
     assert isinstance(choose(training=Training(rounds=10_000)), Serial)
     monkeypatch.undo()
-    assert process_pool.obstacle("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
-    assert process_pool.obstacle("cpu") is None
+    assert process_pool.unavailable_reason("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
+    assert process_pool.unavailable_reason("cpu") is None
     gpu: Any = SimpleNamespace(
         method=FedAvg(),
-        architectures=SimpleNamespace(device=torch.device("cuda")),
+        model_factory=SimpleNamespace(device=torch.device("cuda")),
         store=None,
-        auc=False,
+        from_scores=(),
         clients=[1, 2],
     )
     if sys.platform == "linux":
         with pytest.raises(
             ConfigError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes need"
         ):
-            process_pool.chosen("processes", None, gpu, Training(), print)
+            process_pool.make_executor("processes", None, gpu, Training(), print)
 
 
 def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= process_pool.cores() <= len(os.sched_getaffinity(0))
+    assert 1 <= process_pool.available_cores() <= len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
     for text, expected in {"max 100000\n": 6, "250000 100000\n": 3, "10000 100000\n": 1, "?": 6}.items():
         monkeypatch.setattr(process_pool.Path, "read_text", lambda *_, text=text, **__: text)
-        assert process_pool.cores() == expected
+        assert process_pool.available_cores() == expected
 
 
 @pytest.mark.parametrize("what", ["fork", "gradient"])
@@ -548,24 +552,24 @@ def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytes
     found = run(FedAvg(), executor="processes", workers=2, trackers=[told])
     reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]
     assert said(told) == [f"there can be no worker processes ({reason}); all is done by this one"]
-    assert difference(everything(serial), everything(found)) is None
+    assert difference(all_state(serial), all_state(found)) is None
     assert records(serial) == records(found)
 
 
 def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[int]] = [[]]
-    plain = ForkedWorker.ask
+    plain = ForkedWorker.send
 
     def ask(self: ForkedWorker, what: Any, evaluation: int = 0) -> None:
-        if isinstance(what, Job):
+        if isinstance(what, TrainJob):
             asked[-1].append(what.client.id)
         plain(self, what, evaluation)
 
     def each(_: Any) -> None:
         asked.append([])
-        fed[0].executor._estimates.note(Job(fed[0].clients[3], {}, "", Exchange(), 1), 99.0)  # type: ignore[attr-defined]
+        fed[0].executor._estimates.note(TrainJob(fed[0].clients[3], {}, "", Exchange(), 1), 99.0)  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(ForkedWorker, "ask", ask)
+    monkeypatch.setattr(ForkedWorker, "send", ask)
     members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
     training = Training(rounds=2, batch_size=8)
     given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "processes", "workers": 1}
@@ -583,16 +587,16 @@ def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.Capture
             print("from a worker")
             return {"threads": torch.tensor(torch.get_num_threads()), "process": torch.tensor(os.getpid())}
 
-    fed = Kit(method=Tells()).usual.federation(Tells(), executor="processes", workers=2)
-    jobs = [Job(client, {}, "", Exchange(), 1) for client in fed.clients]
+    fed = ConformanceKit(method=Tells()).usual.federation(Tells(), executor="processes", workers=2)
+    jobs = [TrainJob(client, {}, "", Exchange(), 1) for client in fed.clients]
     torch.set_num_threads(2)
     try:
         outcomes = fed.executor.run(jobs, lambda _: None)
     finally:
         torch.set_num_threads(1)
         fed.executor.close()
-    assert {int(tensor(o.message, "threads")) for o in outcomes} == {1}
-    assert HERE not in {int(tensor(o.message, "process")) for o in outcomes}
+    assert {int(get_tensor(o.message, "threads")) for o in outcomes} == {1}
+    assert HERE not in {int(get_tensor(o.message, "process")) for o in outcomes}
     assert [o.client_id for o in outcomes] == list(range(6))
     assert capfd.readouterr().out.count("from a worker\n") == 6
 

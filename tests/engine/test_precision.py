@@ -13,8 +13,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
-from polyfed.functional.kernel_similarity import distance
-from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.functional.kernel_similarity import kernel_distance
+from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.models import build
 
 
@@ -87,11 +87,11 @@ def test_losses_and_kernels_are_not_rounded() -> None:
     z, y, w = torch.randn(16, 5, generator=draws).bfloat16(), torch.arange(16) % 5, torch.ones(16)
     target = torch.randn(16, 7, generator=draws)
     with torch.autocast("cpu", torch.bfloat16):
-        found = [cross_entropy(z, y, w), divergence(z, z.flip(1), w)]
-        found += [distance(kind, z, target, factor=kind != "procrustes") for kind in ("linear", "rbf")]
+        found = [cross_entropy(z, y, w), kl_divergence(z, z.flip(1), w)]
+        found += [kernel_distance(kind, z, target, factor=kind != "procrustes") for kind in ("linear", "rbf")]
     wide = z.float()
-    expected = [cross_entropy(wide, y, w), divergence(wide, wide.flip(1), w)]
-    expected += [distance(kind, wide, target, factor=True) for kind in ("linear", "rbf")]
+    expected = [cross_entropy(wide, y, w), kl_divergence(wide, wide.flip(1), w)]
+    expected += [kernel_distance(kind, wide, target, factor=True) for kind in ("linear", "rbf")]
     assert [value.dtype for value in found] == [torch.float32] * 4
     assert [float(value) for value in found] == [float(value) for value in expected]
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from helpers.flat_options import grouped
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Context, Method, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
 from polyfed.methods import Local
 from polyfed.report import comparison
-from polyfed.report.run_records import find_runs
-from polyfed.testing.fixtures import SHORT, draw, tiny
+from polyfed.report.run_records import load_runs
+from polyfed.testing.fixtures import SHORT, draw, tiny_model
 
 CALLS: list[str] = []
 
@@ -51,20 +51,20 @@ class Shifted(Method):
             server.state["shift"] = torch.tensor([100.0])
 
     def receive(self, client: Client, message: Message) -> Context:
-        client.state["shift"] = tensor(message, "shift").clone()
+        client.state["shift"] = get_tensor(message, "shift").clone()
         return {}
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         CALLS.append(self.by)
         scores: Tensor = model(x)
-        shift = torch.eye(scores.shape[1])[2] * tensor(context, "shift") if "shift" in context else 0.0
+        shift = torch.eye(scores.shape[1])[2] * get_tensor(context, "shift") if "shift" in context else 0.0
         return -scores if self.by == "least" else scores + shift if self.by == "shifted" else scores
 
 
 def federation(method: Method, **options: Any) -> Federation:
     """Three clients, the last without test data."""
     given = {"rounds": options.pop("rounds", 2), "client_fraction": options.pop("client_fraction", 1.0)}
-    builders = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(0, 4, 6)}
+    builders = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(0, 4, 6)}
     clients = [
         Client("ab"[i % 2], draw(12, (0, 1, 2), i), draw(9 + i, (0, 1, 2), 20 + i) if i < 2 else None, draw(4, (1,), 9))
         for i in range(3)
@@ -168,16 +168,16 @@ def test_a_round_that_is_not_scored_has_none_and_a_finished_run_keeps_it(tmp_pat
 
 def test_tables_have_a_column_for_each_where_there_is_one(tmp_path: Path) -> None:
     run = federation(Shifted(), out=tmp_path / "shifted").run()
-    shown = comparison.comparison(find_runs([tmp_path]))
+    shown = comparison.compare_runs(load_runs([tmp_path]))
     row = shown.sections[0].rows[0]
     assert row.accuracy_by_predictor == means(run.result)["personal"]
-    received = comparison.comparison(find_runs([tmp_path]), "received")
+    received = comparison.compare_runs(load_runs([tmp_path]), "received")
     assert received.sections[0].rows[0].accuracy_by_predictor == means(run.result)["received"]
     assert "by least" in comparison.to_markdown(shown)
     assert f"{100 * row.accuracy_by_predictor['least']:.2f}" in comparison.to_text(shown)
     assert "accuracy_by_least" in comparison.to_csv(shown).splitlines()[0]
     assert '"accuracy_by_predictor"' in comparison.to_json(shown)
     federation(Local(), out=tmp_path / "alone" / "local").run()
-    alone = comparison.to_markdown(comparison.comparison(find_runs([tmp_path / "alone"])))
+    alone = comparison.to_markdown(comparison.compare_runs(load_runs([tmp_path / "alone"])))
     assert "by least" not in alone
     assert ("by ..." in comparison.to_markdown(shown), "by ..." in alone) == (True, False)

@@ -16,15 +16,15 @@ from polyfed.core.method import Phase
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.engine import dp_sgd
-from polyfed.engine.accounting import epsilon_of
+from polyfed.engine.accounting import compute_epsilon
 from polyfed.engine.dp_sgd import releases
 from polyfed.engine.federation import Federation
-from polyfed.engine.local_training import by_chance, train
+from polyfed.engine.local_training import poisson_batches, train
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
 from polyfed.models import build
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, records
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 NOISY: dict[str, Any] = {"max_grad_norm": 1.0, "noise_multiplier": 1.0}
@@ -32,7 +32,7 @@ NOISY: dict[str, Any] = {"max_grad_norm": 1.0, "noise_multiplier": 1.0}
 
 def federation(method: Any = None, *, executor: str = "serial", out: Path | None = None, **settings: Any) -> Federation:
     method = method or FedAvg()
-    world = Kit(method=method).world()
+    world = ConformanceKit(method=method).world()
     return world.federation(method, TWO, privacy=Privacy(**settings), executor=executor, out=out)
 
 
@@ -63,9 +63,9 @@ def trained(secret: int | None, settings: Privacy, **options: Any) -> dict[str, 
 def test_noise_and_batches_are_the_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one secret the same once more; with another, in another round, from other weights or rows, none of it."""
     seen: list[Any] = []
-    plain = dp_sgd.released
+    plain = dp_sgd.clip_and_noise
     monkeypatch.setattr(
-        dp_sgd, "released", lambda update, *rest: seen.append((update, plain(update, *rest))) or seen[-1][1]
+        dp_sgd, "clip_and_noise", lambda update, *rest: seen.append((update, plain(update, *rest))) or seen[-1][1]
     )
 
     def drawn(secret: int, **options: Any) -> torch.Tensor:
@@ -107,7 +107,7 @@ def test_batches_made_by_chance() -> None:
     at = Client(nn.Linear(1, 2), (torch.zeros(40, 1), torch.zeros(40, dtype=torch.int64)))
     at.training = Training(batch_size=12)
     draws = torch.Generator().manual_seed(0)
-    batches = list(by_chance(at, Phase(500), 40, None, draws))
+    batches = list(poisson_batches(at, Phase(500), 40, None, draws))
     assert len(batches) == 500 * math.ceil(40 / 12)
     assert all(len(batch.unique()) == len(batch) for batch in batches)
     sizes = torch.tensor([float(len(batch)) for batch in batches])
@@ -126,7 +126,7 @@ def test_batches_made_by_chance() -> None:
         ),
         (FedProto(), "got fedproto"),
         (FedIN(), "got fedin"),
-        (FedIN(mu=0.0, noise=0.8), "got fedin"),
+        (FedIN(mu=0.0, noise_std=0.8), "got fedin"),
         (FedSelect(), "expected training on all rows of a client, got fedselect"),
     ],
 )
@@ -169,7 +169,7 @@ class TestTraining:
         for method in (FedAvg(), Local(), FedIN(mu=0.0)):
             plain = ran(method)
             found = ran(method, max_grad_norm=1e9, sampling="shuffled")
-            ours, theirs = everything(found), everything(plain)
+            ours, theirs = all_state(found), all_state(plain)
             assert ours.keys() == theirs.keys()
             for name, tensor in ours.items():
                 assert torch.allclose(tensor.double(), theirs[name].double(), atol=1e-5), name
@@ -220,7 +220,7 @@ class TestTraining:
     @pytest.mark.parametrize("executor", ["processes", "vectorized"])
     def test_all_executors_agree(self, executor: str) -> None:
         serial, other = ran(**NOISY), ran(**NOISY, executor=executor)
-        assert difference(everything(serial), everything(other)) is None
+        assert difference(all_state(serial), all_state(other)) is None
         assert records(serial) == records(other)
 
     def test_a_resumed_run_is_the_uninterrupted_one(self, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ class TestTraining:
             broken.run()
         resumed = federation(**NOISY, out=tmp_path / "run")
         resumed.run(resume=True)
-        assert difference(everything(resumed), everything(whole)) is None
+        assert difference(all_state(resumed), all_state(whole)) is None
         assert records(resumed) == records(whole)
 
     def test_records_tell_what_was_drawn(self) -> None:
@@ -243,7 +243,7 @@ class TestTraining:
         held = chance.clients[0].n
         assert (entry["drawn"], entry["held"], entry["poisson"]) == (8, held, True)
         assert entry["times"] == math.ceil(held / 8)
-        twice = epsilon_of([Release("training", "sample", 1.0, times=2)], 1e-5)
+        twice = compute_epsilon([Release("training", "sample", 1.0, times=2)], 1e-5)
         assert dealt.history[1]["epsilon"]["sample"] == twice, "a row is in one batch of each epoch"
         assert chance.history[0]["epsilon"]["sample"] < chance.history[1]["epsilon"]["sample"]
         loud = ran(**{**NOISY, "noise_multiplier": 2.0})
@@ -255,7 +255,7 @@ class TestTraining:
         assert made.facts["privacy"]["noise_multiplier"] == made.plugin("privacy budget").settings.noise_multiplier > 1
 
     def test_pairs_and_weights_add_up(self) -> None:
-        method = FedIN(mu=0.0, pairs=2, feature_clip=1.0, noise=4.0, noise_where="message")
+        method = FedIN(mu=0.0, num_pairs=2, feature_clip=1.0, noise_std=4.0, noise_where="message")
         both, weights = ran(method, **NOISY), ran(FedIN(mu=0.0), **NOISY)
         kinds = {entry["what"] for entry in both.history[0]["releases"]}
         assert kinds == {"features", "training"}

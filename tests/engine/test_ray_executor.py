@@ -20,9 +20,9 @@ from helpers.ray_stub import ActorDiedError, RayStub
 from polyfed import registry
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.modules import exported
+from polyfed.core.modules import export_state
 from polyfed.engine.executors import ray_executor, ray_session
-from polyfed.engine.executors.base import Crew
+from polyfed.engine.executors.base import WorkerContext
 from polyfed.engine.executors.shared_buffer import Parcel
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.task import Execution
@@ -80,7 +80,7 @@ def same(found: Run, expected: Run) -> None:
     """Records and models, bit for bit."""
     assert told(found.history) == told(expected.history)
     for number, network in expected.models.items():
-        theirs, ours = exported(network), exported(found.models[number])
+        theirs, ours = export_state(network), export_state(found.models[number])
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
 
@@ -358,7 +358,7 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = build_federation(recipe_of("local"), data=DATA)
-    monkeypatch.setattr(federation.architectures, "device", torch.device("meta"))
-    crew = Crew(federation.method, federation.architectures, federation.clients, federation.store, False)
+    monkeypatch.setattr(federation.model_factory, "device", torch.device("meta"))
+    context = WorkerContext(federation.method, federation.model_factory, federation.clients, federation.store, ())
     with pytest.raises(ConfigError, match=r"another executor than 'ray', as .* need device 'cpu', and this"):
-        ray_executor.RayExecutor(crew, None, federation.training, print, rebuild)
+        ray_executor.RayExecutor(context, None, federation.training, print, rebuild)

@@ -20,15 +20,15 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.engine.history import stopped_after
+from polyfed.engine.history import early_stop_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import Local
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.figures import curves, series
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import find_runs
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, draw, everything, plain, records
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, draw, plain_model, records
 from polyfed.testing.spy import Spy
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
@@ -148,7 +148,7 @@ class TwoRates(Downhill):
 
 
 def one_client(method: Method, training: Training) -> tuple[dict[str, Tensor], Federation]:
-    network = plain()
+    network = plain_model()
     made = Federation([Client(network, draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))], method, training)
     made.run()
     start, end = network.state_dict(), made.clients[0].weights
@@ -204,12 +204,12 @@ def curve(*values: float | None) -> list[dict[str, Any]]:
     ],
 )
 def test_when_a_curve_stops(values: Sequence[float | None], patience: int, delta: float, stop: int | None) -> None:
-    assert stopped_after(curve(*values), patience, delta) == stop
+    assert early_stop_round(curve(*values), patience, delta) == stop
 
 
 def test_the_closing_round_is_no_evaluation_of_it() -> None:
     closing = {"round": 3, "validation": 0.1, "closing": True}
-    assert stopped_after([*curve(0.5, 0.4), closing], 2, 0.0) is None
+    assert early_stop_round([*curve(0.5, 0.4), closing], 2, 0.0) is None
 
 
 class Scripted(Local):
@@ -234,7 +234,9 @@ SCRIPT = Training(rounds=9, batch_size=32, lr=0.01)
 
 def scripted(out: Path | None = None, rounds: int = 9, **evaluation: Any) -> Federation:
     training = SCRIPT.model_copy(update={"rounds": rounds})
-    return Kit(method=Local()).usual.federation(Scripted(), training, evaluation=Evaluation(**evaluation), out=out)
+    return ConformanceKit(method=Local()).usual.federation(
+        Scripted(), training, evaluation=Evaluation(**evaluation), out=out
+    )
 
 
 def test_a_run_stops_by_its_validation_curve() -> None:
@@ -280,7 +282,7 @@ def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
     second = scripted(tmp_path / "run", patience=2)
     result = second.run(resume=True).result
     assert records(second) == records(whole)
-    assert difference(everything(second), everything(whole)) is None
+    assert difference(all_state(second), all_state(whole)) is None
     assert result["stopped_after"] == expected["stopped_after"] == 5
 
 
@@ -293,7 +295,7 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
         return message
 
     def run(resume: bool) -> Any:
-        made = Kit(method=Local()).usual.federation(
+        made = ConformanceKit(method=Local()).usual.federation(
             Spy(Scripted(), upload=upload), SCRIPT, evaluation=Evaluation(patience=1), out=tmp_path / "run"
         )
         return made, made.run(resume=resume)
@@ -315,7 +317,7 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
     assert {k: v for k, v in other.result.items() if k not in skip} == {
         k: v for k, v in whole.result.items() if k not in skip
     }
-    assert difference(everything(again), everything(made)) is None
+    assert difference(all_state(again), all_state(made)) is None
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     _, bare = run(True)
     assert len(bare.history) == 4
@@ -324,7 +326,7 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
 
 
 def test_validation_data_are_needed(tmp_path: Path) -> None:
-    clients = [Client(plain(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
+    clients = [Client(plain_model(), draw(16, (0, 1, 2), 0), draw(6, (0, 1, 2), 1))]
     with pytest.raises(ConfigError, match=r"evaluation.patience: expected validation data, .*, got none"):
         Federation(clients, Local(), out=tmp_path / "run", evaluation=Evaluation(patience=1))
     assert not (tmp_path / "run").exists()
@@ -335,12 +337,12 @@ def test_reports_of_stopped_runs(tmp_path: Path) -> None:
         made = scripted(tmp_path / name, patience=patience)
         made.facts["label"] = name
         made.run()
-    runs = find_runs(tmp_path)
+    runs = load_runs(tmp_path)
     assert {run.name: len(run.rounds) for run in runs} == {"stopped": 4, "whole": 9}
     (group,), _ = group_runs(runs)  # the planned rounds are alike
     assert group.notes == ("stopped: stopped early, after round 4 (1 of 1 runs)",)
     assert {line.name: line.x[-1] for line in series(group)} == {"stopped": 4, "whole": 9}
-    (section,) = comparison(runs).sections
+    (section,) = compare_runs(runs).sections
     assert any("stopped early, after round 4" in note for note in section.notes)
     assert curves(runs, tmp_path / "figures")
     assert math.isfinite(json.loads((tmp_path / "stopped" / "result.json").read_text())["accuracy"])

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from methods import toys
-from polyfed.core.model_factory import Architectures
-from polyfed.core.modules import Inventory
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.modules import StateIndex
 from polyfed.core.settings import Training
 from polyfed.engine import checkpoint, weight_store
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Output, Task
-from polyfed.engine.weight_store import Layout, Row, Store
+from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError, RunError
 from polyfed.methods import FedAvg
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, records
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
 
 
 class Tied(nn.Module):
@@ -47,16 +47,16 @@ class Tied(nn.Module):
 BUILDERS: dict[str, Callable[[], nn.Module]] = {"tied": Tied, "plain": lambda: nn.Linear(4, 3)}
 
 
-def networks() -> Architectures:
-    return Architectures(BUILDERS, lambda model, variant: model, 0, torch.device("cpu"))
+def networks() -> ModelFactory:
+    return ModelFactory(BUILDERS, lambda model, variant: model, 0, torch.device("cpu"))
 
 
-def made(folder: Path | None = None) -> Store:
-    return Store(networks(), ["tied", "plain", "tied", "plain"], folder)
+def made(folder: Path | None = None) -> WeightStore:
+    return WeightStore(networks(), ["tied", "plain", "tied", "plain"], folder)
 
 
 def drawn(architecture: str, seed: int) -> dict[str, Tensor]:
-    return networks().initial(architecture, owner=seed)
+    return networks().initial_state(architecture, owner=seed)
 
 
 def alike(row: Any, tensors: dict[str, Tensor]) -> bool:
@@ -70,7 +70,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Every kind of memory there is, growing often."""
     monkeypatch.setattr(weight_store, "_CHUNK", 1)
     if request.param == "disk":
-        monkeypatch.setattr(weight_store, "available", lambda: 10.0)
+        monkeypatch.setattr(weight_store, "available_memory", lambda: 10.0)
     if request.param == "alone":
         monkeypatch.delattr(os, "memfd_create", raising=False)
     elif request.param == "memory" and not hasattr(os, "memfd_create"):
@@ -83,7 +83,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_what_lies_where_in_a_row() -> None:
     network = Tied()
-    layout = Layout.of(network.state_dict())
+    layout = RowLayout.of(network.state_dict())
     assert list(layout.places) == list(network.state_dict())
     assert layout.places["first.weight"] == layout.places["second.weight"], "tied tensors lie there once"
     places = set(layout.places.values())
@@ -96,7 +96,7 @@ def test_what_lies_where_in_a_row() -> None:
         "short",
     }
     assert layout.places["conv.weight"].stride == network.conv.weight.stride() != (27, 9, 3, 1)
-    read = Layout.read(json.loads(json.dumps(layout.described())))
+    read = RowLayout.read(json.loads(json.dumps(layout.described())))
     assert (read.places, read.floats, read.nbytes) == (layout.places, layout.floats, layout.nbytes)
 
 
@@ -104,7 +104,7 @@ def test_a_row_reads_like_the_weights_that_it_was_given(kind: str) -> None:
     rows = made()
     weights = drawn("tied", 3)
     weights["norm.running_mean"] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 2.0])
-    row = rows.kept(0, "tied", "", weights)
+    row = rows.store(0, "tied", "", weights)
     assert all(torch.equal(row[name].nan_to_num(), tensor.nan_to_num()) for name, tensor in weights.items())
     bits = row["norm.running_mean"].view(torch.int32)
     assert torch.equal(bits, weights["norm.running_mean"].view(torch.int32))
@@ -121,20 +121,20 @@ def test_a_row_reads_like_the_weights_that_it_was_given(kind: str) -> None:
 def test_only_the_networks_own_tensors_go_in() -> None:
     rows, weights = made(), drawn("plain", 1)
     with pytest.raises(ValueError, match="expected the tensors of 'plain', but only one side has 'bias'"):
-        rows.fresh("plain").write({"weight": weights["weight"]})
+        rows.allocate("plain").write({"weight": weights["weight"]})
     with pytest.raises(ValueError, match=r"expected shape \(3,\) for 'bias', got \(1,\)"):
-        rows.fresh("plain").write({**weights, "bias": torch.ones(1)})
+        rows.allocate("plain").write({**weights, "bias": torch.ones(1)})
     with pytest.raises(ValueError, match=r"expected torch.float32 for 'bias', got torch.float64"):
-        rows.kept(1, "plain", "", {**weights, "bias": weights["bias"].double()})
+        rows.store(1, "plain", "", {**weights, "bias": weights["bias"].double()})
     with pytest.raises(ValueError, match="expected weights of clients 0 to 3, got client 4's"):
-        rows.kept(4, "plain", "", weights)
+        rows.store(4, "plain", "", weights)
     with pytest.raises(ValueError, match="expected 'tied' as client 2's network, got 'plain'"):
-        rows.kept(2, "plain", "", weights)
+        rows.store(2, "plain", "", weights)
 
 
 def test_a_flat_row_holds_the_tensors_where_the_layout_says() -> None:
     rows = made()
-    held = [rows.kept(1, "plain", "", drawn("plain", seed)) for seed in range(3)]
+    held = [rows.store(1, "plain", "", drawn("plain", seed)) for seed in range(3)]
     weight = held[0].layout.places["weight"]
     for row in held:
         assert row.flat.shape == (row.layout.floats,)
@@ -146,20 +146,20 @@ def test_a_flat_row_holds_the_tensors_where_the_layout_says() -> None:
 
 def test_a_place_is_free_when_nobody_looks_at_it(kind: str) -> None:
     rows = made()
-    held = {seed: rows.kept(0, "tied", "", drawn("tied", seed)) for seed in range(9)}
+    held = {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(9)}
     assert len({row.begin for row in held.values()}) == 9
     place, tensor = held[4].begin, held.pop(4)["first.weight"][2:]
     kept = tensor.clone()
     for seed in range(20, 26):
-        held[seed] = rows.kept(0, "tied", "", drawn("tied", seed))
+        held[seed] = rows.store(0, "tied", "", drawn("tied", seed))
     assert place not in {row.begin for row in held.values()}, "a tensor that looks into it is alive"
     assert torch.equal(tensor, kept)
     del tensor
     gc.collect()
     places = [row.begin for row in held.values()]
-    fresh = rows.fresh("tied")
+    fresh = rows.allocate("tied")
     while fresh.begin != place:  # among those that were never used
-        held[fresh.begin], fresh = fresh, rows.fresh("tied")
+        held[fresh.begin], fresh = fresh, rows.allocate("tied")
         assert len(held) < 100
     assert place not in places
     assert all(alike(row, drawn("tied", seed)) for seed, row in held.items() if seed < 26)
@@ -167,10 +167,10 @@ def test_a_place_is_free_when_nobody_looks_at_it(kind: str) -> None:
 
 def test_places_are_used_again_instead_of_more_memory() -> None:
     rows = made()
-    row = rows.kept(0, "tied", "", drawn("tied", 0))
+    row = rows.store(0, "tied", "", drawn("tied", 0))
     seen = set()
     for seed in range(1, 50):  # as a client that takes part in every round
-        after = rows.kept(0, "tied", "", drawn("tied", seed))
+        after = rows.store(0, "tied", "", drawn("tied", seed))
         seen |= {row.begin, after.begin}
         row = after
     assert len(seen) <= 3
@@ -188,15 +188,15 @@ def test_another_process_reads_and_writes_rows(kind: str) -> None:
         try:
             for _ in range(2):
                 source, target = json.loads(os.read(ask[0], 1000))
-                row = rows.at("tied", "", source)
-                rows.at("tied", "", target).write({name: t + 1 for name, t in row.items()})
+                row = rows.view("tied", "", source)
+                rows.view("tied", "", target).write({name: t + 1 for name, t in row.items()})
                 os.write(answer[1], b"x")
         finally:
             os._exit(0)
-    held: list[Row] = []
+    held: list[WeightRow] = []
     for count in (1, 20):  # then in memory that was not there when the process was made
-        held += [rows.kept(0, "tied", "", drawn("tied", seed)) for seed in range(count)]
-        fresh = rows.fresh("tied")
+        held += [rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(count)]
+        fresh = rows.allocate("tied")
         os.write(ask[1], json.dumps([held[-1].begin, fresh.begin]).encode())
         assert os.read(answer[0], 1) == b"x"
         assert alike(fresh, {name: t + 1 for name, t in held[-1].items()})
@@ -210,12 +210,12 @@ def test_what_does_not_fit_in_memory_lies_in_a_nameless_file(tmp_path: Path, mon
     plain = weight_store.tempfile.mkstemp
     monkeypatch.setattr(weight_store.tempfile, "mkstemp", lambda **o: asked.append(o["dir"]) or plain(**o))
     needed = sum(made().layout(name).nbytes for name in ("tied", "plain", "tied", "plain"))
-    monkeypatch.setattr(weight_store, "available", lambda: 2.0 * needed)
-    made(tmp_path / "run").fresh("tied")
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed)
+    made(tmp_path / "run").allocate("tied")
     assert asked == [], "it fits"
-    monkeypatch.setattr(weight_store, "available", lambda: 2.0 * needed - 1)
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed - 1)
     rows = made(tmp_path / "not" / "yet")
-    row = rows.kept(0, "tied", "", drawn("tied", 1))
+    row = rows.store(0, "tied", "", drawn("tied", 1))
     assert asked == [tmp_path]
     assert list(tmp_path.iterdir()) == []
     assert alike(row, drawn("tied", 1))
@@ -225,15 +225,15 @@ def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weight_store, "available", lambda: 0.0)
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 0.0)
     monkeypatch.setattr(os, "posix_fallocate" if hasattr(os, "posix_fallocate") else "ftruncate", full)
     with pytest.raises(RunError, match="weights on disk, as memory is short: No space left on device"):
-        made().fresh("tied")
+        made().allocate("tied")
 
 
 def test_memory_that_is_available(tmp_path: Path) -> None:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 0 < weight_store.available() <= pages
+    assert 0 < weight_store.available_memory() <= pages
     file = tmp_path / "meminfo"
     file.write_text("MemTotal: 100 kB\nMemAvailable:    60 kB\n")
     assert weight_store._number(str(file), "MemAvailable:", 1024) == 60 * 1024
@@ -247,13 +247,13 @@ def test_memory_that_is_available(tmp_path: Path) -> None:
 
 def test_all_kinds_of_memory_give_one_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def ran() -> Federation:
-        return Kit(method=FedAvg()).usual.run(FedAvg(), Training(rounds=2, batch_size=8))
+        return ConformanceKit(method=FedAvg()).usual.run(FedAvg(), Training(rounds=2, batch_size=8))
 
     a = ran()
     monkeypatch.undo()
     b = ran()  # in memory that is shared, where there is such
-    assert difference(everything(a), everything(b)) is None
-    assert all(isinstance(client.weights, Row) for client in a.clients)
+    assert difference(all_state(a), all_state(b)) is None
+    assert all(isinstance(client.weights, WeightRow) for client in a.clients)
 
 
 def test_weights_are_replaced_and_never_written_into() -> None:
@@ -263,7 +263,7 @@ def test_weights_are_replaced_and_never_written_into() -> None:
         def round(self, record: Any, remaining_seconds: float) -> None:
             held.extend((c.weights, {n: t.clone() for n, t in c.weights.items()}) for c in fed.clients if c.weights)
 
-    fed = Kit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=4, batch_size=8))
+    fed = ConformanceKit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=4, batch_size=8))
     fed.trackers = [Keeps(fed)]
     fed.run()
     assert len(held) == 24
@@ -272,7 +272,7 @@ def test_weights_are_replaced_and_never_written_into() -> None:
 
 
 def test_who_is_given_other_weights_is_told() -> None:
-    fed = Kit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
+    fed = ConformanceKit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
     fed.clients[2].weights = {}
     with pytest.raises(RunError, match="expected a row of the store as client 2's weights, got dict"):
         fed.transaction.snapshot(0)
@@ -281,9 +281,9 @@ def test_who_is_given_other_weights_is_told() -> None:
 # checkpoints ------------------------------------------------------------------------------------------------------
 
 
-def snapshot(rows: Store, number: int = 1) -> Snapshot:
+def snapshot(rows: WeightStore, number: int = 1) -> Snapshot:
     names = ["tied", "plain", "tied", "plain"]
-    weights = {i: rows.kept(i, name, "", drawn(name, i)) for i, name in enumerate(names) if i != 3}
+    weights = {i: rows.store(i, name, "", drawn(name, i)) for i, name in enumerate(names) if i != 3}
     return Snapshot(number, {}, {**weights, 3: None}, {i: {} for i in range(4)})
 
 
@@ -320,11 +320,11 @@ def test_a_checkpoint_of_other_networks_is_refused(
     tmp_path: Path, owners: list[str], builders: dict[str, Any], said: str
 ) -> None:
     checkpoint.write(tmp_path, snapshot(made()))
-    other = Architectures({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
+    other = ModelFactory({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
     with pytest.raises(
         ConfigError, match=f"round-000001 does not fit this federation: .*{said}.*--overwrite"
     ) as caught:
-        checkpoint.latest(tmp_path, len(owners), Store(other, owners))
+        checkpoint.latest(tmp_path, len(owners), WeightStore(other, owners))
     assert "\n" not in str(caught.value)
 
 
@@ -334,8 +334,8 @@ def test_weights_written_with_other_strides_are_read(tmp_path: Path) -> None:
     def contiguous() -> nn.Module:
         return Tied().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
 
-    other = Architectures({**BUILDERS, "tied": contiguous}, lambda model, variant: model, 0, torch.device("cpu"))
-    found = checkpoint.latest(tmp_path, 4, Store(other, ["tied", "plain", "tied", "plain"]))
+    other = ModelFactory({**BUILDERS, "tied": contiguous}, lambda model, variant: model, 0, torch.device("cpu"))
+    found = checkpoint.latest(tmp_path, 4, WeightStore(other, ["tied", "plain", "tied", "plain"]))
     assert found is not None
     assert alike(found.weights[2], drawn("tied", 2))
     assert found.weights[2]["conv.weight"].is_contiguous()  # type: ignore[index]
@@ -373,7 +373,7 @@ def test_a_resumed_run_with_batchnorm_and_workers_is_the_undisturbed_one(tmp_pat
     (tmp_path / "cut" / "result.json").unlink()
     resumed = federation(tmp_path / "cut", 4, "processes" if sys.platform == "linux" else "serial")
     resumed.run(resume=True)
-    assert difference(everything(whole), everything(resumed)) is None
+    assert difference(all_state(whole), all_state(resumed)) is None
     assert records(whole)[-1] == records(resumed)[-1]
 
 
@@ -382,7 +382,7 @@ def test_a_resumed_run_with_batchnorm_and_workers_is_the_undisturbed_one(tmp_pat
 
 def test_tensors_that_a_layer_replaces_are_found() -> None:
     network = Tied()
-    inventory = Inventory(network)
+    inventory = StateIndex(network)
     assert list(inventory.tensors()) == list(network.state_dict())
     network.short = torch.ones(3).half()
     network.first.bias = nn.Parameter(torch.ones(7))
@@ -396,7 +396,7 @@ def test_a_layer_with_a_state_dict_of_its_own_is_asked() -> None:
             destination[f"{prefix}matrix"] = self.weight if keep_vars else self.weight.detach()
 
     network = nn.Sequential(Renamed(2, 2))
-    inventory = Inventory(network)
+    inventory = StateIndex(network)
     assert list(inventory.tensors()) == ["0.matrix"]
     network[0].weight = nn.Parameter(torch.ones(2, 2))
     assert torch.equal(inventory.tensors()["0.matrix"], torch.ones(2, 2))

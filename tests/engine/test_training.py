@@ -17,7 +17,7 @@ from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
 from polyfed.methods import Local
-from polyfed.testing.fixtures import SHORT, difference, draw, tiny
+from polyfed.testing.fixtures import SHORT, difference, draw, tiny_model
 from polyfed.testing.spy import Spy
 
 
@@ -39,7 +39,7 @@ def batches(training: Training, size: int = 21, norm: bool = False) -> dict[tupl
         found.setdefault(place["key"], []).append(batch)
         return call(model, batch, context)
 
-    model = tiny(1, 4, 6, norm=True) if norm else linear()
+    model = tiny_model(1, 4, 6, norm=True) if norm else linear()
     clients = [Client(model, draw(size, (0, 1, 2), 0)) for _ in range(2)]
     Federation(clients, Spy(Local(), step_inputs=inputs, gradients=gradients), training).run()
     return found
@@ -100,7 +100,7 @@ def test_a_single_row_is_left_out_only_where_batchnorm_cannot_take_it() -> None:
 )
 def test_local_training_is_the_loop_that_anybody_would_write(settings: dict[str, Any]) -> None:
     training = Training(rounds=2, local_epochs=2, batch_size=8, lr=0.05, **settings)
-    model = tiny(1, 4, 6)
+    model = tiny_model(1, 4, 6)
     client = Client(model, draw(21, (0, 1, 2), 0))
     recorded: list[tuple[int, Batch]] = []
 
@@ -138,7 +138,7 @@ def test_local_training_is_the_loop_that_anybody_would_write(settings: dict[str,
 
 
 def test_frozen_parameters_of_a_users_model_stay() -> None:
-    model = tiny(1, 4, 6)
+    model = tiny_model(1, 4, 6)
     for parameter in model.extractor.parameters():
         parameter.requires_grad_(False)
     federation = Federation([Client(model, draw(21, (0, 1, 2), 0))], Local(), SHORT)

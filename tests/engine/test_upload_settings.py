@@ -14,11 +14,11 @@ import torch
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message, flatten, group
+from polyfed.core.message import Message, flatten, get_group
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Privacy, Training
-from polyfed.engine.executors.base import Outcome, Serial
+from polyfed.engine.executors.base import JobResult, Serial
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.build import build_federation
@@ -41,9 +41,9 @@ from polyfed.methods import (
 from polyfed.plugins.settings import Availability, Compression
 from polyfed.registry import METHODS
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import find_runs
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import World, difference, everything, records
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
@@ -57,8 +57,8 @@ ALL = {
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
 
-def among(method: Method, **kinds: Any) -> World:
-    return Kit(method=method).world(**kinds)
+def among(method: Method, **kinds: Any) -> TinyFederation:
+    return ConformanceKit(method=method).world(**kinds)
 
 
 def ran(method: Method, training: Training = TWO, **options: Any) -> Federation:
@@ -84,7 +84,7 @@ def watched(method: Method, **options: Any) -> list[tuple[Message, Message]]:
 
 def length(down: Message, up: Message) -> float:
     """L2 norm of what the weights have changed by."""
-    first, second = group(down, "model"), group(up, "model")
+    first, second = get_group(down, "model"), get_group(up, "model")
     return float(torch.cat([(second[name] - first[name]).flatten() for name in second]).double().norm())
 
 
@@ -96,7 +96,7 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
         ran(FedAvg()),
         ran(FedAvg(), privacy=Privacy(), compression=Compression(top_k_fraction=1.0, error_feedback=False)),
     )
-    assert difference(everything(plain), everything(off)) is None
+    assert difference(all_state(plain), all_state(off)) is None
     assert records(plain) == records(off)
     assert plain.settings == off.settings
     assert not {"privacy", "compression"} & (plain.settings.keys() | plain.facts.keys())
@@ -107,7 +107,7 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
     "settings", [*({"compression": c} for c in (HALVES, BYTES, FEW)), {"privacy": Privacy(upload_clip_norm=1.0)}]
 )
 def test_who_sends_nothing_has_nothing_to_treat(settings: dict[str, Any]) -> None:
-    assert difference(everything(ran(Local())), everything(ran(Local(), **settings))) is None
+    assert difference(all_state(ran(Local())), all_state(ran(Local(), **settings))) is None
 
 
 # bytes --------------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_every_setting_bites() -> None:
         {"compression": Compression(top_k_fraction=0.1, error_feedback=False)},
     ]
     few = TWO.model_copy(update={"client_fraction": 0.5})
-    ends = [everything(ran(FedAvg(), few, **settings)) for settings in given]
+    ends = [all_state(ran(FedAvg(), few, **settings)) for settings in given]
     keys = set.intersection(*(set(end) for end in ends))
     ends = [{key: end[key] for key in keys} for end in ends]
     for place, one in enumerate(ends):
@@ -197,7 +197,7 @@ def test_workers_give_the_serial_result(method: Method) -> None:
     serial, pool = (
         ran(method, **ALL, executor=name, workers=count) for name, count in (("serial", 1), ("processes", 2))
     )
-    assert difference(everything(serial), everything(pool)) is None
+    assert difference(all_state(serial), all_state(pool)) is None
     assert records(serial) == records(pool)
     assert "unsent model" in serial.clients[0].state
 
@@ -205,9 +205,9 @@ def test_workers_give_the_serial_result(method: Method) -> None:
 @pytest.mark.slow
 def test_a_cohort_gives_it_up_to_rounding() -> None:
     settings = {**ALL, "compression": HALVES}  # which entries are the largest may hang on a bit
-    kit = Kit(method=FedAvg()).world(one=True)
+    kit = ConformanceKit(method=FedAvg()).world(one=True)
     serial, cohort = (kit.run(FedAvg(), THREE, **settings, executor=name) for name in ("serial", "vectorized"))
-    assert difference(everything(serial), everything(cohort), 1e-3) is None
+    assert difference(all_state(serial), all_state(cohort), 1e-3) is None
     assert [r["bytes_up"] for r in serial.history] == [r["bytes_up"] for r in cohort.history]
 
 
@@ -228,7 +228,7 @@ def test_resumed_it_ends_with_the_same_bits(tmp_path: Path) -> None:
         ran(FedAvg(), THREE, **ALL, out=tmp_path / "run", trackers=[Stops(2)])
     resumed = among(FedAvg()).federation(FedAvg(), THREE, **ALL, out=tmp_path / "run")
     resumed.run(resume=True)
-    assert difference(everything(straight), everything(resumed)) is None
+    assert difference(all_state(straight), all_state(resumed)) is None
     assert records(straight) == records(resumed)
     other = among(FedAvg()).federation(FedAvg(), THREE, compression=HALVES, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="holds another recipe's run"):
@@ -252,7 +252,7 @@ def test_what_comes_late_is_whole_as_well() -> None:
 def test_an_upload_that_cannot_be_read_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Serial.run
 
-    def torn(self: Serial, jobs: Any, done: Any) -> list[Outcome]:
+    def torn(self: Serial, jobs: Any, done: Any) -> list[JobResult]:
         first, *rest = run(self, jobs, done)
         message = {**first.message, "model change scale": {"head.weight": torch.ones(99)}}
         return [dataclasses.replace(first, message=message), *rest]
@@ -428,7 +428,7 @@ def test_a_report_says_where_rows_differ(tmp_path: Path) -> None:
         Privacy(upload_clip_norm=0.5, upload_noise_multiplier=0.01),
         Compression(top_k_fraction=0.5, dtype="float16"),
     )
-    packed, _ = runs = find_runs(tmp_path)
+    packed, _ = runs = load_runs(tmp_path)
     assert packed.settings["top_k_fraction"] == packed.settings["upload_clip_norm"] == 0.5
     ((found,), _) = group_runs(runs)
     assert "compression.dtype differs: float16 for packed; unset for plain" in found.notes
@@ -458,7 +458,7 @@ def test_the_page_names_every_method_as_it_is() -> None:
     for name, kind in METHODS.items():
         method = kind()
         share, bound = told.pop(name)
-        silent = kind is Local
+        silent = method.up == "nothing"
         thins = bool(method.delta_entries) and not method.fixed_entries.keys() & set(method.delta_entries)
         assert (share, bound) == tuple("yes" if can else "no" for can in (thins or silent, not method.fixed_entries)), (
             name

@@ -23,9 +23,9 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.history import History
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.methods.local import Local
-from polyfed.report.comparison import comparison, to_text
+from polyfed.report.comparison import compare_runs, to_text
 from polyfed.report.comparison_formats import to_csv
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 
 def federation(
@@ -213,7 +213,7 @@ def test_where_it_is_not_defined_it_is_left_out_and_the_counts_cannot_be_spoilt(
 def test_it_is_in_tables_and_a_run_folder_knows_it(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = federation(metrics={"kappa": kappa}, out=out).run()
-    table, mean = comparison(find_runs(out)), run.result["metrics"]["personal"]["kappa"]["mean"]
+    table, mean = compare_runs(load_runs(out)), run.result["metrics"]["personal"]["kappa"]["mean"]
     assert "kappa" in to_text(table, metrics=True)
     assert f"{mean:.4g}" in to_text(table, metrics=True)
     (row,) = csv.DictReader(io.StringIO(to_csv(table)))

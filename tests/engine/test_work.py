@@ -17,18 +17,18 @@ from polyfed.core.method import Context, Method, Phase, TrainingResult
 from polyfed.core.settings import Training
 from polyfed.engine.executors import base
 from polyfed.engine.local_training import train
-from polyfed.engine.operation_counter import Operations, step_memory, training_operations
+from polyfed.engine.operation_counter import OperationCounter, training_memory, training_operations
 from polyfed.methods import FedHeNN, FjORD
 from polyfed.plugins.device_profiles import Devices
 from polyfed.registry import METHODS
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 
 
 def counted(work: Callable[[], Tensor]) -> tuple[int, int]:
     """Of the way forward, and of the way back."""
-    with Operations() as forward:
+    with OperationCounter() as forward:
         made = work()
-    with Operations() as back:
+    with OperationCounter() as back:
         made.sum().backward()
     return forward.count, back.count
 
@@ -49,7 +49,7 @@ def test_counting_changes_nothing(mode: Callable[[], AbstractContextManager[Any]
     net, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 4)), torch.randn(5, 3, 8, 8)
     with mode():
         plain = net(x)
-        with Operations() as done:
+        with OperationCounter() as done:
             same = net(x)
     assert torch.equal(plain, same)
     assert done.count == 5 * 2 * (27 * 8 * 36 + 8 * 36 * 4)
@@ -71,13 +71,13 @@ def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, 
         own = method.phases(client.training) if phases is None else phases
         told = training_operations(client, method, context, own, step)
         assert all(torch.equal(tensor, before[name]) for name, tensor in client.model.state_dict().items())
-        with Operations() as done:
+        with OperationCounter() as done:
             trained = train(client, method, context, most, phases, step)
         found.append((told, done.count))
         return trained
 
     monkeypatch.setattr(base, "train", watched)
-    Kit(method=method).run(method, Training(rounds=2, batch_size=8))
+    ConformanceKit(method=method).run(method, Training(rounds=2, batch_size=8))
     return found
 
 
@@ -98,7 +98,7 @@ def test_so_it_is_for_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", list(METHODS))
 def test_simulating_changes_no_method_and_every_executor_tells_the_same(name: str) -> None:
     kit, devices = (
-        Kit(method=METHODS[name]()),
+        ConformanceKit(method=METHODS[name]()),
         Devices(profiles=["phone-low", "laptop"], server_flops=1e9, time_jitter=0.1),
     )
     training = Training(rounds=2, batch_size=8)
@@ -120,9 +120,9 @@ def test_memory_of_a_step_by_hand() -> None:
     assert client.given is not None
     for optimizer in ("sgd", "adam"):
         client.training = Training(batch_size=rows, optimizer=optimizer)
-        needs[optimizer] = step_memory(client, client.given)
+        needs[optimizer] = training_memory(client, client.given)
         least = 4 * numbers + 4 * rows * width + 8 * rows + 4 * rows * classes + 4 * numbers
         assert least <= needs[optimizer] <= least + 8 * 4 * rows * classes + 16 * 4 * numbers
     assert needs["adam"] >= needs["sgd"] + 2 * 4 * numbers
     client.training = Training(batch_size=4 * rows)
-    assert step_memory(client, client.given) > needs["sgd"] + 3 * 4 * rows * width
+    assert training_memory(client, client.given) > needs["sgd"] + 3 * 4 * rows * width

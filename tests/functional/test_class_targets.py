@@ -11,13 +11,13 @@ import torch
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import (
     align,
-    dense,
     merge,
     most_similar,
-    nearest,
-    pull,
-    renewed,
+    nearest_prototype_scores,
+    prototype_distance,
     soft_cross_entropy,
+    to_dense,
+    update_rows,
 )
 
 
@@ -69,15 +69,15 @@ def test_merge_says_what_does_not_fit(rows: torch.Tensor, labels: torch.Tensor, 
 
 def test_renewed_keeps_what_is_not_new() -> None:
     old, new = draw(3, 2), draw(2, 2, seed=1)
-    labels, rows = renewed(old, torch.tensor([0, 2, 5]), new, torch.tensor([1, 2]))
+    labels, rows = update_rows(old, torch.tensor([0, 2, 5]), new, torch.tensor([1, 2]))
     assert labels.tolist() == [0, 1, 2, 5]
     assert torch.equal(rows, torch.stack([old[0], new[0], new[1], old[2]]))
 
 
 def test_pull_against_numpy_and_its_gradient() -> None:
-    z, prototypes, known = draw(5, 4).requires_grad_(), *dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
+    z, prototypes, known = draw(5, 4).requires_grad_(), *to_dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
     y, w = torch.tensor([0, 1, 2, 2, 1]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
-    value = pull(z, y, w, prototypes, known)
+    value = prototype_distance(z, y, w, prototypes, known)
     gap = z.detach().double().numpy() - prototypes.double().numpy()[y]
     counts = (w * known[y]).double().numpy()
     assert float(value.detach()) == pytest.approx(float((counts * (gap**2).mean(1)).sum() / 4), rel=1e-6)
@@ -86,12 +86,12 @@ def test_pull_against_numpy_and_its_gradient() -> None:
     assert (gap[0] > 0).any()
     assert (gap[0] < 0).any()  # both signs
     assert not gradient[[1, 2, 4]].any()  # no prototype, or no weight
-    assert float(pull(z.detach(), y, torch.zeros(5), prototypes, known)) == 0.0
+    assert float(prototype_distance(z.detach(), y, torch.zeros(5), prototypes, known)) == 0.0
 
 
 def test_soft_cross_entropy_against_numpy_and_its_gradient() -> None:
     logits, y, w = draw(4, 3).requires_grad_(), torch.tensor([0, 1, 2, 0]), torch.ones(4)
-    targets, known = dense(torch.softmax(draw(2, 3, seed=5), 1), torch.tensor([0, 1]), 3)
+    targets, known = to_dense(torch.softmax(draw(2, 3, seed=5), 1), torch.tensor([0, 1]), 3)
     value = soft_cross_entropy(logits, y, w, targets, known)
     f = logits.detach().double().numpy()
     p = np.exp(f) / np.exp(f).sum(1, keepdims=True)
@@ -104,16 +104,16 @@ def test_soft_cross_entropy_against_numpy_and_its_gradient() -> None:
 
 def test_the_nearest_has_the_highest_score_and_an_absent_class_none() -> None:
     z, prototypes, labels = draw(50, 3), draw(3, 3, seed=2), torch.tensor([3, 0, 2])
-    scores = nearest(z, prototypes, labels, 5)
+    scores = nearest_prototype_scores(z, prototypes, labels, 5)
     distances = np.linalg.norm(z.numpy()[:, None] - prototypes.numpy()[None], axis=2)
     assert scores.argmax(1).tolist() == labels[distances.argmin(1)].tolist()
     assert -scores[:, labels].numpy() == pytest.approx(distances, rel=1e-5)
     assert (scores[:, [1, 4]] == -torch.inf).all()
-    assert float(nearest(prototypes[:1], prototypes, labels, 5)[0, 3]) == 0.0
+    assert float(nearest_prototype_scores(prototypes[:1], prototypes, labels, 5)[0, 3]) == 0.0
 
 
 def test_align_against_numpy_and_its_gradient() -> None:
-    z, prototypes, known = draw(5, 4).requires_grad_(), *dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
+    z, prototypes, known = draw(5, 4).requires_grad_(), *to_dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
     y, w = torch.tensor([0, 1, 2, 2, 1]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
     value = align(z, y, w, prototypes, known)
     a, b = z.detach().double().numpy(), prototypes.double().numpy()[y]
@@ -138,14 +138,14 @@ def test_the_most_similar_has_the_highest_score_and_an_absent_class_none() -> No
     assert (scores[:, [1, 4]] == -torch.inf).all()
     long = torch.tensor([[100.0], [1.0], [1.0]]) * prototypes
     assert torch.equal(most_similar(z, long, labels, 5).argmax(1), scores.argmax(1))
-    assert not torch.equal(nearest(z, long, labels, 5).argmax(1), scores.argmax(1))
+    assert not torch.equal(nearest_prototype_scores(z, long, labels, 5).argmax(1), scores.argmax(1))
 
 
 # the network behind trained prototypes ------------------------------------------------------------------------------
 
 
 def apart(margin: float) -> prototype_network.Loss:
-    return functools.partial(prototype_network.separation, margin=margin)
+    return functools.partial(prototype_network.margin_loss, margin=margin)
 
 
 def numpy_loss(weights: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, margin: float) -> float:
@@ -157,10 +157,12 @@ def numpy_loss(weights: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndar
 
 
 def test_a_step_of_the_fit_against_finite_differences() -> None:
-    weights = prototype_network.fresh(3, 5, 4, torch.Generator().manual_seed(0))
+    weights = prototype_network.init_network(3, 5, 4, torch.Generator().manual_seed(0))
     rows, labels = draw(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
     before = {name: t.clone() for name, t in weights.items()}
-    new, loss = prototype_network.fit(weights, rows, labels, apart(0.7), 1, 4, 0.5, torch.Generator().manual_seed(1))
+    new, loss = prototype_network.train_network(
+        weights, rows, labels, apart(0.7), 1, 4, 0.5, torch.Generator().manual_seed(1)
+    )
     w = {name: t.double().numpy() for name, t in weights.items()}
     assert loss == pytest.approx(numpy_loss(w, rows.double().numpy(), labels.numpy(), 0.7), rel=1e-5)
     for name, t in w.items():
@@ -176,12 +178,12 @@ def test_a_step_of_the_fit_against_finite_differences() -> None:
 
 
 def test_the_fit_brings_prototypes_to_their_means_and_apart() -> None:
-    weights = prototype_network.fresh(3, 8, 4, torch.Generator().manual_seed(0))
+    weights = prototype_network.init_network(3, 8, 4, torch.Generator().manual_seed(0))
     rows, labels = 2 * draw(3, 4), torch.arange(3)
     losses = {}
     for margin in (0.0, 3.0):
-        start = float(prototype_network.separation(prototype_network.prototypes(weights), rows, labels, margin))
-        new, losses[margin] = prototype_network.fit(
+        start = float(prototype_network.margin_loss(prototype_network.prototypes(weights), rows, labels, margin))
+        new, losses[margin] = prototype_network.train_network(
             weights, rows, labels, apart(margin), 300, 3, 0.05, torch.Generator().manual_seed(1)
         )
         assert losses[margin] < start / 2
@@ -191,12 +193,12 @@ def test_the_fit_brings_prototypes_to_their_means_and_apart() -> None:
 
 
 def test_batches_and_rate_of_the_fit_matter() -> None:
-    weights = prototype_network.fresh(3, 5, 4, torch.Generator().manual_seed(0))
+    weights = prototype_network.init_network(3, 5, 4, torch.Generator().manual_seed(0))
     rows, labels = draw(5, 4), torch.tensor([0, 1, 2, 1, 0])
 
     def fit(batch: int, lr: float, seed: int = 1) -> torch.Tensor:
         draws = torch.Generator().manual_seed(seed)
-        fitted, _ = prototype_network.fit(weights, rows, labels, apart(1.0), 3, batch, lr, draws)
+        fitted, _ = prototype_network.train_network(weights, rows, labels, apart(1.0), 3, batch, lr, draws)
         return prototype_network.prototypes(fitted)
 
     assert not torch.equal(fit(5, 0.1), fit(2, 0.1))
@@ -206,7 +208,7 @@ def test_batches_and_rate_of_the_fit_matter() -> None:
 
 def test_a_distance_of_zero_has_a_gradient() -> None:
     p = draw(2, 3).requires_grad_()
-    value = prototype_network.separation(p, p.detach()[:1].clone(), torch.tensor([0]), 0.5)
+    value = prototype_network.margin_loss(p, p.detach()[:1].clone(), torch.tensor([0]), 0.5)
     assert torch.isfinite(torch.autograd.grad(value, p)[0]).all()
 
 
@@ -232,13 +234,13 @@ def test_orthogonality_against_numpy_with_cosines_of_both_signs() -> None:
 
 
 def test_the_fit_makes_prototypes_orthogonal_to_other_classes() -> None:
-    weights = prototype_network.fresh(3, 8, 6, torch.Generator().manual_seed(0))
+    weights = prototype_network.init_network(3, 8, 6, torch.Generator().manual_seed(0))
     rows, labels = draw(3, 6).abs(), torch.arange(3)  # in one corner, as representations after a ReLU
 
     def cosines(gamma: float) -> torch.Tensor:
         loss = functools.partial(prototype_network.orthogonality, gamma=gamma)
         draws = torch.Generator().manual_seed(1)
-        new, _ = prototype_network.fit(weights, rows, labels, loss, 500, 3, 0.02, draws)
+        new, _ = prototype_network.train_network(weights, rows, labels, loss, 500, 3, 0.02, draws)
         found = most_similar(rows, prototype_network.prototypes(new), labels, 3)
         return found[~torch.eye(3, dtype=torch.bool)].abs()
 

@@ -8,7 +8,7 @@ import torch
 
 from polyfed.functional import cross_layer
 from polyfed.functional.block_names import blocks, place
-from polyfed.functional.cross_layer import corrected, last_blocks, references
+from polyfed.functional.cross_layer import correct_updates, last_blocks, shallow_references
 from polyfed.models import zoo
 
 
@@ -40,7 +40,7 @@ def test_kernel_by_kernel(rule, limits, monkeypatch):
     monkeypatch.setattr(cross_layer, "_THETA_MAX", limits[0])
     monkeypatch.setattr(cross_layer, "_UPDATE_MAX", limits[1] or np.inf)
     g_k, g_0 = draw(4, 3, 3, 3), draw(4, 3, 3, 3, seed=1)
-    found = corrected(g_k, g_0, rule).numpy()
+    found = correct_updates(g_k, g_0, rule).numpy()
     signs = set()
     for o in range(4):
         for i in range(3):
@@ -55,7 +55,7 @@ def test_kernel_by_kernel(rule, limits, monkeypatch):
 def test_the_papers_rule_never_points_against_and_leaves_alone_what_agrees(monkeypatch):
     monkeypatch.setattr(cross_layer, "_UPDATE_MAX", np.inf)
     g_k, g_0 = draw(40, 3, 3, 3), draw(40, 3, 3, 3, seed=1)
-    found = corrected(g_k, g_0, "paper")
+    found = correct_updates(g_k, g_0, "paper")
     before, after = ((g.double() * g_0.double()).sum((-1, -2)) for g in (g_k, found))
     assert (before < 0).any()
     assert (after >= -1e-9).all()
@@ -65,14 +65,14 @@ def test_the_papers_rule_never_points_against_and_leaves_alone_what_agrees(monke
 def test_theta_has_no_sign_in_the_code_and_is_limited(monkeypatch):
     """A kernel that points against the reference is pushed as far towards it as one that points along it."""
     g_0 = torch.ones(1, 1, 2, 2)
-    assert float(corrected(100 * g_0, g_0).max()) == pytest.approx(0.1)
-    assert float(corrected(-0.5 * g_0, 2 * g_0, "paper").min()) == pytest.approx(0.0)
+    assert float(correct_updates(100 * g_0, g_0).max()) == pytest.approx(0.1)
+    assert float(correct_updates(-0.5 * g_0, 2 * g_0, "paper").min()) == pytest.approx(0.0)
     monkeypatch.setattr(cross_layer, "_UPDATE_MAX", np.inf)
     for g_k in (0.5 * g_0, -0.5 * g_0):
         sign = float(g_k.sign().mean())
-        found = corrected(g_k, g_0, "code")  # theta = 0.5, norms 1 and 2
+        found = correct_updates(g_k, g_0, "code")  # theta = 0.5, norms 1 and 2
         torch.testing.assert_close(found, torch.full_like(g_0, (sign * 0.5 + 0.5 * 0.5) * 1.5))
-    far = corrected(100 * g_0, g_0, "code")  # theta would be 100: 5 units of the mean norm, and 1
+    far = correct_updates(100 * g_0, g_0, "code")  # theta would be 100: 5 units of the mean norm, and 1
     torch.testing.assert_close(far, 0.5 * (1 + 5) * 101 * torch.ones_like(g_0))
 
 
@@ -80,17 +80,17 @@ def test_a_kernel_without_an_update_is_left_alone():
     g_k, g_0 = draw(2, 2, 3, 3), draw(2, 2, 3, 3, seed=1)
     g_k[0, 0], g_0[1, 1] = 0.0, 0.0
     for rule in ("code", "paper"):
-        found = corrected(g_k, g_0, rule)
+        found = correct_updates(g_k, g_0, rule)
         assert torch.isfinite(found).all()
         assert torch.equal(found[0, 0], g_k[0, 0])
         assert torch.equal(found[1, 1], g_k[1, 1])
-        assert torch.equal(corrected(g_k, 0 * g_0, rule), g_k)
-    assert corrected(g_k, g_0).dtype == g_k.dtype
+        assert torch.equal(correct_updates(g_k, 0 * g_0, rule), g_k)
+    assert correct_updates(g_k, g_0).dtype == g_k.dtype
 
 
 def test_wrong_shapes():
     with pytest.raises(ValueError, match="one shape"):
-        corrected(draw(2, 2, 3, 3), draw(2, 1, 3, 3))
+        correct_updates(draw(2, 2, 3, 3), draw(2, 1, 3, 3))
 
 
 def test_blocks_of_a_resnet():
@@ -112,7 +112,7 @@ def test_blocks_of_a_resnet():
 def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
     with torch.device("meta"):
         weights = zoo.build("resnet22", (3, 32, 32), 10).state_dict()
-    found = references(weights)
+    found = shallow_references(weights)
     assert len(found) == 2 * (1 + 1 + 2 + 2)
     for name, reference in found.items():
         stage, block = name.split(".")[1:3]
@@ -120,8 +120,8 @@ def test_references_of_a_resnet_are_the_first_blocks_second_convolution():
         assert reference == f"intermediate.{stage}.0.conv2.weight"
         assert weights[name].shape == weights[reference].shape
     with torch.device("meta"):
-        assert references(zoo.build("resnet10", (3, 32, 32), 10).state_dict()) == {}
-        assert references(zoo.build("fedgh-cnn1", (3, 32, 32), 10).state_dict()) == {}
+        assert shallow_references(zoo.build("resnet10", (3, 32, 32), 10).state_dict()) == {}
+        assert shallow_references(zoo.build("fedgh-cnn1", (3, 32, 32), 10).state_dict()) == {}
 
 
 def test_no_reference_across_shapes_and_no_1_x_1():
@@ -134,7 +134,7 @@ def test_no_reference_across_shapes_and_no_1_x_1():
         "fc.0.linear.weight": torch.zeros(4, 4),
         "fc.1.linear.weight": torch.zeros(4, 4),
     }
-    assert references(weights) == {"body.2.conv.weight": "body.0.conv.weight"}
+    assert shallow_references(weights) == {"body.2.conv.weight": "body.0.conv.weight"}
 
 
 def zoo_weights(name):

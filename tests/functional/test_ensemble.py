@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.consensus import Consensus, confidences, consensus, shares, transfer_loss
+from polyfed.functional.consensus import (
+    Consensus,
+    better_than_chance,
+    confidence_weights,
+    confidences,
+    consensus,
+    mean_scores,
+    transfer_loss,
+)
 
 
 def draw(*shape, seed=0):
@@ -38,9 +46,9 @@ def test_consensus_by_hand():
     found, (labels, others, disputed) = consensus(scores), by_hand(scores.numpy())
     np.testing.assert_array_equal(found.labels, labels)
     np.testing.assert_allclose(found.others, others, atol=1e-12)
-    np.testing.assert_array_equal(found.disputed, disputed)
+    np.testing.assert_array_equal(found.disagreement, disputed)
     assert 0 < disputed.sum() < 60
-    assert not found.others[~found.disputed].any()
+    assert not found.others[~found.disagreement].any()
 
 
 def test_confidence_is_that_of_log_probabilities():
@@ -52,7 +60,7 @@ def test_shares_sum_to_one_and_leave_out_who_is_not_counted():
     v, counted = confidences(draw(5, 40, 4)), draw(5, 40, seed=1) > 0
     counted[:, 0] = False
     v[:, 1], counted[:, 1] = 0.0, torch.tensor([True, False, True, False, False])
-    found = shares(v, counted)
+    found = confidence_weights(v, counted)
     assert not found[~counted].any()
     torch.testing.assert_close(found.sum(0)[1:], torch.ones(39, dtype=torch.float64))
     assert not found[:, 0].any()
@@ -63,7 +71,7 @@ def test_networks_of_one_opinion_are_one_network():
     one = draw(1, 30, 3)
     found = consensus(one.repeat(4, 1, 1))
     assert torch.equal(found.labels, one[0].argmax(1))
-    assert not found.disputed.any()
+    assert not found.disagreement.any()
 
 
 def test_the_order_of_the_networks_does_not_matter():
@@ -82,10 +90,10 @@ def test_who_says_nothing_has_no_say():
 @pytest.mark.parametrize("weight", [0.0, 0.8])
 def test_the_servers_loss_by_hand(weight):
     scores, agreed = draw(20, 3, seed=5).requires_grad_(), consensus(draw(3, 20, 3, seed=6))
-    agreed = agreed._replace(disputed=agreed.disputed & (torch.arange(20) % 3 > 0))
+    agreed = agreed._replace(disagreement=agreed.disagreement & (torch.arange(20) % 3 > 0))
     loss = transfer_loss(scores, agreed, weight)
     p, y = softmax(scores.detach().numpy()), agreed.labels.numpy()
-    q, disputed = softmax(agreed.others.numpy()), agreed.disputed.numpy()
+    q, disputed = softmax(agreed.others.numpy()), agreed.disagreement.numpy()
     kl = disputed * (q * np.log(q / p)).sum(1)
     assert loss.item() == pytest.approx((-np.log(p[np.arange(20), y]) + weight * kl).mean())
     (gradient,) = torch.autograd.grad(loss, scores)
@@ -99,3 +107,23 @@ def test_where_all_agree_there_is_no_divergence():
     scores, zeros = draw(4, 3), torch.zeros(4, 3, dtype=torch.float64)
     agreed = Consensus(torch.tensor([0, 1, 2, 0]), zeros, torch.zeros(4, dtype=torch.bool))
     assert torch.equal(transfer_loss(scores, agreed, 5.0), transfer_loss(scores, agreed, 0.0))
+
+
+def test_the_mean_of_scores_does_not_depend_on_the_order_of_the_networks():
+    scores = draw(7, 40, 3).float()
+    np.testing.assert_allclose(mean_scores(scores), scores.double().numpy().mean(0), atol=1e-6)
+    assert mean_scores(scores).dtype == torch.float32
+    assert torch.equal(mean_scores(scores), mean_scores(scores.flip(0)))
+
+
+def test_who_is_better_than_chance_by_hand():
+    scores, labels = draw(5, 30, 3), torch.arange(30) % 3
+    scores[0, range(30), labels] += 50  # right on all
+    scores[1] = torch.nn.functional.one_hot(torch.zeros(30, dtype=torch.int64), 3)  # says class 0: right on a third
+    scores[2, range(30), (labels + 1) % 3] += 50  # wrong on all
+    right = (scores.argmax(2) == labels).double().mean(1)
+    assert better_than_chance(scores, labels).tolist() == (right > 1 / 3).tolist()
+    assert better_than_chance(scores, labels)[:3].tolist() == [True, False, False]
+    assert better_than_chance(scores[1:3], labels).all(), "where nobody is better, everybody stays"
+    with pytest.raises(ValueError, match=r"expected scores \(S, N, C\) and labels \(N,\), got"):
+        better_than_chance(scores, labels[:-1])

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from polyfed.core import inference
-from polyfed.core.client import as_floats
-from polyfed.functional.drift import bound_gap, released
-from polyfed.functional.fisher import squared_gradients, unit_range
+from polyfed.core.client import to_float
+from polyfed.functional.drift import bound_gap_penalty, clip_and_noise
+from polyfed.functional.fisher import fisher_diagonal, min_max_normalize
 
 
 def data(n: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +35,7 @@ def by_hand(model: nn.Linear, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.
 @pytest.mark.parametrize("count", [1, 7])
 def test_a_linear_model_by_hand(count: int) -> None:
     model, (x, y) = linear(), data(count)
-    found, expected = squared_gradients(model, x, y), by_hand(model, x, y)
+    found, expected = fisher_diagonal(model, x, y), by_hand(model, x, y)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-7)
     if count > 1:  # the square of the sum is something else
@@ -46,11 +46,11 @@ def test_a_linear_model_by_hand(count: int) -> None:
 
 def test_all_rows_in_whatever_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = linear(), data(11)
-    whole = inference.fisher(model, x, y, as_floats)
+    whole = inference.fisher_information(model, x, y, to_float)
     np.testing.assert_allclose(whole["weight"], by_hand(model, x, y)["weight"] / 11, rtol=1e-4, atol=1e-7)
     for rows in (1, 3, 5):
         monkeypatch.setattr(inference, "_BACKWARD", rows)
-        for name, value in inference.fisher(model, x, y, as_floats).items():
+        for name, value in inference.fisher_information(model, x, y, to_float).items():
             torch.testing.assert_close(value, whole[name])
 
 
@@ -75,7 +75,7 @@ def test_sample_by_sample_in_eval_mode_and_nothing_else_changes(build: type[nn.M
     model, (x, y) = build().train(), data()
     next(model.parameters()).requires_grad_(build is Recurrent)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    found = squared_gradients(model, x, y)
+    found = fisher_diagonal(model, x, y)
     assert model.training
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     model.eval()
@@ -146,7 +146,7 @@ def test_layers_are_taken_together_only_where_that_is_the_same(kind: str) -> Non
     if kind == "frozen":
         model.conv.weight.requires_grad_(False)  # type: ignore[union-attr]
     x = torch.randn(7, 2, 6, 6) if images else x
-    found, expected = squared_gradients(model, x, y), sample_by_sample(model, x, y)
+    found, expected = fisher_diagonal(model, x, y), sample_by_sample(model, x, y)
     assert [*found] == [*expected]
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
@@ -156,17 +156,17 @@ def test_layers_are_taken_together_only_where_that_is_the_same(kind: str) -> Non
 def test_known_layers_take_one_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, plain = [], torch.autograd.grad
     monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: calls.append(1) or plain(*args, **options))
-    squared_gradients(Stack(), torch.randn(7, 2, 6, 6), data()[1])
+    fisher_diagonal(Stack(), torch.randn(7, 2, 6, 6), data()[1])
     assert len(calls) == 1
-    squared_gradients(Tied("twice"), *data())
+    fisher_diagonal(Tied("twice"), *data())
     assert len(calls) == 1 + 7
 
 
 def test_a_constant_tensor_has_the_range_0() -> None:
     t = torch.tensor([[0.3, -1.0], [2.0, 0.0]])
-    np.testing.assert_allclose(unit_range(t), (t.numpy() + 1) / 3, atol=1e-7)
-    assert unit_range(torch.full((3,), 2.5)).tolist() == [0, 0, 0]
-    assert unit_range(torch.zeros(0)).shape == (0,)
+    np.testing.assert_allclose(min_max_normalize(t), (t.numpy() + 1) / 3, atol=1e-7)
+    assert min_max_normalize(torch.full((3,), 2.5)).tolist() == [0, 0, 0]
+    assert min_max_normalize(torch.zeros(0)).shape == (0,)
 
 
 PLACES = {"a": torch.tensor([[0.5, -2.0], [1.0, 0.1]]), "b": torch.tensor([0.4, -0.3])}
@@ -179,12 +179,12 @@ def test_lengths_by_hand() -> None:
     norms = [np.linalg.norm(g) for g in gaps]
     whole = np.sqrt(sum(n**2 for n in norms))
     for bound in (0.3, 9.0):
-        assert float(bound_gap(PLACES, ORIGIN, bound)) == pytest.approx((whole - bound) ** 2, rel=1e-5)
+        assert float(bound_gap_penalty(PLACES, ORIGIN, bound)) == pytest.approx((whole - bound) ** 2, rel=1e-5)
 
 
 def test_where_nothing_has_moved_there_is_no_gradient() -> None:
     here = {name: ORIGIN[name].clone().requires_grad_() for name in PLACES}
-    for g in torch.autograd.grad(bound_gap(here, ORIGIN, 0.5), list(here.values())):
+    for g in torch.autograd.grad(bound_gap_penalty(here, ORIGIN, 0.5), list(here.values())):
         assert not g.any()
 
 
@@ -192,15 +192,15 @@ def test_where_nothing_has_moved_there_is_no_gradient() -> None:
 def test_an_update_is_shortened_to_the_bound(bound: float) -> None:
     update = {name: PLACES[name] * 3 for name in PLACES}
     norm = float(torch.cat([t.flatten() for t in update.values()]).norm())
-    found = released(update, bound, 0.0, torch.Generator())
+    found = clip_and_noise(update, bound, 0.0, torch.Generator())
     for name, t in update.items():
         torch.testing.assert_close(found[name], t * min(1.0, bound / norm))
 
 
 def test_noise_is_added_to_what_was_shortened() -> None:
     update = {"a": torch.full((200, 200), 5.0), "b": torch.zeros(3)}
-    calm = released(update, 1.0, 0.0, torch.Generator())
-    found = released(update, 1.0, 0.3, torch.Generator().manual_seed(0))
+    calm = clip_and_noise(update, 1.0, 0.0, torch.Generator())
+    found = clip_and_noise(update, 1.0, 0.3, torch.Generator().manual_seed(0))
     added = found["a"] - calm["a"]
     assert float(added.std()) == pytest.approx(0.3, rel=0.02)
     assert abs(float(added.mean())) < 0.01

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyfed.functional import kernels
-from polyfed.functional.kernel_factor import FactorStream, kernel_factor
+from polyfed.functional.kernel_factor import MeanKernelFactor, kernel_factor
 from polyfed.functional.kernels import (
     alignment,
     alignment_gradient,
@@ -334,7 +334,7 @@ def test_exact_and_full_rank_factors_are_the_mean_kernel(norm, rank, dtype, tole
     hyperparameters = {} if rank is None else {"rank": rank, "exact_rank": 0}
     factor = kernel_factor(many, WEIGHTS, norm=norm, **hyperparameters)
     assert up_to_scale(factor.matrix, k_bar) < tolerance
-    assert factor.tail <= tolerance
+    assert factor.truncation_error <= tolerance
     assert factor.rank == factor.matrix.shape[1]
     assert factor.rank == sum(WIDTHS) if rank is None else 40 < factor.rank < 60
     assert factor.matrix.dtype == dtype
@@ -368,7 +368,7 @@ def test_identities_of_the_mean_kernel():
     spectrum = np.linalg.eigvalsh(scale_of(factor, k_bar) * factor @ factor.T)[::-1][:4]
     tail = np.sqrt(1 - (spectrum**2).sum() / (w @ pair @ w))
     assert tail_of(factor, k_bar) == pytest.approx(tail, rel=1e-6)
-    assert kernel_factor(many, WEIGHTS, rank=4, exact_rank=0).tail == pytest.approx(tail, rel=0.02)
+    assert kernel_factor(many, WEIGHTS, rank=4, exact_rank=0).truncation_error == pytest.approx(tail, rel=0.02)
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
@@ -382,8 +382,8 @@ def test_truncation_is_near_the_best_and_within_its_bound(rank, norm):
     assert factor.rank == rank
     tail = tail_of(factor.matrix.numpy(), k_bar)
     assert best * (1 - 1e-9) <= tail < best * 1.05
-    assert tail * (1 - 1e-9) <= factor.tail < tail * 1.5
-    bound = np.sqrt(2 - 2 * np.sqrt(1 - factor.tail**2))
+    assert tail * (1 - 1e-9) <= factor.truncation_error < tail * 1.5
+    bound = np.sqrt(2 - 2 * np.sqrt(1 - factor.truncation_error**2))
     for a in many:
         error = float(cka_to_factor(a, factor.matrix)) - numpy_kernel_cka(kernel(a), k_bar)
         assert abs(error) <= bound + 1e-12
@@ -433,7 +433,7 @@ def test_dead_networks_add_nothing(norm, exact_rank):
     assert up_to_scale(with_dead.matrix, numpy_mean_kernel(many, WEIGHTS, norm)) < 1e-5
     nothing = kernel_factor([dead, 0 * dead], [1, 1], norm=norm, exact_rank=exact_rank)
     assert nothing.matrix.eq(0).all()
-    assert nothing.tail == 0
+    assert nothing.truncation_error == 0
     assert alignment(many[0], nothing.matrix) == 1
 
 
@@ -463,14 +463,14 @@ def test_many_clients_in_little_memory():
     for each in (forth, back):
         tail = tail_of(each.matrix.numpy(), k_bar)
         assert best * (1 - 1e-9) <= tail < best * 1.01
-        assert tail <= each.tail < 2 * tail
+        assert tail <= each.truncation_error < 2 * tail
     assert up_to_scale(forth.matrix, back.matrix.numpy() @ back.matrix.numpy().T) < 0.1 * best
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
 def test_a_stream_is_asked_as_often_as_one_likes(norm):
     """After each representation: exact, bit for bit, while the widths allow; near the best later; peaks may rise."""
-    many, stream = clients(), FactorStream(rank=30, exact_rank=90, norm=norm)
+    many, stream = clients(), MeanKernelFactor(rank=30, exact_rank=90, norm=norm)
     assert stream.total == 0
     for j, (a, w) in enumerate(zip(many, WEIGHTS, strict=True), 1):
         stream.add(10.0**j * a, 3 * w)
@@ -482,10 +482,10 @@ def test_a_stream_is_asked_as_often_as_one_likes(norm):
             assert torch.equal(found.matrix, stream.result().matrix)
             assert found.rank == sum(WIDTHS[:j])
             assert up_to_scale(found.matrix, k_bar) < 1e-12
-            assert found.tail == 0
+            assert found.truncation_error == 0
         else:
             assert found.rank == 30
-            assert tail_of(found.matrix.numpy(), k_bar) <= found.tail * (1 + 1e-9) < 1e-3
+            assert tail_of(found.matrix.numpy(), k_bar) <= found.truncation_error * (1 + 1e-9) < 1e-3
     assert stream.total == pytest.approx(3 * sum(WEIGHTS))
 
 

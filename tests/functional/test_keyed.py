@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.drift import released
-from polyfed.functional.secure_noise import KeyedNormals, KeyedUniforms
+from polyfed.functional.drift import clip_and_noise
+from polyfed.functional.secure_noise import KeyedGaussian, KeyedUniforms
 
 
 def key(number: int) -> bytes:
@@ -18,7 +18,7 @@ def key(number: int) -> bytes:
 
 
 def test_they_are_standard_normal() -> None:
-    drawn = KeyedNormals(key(1))((300, 1000)).double()
+    drawn = KeyedGaussian(key(1))((300, 1000)).double()
     few = drawn.numel() ** -0.5
     assert abs(float(drawn.mean())) < 4 * few
     assert float(drawn.var()) == pytest.approx(1, abs=6 * few)
@@ -39,11 +39,11 @@ def test_against_numpy() -> None:
     radius, angle = np.sqrt(-2 * np.log(uniform[:10])), 2 * np.pi * uniform[10:]
     x, y = radius * np.cos(angle), radius * np.sin(angle)
     expected = [(x[i] + x[i + 5] + y[(i - 1) % 5] + y[(i - 1) % 5 + 5]) / 2 for i in range(5)]
-    np.testing.assert_allclose(KeyedNormals(key(7))((5,)).numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(KeyedGaussian(key(7))((5,)).numpy(), expected, rtol=1e-12)
 
 
 def test_a_key_is_a_stream() -> None:
-    one, again, other = (KeyedNormals(key(number)) for number in (1, 1, 2))
+    one, again, other = (KeyedGaussian(key(number)) for number in (1, 1, 2))
     first = one((2, 50))
     assert torch.equal(first, again((2, 50)))
     assert not torch.equal(first, other((2, 50)))
@@ -51,7 +51,7 @@ def test_a_key_is_a_stream() -> None:
     assert one((0, 3)).shape == (0, 3)
     assert one(()).shape == ()
     assert first.dtype == torch.float64
-    alone = {float(KeyedNormals(key(number))((1,))) for number in range(50)}
+    alone = {float(KeyedGaussian(key(number))((1,))) for number in range(50)}
     assert len(alone) == 50
 
 
@@ -59,7 +59,7 @@ def test_what_is_released_lies_on_a_grid() -> None:
     """Whatever the noise was added to: of 0 and of 1 the same values can come out, to the last bit."""
     for std in (0.7, 1.0, 3e-3):
         for start in (0.0, 1.0, 1 / 3):
-            noisy = released({"w": torch.full((2000,), start)}, 0.0, std, KeyedNormals(key(1)))["w"].double()
+            noisy = clip_and_noise({"w": torch.full((2000,), start)}, 0.0, std, KeyedGaussian(key(1)))["w"].double()
             step = 2.0 ** (math.floor(math.log2(std)) - 12)
             assert torch.equal((noisy / step).round() * step, noisy)
             assert float(noisy.mean()) == pytest.approx(start, abs=5 * std / 2000**0.5)

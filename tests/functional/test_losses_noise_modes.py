@@ -7,14 +7,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from polyfed.functional.losses import (
-    absolute_error,
-    contrast,
     cross_entropy,
-    divergence,
+    kl_divergence,
+    l1_loss,
+    model_contrastive_loss,
+    mse_loss,
     squared_distance,
-    squared_error,
 )
-from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.functional.noise import add_noise
 
 
@@ -81,15 +81,15 @@ def test_contrast_against_numpy(temperature):
 
     rows = -np.log(e(z, near) / (e(z, near) + e(z, far)))
     expected = (w.numpy() * rows).sum() / w.numpy().sum()
-    assert float(contrast(z, near, far, temperature, w)) == pytest.approx(expected, abs=1e-12)
+    assert float(model_contrastive_loss(z, near, far, temperature, w)) == pytest.approx(expected, abs=1e-12)
     with pytest.raises(ValueError, match="one shape and T above 0"):
-        contrast(z, near, far[:, :4], temperature, w)
+        model_contrastive_loss(z, near, far[:, :4], temperature, w)
 
 
 def test_contrast_where_there_is_none():
     z, near, far, w = three()
-    assert float(contrast(z, near, far, 1e6, w)) == pytest.approx(np.log(2), abs=1e-6)
-    alike = contrast(z.requires_grad_(), near, near, 0.5, w)
+    assert float(model_contrastive_loss(z, near, far, 1e6, w)) == pytest.approx(np.log(2), abs=1e-6)
+    alike = model_contrastive_loss(z.requires_grad_(), near, near, 0.5, w)
     assert float(alike.detach()) == pytest.approx(np.log(2), abs=1e-12)
     (gradient,) = torch.autograd.grad(alike, z)
     assert float(gradient.abs().max()) < 1e-15
@@ -97,7 +97,7 @@ def test_contrast_where_there_is_none():
 
 def test_contrast_trains_the_first_alone_and_towards_the_second():
     z, near, far, w = (t.requires_grad_() for t in three())
-    contrast(z, near, far, 0.5, w.detach()).backward()
+    model_contrastive_loss(z, near, far, 0.5, w.detach()).backward()
     assert near.grad is None
     assert far.grad is None
     with torch.no_grad():
@@ -111,32 +111,32 @@ def test_squared_error_against_numpy_means_over_features_and_trains_the_first_al
     g = np.random.default_rng(3)
     found, target = (torch.tensor(g.normal(size=(5, 4)), requires_grad=True) for _ in range(2))
     w = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5], dtype=torch.float64)
-    loss = squared_error(found, target, w)
+    loss = mse_loss(found, target, w)
     gap = (found - target).detach().numpy()
     np.testing.assert_allclose(loss.item(), (w.numpy() * (gap**2).mean(1)).sum() / 4.5)
     loss.backward()
     np.testing.assert_allclose(found.grad.numpy(), 2 * gap * w.numpy()[:, None] / (4 * 4.5))
     assert target.grad is None
     assert {float(s) for s in found.grad.sign().unique()} == {-1.0, 0.0, 1.0}
-    assert squared_error(found, target, 0 * w).item() == 0
+    assert mse_loss(found, target, 0 * w).item() == 0
     with pytest.raises(ValueError, match="found and target"):
-        squared_error(found, target[:, :3], w)
+        mse_loss(found, target[:, :3], w)
 
 
 def test_absolute_error_against_numpy_means_over_classes_and_trains_the_first_alone():
     g = torch.Generator().manual_seed(3)
     found, target = (torch.randn(5, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in range(2))
     w = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5], dtype=torch.float64)
-    loss = absolute_error(found, target, w)
+    loss = l1_loss(found, target, w)
     gap, share = (found - target).detach().numpy(), w.numpy() / w.sum().item()
     assert gap.min() < 0 < gap.max()
     assert loss.item() == pytest.approx((share * np.abs(gap).mean(1)).sum())
     mine, other = torch.autograd.grad(loss, (found, target), allow_unused=True)
     np.testing.assert_allclose(mine.numpy(), share[:, None] * np.sign(gap) / 4)
     assert other is None
-    assert absolute_error(found, target, 0 * w).item() == 0
+    assert l1_loss(found, target, 0 * w).item() == 0
     with pytest.raises(ValueError, match="expected found and target"):
-        absolute_error(found, target[:, :3], w)
+        l1_loss(found, target[:, :3], w)
 
 
 def test_divergence_against_numpy_sums_over_classes_and_trains_the_first_alone():
@@ -146,17 +146,17 @@ def test_divergence_against_numpy_sums_over_classes_and_trains_the_first_alone()
     probabilities = [np.exp(t.detach().numpy()) for t in (p, q)]
     probabilities = [e / e.sum(1, keepdims=True) for e in probabilities]
     rows = (probabilities[0] * np.log(probabilities[0] / probabilities[1])).sum(1)
-    found = divergence(q, p, w)
+    found = kl_divergence(q, p, w)
     assert found.item() == pytest.approx((rows * w.numpy()).sum() / 4)
     found.backward()
     assert p.grad is None
     expected = w.numpy()[:, None] * (probabilities[1] - probabilities[0]) / 4
     np.testing.assert_allclose(q.grad.numpy(), expected, atol=1e-12)
     assert {np.sign(v) for v in expected.ravel()} >= {-1.0, 1.0}
-    assert divergence(p, p + 3, w).item() == pytest.approx(0, abs=1e-12)
-    assert divergence(q, p, 0 * w).item() == 0
+    assert kl_divergence(p, p + 3, w).item() == pytest.approx(0, abs=1e-12)
+    assert kl_divergence(q, p, 0 * w).item() == 0
     with pytest.raises(ValueError, match="logits and teacher"):
-        divergence(q, p[:, :3], w)
+        kl_divergence(q, p[:, :3], w)
 
 
 def test_squared_distance_by_hand_both_signs():
@@ -254,14 +254,14 @@ def test_evaluating_restores_each_flag_also_after_an_error():
     net = network()
     net[3].eval()
     before, weights = flags(net), state(net)
-    with evaluating(net) as inner:
+    with eval_mode(net) as inner:
         assert inner is net
         assert not any(m.training for m in net.modules())
         random = torch.get_rng_state()
         net(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
         assert torch.equal(torch.get_rng_state(), random), "no dropout, no draw"
     assert flags(net) == before
-    with pytest.raises(RuntimeError, match="inside"), evaluating(net):
+    with pytest.raises(RuntimeError, match="inside"), eval_mode(net):
         raise RuntimeError("inside")
     assert flags(net) == before
     assert all(torch.equal(v, weights[k]) for k, v in net.state_dict().items())
@@ -273,7 +273,7 @@ def test_untracked_statistics_uses_the_batch_and_leaves_buffers_alone(training):
     net[2].eval()
     before, weights = flags(net), state(net)
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
-    with untracked_statistics(net):
+    with frozen_running_stats(net):
         out = net(x)
         assert net[2].training is False
     assert flags(net) == before
@@ -290,7 +290,7 @@ def test_untracked_statistics_uses_the_batch_and_leaves_buffers_alone(training):
 def test_untracked_statistics_restores_after_an_error():
     net = network()
     before = flags(net)
-    with pytest.raises(ValueError, match="more than 1 value"), untracked_statistics(net):
+    with pytest.raises(ValueError, match="more than 1 value"), frozen_running_stats(net):
         net(torch.ones(1, 4))
     assert flags(net) == before
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfed.functional.low_rank import GROUPS, decode, encode, factorize, numbers
+from polyfed.functional.low_rank import GROUPS, decode, encode, numel, truncated_svd
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -31,7 +31,7 @@ def numpy_rank(matrix: np.ndarray, energy: float) -> int:
 @pytest.mark.parametrize("shape", [(12, 40), (40, 12), (20, 20), (2, 100)])
 def test_rank_and_matrix_are_those_of_numpys_svd(shape: tuple[int, int], energy: float) -> None:
     matrix = falling(*shape, 0.6)
-    found, rank = factorize(matrix, energy), numpy_rank(matrix.numpy(), energy)
+    found, rank = truncated_svd(matrix, energy), numpy_rank(matrix.numpy(), energy)
     if rank * (sum(shape) + 1) >= shape[0] * shape[1]:
         assert found is None
         return
@@ -50,14 +50,14 @@ def test_the_smallest_rank_that_reaches_the_energy() -> None:
     for k, s in enumerate((4.0, -2.0, 1.0)):
         matrix[k, 2 * k] = s
     for energy, rank in ((0.5, 1), (16 / 21 - 1e-9, 1), (16 / 21 + 1e-9, 2), (20 / 21 - 1e-9, 2), (0.96, 3), (1.0, 3)):
-        found = factorize(matrix, energy)
+        found = truncated_svd(matrix, energy)
         assert found is not None
         assert len(found[1]) == rank, energy
 
 
 def test_rank_never_falls_with_the_energy() -> None:
     matrix = falling(30, 50, 0.8)
-    found = [factorize(matrix, energy) for energy in (0.1, 0.5, 0.8, 0.9, 0.95, 0.98)]
+    found = [truncated_svd(matrix, energy) for energy in (0.1, 0.5, 0.8, 0.9, 0.95, 0.98)]
     ranks = [len(one[1]) for one in found if one is not None]
     assert len(ranks) == 6
     assert ranks == sorted(ranks)
@@ -83,14 +83,14 @@ def test_never_more_than_the_weights_and_never_nothing(energy: float) -> None:
     """Fresh layers need almost every singular value: then they stay as they are instead of growing or vanishing."""
     tensors = {name: gaussian(*shape) for name, shape in NETWORK.items()}
     encoded = encode(tensors, energy)
-    assert numbers(encoded) <= sum(t.numel() for t in tensors.values())
+    assert numel(encoded) <= sum(t.numel() for t in tensors.values())
     back = decode(encoded, tensors)
     assert list(back) == list(tensors)
     for name, tensor in tensors.items():
         assert back[name].shape == tensor.shape
         assert float((back[name] - tensor).norm()) <= (1 - energy) ** 0.5 * float(tensor.norm()) + 1e-5
         one = encode({name: tensor}, energy)
-        assert numbers(one) <= tensor.numel()
+        assert numel(one) <= tensor.numel()
         if energy == 1.0:
             assert torch.equal(back[name], tensor), "at full energy everything comes back as it was"
     assert encoded["raw"].keys() >= {"bias", "count", "row", "tiny"}
@@ -102,7 +102,7 @@ def test_a_convolution_is_a_matrix_of_its_filters() -> None:
     encoded = encode({"conv": conv}, 0.95)
     rank = numpy_rank(filters.numpy(), 0.95)
     assert [tuple(encoded[g]["conv"].shape) for g in GROUPS[1:]] == [(32, rank), (rank,), (rank, 400)]
-    assert numbers(encoded) == rank * (32 + 400 + 1)
+    assert numel(encoded) == rank * (32 + 400 + 1)
     assert torch.equal(
         decode(encoded, {"conv": conv})["conv"], decode(encoded, {"conv": filters})["conv"].reshape_as(conv)
     )
@@ -112,7 +112,7 @@ def test_a_matrix_of_rank_1_takes_one_triple() -> None:
     outer = torch.outer(gaussian(20), gaussian(30, seed=1))
     for energy in (0.5, 0.98, 1 - 1e-9):
         encoded = encode({"w": outer}, energy)
-        assert numbers(encoded) == 20 + 30 + 1
+        assert numel(encoded) == 20 + 30 + 1
         torch.testing.assert_close(decode(encoded, {"w": outer})["w"], outer)
 
 
@@ -120,7 +120,7 @@ def test_zeros_stay_zeros() -> None:
     zeros = {"w": torch.zeros(8, 9), "b": torch.zeros(3)}
     for energy in (0.5, 1.0):
         encoded = encode(zeros, energy)
-        assert numbers(encoded) == 8 + 9 + 1 + 3
+        assert numel(encoded) == 8 + 9 + 1 + 3
         assert all(torch.equal(t, zeros[name]) for name, t in decode(encoded, zeros).items())
 
 

@@ -17,7 +17,7 @@ from polyfed.functional.averaging import layer_wise_mean
 def test_growth_takes_what_moved_most(share: float, limit: float) -> None:
     draws = torch.Generator().manual_seed(0)
     mask, delta = torch.rand(7, 9, generator=draws) < 0.3, torch.rand(7, 9, generator=draws)
-    found = masks.grown(mask, delta, share, limit).numpy().ravel()
+    found = masks.grow_mask(mask, delta, share, limit).numpy().ravel()
     expected, free = mask.numpy().ravel().copy(), np.flatnonzero(~mask.numpy().ravel())
     if expected.mean() < limit:
         expected[free[np.argsort(-delta.numpy().ravel()[free])[: round(share * len(free))]]] = True
@@ -27,7 +27,7 @@ def test_growth_takes_what_moved_most(share: float, limit: float) -> None:
 
 def test_what_has_not_moved_is_not_taken_whole() -> None:
     for delta in (torch.zeros(4, 5), torch.full((4, 5), 0.3)):
-        more = masks.grown(torch.zeros(4, 5, dtype=torch.bool), delta, 0.25, 0.8)
+        more = masks.grow_mask(torch.zeros(4, 5, dtype=torch.bool), delta, 0.25, 0.8)
         assert more.flatten().nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
 
 
@@ -35,7 +35,7 @@ def test_it_stops_at_the_limit_or_one_step_beyond() -> None:
     mask, shares = torch.zeros(10, 10, dtype=torch.bool), []
     for step in range(12):
         draws = torch.Generator().manual_seed(step)
-        mask = masks.grown(mask, torch.rand(10, 10, generator=draws), 0.25, 0.5)
+        mask = masks.grow_mask(mask, torch.rand(10, 10, generator=draws), 0.25, 0.5)
         shares.append(float(mask.float().mean()))
     assert shares[:4] == pytest.approx([0.25, 0.44, 0.58, 0.58])
     assert len(set(shares[2:])) == 1
@@ -44,22 +44,22 @@ def test_it_stops_at_the_limit_or_one_step_beyond() -> None:
 @pytest.mark.parametrize("shape", [(1,), (8,), (3, 3), (2, 3, 5), (0, 4)])
 def test_bits(shape: tuple[int, ...]) -> None:
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.5
-    bits = masks.packed(mask)
+    bits = masks.pack_bits(mask)
     assert bits.dtype == torch.uint8
     assert bits.tolist() == np.packbits(mask.numpy().ravel(), bitorder="little").tolist()
-    assert torch.equal(masks.unpacked(bits, shape), mask)
+    assert torch.equal(masks.unpack_bits(bits, shape), mask)
 
 
 def test_what_is_cut_is_put_back() -> None:
     whole = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.0, -1.0])}
     cut = {"a": torch.tensor([[True, False, False], [False, True, True]])}
-    sent = masks.shared(whole, cut)
+    sent = masks.select_shared(whole, cut)
     assert sent["a"].tolist() == [1, 2, 3]
     assert sent["b"] is whole["b"]
-    assert masks.fits(sent, cut, whole)
-    assert not masks.fits(whole, cut, whole)
-    assert not masks.fits(sent, {}, whole)
-    back = masks.filled(sent, cut, {"a": torch.full((2, 3), 9.0)})
+    assert masks.mask_matches(sent, cut, whole)
+    assert not masks.mask_matches(whole, cut, whole)
+    assert not masks.mask_matches(sent, {}, whole)
+    back = masks.fill_personal(sent, cut, {"a": torch.full((2, 3), 9.0)})
     assert back["a"].tolist() == [[9, 1, 2], [3, 9, 9]]
     assert torch.equal(back["b"], whole["b"])
 
@@ -97,8 +97,8 @@ def test_without_masks_it_is_the_layer_wise_mean() -> None:
 
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="in one shape"):
-        masks.grown(torch.zeros(2, dtype=torch.bool), torch.zeros(3), 0.5, 1.0)
+        masks.grow_mask(torch.zeros(2, dtype=torch.bool), torch.zeros(3), 0.5, 1.0)
     with pytest.raises(ValueError, match=r"expected 2 bytes for a mask of shape \(9,\)"):
-        masks.unpacked(torch.zeros(1, dtype=torch.uint8), (9,))
+        masks.unpack_bits(torch.zeros(1, dtype=torch.uint8), (9,))
     with pytest.raises(ValueError, match="expected 1 shared entries of 'a'"):
-        masks.filled({"a": torch.zeros(2)}, {"a": torch.tensor([True, False])}, {"a": torch.zeros(2)})
+        masks.fill_personal({"a": torch.zeros(2)}, {"a": torch.tensor([True, False])}, {"a": torch.zeros(2)})

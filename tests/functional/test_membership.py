@@ -14,11 +14,11 @@ from polyfed.functional.membership_scores import (
     auc,
     balanced_accuracy,
     likelihood_ratio,
-    log_odds,
+    logit_of_true_class,
     loss_scores,
     roc,
-    tpr_at,
-    wilson,
+    tpr_at_fpr,
+    wilson_interval,
 )
 
 
@@ -30,10 +30,10 @@ def test_log_odds_and_loss_are_those_of_the_softmax() -> None:
     logits, y = draws(0, 6, 4), torch.tensor([0, 1, 2, 3, 0, 1])
     p = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(axis=1, keepdims=True)
     own = p[np.arange(6), y.numpy()]
-    assert log_odds(logits, y).tolist() == pytest.approx(np.log(own / (1 - own)).tolist())
+    assert logit_of_true_class(logits, y).tolist() == pytest.approx(np.log(own / (1 - own)).tolist())
     assert loss_scores(logits, y).tolist() == pytest.approx(np.log(own).tolist())
     sure = torch.tensor([[100.0, 0.0], [-100.0, 0.0]])  # p comes out as 1 and 0
-    assert log_odds(sure, torch.tensor([0, 0])).tolist() == [100, -100]
+    assert logit_of_true_class(sure, torch.tensor([0, 0])).tolist() == [100, -100]
 
 
 # LiRA ---------------------------------------------------------------------------------------------------------------
@@ -140,16 +140,16 @@ def test_roc_balanced_accuracy_and_rates_agree_with_counting() -> None:
     assert balanced_accuracy(scores, member) == pytest.approx(best)
     for fpr in (0.01, 0.1):
         reached = max(h for a, h in zip(alarms.tolist(), hits.tolist(), strict=True) if a <= fpr + 1e-9)
-        found = tpr_at(scores, member, fpr)
+        found = tpr_at_fpr(scores, member, fpr)
         assert found is not None
         assert found.value == pytest.approx(reached)
         assert found.low <= found.value <= found.high
-    assert tpr_at(scores, member, 0.001) is None, "180 rows do not tell 0.1 %"
+    assert tpr_at_fpr(scores, member, 0.001) is None, "180 rows do not tell 0.1 %"
 
 
 def test_wilson_is_the_root_of_its_equation() -> None:
     for count, total in ((0, 10), (3, 10), (10, 10)):
-        found = wilson(count, total)
+        found = wilson_interval(count, total)
         assert found.value == count / total
         for end in {found.low, found.high} - {0.0, 1.0}:
             assert abs(count / total - end) == pytest.approx(1.95996 * math.sqrt(end * (1 - end) / total), abs=1e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.functional.mixing import distance, improvements, moved_towards, positive_shares
+from polyfed.functional.mixing import distance, interpolate_towards, model_gains, normalize_positive
 
 MODEL = {"a": torch.tensor([[0.1, -0.7], [1.3, 0.2]]), "b": torch.tensor([0.3, -1e-3])}
 
@@ -20,46 +20,46 @@ def test_shares_by_hand() -> None:
     losses, distances = [0.5, 1.7, 0.9, 1.2], [2.0, 0.1, 0.5, 3.0]
     delta = (1.2 - np.array(losses)) / np.array(distances)
     assert set(np.sign(delta)) == {-1.0, 0.0, 1.0}
-    found = improvements(1.2, losses, distances)
+    found = model_gains(1.2, losses, distances)
     np.testing.assert_allclose(found, delta, atol=1e-6)
     positive = np.maximum(delta, 0)
-    np.testing.assert_allclose(positive_shares(found), positive / positive.sum(), atol=1e-6)
+    np.testing.assert_allclose(normalize_positive(found), positive / positive.sum(), atol=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 7.0])
 def test_shares_do_not_depend_on_the_losss_scale(scale: float) -> None:
     losses, distances = [0.5, 1.7, 0.9], [2.0, 0.1, 0.5]
-    plain = positive_shares(improvements(1.0, losses, distances))
-    scaled = positive_shares(improvements(scale, [scale * loss for loss in losses], distances))
+    plain = normalize_positive(model_gains(1.0, losses, distances))
+    scaled = normalize_positive(model_gains(scale, [scale * loss for loss in losses], distances))
     torch.testing.assert_close(plain, scaled)
 
 
 def test_the_model_itself_and_what_is_not_finite_gain_nothing() -> None:
-    found = improvements(1.0, [1.0, 0.5, float("nan"), float("inf"), 0.5], [0.0, 1e-13, 1.0, 1.0, 1.0])
+    found = model_gains(1.0, [1.0, 0.5, float("nan"), float("inf"), 0.5], [0.0, 1e-13, 1.0, 1.0, 1.0])
     assert found.tolist() == [0, 0, 0, 0, 0.5]
-    assert improvements(float("nan"), [1.0], [1.0]).tolist() == [0]
-    assert improvements(1.0, [], []).shape == (0,)
+    assert model_gains(float("nan"), [1.0], [1.0]).tolist() == [0]
+    assert model_gains(1.0, [], []).shape == (0,)
 
 
 def test_if_all_are_worse_the_model_stays_bit_for_bit() -> None:
-    shares = positive_shares(improvements(1.0, [1.5, 2.0], [1.0, 1.0]))
+    shares = normalize_positive(model_gains(1.0, [1.5, 2.0], [1.0, 1.0]))
     assert shares.tolist() == [0, 0]
-    mixed = moved_towards(MODEL, others(2), shares.tolist())
+    mixed = interpolate_towards(MODEL, others(2), shares.tolist())
     assert all(torch.equal(mixed[name], t) and mixed[name] is not t for name, t in MODEL.items())
 
 
 def test_a_single_better_one_is_taken_over_bit_for_bit() -> None:
-    shares = positive_shares(improvements(1.0, [1.5, 0.9, 1.0], [1.0, 0.3, 1.0]))
+    shares = normalize_positive(model_gains(1.0, [1.5, 0.9, 1.0], [1.0, 0.3, 1.0]))
     assert shares.tolist() == [0, 1, 0]
     candidates = others(3)
-    mixed = moved_towards(MODEL, candidates, shares.tolist())
+    mixed = interpolate_towards(MODEL, candidates, shares.tolist())
     assert all(torch.equal(mixed[name], candidates[1][name]) for name in MODEL)
 
 
 def test_a_mixture_by_hand() -> None:
     candidates, shares = others(3), [0.2, 0.5, 0.3]
     del candidates[1]["b"]
-    mixed = moved_towards(MODEL, candidates, shares)
+    mixed = interpolate_towards(MODEL, candidates, shares)
     for name, own in MODEL.items():
         expected = own.double().numpy()
         for one, share in zip(candidates, shares, strict=True):
@@ -79,6 +79,6 @@ def test_distances() -> None:
 
 def test_unequal_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="expected one distance per loss"):
-        improvements(1.0, [1.0], [])
+        model_gains(1.0, [1.0], [])
     with pytest.raises(ValueError, match="expected one share per model"):
-        moved_towards(MODEL, others(2), [1.0])
+        interpolate_towards(MODEL, others(2), [1.0])

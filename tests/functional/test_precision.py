@@ -6,7 +6,7 @@ import torch
 
 from polyfed.functional.kernel_factor import kernel_factor
 from polyfed.functional.kernels import cka_to_factor
-from polyfed.functional.quantization import PRECISIONS, pack, packed_nbytes, unpack
+from polyfed.functional.quantization import PRECISIONS, dequantize_columns, packed_nbytes, quantize_columns
 
 
 def draw(*shape, seed=0):
@@ -23,7 +23,7 @@ def wide_range(rows=200, columns=17, seed=0):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("rows", "columns"), [(5000, 128), (1, 1), (7, 300)])
 def test_bytes_are_those_of_the_members(precision, rows, columns):
-    group = pack(draw(rows, columns), precision)
+    group = quantize_columns(draw(rows, columns), precision)
     assert packed_nbytes(rows, columns, precision) == sum(t.numel() * t.element_size() for t in group.values())
     expected = {"float32": 2_560_000, "float16": 1_280_004, "int8": 640_000 + 512}
     assert packed_nbytes(5000, 128, precision) == expected[precision]
@@ -34,59 +34,61 @@ def test_members_and_error_bounds(scale):
     matrix = scale * wide_range()
     exact = matrix.double().numpy()
 
-    group = pack(matrix, "float32")
+    group = quantize_columns(matrix, "float32")
     assert list(group) == ["values"]
-    assert torch.equal(unpack(group), matrix)
+    assert torch.equal(dequantize_columns(group), matrix)
     assert group["values"].data_ptr() != matrix.data_ptr()
-    assert unpack(group).data_ptr() != group["values"].data_ptr()
+    assert dequantize_columns(group).data_ptr() != group["values"].data_ptr()
 
-    group = pack(matrix, "float16")
+    group = quantize_columns(matrix, "float16")
     assert {name: (t.dtype, tuple(t.shape)) for name, t in group.items()} == {
         "values": (torch.float16, (200, 17)),
         "scale": (torch.float32, ()),
     }
-    off = np.abs(unpack(group).double().numpy() - exact)
+    off = np.abs(dequantize_columns(group).double().numpy() - exact)
     assert (off <= (1 + 1e-3) * np.maximum(np.abs(exact) * 2.0**-11, np.abs(exact).max() * 2.0**-25)).all()
     assert off.max() > 0
 
-    group = pack(matrix, "int8")
+    group = quantize_columns(matrix, "int8")
     assert {name: (t.dtype, tuple(t.shape)) for name, t in group.items()} == {
         "values": (torch.int8, (200, 17)),
         "scale": (torch.float32, (17,)),
     }
-    off = np.abs(unpack(group).double().numpy() - exact)
+    off = np.abs(dequantize_columns(group).double().numpy() - exact)
     assert (off <= (1 + 1e-4) * np.abs(exact).max(0) / 254).all()
-    assert unpack(group)[:, 4].eq(0).all()
+    assert dequantize_columns(group)[:, 4].eq(0).all()
     assert group["values"].abs().amax(0).tolist() == [127] * 4 + [0] + [127] * 12
-    assert unpack(group).dtype == torch.float32
+    assert dequantize_columns(group).dtype == torch.float32
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_signs_zeros_and_extremes(precision):
     matrix = torch.tensor([[-3.0, 0.0, 3e38], [1.0, 0.0, -3e38], [3.0, -0.0, 0.0]])
-    back = unpack(pack(matrix, precision))
+    back = dequantize_columns(quantize_columns(matrix, precision))
     torch.testing.assert_close(back, matrix, rtol=0.02, atol=0 if precision != "float16" else 2e31)
-    assert torch.equal(unpack(pack(-matrix, precision)), -back)
-    assert unpack(pack(torch.zeros(3, 2), precision)).eq(0).all()
+    assert torch.equal(dequantize_columns(quantize_columns(-matrix, precision)), -back)
+    assert dequantize_columns(quantize_columns(torch.zeros(3, 2), precision)).eq(0).all()
     tiny = torch.full((2, 2), 1e-45)
-    assert unpack(pack(tiny, precision)).isfinite().all()
+    assert dequantize_columns(quantize_columns(tiny, precision)).isfinite().all()
 
 
 def test_rounding_is_to_the_nearest():
-    group = pack(torch.tensor([[127.0], [2.4], [2.6], [-2.4], [-2.6]]), "int8")
+    group = quantize_columns(torch.tensor([[127.0], [2.4], [2.6], [-2.4], [-2.6]]), "int8")
     assert group["values"].flatten().tolist() == [127, 2, 3, -2, -3]
 
 
 def test_packed_again_nothing_changes():
     for precision in PRECISIONS:
-        once = unpack(pack(wide_range(), precision))
-        torch.testing.assert_close(unpack(pack(once, precision)), once, rtol=1e-6, atol=0)
+        once = dequantize_columns(quantize_columns(wide_range(), precision))
+        torch.testing.assert_close(dequantize_columns(quantize_columns(once, precision)), once, rtol=1e-6, atol=0)
 
 
 def test_no_gradient_and_half_input():
     matrix = draw(4, 3).requires_grad_()
-    assert not any(t.requires_grad for p in PRECISIONS for t in pack(matrix, p).values())
-    torch.testing.assert_close(unpack(pack(matrix.detach().half(), "float16")), matrix.detach(), rtol=1e-3, atol=1e-6)
+    assert not any(t.requires_grad for p in PRECISIONS for t in quantize_columns(matrix, p).values())
+    torch.testing.assert_close(
+        dequantize_columns(quantize_columns(matrix.detach().half(), "float16")), matrix.detach(), rtol=1e-3, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("precision", "most"), [("float16", 1e-5), ("int8", 2e-4)])
@@ -95,7 +97,7 @@ def test_alignment_hardly_notices(precision, most):
     common = draw(500, 40) * torch.logspace(1, -1, 40)
     many = [torch.relu(common @ draw(40, 64, seed=s) + draw(500, 64, seed=10 + s)) for s in range(5)]
     factor = kernel_factor(many, [1.0] * 5, rank=32, exact_rank=0).matrix
-    packed = unpack(pack(factor, precision))
+    packed = dequantize_columns(quantize_columns(factor, precision))
     changes = [abs(float(cka_to_factor(a, packed) - cka_to_factor(a, factor))) for a in many]
     assert 0 < max(changes) < most
 
@@ -103,14 +105,14 @@ def test_alignment_hardly_notices(precision, most):
 def test_unusable_matrices():
     for bad in (torch.ones(3), torch.ones(2, 2, 2), torch.ones(0, 3), torch.ones(2, 2, dtype=torch.int64)):
         with pytest.raises(ValueError, match="matrix of floats with rows and columns"):
-            pack(bad, "int8")
+            quantize_columns(bad, "int8")
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="finite"):
-            pack(torch.tensor([[1.0, value]]), "float16")
+            quantize_columns(torch.tensor([[1.0, value]]), "float16")
     with pytest.raises(ValueError, match="finite float32"):
-        pack(torch.tensor([[1e300]], dtype=torch.float64), "float32")
+        quantize_columns(torch.tensor([[1e300]], dtype=torch.float64), "float32")
     with pytest.raises(ValueError, match="float32, float16, int8, got 'int4'"):
-        pack(torch.ones(2, 2), "int4")
+        quantize_columns(torch.ones(2, 2), "int4")
     with pytest.raises(ValueError, match="got 'int4'"):
         packed_nbytes(2, 2, "int4")
 
@@ -146,5 +148,5 @@ F16, I8 = torch.ones(3, 2, dtype=torch.float16), torch.ones(3, 2, dtype=torch.in
 )
 def test_what_comes_from_outside_is_checked(group, line):
     with pytest.raises(ValueError, match=line) as error:
-        unpack(group)
+        dequantize_columns(group)
     assert "\n" not in str(error.value)

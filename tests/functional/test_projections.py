@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from polyfed.functional.feature_pooling import (
-    Layout,
+    FeatureLayout,
     from_common,
     layout,
     nearest_orthogonal,
-    orthogonal,
-    pooling,
+    pooling_matrix,
+    random_orthogonal,
     to_common,
 )
 
@@ -60,7 +60,7 @@ def by_hand(s: np.ndarray, p: np.ndarray, grid: int) -> np.ndarray:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("grid", [1, 2, 3, 8])
 def test_the_common_form_by_hand(shape: tuple[int, ...], grid: int) -> None:
-    s, p = torch.randn(2, *shape, generator=seeded()), orthogonal(4, 5, seeded(1))
+    s, p = torch.randn(2, *shape, generator=seeded()), random_orthogonal(4, 5, seeded(1))
     found = to_common(s, p, grid)
     assert found.shape == (2, 1 + grid * grid, 4)
     for one, expected in zip(found, s, strict=True):
@@ -78,7 +78,7 @@ def operator(shape: tuple[int, ...], p: torch.Tensor, grid: int) -> np.ndarray:
 @pytest.mark.parametrize(("channels", "grid"), [(3, 2), (5, 3), (8, 3), (8, 5), (3, 8), (2, 1)])
 def test_back_is_the_pseudo_inverse(shape: tuple[int, ...], channels: int, grid: int) -> None:
     """NumPy's, of the whole map at once: the right inverse, the inverse or the nearest, as the sizes have it."""
-    p = orthogonal(channels, 5, seeded(2))
+    p = random_orthogonal(channels, 5, seeded(2))
     forth, token = operator(shape, p, grid), layout(shape).token
     unit = torch.eye(forth.shape[0]).reshape(len(forth), -1, channels)
     form = unit if token else torch.cat([torch.full((len(unit), 1, channels), 7.0), unit], dim=1)  # no use for the 7
@@ -91,14 +91,14 @@ def test_back_is_the_pseudo_inverse(shape: tuple[int, ...], channels: int, grid:
 def test_nothing_is_lost_where_the_common_form_is_as_large(shape: tuple[int, ...]) -> None:
     s = torch.randn(3, *shape, generator=seeded())
     for channels, grid in ((5, 6), (9, 8)):
-        p = orthogonal(channels, 5, seeded(3))
+        p = random_orthogonal(channels, 5, seeded(3))
         torch.testing.assert_close(from_common(to_common(s, p, grid), p, shape), s, atol=1e-5, rtol=0)
 
 
 def test_what_was_sent_comes_back_from_whoever_is_larger() -> None:
     """The right inverse: what another client's form becomes here is that form again; a map's summary is its mean."""
     u = torch.randn(2, 5, 3, generator=seeded())
-    p = orthogonal(3, 7, seeded(1))
+    p = random_orthogonal(3, 7, seeded(1))
     for shape in ((7, 4, 6), (17, 7), (7, 2, 3), (16, 7)):
         again = to_common(from_common(u, p, shape), p, 2)
         torch.testing.assert_close(again[:, 1:], u[:, 1:], atol=1e-5, rtol=0)
@@ -108,12 +108,12 @@ def test_what_was_sent_comes_back_from_whoever_is_larger() -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 8), (8, 3), (4, 4), (1, 6)])
 def test_orthogonal(rows: int, columns: int) -> None:
-    p = orthogonal(rows, columns, seeded())
+    p = random_orthogonal(rows, columns, seeded())
     assert (p.shape, p.dtype) == ((rows, columns), torch.float32)
     product = p.numpy() @ p.numpy().T if rows <= columns else p.numpy().T @ p.numpy()
     np.testing.assert_allclose(product, np.eye(min(rows, columns)), atol=1e-6)
-    assert torch.equal(p, orthogonal(rows, columns, seeded()))
-    assert not torch.allclose(p.abs(), orthogonal(rows, columns, seeded(1)).abs())
+    assert torch.equal(p, random_orthogonal(rows, columns, seeded()))
+    assert not torch.allclose(p.abs(), random_orthogonal(rows, columns, seeded(1)).abs())
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 5), (5, 2), (3, 3)])
@@ -125,7 +125,7 @@ def test_the_nearest_orthogonal_matrix(rows: int, columns: int) -> None:
     np.testing.assert_allclose(gram.numpy(), np.eye(min(rows, columns)), atol=1e-6)
     for number in range(50):
         step = 0.3 * torch.randn(rows, columns, generator=seeded(number))
-        for other in (orthogonal(rows, columns, seeded(number)), nearest_orthogonal(found + step)):
+        for other in (random_orthogonal(rows, columns, seeded(number)), nearest_orthogonal(found + step)):
             assert float((other - matrix).norm()) >= float((found - matrix).norm()) - 1e-5
     torch.testing.assert_close(nearest_orthogonal(found), found)
     torch.testing.assert_close(nearest_orthogonal(3 * matrix), found)
@@ -133,16 +133,16 @@ def test_the_nearest_orthogonal_matrix(rows: int, columns: int) -> None:
 
 @pytest.mark.parametrize(("size", "to"), [(6, 3), (7, 3), (3, 8), (4, 4), (1, 5), (5, 1)])
 def test_pooling(size: int, to: int) -> None:
-    np.testing.assert_allclose(pooling(size, to).numpy(), bins(size, to), atol=1e-12)
-    assert np.linalg.matrix_rank(pooling(size, to).numpy()) == min(size, to)
+    np.testing.assert_allclose(pooling_matrix(size, to).numpy(), bins(size, to), atol=1e-12)
+    assert np.linalg.matrix_rank(pooling_matrix(size, to).numpy()) == min(size, to)
 
 
 def test_layouts() -> None:
-    assert layout((7,)) == Layout(7, 1, 1)
-    assert layout((7, 3, 5)) == Layout(7, 3, 5)
-    assert layout((16, 7)) == Layout(7, 4, 4)
-    assert layout((17, 7)) == Layout(7, 4, 4, token=True)
-    assert (layout((1, 7)), layout((2, 7))) == (Layout(7, 1, 1), Layout(7, 1, 1, token=True))
+    assert layout((7,)) == FeatureLayout(7, 1, 1)
+    assert layout((7, 3, 5)) == FeatureLayout(7, 3, 5)
+    assert layout((16, 7)) == FeatureLayout(7, 4, 4)
+    assert layout((17, 7)) == FeatureLayout(7, 4, 4, token=True)
+    assert (layout((1, 7)), layout((2, 7))) == (FeatureLayout(7, 1, 1), FeatureLayout(7, 1, 1, token=True))
 
 
 @pytest.mark.parametrize("shape", [(), (12, 7), (3, 7), (2, 3, 4, 5)])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.functional.class_prototypes import ClassMeans, class_means, header_step
+from polyfed.functional.class_prototypes import ClassMeans, class_means, header_sgd_step
 
 
 def data(n=100, d=6, classes=5, seed=0):
@@ -110,7 +110,7 @@ def header(c=4, d=6, m=7, seed=1, dtype=torch.float64):
 @pytest.mark.parametrize("m", [1, 7])
 def test_step_against_numpy_and_autograd(m, clip):
     weight, bias, z, y, w = header(m=m)
-    new_weight, new_bias = header_step(weight, bias, z, y, w, 0.3, clip)
+    new_weight, new_bias = header_sgd_step(weight, bias, z, y, w, 0.3, clip)
     expected = numpy_step(*(t.numpy() for t in (weight, bias, z, y, w)), 0.3, clip)
     np.testing.assert_allclose(new_weight.numpy(), expected[0], atol=1e-14)
     np.testing.assert_allclose(new_bias.numpy(), expected[1], atol=1e-14)
@@ -124,23 +124,23 @@ def test_step_against_numpy_and_autograd(m, clip):
 
 def test_the_hyperparameters_bite():
     weight, bias, z, y, w = header()
-    step = header_step(weight, bias, z, y, w, 0.3, 0)
-    assert torch.equal(header_step(weight, bias, z, y, w, 0.0, 0)[0], weight)
+    step = header_sgd_step(weight, bias, z, y, w, 0.3, 0)
+    assert torch.equal(header_sgd_step(weight, bias, z, y, w, 0.0, 0)[0], weight)
     for other in (
-        header_step(weight, bias, z, y, w, 0.1, 0),
-        header_step(weight, bias, z, y, w, 0.3, 0.05),
-        header_step(weight, bias, z, y, torch.ones_like(w), 0.3, 0),
+        header_sgd_step(weight, bias, z, y, w, 0.1, 0),
+        header_sgd_step(weight, bias, z, y, w, 0.3, 0.05),
+        header_sgd_step(weight, bias, z, y, torch.ones_like(w), 0.3, 0),
     ):
         assert not torch.allclose(step[0], other[0])
         assert not torch.allclose(step[1], other[1])
-    torch.testing.assert_close(header_step(weight, bias, z, y, 9 * w, 0.3, 0), step)
-    assert torch.equal(header_step(weight, bias, z, y, 0 * w, 0.3, 0)[0], weight)
+    torch.testing.assert_close(header_sgd_step(weight, bias, z, y, 9 * w, 0.3, 0), step)
+    assert torch.equal(header_sgd_step(weight, bias, z, y, 0 * w, 0.3, 0)[0], weight)
 
 
 def test_absent_classes_are_only_pushed_down():
     weight, bias, z, _, w = header(m=1)
     p = torch.softmax(weight @ z[0] + bias, 0)
-    new_weight, new_bias = header_step(weight, bias, z, torch.tensor([2]), w, 0.3, 0)
+    new_weight, new_bias = header_sgd_step(weight, bias, z, torch.tensor([2]), w, 0.3, 0)
     for s in (0, 1, 3):
         torch.testing.assert_close(new_weight[s] - weight[s], -0.3 * p[s] * z[0])
         torch.testing.assert_close(new_bias[s] - bias[s], -0.3 * p[s])
@@ -150,7 +150,7 @@ def test_absent_classes_are_only_pushed_down():
 
 def test_large_logits_do_not_overflow():
     weight, bias, z, y, w = header(dtype=torch.float32)
-    new_weight, new_bias = header_step(1e4 * weight, bias, 1e4 * z, y, w, 0.01, 50)
+    new_weight, new_bias = header_sgd_step(1e4 * weight, bias, 1e4 * z, y, w, 0.01, 50)
     assert new_weight.isfinite().all()
     assert new_bias.isfinite().all()
     moved = (new_weight - 1e4 * weight).square().sum() + (new_bias - bias).square().sum()
@@ -171,13 +171,13 @@ def test_orthogonal_means_of_disjoint_clients_become_separable():
     z, y = torch.eye(6), torch.arange(6)
     for _ in range(300):
         for rows in (slice(0, 2), slice(2, 4), slice(4, 6)):  # three clients with two classes each
-            weight, bias = header_step(weight, bias, z[rows], y[rows], torch.ones(2), 0.5, 50)
+            weight, bias = header_sgd_step(weight, bias, z[rows], y[rows], torch.ones(2), 0.5, 50)
     assert torch.equal((z @ weight.T + bias).argmax(1), y)
 
 
 def test_header_refuses_what_does_not_fit():
     weight, bias, z, y, w = header()
     with pytest.raises(ValueError, match=r"header of shape \(4, 6\).*\(7, 5\)"):
-        header_step(weight, bias, z[:, :5], y, w, 0.1, 0)
+        header_sgd_step(weight, bias, z[:, :5], y, w, 0.1, 0)
     with pytest.raises(ValueError, match="clip"):
-        header_step(weight, bias, z, y, w, 0.1, -1.0)
+        header_sgd_step(weight, bias, z, y, w, 0.1, -1.0)

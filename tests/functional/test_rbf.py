@@ -8,7 +8,7 @@ from polyfed.functional.kernel_factor import kernel_factor
 from polyfed.functional.kernels import cka, cka_to_factor
 from polyfed.functional.rbf_kernel import (
     center_kernel,
-    cka_of_kernels,
+    kernel_cka,
     median_width,
     nystroem_features,
     rbf_alignment,
@@ -113,7 +113,7 @@ def test_wrong_input():
     with pytest.raises(ValueError, match=r"shape \(L, L\), got \(4, 2\)"):
         center_kernel(draw(4, 2))
     with pytest.raises(ValueError, match=r"one size, got \(4, 4\) and \(3, 3\)"):
-        cka_of_kernels(draw(4, 4), draw(3, 3))
+        kernel_cka(draw(4, 4), draw(3, 3))
     with pytest.raises(ValueError, match="one size"):
         rbf_alignment(draw(4, 2), draw(5, 2), 0.5, False)
     with pytest.raises(ValueError, match="at least 1 landmark, got 0"):
@@ -131,11 +131,11 @@ def test_centering_and_cka_of_kernels_are_the_definition():
     expected = numpy_cka(k, m)
     assert np.trace(numpy_centered(k) @ m) == pytest.approx(np.trace(numpy_centered(k) @ numpy_centered(m)), rel=1e-12)
     k, m = torch.from_numpy(k), torch.from_numpy(m)
-    assert float(cka_of_kernels(k, m)) == pytest.approx(expected, rel=1e-12)
-    assert float(cka_of_kernels(1e30 * k.float(), 1e-30 * m.float())) == pytest.approx(expected, rel=1e-5)
-    assert float(cka_of_kernels(k, 5 + 3 * k)) == pytest.approx(1, abs=1e-12)
+    assert float(kernel_cka(k, m)) == pytest.approx(expected, rel=1e-12)
+    assert float(kernel_cka(1e30 * k.float(), 1e-30 * m.float())) == pytest.approx(expected, rel=1e-5)
+    assert float(kernel_cka(k, 5 + 3 * k)) == pytest.approx(1, abs=1e-12)
     linear = draw(30, 4) @ draw(30, 4).T
-    assert float(cka_of_kernels(linear, m)) == pytest.approx(numpy_cka(linear.numpy(), m.numpy()), rel=1e-12)
+    assert float(kernel_cka(linear, m)) == pytest.approx(numpy_cka(linear.numpy(), m.numpy()), rel=1e-12)
 
 
 @pytest.mark.parametrize("factor", [0.2, 0.5, 2.0])
@@ -169,7 +169,7 @@ def test_invariances_and_the_width_bites(target_is_factor):
     if not target_is_factor:
         assert d(a, -3 * a @ q + 1) == pytest.approx(0, abs=1e-12)
     assert abs(d(a, b, 0.5) - d(a, b, 1.0)) > 1e-3
-    fixed = [float(cka_of_kernels(rbf_kernel(s * a, 1.0), b @ b.T)) for s in (1, 7.3)]
+    fixed = [float(kernel_cka(rbf_kernel(s * a, 1.0), b @ b.T)) for s in (1, 7.3)]
     assert abs(fixed[0] - fixed[1]) > 1e-3, "a fixed width does see the scale"
 
 
@@ -210,7 +210,7 @@ def test_gradient_by_finite_differences(target_is_factor, rows, d):
     rbf_alignment(x, b, 0.5, target_is_factor).backward()
     torch.testing.assert_close(x.grad, gradient, rtol=1e-12, atol=1e-15)
     y = a.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda a: cka_of_kernels(rbf_kernel(a, 1.5), torch.from_numpy(target)), y)
+    assert torch.autograd.gradcheck(lambda a: kernel_cka(rbf_kernel(a, 1.5), torch.from_numpy(target)), y)
 
 
 @pytest.mark.parametrize("target_is_factor", [True, False])
@@ -334,7 +334,7 @@ def test_a_factor_of_a_mean_of_rbf_kernels(norm):
     k_bar = np.sum(parts, axis=0)
     z = [nystroem_features(a, 0.5, 80) for a in many]
     factor = kernel_factor(z, [1, 2, 1], norm=norm)
-    assert factor.tail == 0
+    assert factor.truncation_error == 0
     f = factor.matrix.numpy()
     assert np.linalg.norm(f @ f.T / np.linalg.norm(f @ f.T) - k_bar / np.linalg.norm(k_bar)) < 1e-10
     for a, k in zip(many, kernels, strict=True):

@@ -8,7 +8,7 @@ import weakref
 import torch
 from torch import fx, nn
 
-from polyfed.functional.fx_graph import Steps
+from polyfed.functional.fx_graph import GraphSegment
 
 
 class Net(nn.Module):
@@ -26,20 +26,20 @@ def test_all_kinds_of_steps_run_in_order():
     net, x = Net(), torch.randn(5, 3)
     start, *nodes, output = fx.Tracer().trace(net).nodes
     assert {node.op for node in nodes} == {"call_module", "call_function", "call_method", "get_attr"}
-    assert torch.equal(Steps(nodes, start, output.args[0])(net, x), net(x))
+    assert torch.equal(GraphSegment(nodes, start, output.args[0])(net, x), net(x))
 
 
 def test_several_results_and_parts_and_another_module_of_the_same_names():
     net, x = Net(), torch.randn(5, 3)
     start, *nodes, output = fx.Tracer().trace(net).nodes
     hidden = next(node for node in nodes if node.target == "inner.0")
-    steps = Steps(nodes, start, (start, hidden, output.args[0]))
+    steps = GraphSegment(nodes, start, (start, hidden, output.args[0]))
     for one in (net, copy.deepcopy(net).requires_grad_(False), Net()):
         found = steps(one, x)
         assert all(torch.equal(a, b) for a, b in zip(found, (x, one.inner[0](x), one(x)), strict=True))
     rest = nodes[nodes.index(hidden) + 1 :]
-    assert torch.equal(Steps(rest, hidden, output.args[0])(net, net.inner[0](x)), net(x))
-    assert Steps([], start, start)(net, x) is x
+    assert torch.equal(GraphSegment(rest, hidden, output.args[0])(net, net.inner[0](x)), net(x))
+    assert GraphSegment([], start, start)(net, x) is x
 
 
 def test_what_is_needed_no_more_is_let_go():
@@ -60,5 +60,5 @@ def test_what_is_needed_no_more_is_let_go():
             return isinstance(m, Probe)
 
     start, *nodes, output = Leaves().trace(net).nodes
-    Steps(nodes, start, output.args[0])(net, torch.zeros(1))
+    GraphSegment(nodes, start, output.args[0])(net, torch.zeros(1))
     assert seen == [0, 1, 1, 1, 1, 1]

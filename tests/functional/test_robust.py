@@ -6,19 +6,19 @@ import torch
 
 from polyfed.functional import robust
 from polyfed.functional.robust import (
+    clip_to_median_norm,
     geometric_median,
     krum,
     median,
-    shortened,
+    median_norm_factors,
+    num_byzantine,
     squared_distances,
-    supposed,
-    to_the_median,
     trimmed_mean,
 )
 
 CENTERS = {
     "median": median,
-    "trimmed_mean": lambda x: trimmed_mean(x, supposed(len(x), 0.4)),
+    "trimmed_mean": lambda x: trimmed_mean(x, num_byzantine(len(x), 0.4)),
     "geometric_median": geometric_median,
 }
 
@@ -90,10 +90,10 @@ def test_lengths_come_down_to_their_median_and_directions_stay():
     norms = np.linalg.norm(x.double().numpy(), axis=1)
     bound = np.median(norms)
     expected = x.numpy() * np.minimum(1, bound / norms)[:, None]
-    found = shortened(x)
+    found = clip_to_median_norm(x)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     assert torch.equal(found[norms <= bound], x[norms <= bound]), "the others bit for bit"
-    assert to_the_median(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+    assert median_norm_factors(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", CENTERS)
@@ -122,7 +122,7 @@ def test_it_breaks_down_with_half_of_them_and_not_before(name):
 
 @pytest.mark.parametrize("name", [*CENTERS, "shortened"])
 def test_order_and_what_is_looked_at_together_are_nothing(name, monkeypatch):
-    rule = {**CENTERS, "shortened": shortened}[name]
+    rule = {**CENTERS, "shortened": clip_to_median_norm}[name]
     x, order = draws(7, 11), torch.tensor([3, 0, 6, 1, 5, 2, 4])
     whole, turned = rule(x), rule(x[order])
     torch.testing.assert_close(turned, whole[order] if name == "shortened" else whole, rtol=0, atol=1e-6)
@@ -147,6 +147,6 @@ def test_a_shift_and_a_factor_carry_over(name):
 def test_fewer_are_supposed_hostile_than_half():
     for count in range(1, 12):
         for share in (0.01, 0.2, 0.49):
-            found = supposed(count, share)
+            found = num_byzantine(count, share)
             assert 2 * found < count
             assert found == min(int(np.ceil(round(share * count, 9))), (count - 1) // 2)

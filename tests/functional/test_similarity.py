@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from polyfed.functional.kernel_factor import kernel_factor
-from polyfed.functional.kernel_similarity import distance, features
+from polyfed.functional.kernel_similarity import kernel_distance, kernel_features
 from polyfed.functional.kernels import alignment
 from polyfed.functional.procrustes import procrustes
 from polyfed.functional.rbf_kernel import nystroem_features, rbf_alignment
@@ -19,35 +19,37 @@ def draw(*shape, seed=0):
 def test_distance_is_the_one_named():
     a, b = draw(20, 5), draw(20, 5, seed=1)
     for factor in (True, False):
-        assert distance("linear", a, b, factor=factor, width=0.5) == alignment(a, b)
+        assert kernel_distance("linear", a, b, factor=factor, width=0.5) == alignment(a, b)
         for width in (0.5, 2.0):
-            assert distance("rbf", a, b, factor=factor, width=width) == rbf_alignment(a, b, width, factor)
-    assert distance("procrustes", a, b, factor=False, width=0.5) == procrustes(a, b)
-    values = {float(distance(name, a, b, factor=False)) for name in ("linear", "rbf", "procrustes")}
+            assert kernel_distance("rbf", a, b, factor=factor, width=width) == rbf_alignment(a, b, width, factor)
+    assert kernel_distance("procrustes", a, b, factor=False, width=0.5) == procrustes(a, b)
+    values = {float(kernel_distance(name, a, b, factor=False)) for name in ("linear", "rbf", "procrustes")}
     assert len(values) == 3
-    assert distance("rbf", a, b, factor=True) != distance("rbf", a, b, factor=False)
+    assert kernel_distance("rbf", a, b, factor=True) != kernel_distance("rbf", a, b, factor=False)
 
 
 def test_features_lead_to_the_distance_of_the_representation_itself():
     a, b = draw(30, 5), draw(30, 8, seed=1)
-    assert features("linear", b) is b
+    assert kernel_features("linear", b) is b
     generator = torch.Generator().manual_seed(3)
-    few = features("rbf", b, width=0.7, landmarks=6, generator=generator)
+    few = kernel_features("rbf", b, width=0.7, landmarks=6, generator=generator)
     assert torch.equal(few, nystroem_features(b, 0.7, 6, torch.Generator().manual_seed(3)))
     for similarity in ("linear", "rbf"):
-        factor = kernel_factor([features(similarity, b, width=0.7, landmarks=30)], [1.0]).matrix
-        through = distance(similarity, a, factor, factor=True, width=0.7)
-        assert float(through) == pytest.approx(float(distance(similarity, a, b, factor=False, width=0.7)), abs=1e-10)
+        factor = kernel_factor([kernel_features(similarity, b, width=0.7, landmarks=30)], [1.0]).matrix
+        through = kernel_distance(similarity, a, factor, factor=True, width=0.7)
+        assert float(through) == pytest.approx(
+            float(kernel_distance(similarity, a, b, factor=False, width=0.7)), abs=1e-10
+        )
 
 
 def test_what_has_no_meaning_is_refused():
     a = draw(20, 5)
     with pytest.raises(ValueError, match="'procrustes', which compares no kernels"):
-        distance("procrustes", a, a, factor=True)
+        kernel_distance("procrustes", a, a, factor=True)
     with pytest.raises(ValueError, match="one shape"):
-        distance("procrustes", a, draw(20, 4), factor=False)
+        kernel_distance("procrustes", a, draw(20, 4), factor=False)
     with pytest.raises(ValueError, match="'procrustes' compares no kernels"):
-        features("procrustes", a)
-    for call in (lambda: distance("cosine", a, a, factor=False), lambda: features("cosine", a)):
+        kernel_features("procrustes", a)
+    for call in (lambda: kernel_distance("cosine", a, a, factor=False), lambda: kernel_features("cosine", a)):
         with pytest.raises(ValueError, match="linear, rbf, procrustes, got 'cosine'"):
             call()

@@ -14,15 +14,15 @@ from polyfed.functional.channel_slices import (
     WHOLE,
     Axis,
     ChannelPlan,
-    Part,
-    covered_mean,
-    first,
-    rolling,
-    take,
+    SlicedModel,
+    first_channels,
+    partial_mean,
+    rolling_channels,
+    slice_channels,
     width,
 )
-from polyfed.functional.clipping import clipped
-from polyfed.functional.losses import only_classes
+from polyfed.functional.clipping import clip_by_global_norm
+from polyfed.functional.losses import mask_absent_classes
 
 PLAN = ChannelPlan(
     axes={
@@ -78,24 +78,24 @@ def numpy_mean(base, parts, weights):
 def test_widths_are_rounded_up_and_never_0(rate):
     for size in (1, 2, 3, 7, 16, 100, 2000):
         assert width(size, rate) == max(1, math.ceil(round(rate * size, 6)))
-        assert first(size, rate).tolist() == list(range(width(size, rate)))
+        assert first_channels(size, rate).tolist() == list(range(width(size, rate)))
 
 
 def test_the_window_rolls_forwards_and_around_the_end():
-    assert [rolling(5, 0.5, step).tolist() for step in range(6)] == [
+    assert [rolling_channels(5, 0.5, step).tolist() for step in range(6)] == [
         [0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 0], [4, 0, 1], [0, 1, 2],
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("size", "rate"), [(5, 0.5), (4, 0.25), (7, 1.0), (3, 1 / 16)])
 def test_in_as_many_steps_as_channels_each_is_in_the_window_alike_often(size, rate):
-    counts = torch.bincount(torch.cat([rolling(size, rate, step) for step in range(size)]), minlength=size)
+    counts = torch.bincount(torch.cat([rolling_channels(size, rate, step) for step in range(size)]), minlength=size)
     assert counts.tolist() == [width(size, rate)] * size
 
 
 def test_a_cut_is_numpys():
     large, channels = tensors(0), kept(g2=[4, 0], g3=[1, 2, 3])
-    small = take(PLAN, large, channels)
+    small = slice_channels(PLAN, large, channels)
     for name, whole in large.items():
         expected = whole.numpy()[np.ix_(*places(name, channels))] if whole.dim() else whole.numpy()
         np.testing.assert_array_equal(small[name].numpy(), expected)
@@ -104,7 +104,7 @@ def test_a_cut_is_numpys():
 
 def test_a_cut_is_differentiable():
     large = {"inner": tensors(0)["inner"].requires_grad_()}
-    take(PLAN, large, kept(g2=[1], g3=[0, 2]))["inner"].sum().backward()
+    slice_channels(PLAN, large, kept(g2=[1], g3=[0, 2]))["inner"].sum().backward()
     expected = torch.zeros(4, 5)
     expected[[0, 2], 1] = 1
     assert torch.equal(large["inner"].grad, expected)
@@ -113,7 +113,7 @@ def test_a_cut_is_differentiable():
 @pytest.mark.parametrize("channels", [kept(g2=[0, 1], g3=[0]), kept(g2=[3, 4, 0], g3=[3, 0]), {}])
 def test_what_was_cut_out_and_comes_back_untouched_changes_nothing(channels):
     large = tensors(0)
-    back = covered_mean(PLAN, large, [Part(take(PLAN, large, channels), channels)] * 3)
+    back = partial_mean(PLAN, large, [SlicedModel(slice_channels(PLAN, large, channels), channels)] * 3)
     assert all(torch.equal(back[name], whole) for name, whole in large.items())
 
 
@@ -121,9 +121,11 @@ def test_what_was_cut_out_and_comes_back_untouched_changes_nothing(channels):
 def test_the_mean_is_over_those_who_hold_the_entry(weights):
     base = tensors(0)
     held = [kept(g2=[0, 1], g3=[0, 1, 2]), kept(g2=[4, 0, 1], g3=[3, 0]), kept(g2=[0], g3=[1], g1=[2, 0])]
-    parts = [Part(take(PLAN, tensors(seed), channels), channels) for seed, channels in enumerate(held, 1)]
+    parts = [
+        SlicedModel(slice_channels(PLAN, tensors(seed), channels), channels) for seed, channels in enumerate(held, 1)
+    ]
     del parts[1].tensors["bias"]
-    found, expected = covered_mean(PLAN, base, parts, weights), numpy_mean(base, parts, weights or [1.0] * 3)
+    found, expected = partial_mean(PLAN, base, parts, weights), numpy_mean(base, parts, weights or [1.0] * 3)
     for name in base:
         np.testing.assert_allclose(found[name].numpy(), expected[name], atol=1e-6)
     untouched = torch.ones(5, dtype=torch.bool)
@@ -134,33 +136,33 @@ def test_the_mean_is_over_those_who_hold_the_entry(weights):
 
 def test_a_part_of_weight_0_has_no_say_and_nobody_changes_nothing():
     base, other = tensors(0), tensors(1)
-    for parts, weights in (([], None), ([Part(other, {})], [0.0])):
-        assert all(torch.equal(t, base[name]) for name, t in covered_mean(PLAN, base, parts, weights).items())
+    for parts, weights in (([], None), ([SlicedModel(other, {})], [0.0])):
+        assert all(torch.equal(t, base[name]) for name, t in partial_mean(PLAN, base, parts, weights).items())
 
 
 def test_wrong_parts_are_refused():
     base = tensors(0)
     with pytest.raises(ValueError, match=r"expected 'conv' of shape \(2, 2, 3\).*\(5, 2, 3\)"):
-        covered_mean(PLAN, base, [Part({"conv": base["conv"]}, kept(g2=[0, 1]))])
+        partial_mean(PLAN, base, [SlicedModel({"conv": base["conv"]}, kept(g2=[0, 1]))])
     with pytest.raises(ValueError, match="got 'other'"):
-        covered_mean(PLAN, base, [Part({"other": base["conv"]}, {})])
+        partial_mean(PLAN, base, [SlicedModel({"other": base["conv"]}, {})])
     with pytest.raises(ValueError, match="got 2 weights for 1 parts"):
-        covered_mean(PLAN, base, [Part(base, {})], [1.0, 2.0])
+        partial_mean(PLAN, base, [SlicedModel(base, {})], [1.0, 2.0])
 
 
 def test_clipping_is_of_the_common_norm():
     grads = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[-4.0]]), "c": None}
-    small = clipped(grads, 2.0)
+    small = clip_by_global_norm(grads, 2.0)
     np.testing.assert_allclose(small["a"].numpy(), [1.2, 0.0], atol=1e-6)
     np.testing.assert_allclose(small["b"].numpy(), [[-1.6]], atol=1e-6)
     assert small["c"] is None
     for most in (5.0, 6.0, 0.0):  # within the limit, or none: bit for bit
-        assert all(g is None or torch.equal(g, grads[name]) for name, g in clipped(grads, most).items())
+        assert all(g is None or torch.equal(g, grads[name]) for name, g in clip_by_global_norm(grads, most).items())
 
 
 def test_absent_classes_have_logit_0_and_no_gradient():
     logits = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.5, -1.0]], requires_grad=True)
-    masked = only_classes(logits, torch.tensor([True, False]))
+    masked = mask_absent_classes(logits, torch.tensor([True, False]))
     assert masked.tolist() == [[1.0, 0.0, 0.0], [0.5, 0.0, 0.0]]
     torch.nn.functional.cross_entropy(masked, torch.tensor([0, 0])).backward()
     assert not logits.grad[:, 1:].any()

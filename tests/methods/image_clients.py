@@ -11,13 +11,13 @@ from toys import Round, rounds
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.testing.fixtures import CLASSES, draw, tiny
+from polyfed.testing.fixtures import CLASSES, draw, tiny_model
 
 NETS: Mapping[str, Callable[[], nn.Module]] = {
-    "small": lambda: tiny(0, 3, 6),
-    "deep": lambda: tiny(1, 4, 6),
-    "wide": lambda: tiny(0, 5, 6),
-    "narrow": lambda: tiny(0, 3, 5),
+    "small": lambda: tiny_model(0, 3, 6),
+    "deep": lambda: tiny_model(1, 4, 6),
+    "wide": lambda: tiny_model(0, 5, 6),
+    "narrow": lambda: tiny_model(0, 3, 5),
 }
 SOME = ((0, 1), (1, 2), (0, 1, 2))  # classes of three clients
 

@@ -13,7 +13,7 @@ from toys import Round, Watch, federation, net
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.engine.executors.base import Outcome
+from polyfed.engine.executors.base import JobResult
 from polyfed.engine.federation import Federation
 
 NARROW = {"a": (6, 5), "b": (3, 3), "c": (2, 2), "d": (1, 1), "e": (1, 1)}  # width, features: halves rounded up
@@ -42,7 +42,7 @@ def order_of(member: Client, number: int, seed: int = 0, round: int = 1) -> Tens
 class TrainingWatch(Watch):
     """Keeps what happens in training; what is lost is lost in every passage."""
 
-    def run(self, jobs: Any, done: Any) -> list[Outcome]:
+    def run(self, jobs: Any, done: Any) -> list[JobResult]:
         if not jobs or jobs[0].exchange.trains:
             return super().run(jobs, done)
         outcomes, round = self._inner.run(jobs, done), self.federation.server.round

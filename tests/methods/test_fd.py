@@ -88,12 +88,12 @@ def test_targets_are_distributions_whatever_the_scores(method, scale):
 
 
 def test_the_gradient_leads_towards_the_target():
-    fed, _ = federation(FD(lambda_=1e3), clients(["deep"]))
+    fed, _ = federation(FD(distillation_weight=1e3), clients(["deep"]))
     at, data = worker(fed, 0), fed.clients[0].data.train
     for way in (0, 1):
         target = torch.eye(CLASSES)[[way] * CLASSES]
         context: Context = {"targets": target, "known": torch.ones(CLASSES, dtype=torch.bool)}
-        grads = FD(lambda_=1e3).gradients(at.model, batch(data), context).grads
+        grads = FD(distillation_weight=1e3).gradients(at.model, batch(data), context).grads
         assert grads["head.bias"] is not None
         assert [bool(g < 0) for g in grads["head.bias"]] == [c == way for c in range(CLASSES)]
 

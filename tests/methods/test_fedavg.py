@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from toys import (
     CLASSES,
     NETS,
-    Samples,
+    LabeledSamples,
     Two,
     clients,
     federation,
@@ -25,7 +25,7 @@ from toys import (
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.model_factory import Architectures
+from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, Local
 
@@ -165,7 +165,7 @@ def test_layer_wise_starts_alike_where_names_are_shared():
     shallow, deep = (round.down[i]["model"] for i in (0, 1))
     assert shallow.keys() < deep.keys()
     assert all(torch.equal(shallow[name], deep[name]) for name in shallow)
-    start = Architectures(NETS, FedAvg().build, 0, torch.device("cpu")).initial("deep")
+    start = ModelFactory(NETS, FedAvg().build, 0, torch.device("cpu")).initial_state("deep")
     assert same(deep, start), "the largest architecture's tensors, however the others are named"
 
 
@@ -224,7 +224,7 @@ def test_identical_data_and_one_full_batch_is_the_centralised_step():
 def test_one_step_on_parts_is_one_step_on_the_whole():
     """Unequal full batches: weights n_k make the averaged step the step on the pooled data; plain weights do not."""
     parts = [samples(4, 1, (0, 1)), samples(16, 2, (1, 2))]
-    pooled = Samples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+    pooled = LabeledSamples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
     gaps = {}
     for weighting in ("samples", "uniform"):
         (round,) = rounds(

@@ -50,7 +50,7 @@ def numpy_client(
             grad, u = errors(end, x, y).T @ x / len(x), end - w
             size = np.linalg.norm(u)
             unit = u / size if size else u
-            pull = m.lambda1 * u if first else m.lambda2 * unit * (size - m.bound)
+            pull = m.lambda1 * u if first else m.lambda2 * unit * (size - m.max_update_norm)
             grad = grad + pull
             end = end - lr * moves * grad
     return end, mask
@@ -59,7 +59,7 @@ def numpy_client(
 @pytest.mark.parametrize("clip", [True, False])
 def test_two_clients_by_hand(clip: bool) -> None:
     members, lr = two_clients(), 0.3
-    m = FedDPA(lambda1=0.6, lambda2=0.8, bound=0.2, clip=clip)
+    m = FedDPA(lambda1=0.6, lambda2=0.8, max_update_norm=0.2, clip_update=clip)
     history = rounds(m, members, {"flat": Flat}, rounds=4, local_epochs=3, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()
     own = [w, w]
@@ -180,7 +180,9 @@ def norm(a: Any, b: Any) -> float:
 
 def test_updates_are_clipped_to_the_bound() -> None:
     loose = rounds(FedDPA(lambda2=0.0), clients(["shallow"] * 2), rounds=2, lr=0.5)
-    tight = rounds(FedDPA(lambda2=0.0, clip=True, bound=0.01), clients(["shallow"] * 2), rounds=2, lr=0.5)
+    tight = rounds(
+        FedDPA(lambda2=0.0, clip_update=True, max_update_norm=0.01), clients(["shallow"] * 2), rounds=2, lr=0.5
+    )
     for round in tight:
         for i in (0, 1):
             assert norm(round.up[i]["model"], round.down[i]["model"]) <= 0.01 * (1 + 1e-4)
@@ -190,7 +192,7 @@ def test_updates_are_clipped_to_the_bound() -> None:
 
 def test_the_second_pull_brings_the_update_to_the_bound() -> None:
     def off(lambda2: float, bound: float) -> float:
-        method = FedDPA(threshold=1.0, lambda2=lambda2, bound=bound)
+        method = FedDPA(threshold=1.0, lambda2=lambda2, max_update_norm=bound)
         (round,) = rounds(method, clients(["shallow"], 12), rounds=1, local_epochs=20)
         return abs(norm(round.up[0]["model"], round.down[0]["model"]) - bound)
 
@@ -199,8 +201,8 @@ def test_the_second_pull_brings_the_update_to_the_bound() -> None:
 
 
 def test_noise_has_the_deviation_that_was_asked_for() -> None:
-    calm = FedDPA(clip=True, bound=0.4)
-    loud = FedDPA(clip=True, bound=0.4, noise=1.5)
+    calm = FedDPA(clip_update=True, max_update_norm=0.4)
+    loud = FedDPA(clip_update=True, max_update_norm=0.4, noise_multiplier=1.5)
     people = lambda: clients(["bn"] * 4, 10)  # noqa: E731
     (plain,), (noisy,) = (rounds(m, people(), rounds=1, client_fraction=0.5) for m in (calm, loud))
     names = {name for name, _ in NETS["bn"]().named_parameters()}
@@ -239,7 +241,7 @@ def test_the_losses_of_both_stretches() -> None:
     task = float(nn.functional.cross_entropy(model(data.x), data.y).detach())
     squared = 0.01 * sum(p.numel() for p in model.parameters())
     for first, expected in ((True, 0.3 / 2 * squared), (False, 0.7 / 2 * (np.sqrt(squared) - 2.0) ** 2)):
-        method = FedDPA(lambda1=0.3, lambda2=0.7, bound=2.0)
+        method = FedDPA(lambda1=0.3, lambda2=0.7, max_update_norm=2.0)
         found = method.loss(model, batch(data), {"w": w, "personal turn": first}).detach()
         assert float(found) == pytest.approx(task + expected, rel=1e-4)
 
@@ -247,9 +249,9 @@ def test_the_losses_of_both_stretches() -> None:
 @pytest.mark.parametrize(
     ("hyperparameters", "message"),
     [
-        ({"noise": 0.5}, "expected clip = true"),
-        ({"clip": "False"}, "expected true or false"),
-        ({"bound": 0.0}, "expected more than 0"),
+        ({"noise_multiplier": 0.5}, "expected clip = true"),
+        ({"clip_update": "False"}, "expected true or false"),
+        ({"max_update_norm": 0.0}, "expected more than 0"),
         ({"threshold": 1.5}, "expected at most 1"),
     ],
 )

@@ -17,7 +17,7 @@ from polyfed.methods import FedAvg, FedET
 
 HELD = public(20)
 MIXED, SIZES = ["shallow", "wide", "shallow", "wide"], (12, 8, 16, 12)
-WHOLE = {"server_batch": 20, "server_steps": 1, "server_lr": 0.5, "lambda_": 0.7}  # all inputs in one step
+WHOLE = {"server_batch": 20, "server_steps": 1, "server_lr": 0.5, "diversity_weight": 0.7}  # all inputs in one step
 HEAD = ("head.weight", "head.bias")
 
 
@@ -129,7 +129,7 @@ def test_nobody_answers():
 
 
 def test_one_client_teaches_hard_labels():
-    lone = [played(FedET(**{**WHOLE, "lambda_": weight}), ["shallow"]) for weight in (0.0, 0.7)]
+    lone = [played(FedET(**{**WHOLE, "diversity_weight": weight}), ["shallow"]) for weight in (0.0, 0.7)]
     assert same(lone[0][1].after["server"], lone[1][1].after["server"])
     assert all(round.record["server"]["disputed"] == 0 for round in lone[1])
 

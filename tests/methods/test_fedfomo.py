@@ -13,7 +13,7 @@ from toys import NETS, Round, batch, clients, federation, model_with, moved, rou
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo
@@ -42,7 +42,7 @@ class Kept(FedFomo):
 
     def receive(self, client: Client, message: Any) -> Any:
         context = super().receive(client, message)
-        STARTS[client.round, client.id] = {n: t.clone() for n, t in floats(client.model).items()}
+        STARTS[client.round, client.id] = {n: t.clone() for n, t in float_state(client.model).items()}
         return context
 
 
@@ -103,7 +103,7 @@ def given(networks: list[str]) -> list[Client]:
 def test_the_first_round_is_local_from_one_start() -> None:
     mine, alone = (rounds(m, given(["bn"] * 3), rounds=1)[0] for m in (FedFomo(), Local()))
     assert all(same(mine.weights[i], alone.weights[i]) for i in range(3))
-    count = sum(t.numel() for t in floats(NETS["bn"]()).values())
+    count = sum(t.numel() for t in float_state(NETS["bn"]()).values())
     assert mine.record["bytes_down"] == 3 * 4 * count
     assert all(message.keys() == {"model"} for message in mine.up.values())
 
@@ -118,7 +118,7 @@ def test_everybody_starts_from_one_model() -> None:
     for i, message in first.items():
         start = message["start"]
         assert all(torch.equal(t, first[0]["start"][name]) for name, t in start.items())
-        assert start.keys() == floats(NETS[people[i].architecture]()).keys()
+        assert start.keys() == float_state(NETS[people[i].architecture]()).keys()
     assert any(first[i].keys() > {"start"} for i in first), "somebody came later, and was sent others' models as well"
     for i in history[0].record["clients"]:
         assert same(STARTS[1, i], first[i]["start"])
@@ -169,8 +169,8 @@ def chosen(round: Round, before: Round, i: int) -> list[int]:
 
 
 def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
-    best = rounds(FedFomo(models=2, epsilon=0.0), members(["shallow"] * 6), rounds=8)
-    random = rounds(FedFomo(models=2, epsilon=1.0, epsilon_decay=0.0), members(["shallow"] * 6), rounds=8)
+    best = rounds(FedFomo(num_models=2, epsilon=0.0), members(["shallow"] * 6), rounds=8)
+    random = rounds(FedFomo(num_models=2, epsilon=1.0, epsilon_decay=0.0), members(["shallow"] * 6), rounds=8)
     greedy = []
     for history in (best, random):
         hits = 0
@@ -188,13 +188,13 @@ def test_the_most_helpful_are_sent_unless_chance_has_it() -> None:
 
 
 def test_epsilon_decays_to_nothing() -> None:
-    decayed = rounds(FedFomo(models=2, epsilon=0.5, epsilon_decay=0.5), members(["shallow"] * 6), rounds=4)
-    best = rounds(FedFomo(models=2, epsilon=0.0), members(["shallow"] * 6), rounds=4)
+    decayed = rounds(FedFomo(num_models=2, epsilon=0.5, epsilon_decay=0.5), members(["shallow"] * 6), rounds=4)
+    best = rounds(FedFomo(num_models=2, epsilon=0.0), members(["shallow"] * 6), rounds=4)
     assert all(same(a.weights[i], b.weights[i]) for a, b in zip(decayed, best, strict=True) for i in range(6))
 
 
 def test_who_was_absent_stays_a_candidate_and_a_newcomer_is_sent_some() -> None:
-    fed, watch = federation(FedFomo(models=5), members(["shallow"] * 6), rounds=6, client_fraction=0.34)
+    fed, watch = federation(FedFomo(num_models=5), members(["shallow"] * 6), rounds=6, client_fraction=0.34)
     fed.run()
     came: set[int] = set()
     newcomers = 0
@@ -229,6 +229,6 @@ def test_what_does_not_fit_is_refused() -> None:
         federation(FedFomo(), clients(["shallow"] * 2))
     with pytest.raises(ConfigError, match="same-shape"):
         federation(FedFomo(), members(["shallow", "wide"]))
-    for hyperparameters in ({"models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
+    for hyperparameters in ({"num_models": 0}, {"epsilon": 1.2}, {"epsilon_decay": -0.1}):
         with pytest.raises(ValueError, match=r"expected at (least|most)"):
             FedFomo(**hyperparameters)

@@ -17,16 +17,16 @@ from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedGen, fedgen
 from polyfed.methods.fedgen import (
     GeneratorTraining,
+    diversity_loss,
     frozen_head,
     generate,
-    initial_generator,
-    known_classes,
-    likeness,
+    init_generator,
+    observed_classes,
     train_generator,
 )
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
-SMALL = {"noise": 4, "hidden": 8, "generator_steps": 5, "generator_batch": 16}
+SMALL = {"latent_dim": 4, "hidden_dim": 8, "generator_steps": 5, "generator_batch": 16}
 MIXED = ["shallow", "deep", "deep"]
 
 
@@ -63,7 +63,7 @@ def numpy_generate(weights, z, y, training):
 
 
 def test_features_by_hand():
-    weights = initial_generator(4, CLASSES, 8, 5, draws())
+    weights = init_generator(4, CLASSES, 8, 5, draws())
     weights["norm.running_mean"] = torch.randn(8, generator=draws(1))
     weights["norm.running_var"] = 1 + torch.rand(8, generator=draws(2))
     before = {name: t.clone() for name, t in weights.items()}
@@ -72,13 +72,13 @@ def test_features_by_hand():
         generate(weights, z, y).numpy(), numpy_generate(weights, z.double().numpy(), y.numpy(), False), atol=1e-5
     )
     assert same(before, weights)
-    assert not same(before, initial_generator(4, CLASSES, 8, 5, draws(1)))
+    assert not same(before, init_generator(4, CLASSES, 8, 5, draws(1)))
 
 
 def test_one_step_by_hand(monkeypatch):
     """The loss with its weights omega and its diversity; the first step of Adam is lr against the gradient's sign."""
     monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
-    weights, heads = initial_generator(4, CLASSES, 8, 5, draws()), linear_heads(3)
+    weights, heads = init_generator(4, CLASSES, 8, 5, draws()), linear_heads(3)
     counts = torch.tensor([[5, 0, 1], [3, 2, 0], [0, 6, 0]])
     new, moments, loss = train_generator(weights, {}, heads, counts, how(), draws(9))
     g = draws(9)  # the same draws again: classes as often as there are samples; class 2 has only one
@@ -102,15 +102,15 @@ def test_one_step_by_hand(monkeypatch):
 
 def test_likeness():
     z, made = torch.randn(6, 4, generator=draws(1)), torch.randn(6, 5, generator=draws(2))
-    assert float(likeness(z, made[:1].expand(6, 5))) == pytest.approx(1.0)
-    assert 0 < float(likeness(z, 3 * made)) < float(likeness(z, made)) < 1
+    assert float(diversity_loss(z, made[:1].expand(6, 5))) == pytest.approx(1.0)
+    assert 0 < float(diversity_loss(z, 3 * made)) < float(diversity_loss(z, made)) < 1
 
 
 def test_the_heads_only_pass_gradients_on(monkeypatch):
     monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
     heads = linear_heads(2)
     before = [{n: p.clone() for n, p in head.named_parameters()} for head in heads]
-    weights = initial_generator(4, CLASSES, 8, 5, draws())
+    weights = init_generator(4, CLASSES, 8, 5, draws())
     old = {name: t.clone() for name, t in weights.items()}
     new, _, _ = train_generator(weights, {}, heads, torch.tensor([[5, 2, 3], [1, 2, 2]]), how(steps=5), draws(1))
     assert all(same(b, dict(head.named_parameters())) for b, head in zip(before, heads, strict=True))
@@ -128,7 +128,7 @@ def test_the_heads_only_pass_gradients_on(monkeypatch):
 
 def test_a_fixed_head_comes_to_see_what_is_made():
     heads, counts = linear_heads(1), torch.tensor([[10, 10, 10]])
-    weights, moments = initial_generator(4, CLASSES, 16, 5, draws()), {}
+    weights, moments = init_generator(4, CLASSES, 16, 5, draws()), {}
     for round in range(3):  # Adam goes on where it was
         weights, moments, _ = train_generator(weights, moments, heads, counts, how(steps=100, batch=64), draws(round))
     y = torch.arange(300) % CLASSES
@@ -142,7 +142,7 @@ def test_two_calls_are_one_longer_call_but_for_the_draws():
     heads, counts, weights = (
         linear_heads(2),
         torch.tensor([[5, 2, 3], [1, 2, 2]]),
-        initial_generator(4, CLASSES, 8, 5, draws()),
+        init_generator(4, CLASSES, 8, 5, draws()),
     )
     weights = {name: t.double() for name, t in weights.items()}
     g = draws(4)
@@ -156,7 +156,7 @@ def test_two_calls_are_one_longer_call_but_for_the_draws():
 
 def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count(monkeypatch):
     monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
-    weights, counts = initial_generator(4, CLASSES, 8, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
+    weights, counts = init_generator(4, CLASSES, 8, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
     new, _, loss = train_generator(weights, {}, linear_heads(2), counts, how(steps=5), draws(1))
     assert all(t.isfinite().all() for t in new.values())
     assert np.isfinite(loss)
@@ -165,7 +165,7 @@ def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count
 
 
 def test_classes_of_a_single_sample_are_not_made():
-    assert known_classes(torch.tensor([[1, 1, 0], [0, 4, 0]])).tolist() == [0, 5, 0]
+    assert observed_classes(torch.tensor([[1, 1, 0], [0, 4, 0]])).tolist() == [0, 5, 0]
 
 
 # ---- rounds ----
@@ -317,7 +317,7 @@ def test_bytes():
 def test_batchnorm_in_a_head_takes_no_statistics_of_what_is_made():
     def build():
         head = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, CLASSES))
-        return Staged(nn.Linear(4, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 5)), head, "own", feature_dim=5)
+        return SequentialSplit(nn.Linear(4, 6), nn.Sequential(nn.Tanh(), nn.Linear(6, 5)), head, "own", feature_dim=5)
 
     own = {"own": build}
     members = [Client("own", samples(12, i)) for i in range(2)]

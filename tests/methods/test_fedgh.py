@@ -22,7 +22,7 @@ from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGH, Local
 from polyfed.models import zoo
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
@@ -162,7 +162,7 @@ def test_clip_bites():
     big = {0: lars([1], [[300.0, 0, 0, 0, 0]])}
     zero = {"weight": torch.zeros(CLASSES, 5), "bias": torch.zeros(CLASSES)}
     for clip, expected in ((50.0, 50.0), (2.0, 2.0), (0.0, np.sqrt(2 / 3) * np.sqrt(300**2 + 1))):
-        _, after = aggregated(FedGH(clip=clip, header_lr=0.1), big, zero)
+        _, after = aggregated(FedGH(max_grad_norm=clip, header_lr=0.1), big, zero)
         length = torch.sqrt(sum(t.square().sum() for t in after.values())) / 0.1
         np.testing.assert_allclose(float(length), expected, rtol=1e-5)
 
@@ -264,7 +264,7 @@ def test_identical_clients_send_identical_lars():
 
 def test_paper_bytes_at_the_papers_sizes():
     torch.manual_seed(0)
-    model = Staged(torch.nn.Linear(4, 5), torch.nn.Linear(5, 500), torch.nn.Linear(500, 10))
+    model = SequentialSplit(torch.nn.Linear(4, 5), torch.nn.Linear(5, 500), torch.nn.Linear(500, 10))
     (round,) = rounds(FedGH(), [Client(model, samples(9, 0, (0, 1)))], classes=10, rounds=1)
     assert (nbytes(round.down[0]), nbytes(round.up[0])) == (20_040, 4_008)
     record = round.record

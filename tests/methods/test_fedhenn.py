@@ -32,14 +32,14 @@ from toys import (
 from helpers.nested import nested
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import nbytes
-from polyfed.core.model_factory import Architectures
-from polyfed.data.samples import Samples
+from polyfed.core.model_factory import ModelFactory
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.functional.quantization import unpack
+from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods import FedAvg, FedHeNN, Local
 from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models import zoo
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}
@@ -66,7 +66,7 @@ def up_to_scale(a, b):
 
 
 def received_kernel(message):
-    f = unpack(message["factor"]).double().numpy()
+    f = dequantize_columns(message["factor"]).double().numpy()
     return f @ f.T
 
 
@@ -298,8 +298,8 @@ def k_bar(fed_clients, weights, x, members, norm="none"):
 
 def known_to_the_server(members, history, upto, seed=0):
     """Everybody's latest weights before round `upto`: the last upload that arrived, else the seeded start."""
-    start = Architectures(NETS, Local().build, seed, torch.device("cpu"))
-    latest = {i: start.initial(c.architecture, owner=i) for i, c in enumerate(members)}
+    start = ModelFactory(NETS, Local().build, seed, torch.device("cpu"))
+    latest = {i: start.initial_state(c.architecture, owner=i) for i, c in enumerate(members)}
     for round in history[: upto - 1]:
         refused = {entry["client"] for entry in round.record["refused"]}
         latest |= {i: m["model"] for i, m in round.up.items() if i not in refused}
@@ -323,7 +323,7 @@ def test_kernel_alignment_of_each_pool(pool, norm):
                 continue
             expected = k_bar(members, latest, round.down[i]["rad"], sorted(who), norm)
             assert up_to_scale(received_kernel(round.down[i]), expected) < 1e-6
-            assert unpack(round.down[i]["factor"]).shape[1] == sum(
+            assert dequantize_columns(round.down[i]["factor"]).shape[1] == sum(
                 8 if members[j].architecture == "broad" else 5 for j in who
             )
             checked += 1
@@ -439,9 +439,9 @@ def test_bytes_of_the_papers_sizes(monkeypatch):
     """L = 5000 CIFAR images as bytes: 15 360 000 B; a factor of rank 64: 1 280 000 B; 307 842 weights. And the page."""
     g = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (5000, 3, 32, 32), dtype=torch.uint8, generator=g)
-    held = PublicData(Samples(images, torch.zeros(5000, dtype=torch.int64)))
+    held = PublicData(LabeledSamples(images, torch.zeros(5000, dtype=torch.int64)))
     builders = {
-        "tiny": lambda: Staged(Pooled(), nn.Sequential(nn.Linear(192, 80), nn.Tanh()), nn.Linear(80, 10)),
+        "tiny": lambda: SequentialSplit(Pooled(), nn.Sequential(nn.Linear(192, 80), nn.Tanh()), nn.Linear(80, 10)),
         "fedhenn-cifar10": lambda: zoo.build("fedhenn-cifar10", (3, 32, 32), 10),
     }
     data = (images[:4], torch.tensor([0, 1, 2, 3]))
@@ -477,7 +477,9 @@ def test_bytes_of_the_papers_sizes(monkeypatch):
     assert nbytes(round.up[0]) == 1_231_368
 
     pair = [Client("d64", data), Client("d64", data)]  # widths that add up to r = 128
-    builders = {"d64": lambda: Staged(Pooled(), nn.Sequential(nn.Linear(192, 64), nn.Tanh()), nn.Linear(64, 10))}
+    builders = {
+        "d64": lambda: SequentialSplit(Pooled(), nn.Sequential(nn.Linear(192, 64), nn.Tanh()), nn.Linear(64, 10))
+    }
     hyperparameters |= {"size": 5000}
     (weights,) = rounds(FedHeNN(**nested(**hyperparameters)), pair, builders, held=held, classes=10, rounds=1)
     assert nbytes(weights.down[0]) == 15_360_000 + 2_560_000

@@ -10,8 +10,8 @@ import torch
 from toys import NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
 
 from helpers.nested import nested
-from polyfed.core.model_factory import Architectures
-from polyfed.functional.quantization import unpack
+from polyfed.core.model_factory import ModelFactory
+from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods import FedHeNN, Local
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
@@ -30,7 +30,7 @@ def kernel(members, number, weights, x):
 
 
 def received_kernel(message):
-    f = unpack(message["factor"]).double().numpy()
+    f = dequantize_columns(message["factor"]).double().numpy()
     return f @ f.T
 
 
@@ -41,8 +41,8 @@ def up_to_scale(a, b):
 
 def latest(members, history, upto):
     """Everybody's latest weights before round `upto`: the last upload that arrived, else the seeded start."""
-    start = Architectures(NETS, Local().build, 0, torch.device("cpu"))
-    found = {i: start.initial(c.architecture, owner=i) for i, c in enumerate(members)}
+    start = ModelFactory(NETS, Local().build, 0, torch.device("cpu"))
+    found = {i: start.initial_state(c.architecture, owner=i) for i, c in enumerate(members)}
     for round in history[: upto - 1]:
         refused = {entry["client"] for entry in round.record["refused"]}
         found |= {i: message["model"] for i, message in round.up.items() if i not in refused}

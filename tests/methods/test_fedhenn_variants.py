@@ -27,14 +27,14 @@ from toys import (
 from helpers.nested import nested
 from polyfed.core.client import Client, PublicData
 from polyfed.core.settings import Evaluation
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation, Training
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError, RunError
-from polyfed.functional.quantization import unpack
+from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods import FedHeNN, fedhenn
 from polyfed.methods.building_blocks import kernel_alignment
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
@@ -96,7 +96,7 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
     fed, at, message, context = received(method, clients(MIXED), number=2)
     models = [model_with(NETS[c.architecture], fed.server.client_weights(c.id)) for c in fed.clients]
     k_bar = np.mean([rbf(represented(m, message["rad"]), width) for m in models], axis=0)
-    f = unpack(message["factor"]).double().numpy()
+    f = dequantize_columns(message["factor"]).double().numpy()
     assert np.abs(f @ f.T / np.linalg.norm(f @ f.T) - k_bar / np.linalg.norm(k_bar)).max() < 1e-5
     data = batch(at.data.train)
     loss = float(method.gradients(at.model, data, context).loss)
@@ -109,8 +109,8 @@ def test_rbf_with_few_landmarks_is_near(monkeypatch):
     _, _, exact, _ = received(hetero(similarity="rbf"), clients(MIXED))
     monkeypatch.setattr(kernel_alignment, "_LANDMARKS", 12)
     _, _, near, _ = received(hetero(similarity="rbf"), clients(MIXED))
-    kernels = [f @ f.T for f in (unpack(m["factor"]).double().numpy() for m in (exact, near))]
-    assert unpack(near["factor"]).shape[1] == 4 * 12
+    kernels = [f @ f.T for f in (dequantize_columns(m["factor"]).double().numpy() for m in (exact, near))]
+    assert dequantize_columns(near["factor"]).shape[1] == 4 * 12
     assert 0.95 < cka(*kernels) < 1 - 1e-6
 
 
@@ -211,7 +211,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     def run():
         count = 0
-        whole = kernel_alignment.inference.represent
+        whole = kernel_alignment.inference.representations
 
         def counted(*args):
             nonlocal count
@@ -219,7 +219,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
             return whole(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(kernel_alignment.inference, "represent", counted)
+            patch.setattr(kernel_alignment.inference, "representations", counted)
             history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
         return count, [{**round.record, "seconds": 0} for round in history]
 
@@ -263,17 +263,17 @@ def test_rows_that_nobody_has_are_refused(bad):
 def test_inputs_that_cannot_be_a_rad_are_refused_before_round_1(change, text):
     members, held = clients(["deep"] * 3), public()
     if change == "client":
-        long = Samples(torch.zeros(12, 5), members[2].data.train.y)
+        long = LabeledSamples(torch.zeros(12, 5), members[2].data.train.y)
         members[2] = Client("deep", long, prepare=lambda x: x[:, :INPUTS])
     if change == "public":
-        held = PublicData(Samples(held.samples.x.double(), held.samples.y))
+        held = PublicData(LabeledSamples(held.samples.x.double(), held.samples.y))
     with pytest.raises(ConfigError, match=text):
         federation(hetero(), members, held=held)
     federation(hetero(eta0=0.0), members, held=held)
 
 
 def words(data):
-    return Samples(data.x.long(), data.y)
+    return LabeledSamples(data.x.long(), data.y)
 
 
 def word_clients(architectures):
@@ -309,14 +309,14 @@ def test_scoring_passes_no_rad(make, refresh, monkeypatch):
     members = clients(["deep"] * 4, test=6)
     evaluation = Evaluation(stage="received", extra_stages=["personal", "after_training"])
     fed, watch = federation(make(refresh=refresh), members, held=public(), evaluation=evaluation, rounds=3)
-    seen, plain, evaluate = [], inference.represent, fed.evaluator.record
+    seen, plain, evaluate = [], inference.representations, fed.evaluator.record
 
     def evaluating(scores):
-        monkeypatch.setattr(inference, "represent", lambda *given: seen.append(given) or plain(*given))
+        monkeypatch.setattr(inference, "representations", lambda *given: seen.append(given) or plain(*given))
         states = [dict(client.state) for client in fed.clients]
         found = evaluate(scores)
         assert all(a.items() <= b.state.items() for a, b in zip(states, fed.clients, strict=True))
-        monkeypatch.setattr(inference, "represent", plain)
+        monkeypatch.setattr(inference, "representations", plain)
         return found
 
     monkeypatch.setattr(fed.evaluator, "record", evaluating)
@@ -352,7 +352,7 @@ def test_the_server_of_kernel_uploads_opens_no_model(monkeypatch, similarity):
     def closed(*args, **kwargs):
         raise AssertionError("the server asked for weights")
 
-    for name in ("model", "client_weights", "initial", "store_weights", "architectures"):
+    for name in ("model", "client_weights", "initial_state", "store_weights", "architectures"):
         monkeypatch.setattr(Server, name, property(closed) if name == "architectures" else closed)
     method = hetero(uploads="kernels", refresh=0, similarity=similarity)
     history = rounds(method, clients(MIXED), held=public(), rounds=3)
@@ -363,7 +363,7 @@ def test_an_uploaded_kernel_is_of_the_trained_model_on_the_rad():
     (round,) = rounds(hetero(uploads="kernels", refresh=0), clients(MIXED), held=public(), rounds=1)
     for i in range(4):
         expected = model_with(NETS[MIXED[i]], round.weights[i]).represent(round.before["rad"])
-        assert torch.equal(unpack(round.up[i]["kernel"]), expected.detach())
+        assert torch.equal(dequantize_columns(round.up[i]["kernel"]), expected.detach())
 
 
 def test_a_kernel_of_other_rows_is_refused():
@@ -381,7 +381,7 @@ def test_without_weight_nothing_is_uploaded_but_weights():
 
 def linear_client(scale, n=4):
     """Without a bounded layer, on inputs of 0: its first loss is finite whatever the scale of its weights."""
-    model = Staged(nn.Linear(INPUTS, 4), nn.Linear(4, 5), nn.Linear(5, 3))
+    model = SequentialSplit(nn.Linear(INPUTS, 4), nn.Linear(4, 5), nn.Linear(5, 3))
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.fill_(0.0 if name.endswith("bias") else 0.1 if name.startswith("head") else scale)

@@ -36,10 +36,10 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.experiments.run import run
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedIN
 from polyfed.models import zoo
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 ROOT = Path(__file__).parents[2]
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
@@ -51,7 +51,7 @@ def shared(state):
 
 
 def off(**hyperparameters):
-    return FedIN(**{"train_in": False, "mu": 0.0, **hyperparameters})
+    return FedIN(**{"exchange_features": False, "mu": 0.0, **hyperparameters})
 
 
 # ---- bytes (8.8, section 2.2)  ----
@@ -202,7 +202,7 @@ def test_a_lone_sender_gets_nothing_and_lost_uploads_empty_the_pool():
 def test_how_many_pairs_are_sent_each_way(asked, up, down):
     """n_S; a client has 12 samples, and three clients' pairs without one's own are 24."""
     floats = sum(t.numel() for t in NETS["deep"]().state_dict().values())
-    first, second = rounds(FedIN(pairs=asked), clients(["deep"] * 3))
+    first, second = rounds(FedIN(num_pairs=asked), clients(["deep"] * 3))
     for i in range(3):
         assert nbytes(first.up[i]) == nbytes(second.up[i]) == 4 * (floats + up * (6 + 5))
         assert nbytes(second.down[i]) == 4 * (floats + down * (6 + 5))
@@ -213,7 +213,7 @@ def test_how_many_pairs_are_sent_each_way(asked, up, down):
 
 def scaled(factor):
     """A network whose extractor has no bound."""
-    model = Staged(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, CLASSES))
+    model = SequentialSplit(nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, CLASSES))
     with torch.no_grad():
         model.extractor.weight.mul_(factor)
     return model
@@ -295,7 +295,7 @@ def numpy_combine(mode, g, h, lam):
     ],
 )
 def test_combined_gradients_against_numpy(mode, lam, mu):
-    method = FedIN(combine=mode, lambda_=lam, mu=mu)
+    method = FedIN(combine=mode, local_weight=lam, mu=mu)
     at, context = at_step(method)
     model, data = at.model, batch(at.data.train)
     local = F.cross_entropy(model(data.x), data.y)
@@ -325,7 +325,7 @@ def test_extractor_and_classifier_get_exactly_the_local_gradient(mode, architect
     alone = copy.deepcopy(at.model)
     data = batch(at.data.train)
     found = method.gradients(at.model, data, context)
-    without = dataclasses.replace(method, train_in=False, combine="simple")
+    without = dataclasses.replace(method, exchange_features=False, combine="simple")
     local = without.gradients(alone, data, {"received": context["received"]})
     assert torch.equal(found.loss, local.loss)
     for name in local.grads:
@@ -358,7 +358,7 @@ def test_batchnorm_normalizes_the_pairs_by_themselves_and_keeps_its_statistics(a
     assert same(at.model.state_dict(), alone.state_dict()), "the IN pass left a trace in the running statistics"
     expected = ((by_hand.transform(context["s_in"]) - context["s_out"]) ** 2).mean().detach()
     assert float(found.sums["loss_in"]) == pytest.approx(float(expected), abs=1e-6)
-    with evaluating(alone):
+    with eval_mode(alone):
         in_eval = ((alone.transform(context["s_in"]) - context["s_out"]) ** 2).mean()
     assert abs(float(expected - in_eval.detach())) > 1e-3
     before = {n: t.clone() for n, t in at.model.state_dict().items()}
@@ -379,7 +379,7 @@ def test_a_single_pair_is_left_out_under_batchnorm():
 def test_models_without_intermediate_tensors_train_locally():
     """One block and the head, as fedhenn-h1: there is nothing for the pairs to train."""
     bare = {
-        "bare": lambda: Staged(
+        "bare": lambda: SequentialSplit(
             nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Sequential(nn.Identity()), nn.Linear(6, CLASSES)
         )
     }
@@ -390,7 +390,7 @@ def test_models_without_intermediate_tensors_train_locally():
 
 def test_pairs_move_the_weights_of_round_2_but_not_of_round_1():
     members = clients(MIXED)
-    on, without = rounds(FedIN(), members), rounds(FedIN(train_in=False), members)
+    on, without = rounds(FedIN(), members), rounds(FedIN(exchange_features=False), members)
     for i in range(4):
         assert same(on[0].trained[i], without[0].trained[i])
         assert moved(on[1].trained[i], without[1].trained[i]) > 1e-4
@@ -401,13 +401,13 @@ def test_pairs_move_the_weights_of_round_2_but_not_of_round_1():
     "given",
     [
         {},
-        {"pairs": 3},
-        {"pairs": 10},
+        {"num_pairs": 3},
+        {"num_pairs": 10},
     ],
 )
 def test_a_whole_round_by_hand(given):
     """Six steps of four rows; pairs are visited four at a time, round and round."""
-    history = rounds(FedIN(mu=0.0, lambda_=1.5, **given), members := clients(MIXED), local_epochs=2)
+    history = rounds(FedIN(mu=0.0, local_weight=1.5, **given), members := clients(MIXED), local_epochs=2)
     steps = 0
     for i, client in enumerate(members):
         message = history[1].down[i]
@@ -433,7 +433,7 @@ def test_lambda_weighs_the_local_gradient():
     """Linear in lambda, also over a sweep of rounds; 0 leaves the pairs alone to move the intermediate tensors."""
     found = []
     for lam in (0.0, 1.0, 4.0):
-        method = FedIN(lambda_=lam, mu=0.0)
+        method = FedIN(local_weight=lam, mu=0.0)
         at, context = at_step(method)
         found.append(method.gradients(at.model, batch(at.data.train), context).grads)
         alone = off().gradients(at.model, batch(at.data.train), {}).grads
@@ -441,7 +441,7 @@ def test_lambda_weighs_the_local_gradient():
         slope = alone[name] / 2 if name.startswith("intermediate") else torch.zeros_like(alone[name])
         for lam, grads_ in zip((1.0, 4.0), found[1:], strict=True):
             torch.testing.assert_close(grads_[name], found[0][name] + lam * slope, atol=1e-6, rtol=0)
-    ends = [shared(rounds(FedIN(lambda_=lam), clients(MIXED))[1].after) for lam in (0.0, 0.5, 1.0, 4.0)]
+    ends = [shared(rounds(FedIN(local_weight=lam), clients(MIXED))[1].after) for lam in (0.0, 0.5, 1.0, 4.0)]
     assert min(moved(a, b) for a, b in itertools.combinations(ends, 2)) > 1e-4
 
 
@@ -451,9 +451,9 @@ def test_lambda_weighs_the_local_gradient():
 def test_mu_adds_mu_times_the_distance_to_what_was_received():
     data = None
     for mu in (0.1, 3.0):
-        at, context = at_step(FedIN(mu=mu, train_in=False), context={})
+        at, context = at_step(FedIN(mu=mu, exchange_features=False), context={})
         data = batch(at.data.train)
-        pull = FedIN(mu=mu, train_in=False).gradients(at.model, data, context).grads
+        pull = FedIN(mu=mu, exchange_features=False).gradients(at.model, data, context).grads
         plain = off().gradients(at.model, data, {}).grads
         for name, p in at.model.named_parameters():
             torch.testing.assert_close(
@@ -465,7 +465,7 @@ def test_mu_adds_mu_times_the_distance_to_what_was_received():
 @pytest.mark.parametrize("architecture", ["deep", "bn"])
 def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
     members = clients([architecture] * 3)
-    history = rounds(FedIN(train_in=False, mu=0.8), members, local_epochs=2)
+    history = rounds(FedIN(exchange_features=False, mu=0.8), members, local_epochs=2)
     for number, round in enumerate(history, 1):
         ends = []
         for i, client in enumerate(members):
@@ -502,10 +502,10 @@ def test_homogeneous_without_pairs_and_mu_is_fedavg_bit_for_bit(architecture, ag
 @pytest.mark.parametrize("where", ["both", "message", "forward"])
 def test_no_noise_is_level_0_including_the_generators(where):
     members = clients(MIXED)
-    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(noise=0.0, noise_where=where), members), strict=True):
+    for a, b in zip(rounds(FedIN(), members), rounds(FedIN(noise_std=0.0, noise_where=where), members), strict=True):
         assert all(same(bits(a.up[i]), bits(b.up[i])) for i in range(4))
         assert all(same(bits(a.down[i]), bits(b.down[i])) for i in range(4))
-    method = FedIN(noise=0.0, noise_where=where)
+    method = FedIN(noise_std=0.0, noise_where=where)
     at, _ = at_step(method)
     at.context = method.receive(at, {"model": {n: p.detach() for n, p in at.model.named_parameters()}})
     draws = torch.Generator().manual_seed(0)
@@ -517,7 +517,7 @@ def test_no_noise_is_level_0_including_the_generators(where):
 def test_messages_without_noise_are_the_plain_ones():
     """With "forward" the pairs sent are clean, and of the very rows that are sent without any noise."""
     members = clients(MIXED)
-    clean, forward = (rounds(m, members, lr=0.0)[0] for m in (FedIN(), FedIN(noise=0.8, noise_where="forward")))
+    clean, forward = (rounds(m, members, lr=0.0)[0] for m in (FedIN(), FedIN(noise_std=0.8, noise_where="forward")))
     assert all(same(clean.up[i]["features"], forward.up[i]["features"]) for i in range(4))
 
 
@@ -536,7 +536,7 @@ def test_how_loud_the_noise_of_the_messages_is(level):
     members, builders = clients(["loud"] * 2, 800), {"loud": loud}
     clean, noisy = (
         rounds(m, members, builders, rounds=1, batch_size=800)[0]
-        for m in (FedIN(), FedIN(noise=level, noise_where="message"))
+        for m in (FedIN(), FedIN(noise_std=level, noise_where="message"))
     )
     added = []
     for i in (0, 1):
@@ -553,7 +553,7 @@ def test_how_loud_the_noise_of_the_messages_is(level):
 
 def test_noise_in_the_forward_pass():
     """Fresh in every step, at both cuts, of the stated level; the IN pass has none."""
-    method = FedIN(noise=0.8, mu=0.0, combine="none")
+    method = FedIN(noise_std=0.8, mu=0.0, combine="none")
     at, _ = at_step(method, "deep")
     at.context = method.receive(at, {"model": {n: p.detach().clone() for n, p in at.model.named_parameters()}})
     draws = torch.Generator().manual_seed(3)
@@ -579,12 +579,12 @@ def test_no_noise_when_scored():
     extra = Evaluation(extra_stages=["after_training", "personal"])
     results = [
         federation(m, members, lr=0.0, evaluation=extra)[0].run().result["accuracy_by_stage"]
-        for m in (FedIN(noise_where="message", noise=1.5), FedIN())
+        for m in (FedIN(noise_where="message", noise_std=1.5), FedIN())
     ]
     assert results[0] == results[1]
-    method = FedIN(noise=1.5)
+    method = FedIN(noise_std=1.5)
     at, _ = at_step(method)
-    with evaluating(at.model), torch.no_grad():
+    with eval_mode(at.model), torch.no_grad():
         x = at.data.train.x
         assert torch.equal(method.predict(at.model, x, at.state), at.model(x))
 
@@ -634,7 +634,7 @@ def test_features_are_all_that_crosses_between_architectures_in_same_shape():
     members, others = clients(MIXED), clients(MIXED)
     others[1], others[3] = Client("deep", samples(12, 77)), Client("deep", samples(12, 78))
     for train_in in (False, True):
-        method = FedIN(aggregation="same-shape", train_in=train_in)
+        method = FedIN(aggregation="same-shape", exchange_features=train_in)
         a, b = (rounds(method, group, rounds=3)[-1].after["model shallow"] for group in (members, others))
         assert same(a, b) != train_in
 
@@ -644,7 +644,7 @@ def test_with_one_architecture_both_aggregations_are_one(weighting):
     """Homogeneous models (table 5a): eq. 19 is eq. 20 or 21."""
     members = clients(["deep-bn"] * 4, [8, 12, 16, 9])
     layered, shaped = (
-        rounds(FedIN(aggregation=a, weighting=weighting, noise=0.5), members, rounds=3, client_fraction=0.75)
+        rounds(FedIN(aggregation=a, weighting=weighting, noise_std=0.5), members, rounds=3, client_fraction=0.75)
         for a in ("layer-wise", "same-shape")
     )
     for a, b in zip(layered, shaped, strict=True):
@@ -680,7 +680,7 @@ def test_unequal_cuts_are_refused_before_round_1():
         federation(FedIN(aggregation="same-shape"), clients(["shallow", "wide"]))
     with pytest.raises(ConfigError, match=r"client 1 \('broad'\) gives \(6,\) and \(8,\)"):
         federation(FedIN(aggregation="same-shape"), clients(["shallow", "broad"]))
-    federation(FedIN(aggregation="same-shape", train_in=False), clients(["shallow", "wide"]))
+    federation(FedIN(aggregation="same-shape", exchange_features=False), clients(["shallow", "wide"]))
 
 
 def test_unselected_clients_hear_nothing():
@@ -692,6 +692,6 @@ def test_unselected_clients_hear_nothing():
 @pytest.mark.slow
 def test_learns():
     members = [Client(a, samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 40 + i)) for i, a in enumerate(MIXED)]
-    for method in (FedIN(), FedIN(noise=0.4, combine="project")):
+    for method in (FedIN(), FedIN(noise_std=0.4, combine="project")):
         fed, _ = federation(method, members, rounds=12, lr=0.01, optimizer="adam", batch_size=16, local_epochs=3)
         assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25

@@ -20,10 +20,10 @@ from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.functional.feature_pooling import orthogonal
+from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 from polyfed.models.vit import vision_transformer
 
 UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
@@ -37,11 +37,13 @@ def projected(kind: str = "fixed", **hyperparameters: object) -> FedIN:
 # families -----------------------------------------------------------------------------------------------------------
 
 
-def cnn(width: int) -> Staged:
+def cnn(width: int) -> SequentialSplit:
     """s_in (width, 4, 4), s_out (2 width)."""
     first = nn.Sequential(nn.Conv2d(1, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
     body = OrderedDict(conv=nn.Conv2d(width, 2 * width, 3), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1))
-    return Staged(first, nn.Sequential(OrderedDict(**body, flat=nn.Flatten())), nn.Linear(2 * width, CLASSES), "cnn")
+    return SequentialSplit(
+        first, nn.Sequential(OrderedDict(**body, flat=nn.Flatten())), nn.Linear(2 * width, CLASSES), "cnn"
+    )
 
 
 FAMILIES = {
@@ -80,7 +82,7 @@ def test_bytes_are_the_formulas_whatever_the_network(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("fixed", marks=pytest.mark.slow), "trained"])
 def test_resumed_it_ends_the_same(kind: str, tmp_path: Path) -> None:
-    method = projected(kind, noise=0.4)
+    method = projected(kind, noise_std=0.4)
     whole, _ = federation(method, mixed(), FAMILIES, rounds=3)
     whole.run()
     half, watch = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")
@@ -151,7 +153,7 @@ def test_square_matrices_change_nothing_but_rounding() -> None:
             s_out = [h.up[i]["features"]["s_out"] for h in (a, b)]
             torch.testing.assert_close(s_out[0].norm(dim=1), s_out[1].norm(dim=1), atol=1e-5, rtol=0)
             assert moved({"s": s_out[0]}, {"s": s_out[1]}) > 0.1
-    assert moved(plain[1].trained[0], rounds(FedIN(train_in=False), members)[1].trained[0]) > 1e-3
+    assert moved(plain[1].trained[0], rounds(FedIN(exchange_features=False), members)[1].trained[0]) > 1e-3
 
 
 # the pairs ------------------------------------------------------------------------------------------------------------
@@ -163,8 +165,8 @@ def test_what_is_sent_is_the_own_features_times_the_matrices() -> None:
     assert "features" in plain[0].up[0]
     (round,) = rounds(projected(), members, rounds=1)
     for i, (c, d) in enumerate([(6, 5), (9, 5), (6, 8)]):
-        p_in = orthogonal(4, c, generator(0, "projection in", 4, c)).double().numpy()
-        p_out = orthogonal(3, d, generator(0, "projection out", 3, d)).double().numpy()
+        p_in = random_orthogonal(4, c, generator(0, "projection in", 4, c)).double().numpy()
+        p_out = random_orthogonal(3, d, generator(0, "projection out", 3, d)).double().numpy()
         model = model_with(NETS[members[i].architecture], round.trained[i])
         rows = torch.randperm(12, generator=generator(0, "features", "train", 1, i))[:4]
         s_in = model.extract(members[i].data.train.x[rows]).detach()
@@ -273,7 +275,7 @@ def test_matrices_belong_to_those_who_trained() -> None:
 
 
 def test_features_that_are_no_grid_are_refused_before_round_1() -> None:
-    odd = {"odd": lambda: Staged(Rows(), nn.Flatten(), nn.Linear(12, CLASSES))}
+    odd = {"odd": lambda: SequentialSplit(Rows(), nn.Flatten(), nn.Linear(12, CLASSES))}
     with pytest.raises(ConfigError, match=r"client 0 \('odd'\): expected a vector .* got \(3, 4\)"):
         federation(projected(), clients(["odd"]), odd)
     federation(FedIN(), clients(["odd"]), odd)

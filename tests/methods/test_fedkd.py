@@ -77,7 +77,7 @@ def test_updates_are_truncated_averaged_and_truncated_again(weighting: Any, arch
 
 def test_full_energy_without_terms_is_fedavg_on_the_mentee() -> None:
     kinds, options = ["wide", "broad", "bn"], {"rounds": 3, "client_fraction": 0.7}
-    method = FedKD(energy_start=1.0, energy_end=1.0, distil=0.0, mimic=0.0, shared="bn")
+    method = FedKD(energy_start=1.0, energy_end=1.0, distillation_weight=0.0, hidden_weight=0.0, shared="bn")
     found = rounds(method, clients(kinds, [8, 12, 20]), **options)[-1].after["auxiliary_model"]
     averaged = rounds(FedAvg(), clients(["bn"] * 3, [8, 12, 20]), **options)[-1].after["model union"]
     assert found.keys() == averaged.keys()
@@ -152,9 +152,9 @@ def test_energy_grows_over_the_rounds_and_less_is_sent_for_less() -> None:
 @pytest.mark.parametrize(("distil", "mimic"), [(1.0, 1.0), (2.0, 0.0), (0.0, 0.5)])
 def test_each_loss_moves_its_own_network(distil: float, mimic: float) -> None:
     """L_w the mentor alone, L_m mentee and projector alone; s is a number."""
-    method, data = FedKD(distil=distil, mimic=mimic, shared="broad"), batch(samples(8, 0))
+    method, data = FedKD(distillation_weight=distil, hidden_weight=mimic, shared="broad"), batch(samples(8, 0))
     fed, _ = federation(method, clients(["wide"]))
-    pair: Any = fed.architectures.template("wide")
+    pair: Any = fed.model_factory.module("wide")
     assert pair.projector.weight.shape == (5, 8)
     assert pair.projector.bias is None
     h_w, h_m = pair.own.represent(data.x), pair.auxiliary_model.represent(data.x)

@@ -190,7 +190,7 @@ class Hard(FedKWAZ):
 
 
 def test_a_mutant_is_caught_by_the_oracle() -> None:
-    assert "oracle" in testing.violations(Hard(**MUTUAL), ["oracle"], oracle=taught_by_means)
+    assert "oracle" in testing.violations(Hard(**MUTUAL), ["oracle"], reference_loss=taught_by_means)
 
 
 def test_tables_are_refused_before_round_1() -> None:

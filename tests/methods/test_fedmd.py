@@ -16,10 +16,10 @@ from polyfed.core.message import nbytes
 from polyfed.core.settings import Training
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
-from polyfed.functional.losses import absolute_error
+from polyfed.functional.losses import l1_loss
 from polyfed.methods import FedMD, Local
 from polyfed.plugins.settings import Availability
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 NO_TRANSFER = {"public_epochs": 0, "private_epochs": 0}
@@ -108,14 +108,14 @@ def test_scores_of_public_rows_are_all_that_is_sent():
     for round in played(FedMD(public_epochs=1, private_epochs=1)):
         assert all(set(round.down[i]) == {"consensus"} for i in range(3))
         assert round.record["bytes_by_client"] == {str(i): {"down": 4 * 20 * 3, "up": 4 * 20 * 3} for i in range(3)}
-    for round in played(FedMD(**NO_TRANSFER, rows=8)):
+    for round in played(FedMD(**NO_TRANSFER, public_rows=8)):
         assert all(nbytes(m) == 8 + 4 * 8 * 3 for m in round.down.values())
         assert round.record["bytes_by_client"]["1"] == {"down": 16 + 4 * 8 * 3, "up": 4 * 8 * 3}
 
 
 def test_drawn_rows_are_distinct_new_every_round_and_the_only_ones_digested():
     """Other inputs in the drawn rows lead elsewhere, other inputs in the rest do not."""
-    held, method = HELD, FedMD(**NO_TRANSFER, rows=6)
+    held, method = HELD, FedMD(**NO_TRANSFER, public_rows=6)
     first, second = played(method)
     seeds = [int(round.down[0]["seed"]) for round in (first, second)]
     drawn = [torch.randperm(20, generator=torch.Generator().manual_seed(seed))[:6] for seed in seeds]
@@ -141,7 +141,7 @@ def test_public_labels_are_used_for_the_transfer_alone_and_only_those_of_the_tas
     with pytest.raises(ConfigError, match=r"^fedmd needs 1 rows that everybody may see, got 0 \(and 20 of the kind"):
         federation(once, clients(MIXED), held=other)
     with pytest.raises(ConfigError, match=r"^fedmd needs 21 rows that everybody may see, got 20"):
-        federation(FedMD(rows=21), clients(MIXED), held=held)
+        federation(FedMD(public_rows=21), clients(MIXED), held=held)
     assert played(FedMD(public_epochs=0, digest_epochs=0), held=None), "nothing of it is used"
 
 
@@ -156,7 +156,7 @@ def test_one_client_agrees_with_itself():
         mine = fed.server.model("shallow", fed.server.client_weights(0))(HELD.samples.x)
     assert torch.equal(watch.rounds[0].down[0]["consensus"], mine)
     scores = torch.randn(4, 3, requires_grad=True)
-    (grad,) = torch.autograd.grad(absolute_error(scores, scores.detach(), torch.ones(4)), scores)
+    (grad,) = torch.autograd.grad(l1_loss(scores, scores.detach(), torch.ones(4)), scores)
     assert not grad.any()
 
 
@@ -193,7 +193,7 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
     method = FedMD(public_epochs=2, private_epochs=3)
     training = Training(rounds=4, batch_size=8, lr=0.1)
     late = Availability(late_joiners=1, join_round=2)
-    fed = Kit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
+    fed = ConformanceKit(method=method).world(sizes=(12,) * 6).run(method, training, availability=late)
     (joiner,) = set(fed.server.all_client_ids) - set(fed.present(1))
     up = [record["bytes_by_client"].get(str(joiner), {}).get("up") for record in fed.history]
     assert up == [None, 0, 4 * 24 * 3, 4 * 24 * 3]
@@ -206,7 +206,7 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
 
 
 def test_the_kit_with_transfer_learning():
-    method = FedMD(public_epochs=1, private_epochs=1, rows=8, weighting="samples")
+    method = FedMD(public_epochs=1, private_epochs=1, public_rows=8, weighting="samples")
     assert testing.violations(method, only=["state_is_explicit", "any_subset", "batchnorm", "order_of_uploads"]) == {}
 
 
@@ -220,7 +220,7 @@ def test_wide_heads_are_cut_to_the_classes_of_the_task():
 
 def test_a_check_counts_the_transfer_once():
     """Its epochs are in round 1: a run of forty rounds is estimated at far less than forty times that."""
-    kit = Kit(method=FedMD(public_epochs=500, private_epochs=500))
+    kit = ConformanceKit(method=FedMD(public_epochs=500, private_epochs=500))
     seconds = {}
     for length in (2, 40):
         fed = kit.world(one=True).federation(kit.method, Training(rounds=length, batch_size=8, lr=0.1))

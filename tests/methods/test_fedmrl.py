@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from toys import CLASSES, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
 import polyfed as pf
-from polyfed.core.modules import exported
+from polyfed.core.modules import export_state
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
@@ -23,8 +23,8 @@ from polyfed.models import zoo
 
 def fused(own: str = "broad", shared: str = "shallow", features: int | None = None) -> Any:
     """What a client trains, with seeded weights."""
-    fed, _ = federation(FedMRL(shared=shared, features=features), clients([own]))
-    return fed.architectures.template(own)
+    fed, _ = federation(FedMRL(shared=shared, feature_dim=features), clients([own]))
+    return fed.model_factory.module(own)
 
 
 def test_forward_by_hand() -> None:
@@ -116,13 +116,15 @@ def test_the_common_network_is_averaged_with_its_statistics(weighting: Any, shar
 
 
 def test_features_of_the_common_network() -> None:
-    fed, _ = federation(FedMRL(features=2), clients(["wide", "broad"]))
+    fed, _ = federation(FedMRL(feature_dim=2), clients(["wide", "broad"]))
     for name, width in (("wide", 5), ("broad", 8)):
-        model: Any = fed.architectures.template(name)
+        model: Any = fed.model_factory.module(name)
         assert model.auxiliary_model.feature_dim == 2
         assert model.auxiliary_model.head.weight.shape == (CLASSES, 2)
         assert model.projection.weight.shape == (width, 2 + width)
-    with pytest.raises(ConfigError, match=r"'net' has 5, the common network 8; set method.features to at most 5") as no:
+    with pytest.raises(
+        ConfigError, match=r"'net' has 5, the common network 8; set method.feature_dim to at most 5"
+    ) as no:
         federation(FedMRL(shared="broad"), clients(["broad", "wide"]))
     assert "\n" not in str(no.value)
     with pytest.raises(ConfigError, match="needs split models"):
@@ -133,7 +135,7 @@ def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_r
     settings: dict[str, Any] = {
         "data": {"dataset": "digits", "num_clients": 2, "max_train_per_client": 30, "max_test_per_client": 20},
         "models": {"architectures": ["digits-cnn2", "digits-cnn1"]},
-        "method": {"name": "fedmrl", "features": 16, "shared": "digits-cnn3"},
+        "method": {"name": "fedmrl", "feature_dim": 16, "shared": "digits-cnn3"},
         "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},
     }
     done = pf.run(pf.Recipe.from_dict(settings), out=tmp_path / "run")
@@ -145,7 +147,7 @@ def test_exported_are_the_own_networks_names_as_they_are_and_predict_knows_the_r
     assert same(own.state_dict(), done.models[0].own.state_dict())
     model = load_model(tmp_path / "run", 0)
     x = torch.randint(0, 17, (5, 1, 8, 8), dtype=torch.uint8)
-    assert same(exported(model.network), exported(done.models[0]))
+    assert same(export_state(model.network), export_state(done.models[0]))
     with torch.inference_mode():
         assert torch.equal(model.scores(x), done.models[0](model.prepare(x)))
     assert isinstance(model.prepare, Prepare)

@@ -19,7 +19,7 @@ from polyfed.methods import FedORGP, Local
 
 MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
-QUICK = FedORGP(lambda_=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
+QUICK = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
 
 
 def members(classes: Any = SOME, test: int = 0) -> list[Client]:
@@ -103,14 +103,14 @@ def test_the_network_goes_on_from_round_to_round() -> None:
             own = torch.nn.functional.one_hot(y, CLASSES).bool()
             return (1 - found[own]).sum() + 2.0 * found[~own].abs().sum()
 
-        expected, _ = prototype_network.fit(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
+        expected, _ = prototype_network.train_network(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-5) for name, t in expected.items())
         assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
 
 
 def test_gamma_turns_prototypes_away_from_other_classes() -> None:
     def overlap(gamma: float) -> float:
-        method = FedORGP(lambda_=0.0, gamma=gamma, server_epochs=100, server_lr=0.02)
+        method = FedORGP(prototype_weight=0.0, gamma=gamma, server_epochs=100, server_lr=0.02)
         round = rounds(method, members())[1]
         rows, labels = pairs(round)
         found = cosines(rows, round.after["prototypes"].double().numpy())
@@ -157,12 +157,12 @@ def test_the_loss_against_numpy() -> None:
 
 
 def test_lambda_turns_representations_to_the_prototypes() -> None:
-    def angle(lambda_: float) -> float:
-        method = FedORGP(lambda_=lambda_, server_lr=0.0)
+    def angle(prototype_weight: float) -> float:
+        method = FedORGP(prototype_weight=prototype_weight, server_lr=0.0)
         return float(rounds(method, members(), rounds=4, lr=0.02)[-1].record["sums"]["angle"])
 
     assert angle(1.0) < angle(1e-9) * 0.9
-    plain, local = (rounds(m, members(), rounds=2)[-1].weights for m in (FedORGP(lambda_=0.0), Local()))
+    plain, local = (rounds(m, members(), rounds=2)[-1].weights for m in (FedORGP(prototype_weight=0.0), Local()))
     assert all(same(plain[i] or {}, local[i] or {}) for i in plain)
 
 

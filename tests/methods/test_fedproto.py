@@ -16,7 +16,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Evaluation
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, Local
@@ -71,12 +71,14 @@ def test_the_prototypes_of_one_client_are_its_own_means() -> None:
 
 def test_the_first_round_is_plain_and_then_the_prototypes_draw() -> None:
     def apart(lambda_: float) -> list[float]:
-        return [r.record["sums"].get("distance", math.nan) for r in rounds(FedProto(lambda_=lambda_), members())]
+        return [
+            r.record["sums"].get("distance", math.nan) for r in rounds(FedProto(prototype_weight=lambda_), members())
+        ]
 
     first, second = apart(1e-9)
     assert math.isnan(first)
     assert apart(30.0)[1] < second
-    one, other = (rounds(m, members(), rounds=1)[0].weights for m in (FedProto(lambda_=30.0), Local()))
+    one, other = (rounds(m, members(), rounds=1)[0].weights for m in (FedProto(prototype_weight=30.0), Local()))
     assert all(same(one[i] or {}, other[i] or {}) for i in one)
 
 
@@ -216,7 +218,7 @@ def test_unequal_widths_are_refused_before_round_1() -> None:
 
 
 def test_one_sample_per_client_and_class_is_enough() -> None:
-    people = [Client("deep", Samples(samples(1, i).x, torch.tensor([i]))) for i in range(2)]
+    people = [Client("deep", LabeledSamples(samples(1, i).x, torch.tensor([i]))) for i in range(2)]
     last = rounds(FedProto(), people)[1]
     assert not last.record["refused"]
     assert last.after["labels"].tolist() == [0, 1]

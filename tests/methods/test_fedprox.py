@@ -110,7 +110,7 @@ def test_the_default_bites():
 def test_fedin_without_pairs_is_fedprox(aggregation):
     weighting = "uniform" if aggregation == "layer-wise" else "samples"
     method = FedProx(mu=0.2, aggregation=aggregation, weighting=weighting)
-    other = FedIN(train_in=False, mu=0.2, aggregation=aggregation)
+    other = FedIN(exchange_features=False, mu=0.2, aggregation=aggregation)
     runs = [rounds(m, clients(["deep-bn", "bn", "bn"], [4, 8, 12]), rounds=3, local_epochs=2) for m in (method, other)]
     for client in range(3):
         assert same(runs[0][-1].down[client]["model"], runs[1][-1].down[client]["model"])

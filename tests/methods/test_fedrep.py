@@ -14,19 +14,19 @@ from toys import CLASSES, INPUTS, NETS, clients, federation, numpy_mean, rounds,
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.adapt import split
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 
-def linear() -> Staged:
+def linear() -> SequentialSplit:
     """Two 2 x 2 matrices: logits h phi x."""
     torch.manual_seed(3)
-    return Staged(nn.Linear(2, 2, bias=False), nn.Identity(), nn.Linear(2, 2, bias=False), "linear")
+    return SequentialSplit(nn.Linear(2, 2, bias=False), nn.Identity(), nn.Linear(2, 2, bias=False), "linear")
 
 
 def two_clients() -> list[Client]:
@@ -58,7 +58,7 @@ def test_two_clients_by_hand(weighting: Any, shares: tuple[float, float], aggreg
     method = FedRep(weighting=weighting, aggregation=aggregation, head_epochs=3, extractor_epochs=2)
     fed, watch = federation(method, members, {"linear": linear}, classes=2, rounds=3, batch_size=8, lr=0.3)
     start = [worker(fed, i).model.state_dict()["head.weight"].double().numpy().copy() for i in (0, 1)]
-    phi = fed.server.initial("linear")["extractor.weight"].double().numpy()
+    phi = fed.server.initial_state("linear")["extractor.weight"].double().numpy()
     fed.run()
     signs: set[float] = set()
     for round in watch.rounds:
@@ -87,7 +87,7 @@ def extractor(round: Any, when: str = "after") -> dict[str, torch.Tensor]:
 def test_no_head_in_any_message_nor_at_the_server(architecture: str) -> None:
     history = rounds(FedRep(head_epochs=1), clients([architecture] * 3), rounds=2, client_fraction=0.7)
     model = NETS[architecture]()
-    body = sum(t.numel() for n, t in floats(model).items() if not n.startswith("head."))
+    body = sum(t.numel() for n, t in float_state(model).items() if not n.startswith("head."))
     for round in history:
         for message in (*round.down.values(), *round.up.values(), round.after):
             assert not any("head" in name for name in flatten(message))
@@ -185,9 +185,9 @@ def test_the_extractors_epochs_are_the_trainings_unless_told() -> None:
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_a_head_without_weights_makes_it_fedavg(weighting: Any) -> None:
-    def headless() -> Staged:
+    def headless() -> SequentialSplit:
         body = nn.Sequential(nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
-        return Staged(nn.Linear(INPUTS, 6), body, nn.Identity(), "headless", feature_dim=CLASSES)
+        return SequentialSplit(nn.Linear(INPUTS, 6), body, nn.Identity(), "headless", feature_dim=CLASSES)
 
     runs = [
         rounds(method, clients(["headless"] * 3, [6, 9, 14]), {"headless": headless}, rounds=3, client_fraction=0.7)

@@ -11,7 +11,7 @@ from slices import rounds, watched
 from toys import clients, federation, moved, net, same
 
 from polyfed.methods import FedAvg, FedRolex, HeteroFL
-from polyfed.methods.building_blocks.channel_groups import plan_of
+from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.building_blocks.width_slicing import RATES
 from polyfed.models import build
 
@@ -71,7 +71,7 @@ def test_in_as_many_rounds_as_channels_each_is_trained_alike_often(letter, often
 
 def test_at_rate_1_the_window_permutes_and_the_rest_is_fedavg():
     members = clients(["shallow"] * 3, 12)
-    ours = rounds(FedRolex(rates="fix_a1", masked=False, clip=0.0), members, rounds=4)
+    ours = rounds(FedRolex(rates="fix_a1", masked=False, max_grad_norm=0.0), members, rounds=4)
     theirs = rounds(FedAvg(weighting="uniform"), members, rounds=4)
     model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
     assert moved(dict(model), ours[-1].after["model"]) < 1e-5
@@ -81,7 +81,7 @@ def test_at_rate_1_the_window_permutes_and_the_rest_is_fedavg():
 
 def test_a_residual_stream_rolls_as_one():
     fed, _ = federation(FedRolex(), clients(["shallow"] * 2, 8))
-    plan = plan_of(build("resnet10", (3, 32, 32), 10))
+    plan = channel_plan(build("resnet10", (3, 32, 32), 10))
     fed.server.round = 5
     kept = plan.kept(lambda size: torch.tensor(window(size, "b", 4)))
     streams = [f"intermediate.stage2.0.{name}" for name in ("conv2.weight", "bn2.bias", "shortcut.conv.weight")]

@@ -49,7 +49,7 @@ def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.nda
 def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> None:
     members, total, lr = two_clients(), 6, 0.4
     hyperparameters = {"aggregation": aggregation, "weighting": weighting}
-    method = FedSelect(growth=0.34, limit=0.7, every=every, **hyperparameters)
+    method = FedSelect(personal_rate=0.34, max_personal_fraction=0.7, grow_interval=every, **hyperparameters)
     counts = [client.n if weighting == "samples" else 1 for client in members]
     history = rounds(method, members, {"flat": Flat}, rounds=total, local_epochs=2, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()
@@ -87,12 +87,12 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
     assert 0.7 <= mask[0].mean() < 1 or every == 2
 
 
-@pytest.mark.parametrize("off", [{"growth": 0.0}, {"limit": 0.0}, {"every": 9}])
+@pytest.mark.parametrize("off", [{"personal_rate": 0.0}, {"max_personal_fraction": 0.0}, {"grow_interval": 9}])
 @pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
 def test_without_masks_it_is_uniform_fedavg(off: dict[str, Any], architectures: list[str]) -> None:
     runs = [
         rounds(method, clients(architectures, [6, 9, 14]), rounds=5, client_fraction=0.7, momentum=0.5, local_epochs=2)
-        for method in (FedSelect(**{"every": 1, **off}), FedAvg(weighting="uniform"))
+        for method in (FedSelect(**{"grow_interval": 1, **off}), FedAvg(weighting="uniform"))
     ]
     for mine, plain in zip(*runs, strict=True):
         assert same(mine.after["model union"], plain.after["model union"])
@@ -121,7 +121,9 @@ def test_with_everything_personal_it_is_local() -> None:
 
 
 def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:
-    history = rounds(FedSelect(every=1, growth=0.5, limit=0.6), clients(["bn"] * 3), rounds=7)
+    history = rounds(
+        FedSelect(grow_interval=1, personal_rate=0.5, max_personal_fraction=0.6), clients(["bn"] * 3), rounds=7
+    )
     names = {name for name, p in NETS["bn"]().named_parameters() if p.dim() > 1}
     for i in range(3):
         held = [round.after.get(f"mask {i}", {}) for round in history]
@@ -135,7 +137,9 @@ def test_masks_grow_and_stop_and_leave_biases_and_batchnorm_shared() -> None:
 
 
 def test_what_is_personal_everywhere_never_changes_on_the_server() -> None:
-    history = rounds(FedSelect(every=1, growth=1.0, limit=1.0), clients(["shallow"] * 2), rounds=4)
+    history = rounds(
+        FedSelect(grow_interval=1, personal_rate=1.0, max_personal_fraction=1.0), clients(["shallow"] * 2), rounds=4
+    )
     frozen = history[1].after["model union"]
     for round in history[2:]:
         for name, value in round.after["model union"].items():
@@ -160,7 +164,7 @@ STEPS: list[tuple[int, str, dict[str, Tensor]]] = []
 @pytest.mark.parametrize("training", [{"momentum": 0.9, "weight_decay": 0.1}, {"optimizer": "adam"}])
 def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, Any]) -> None:
     STEPS.clear()
-    method = Seen(every=1)
+    method = Seen(grow_interval=1)
     history = rounds(method, clients(["shallow"] * 2, 12), rounds=2, local_epochs=1, **training)
     assert [phase for number, phase, _ in STEPS if number == 1] == ["shared"] * 3
     assert [phase for number, phase, _ in STEPS if number == 2] == ["personal"] * 3 + ["shared"] * 3
@@ -174,12 +178,12 @@ def test_personal_entries_move_first_and_shared_ones_after(training: dict[str, A
 
 
 def test_epochs_are_the_trainings() -> None:
-    history = rounds(FedSelect(every=1), clients(["shallow"], 12), rounds=2, local_epochs=2)
+    history = rounds(FedSelect(grow_interval=1), clients(["shallow"], 12), rounds=2, local_epochs=2)
     assert [round.record["samples"] for round in history] == [24, 48]
 
 
 def test_bytes_are_those_of_the_entries_sent() -> None:
-    history = rounds(FedSelect(every=2, growth=0.3), clients(["bn"] * 2), rounds=5)
+    history = rounds(FedSelect(grow_interval=2, personal_rate=0.3), clients(["bn"] * 2), rounds=5)
     model = NETS["bn"]()
     floats = sum(t.numel() for t in model.state_dict().values() if t.is_floating_point())
     matrices = [p.numel() for p in model.parameters() if p.dim() > 1]
@@ -196,7 +200,7 @@ def test_bytes_are_those_of_the_entries_sent() -> None:
 
 
 def test_the_rounds_that_count_are_the_clients_own() -> None:
-    history = rounds(FedSelect(every=2), clients(["shallow"] * 4), rounds=8, client_fraction=0.5)
+    history = rounds(FedSelect(grow_interval=2), clients(["shallow"] * 4), rounds=8, client_fraction=0.5)
     taken = dict.fromkeys(range(4), 0)
     for round in history:
         for i in round.record["clients"]:
@@ -208,7 +212,10 @@ def test_the_rounds_that_count_are_the_clients_own() -> None:
 
 def test_a_lost_mask_is_sent_again() -> None:
     """A client that drops out after training has grown a mask of which the server knows nothing."""
-    method, dropping = FedSelect(every=1, growth=0.3, limit=1.0), Availability(dropout_rate=0.5, dropout_stage="after")
+    method, dropping = (
+        FedSelect(grow_interval=1, personal_rate=0.3, max_personal_fraction=1.0),
+        Availability(dropout_rate=0.5, dropout_stage="after"),
+    )
     fed, watch = federation(method, clients(["deep"] * 3), rounds=8, seed=3, plugins=[dropping])
     fed.run()
     again = 0
@@ -225,7 +232,7 @@ def test_a_lost_mask_is_sent_again() -> None:
 
 
 def test_the_anchor_is_the_model_at_the_last_growth() -> None:
-    fed, watch = federation(FedSelect(every=2), clients(["shallow"] * 2), rounds=3)
+    fed, watch = federation(FedSelect(grow_interval=2), clients(["shallow"] * 2), rounds=3)
     fed.run()
     anchor = fed.clients[0].state["anchor"]
     assert all(torch.equal(anchor[name], watch.rounds[1].weights[0][name]) for name in anchor)
@@ -235,9 +242,9 @@ def test_the_anchor_is_the_model_at_the_last_growth() -> None:
 @pytest.mark.parametrize(
     ("hyperparameters", "message"),
     [
-        ({"growth": 1.5}, "expected at most 1"),
-        ({"limit": -0.1}, "expected at least 0"),
-        ({"every": 0}, "expected at least 1"),
+        ({"personal_rate": 1.5}, "expected at most 1"),
+        ({"max_personal_fraction": -0.1}, "expected at least 0"),
+        ({"grow_interval": 0}, "expected at least 1"),
     ],
 )
 def test_what_does_not_fit_is_refused(hyperparameters: dict[str, Any], message: str) -> None:

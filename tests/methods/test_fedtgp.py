@@ -19,7 +19,7 @@ from polyfed.methods import FedTGP, Local
 
 MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
-QUICK = FedTGP(lambda_=1.0, server_epochs=4, server_lr=0.1)
+QUICK = FedTGP(prototype_weight=1.0, server_epochs=4, server_lr=0.1)
 
 
 def members(classes=SOME, test=0):
@@ -58,8 +58,8 @@ def test_the_network_goes_on_from_round_to_round():
         delta = prototype_network.margin(centers, 100.0)
         assert round.record["server"]["margin"] == pytest.approx(delta, rel=1e-5)
         draws = generator(0, "server means", number)
-        apart = functools.partial(prototype_network.separation, margin=delta)
-        expected, loss = prototype_network.fit(before, rows, labels, apart, 4, 4, 0.1, draws)
+        apart = functools.partial(prototype_network.margin_loss, margin=delta)
+        expected, loss = prototype_network.train_network(before, rows, labels, apart, 4, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-6) for name, t in expected.items())
         assert round.record["server"]["prototype_loss"] == pytest.approx(loss, rel=1e-5)
         assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))

@@ -11,9 +11,9 @@ from slices import order_of, prefix, rounds, watched
 from torch.nn import functional as F
 from toys import CLASSES, batch, clients, federation, net, same, samples
 
-from polyfed.engine.executors.base import at_work
+from polyfed.engine.executors.base import working_copy
 from polyfed.methods import FedAvg, FjORD
-from polyfed.methods.building_blocks.width_slicing import narrower, widths
+from polyfed.methods.building_blocks.width_slicing import forward_at_width, num_widths
 
 WIDTH, FEATURES = 6, 5  # the toys'
 
@@ -36,10 +36,10 @@ def made(p: float, like: torch.nn.Module, batchnorm: bool = False) -> torch.nn.M
 def test_every_width_is_the_network_made_that_narrow(batchnorm, largest):
     model = FjORD().build(net(batchnorm=batchnorm), str(largest)).train()
     x = torch.randn(8, 4)
-    assert widths(model) == largest
+    assert num_widths(model) == largest
     for place in range(largest):
         hand = made((place + 1) / 5, model, batchnorm).train()
-        torch.testing.assert_close(narrower(model, place, x), hand(x))
+        torch.testing.assert_close(forward_at_width(model, place, x), hand(x))
     assert not batchnorm or not model.extractor.bn.running_mean.any()  # no width leaves statistics behind
 
 
@@ -47,7 +47,7 @@ def test_a_narrower_width_depends_on_its_prefix_only_and_trains_it_only():
     model = FjORD().build(net(), "5")
     x, before = torch.randn(8, 4), None
     for _ in range(2):
-        inner = narrower(model, 1, x)
+        inner = forward_at_width(model, 1, x)
         assert before is None or torch.equal(inner, before)
         before = inner.detach()
         wide, high = sizes(0.4)
@@ -92,7 +92,7 @@ def test_without_distillation_the_drawn_width_learns_from_the_labels_alone():
 def test_widths_are_drawn_for_every_batch_alike_likely_up_to_the_clients_own():
     fed, _ = federation(FjORD(), clients(["shallow"] * 5, 4))
     for number, client in enumerate(fed.clients):
-        at = at_work(client, str(number + 1), fed.architectures)
+        at = working_copy(client, str(number + 1), fed.model_factory)
         draws = at.generator("inputs")
         counts = np.bincount([fed.method.step_inputs(at, step, draws)["width"] for step in range(400)], minlength=5)
         assert not counts[number + 1 :].any()
@@ -125,7 +125,7 @@ def test_entries_are_averaged_by_samples_over_those_who_hold_them():
 
 def test_a_step_of_a_round_by_hand():
     members = clients(["shallow"] * 2, 8)
-    (round,) = rounds(FjORD(widths=2, distill=False), members, rounds=1, batch_size=8)
+    (round,) = rounds(FjORD(num_widths=2, distill=False), members, rounds=1, batch_size=8)
     for number, p in enumerate((0.5, 1.0)):
         full = net()
         full.load_state_dict({**full.state_dict(), **round.before["model"]})
@@ -146,7 +146,7 @@ def test_a_step_of_a_round_by_hand():
 
 def test_with_one_width_it_is_fedavg_also_with_batchnorm():
     members = clients(["bn"] * 3, [8, 12, 16])
-    ours, theirs = rounds(FjORD(widths=1), members, rounds=2), rounds(FedAvg(), members, rounds=2)
+    ours, theirs = rounds(FjORD(num_widths=1), members, rounds=2), rounds(FedAvg(), members, rounds=2)
     model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
     assert same({n: t for n, t in model.items() if "running" not in n}, ours[-1].after["model"])
     assert set(ours[-1].after) == {"model", "statistics 1"}  # its statistics are taken afterwards

@@ -26,7 +26,7 @@ from toys import (
 
 from polyfed.core.client import Client
 from polyfed.methods import FML, FedAvg, Local
-from polyfed.methods.building_blocks.auxiliary_model import Pair
+from polyfed.methods.building_blocks.auxiliary_model import JointModel
 
 
 class Small(nn.Module):
@@ -128,7 +128,7 @@ def test_one_optimizer_over_both_is_two(kind: str) -> None:
 
 def test_no_gradient_reaches_the_teacher() -> None:
     """How strongly a network teaches does not show in its own gradient, how strongly it is taught does."""
-    pair, data = Pair(NETS["shallow"](), NETS["deep"]()), batch(samples(8, 0))
+    pair, data = JointModel(NETS["shallow"](), NETS["deep"]()), batch(samples(8, 0))
 
     def gradients(alpha: float, beta: float, prefix: str) -> dict[str, torch.Tensor]:
         grads = FML(alpha=alpha, beta=beta).gradients(pair, data, {}).grads

@@ -12,12 +12,12 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import read_only
-from polyfed.engine.executors.base import at_work
+from polyfed.core.message import freeze
+from polyfed.engine.executors.base import working_copy
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, HeteroFL
-from polyfed.methods.building_blocks.static_batchnorm import collect
-from polyfed.methods.building_blocks.width_slicing import level, rate
+from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
+from polyfed.methods.building_blocks.width_slicing import client_level, level_rate
 
 
 def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), **options):
@@ -47,7 +47,7 @@ def by_hand(kind, letter, large, data, order, lr, present, clip):
 )
 def test_a_round_is_that_of_networks_made_narrow_by_hand(kind, clip, weighting):
     labels, counts = [(0, 1, 2), (0, 1), (1, 2)], (8, 12, 16) if weighting == "samples" else (1, 1, 1)
-    method = HeteroFL(rates="fix_a1-b1-c1", clip=clip, weighting=weighting)
+    method = HeteroFL(rates="fix_a1-b1-c1", max_grad_norm=clip, weighting=weighting)
     (round,), members = rounds_of(method, kind, labels=labels, rounds=1)
     before, after = round.before["model"], round.after["model"]
     sent = []
@@ -108,7 +108,7 @@ def test_masks_do_nothing_where_everybody_has_all_classes():
 
 def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
     for kind in ("shallow", "bn"):
-        method = HeteroFL(rates="fix_a1", masked=False, clip=0.0, statistics="running")
+        method = HeteroFL(rates="fix_a1", masked=False, max_grad_norm=0.0, statistics="running")
         ours, _ = rounds_of(method, kind, rounds=3, client_fraction=0.7)
         theirs, _ = rounds_of(FedAvg(weighting="uniform"), kind, rounds=3, client_fraction=0.7)
         model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
@@ -132,10 +132,10 @@ def test_fixed_rates_are_dealt_in_blocks_once():
     fed, _ = federation(HeteroFL(), clients(["shallow"] * 10, 4))
     for round in (0, 1, 7):
         fed.server.round = round
-        assert "".join(level(fed.server, "fix_a1-b1-c1-d1-e1", i) for i in range(10)) == "aabbccddee"
-        assert "".join(level(fed.server, "fix_c1-a2", i) for i in range(10)) == "cccaaaaaaa"
+        assert "".join(client_level(fed.server, "fix_a1-b1-c1-d1-e1", i) for i in range(10)) == "aabbccddee"
+        assert "".join(client_level(fed.server, "fix_c1-a2", i) for i in range(10)) == "cccaaaaaaa"
     fed.server.set_available([1, 9])  # who is absent keeps its place
-    assert [level(fed.server, "fix_a1-b1", i) for i in (1, 9)] == ["a", "b"]
+    assert [client_level(fed.server, "fix_a1-b1", i) for i in (1, 9)] == ["a", "b"]
 
 
 def test_dynamic_rates_are_drawn_anew_by_their_shares():
@@ -143,12 +143,12 @@ def test_dynamic_rates_are_drawn_anew_by_their_shares():
     drawn = {i: [] for i in range(4)}
     for fed.server.round in range(1, 251):
         for i in range(4):
-            drawn[i].append(level(fed.server, "dynamic_a3-c1", i))
+            drawn[i].append(client_level(fed.server, "dynamic_a3-c1", i))
     letters = [letter for own in drawn.values() for letter in own]
     assert 0.7 < letters.count("a") / 1000 < 0.8
     assert letters.count("a") + letters.count("c") == 1000
     assert len({tuple(d) for d in drawn.values()}) == 4
-    assert rate("") == 1.0
+    assert level_rate("") == 1.0
 
 
 def test_every_client_is_scored_with_the_sub_model_of_its_rate():
@@ -223,9 +223,9 @@ def test_scores_use_the_reported_statistics_of_the_rate():
     for number, letter in enumerate("ab"):
         message = fed.method.broadcast(fed.server, number)
         assert message["statistics"]["extractor.bn.running_mean"].shape == (NARROW[letter][0],)
-        client = at_work(fed.clients[number], letter, fed.architectures)
+        client = working_copy(fed.clients[number], letter, fed.model_factory)
         client.round = fed.server.round
-        fed.method.receive(client, read_only(message))
+        fed.method.receive(client, freeze(message))
         bound = client.model
         state = bound.state_dict()
         assert all(torch.equal(state[n], t) for n, t in message["statistics"].items())
@@ -242,13 +242,13 @@ def test_training_keeps_no_running_statistics_and_scores_none_of_them():
 def test_the_statistics_are_those_without_scaler_and_dropout():
     model = HeteroFL().build(NETS["dropout"](), "b")
     x = torch.randn(8, 4)
-    first, _ = collect(model, x, lambda rows: rows, 8)
+    first, _ = estimate_stats(model, x, lambda rows: rows, 8)
     linear = model.extractor.linear
     torch.testing.assert_close(first["extractor.bn.running_mean"], F.linear(x, linear.weight, linear.bias).mean(0))
     assert model.extractor.bn.momentum == 0.1
     assert all(m.training for m in model.modules())
-    assert same(first, collect(model, x, lambda rows: rows, 8)[0])
-    assert collect(model, x[:1], lambda rows: rows, 8)[1] == 0
+    assert same(first, estimate_stats(model, x, lambda rows: rows, 8)[0])
+    assert estimate_stats(model, x[:1], lambda rows: rows, 8)[1] == 0
 
 
 def test_who_is_only_asked_keeps_what_it_had():
@@ -269,7 +269,7 @@ def test_who_is_only_asked_keeps_what_it_had():
 def test_a_step_is_no_longer_than_the_clip():
     data, lengths = samples(8, 0), {}
     for most in (0.0, 0.3, 1.0):
-        method = HeteroFL(clip=most, masked=False)
+        method = HeteroFL(max_grad_norm=most, masked=False)
         torch.manual_seed(0)
         model = method.build(NETS["shallow"](), "")
         model.head.weight.data.mul_(50)

@@ -11,10 +11,10 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, InclusiveFL
-from polyfed.testing.fixtures import draw, tiny
+from polyfed.testing.fixtures import draw, tiny_model
 
-NETS = {f"blocks{n}": lambda n=n: tiny(n, 4, 6) for n in range(5)}
-NETS |= {f"norm/{n}": lambda n=n: tiny(n, 4, 6, norm=True) for n in range(1, 4)}
+NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(5)}
+NETS |= {f"norm/{n}": lambda n=n: tiny_model(n, 4, 6, norm=True) for n in range(1, 4)}
 ALL = ["blocks2", "blocks4", "blocks1", "blocks2", "blocks4"]  # last blocks: 0 of blocks1, 1 of blocks2
 SIZES = [8, 12, 16, 10, 14]
 
@@ -167,6 +167,6 @@ def test_bytes_are_those_of_fedavg():
 
 
 def test_networks_that_do_not_nest_are_refused():
-    nets = {"a": lambda: tiny(1, 4, 6), "b": lambda: tiny(1, 5, 6)}
+    nets = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(1, 5, 6)}
     with pytest.raises(ConfigError, match=r"client 1 \('b'\).*same-shape"):
         federation(InclusiveFL(), members(["a", "b"], [8, 8]), nets)

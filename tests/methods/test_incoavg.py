@@ -11,9 +11,11 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.functional import cross_layer
 from polyfed.methods import FedAvg, InCoAvg
-from polyfed.testing.fixtures import draw, tiny
+from polyfed.testing.fixtures import draw, tiny_model
 
-NETS = {f"blocks{n}": lambda n=n: tiny(n, 4, 6) for n in range(4)} | {"bn": lambda: tiny(3, 4, 6, norm=True)}
+NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
+    "bn": lambda: tiny_model(3, 4, 6, norm=True)
+}
 CONV = "intermediate.block{}.conv.weight"
 
 

@@ -11,11 +11,11 @@ from torch import nn
 from toys import CLASSES, INPUTS, NETS, clients, federation, moved, net, numpy_mean, rounds, same, worker
 
 from polyfed.core.message import nbytes
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, LGFedAvg
 from polyfed.models import adapt
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
 SIZES = [12, 5, 9, 7]
@@ -65,7 +65,7 @@ def test_who_does_not_answer_does_not_count():
 
 
 def test_upper_layers_are_shared_by_those_who_have_them():
-    _, second = rounds(LGFedAvg(shares="upper"), clients(["shallow", "deep", "deep"], [12, 5, 9]))
+    _, second = rounds(LGFedAvg(shared_part="upper"), clients(["shallow", "deep", "deep"], [12, 5, 9]))
     trained = [second.trained[i] for i in range(3)]
     for name, now in second.after["shared"].items():
         assert now.numpy() == pytest.approx(numpy_mean(trained, [12, 5, 9], name), abs=1e-6)
@@ -78,20 +78,20 @@ def test_upper_layers_may_stand_on_any_extractor():
     def other():
         model = net()
         extractor = nn.Sequential(OrderedDict(linear=nn.Linear(INPUTS, 9), tanh=nn.Tanh(), out=nn.Linear(9, 6)))
-        return Staged(extractor, model.intermediate, model.head, "other")
+        return SequentialSplit(extractor, model.intermediate, model.head, "other")
 
     builders = {**NETS, "other": other}
     people = clients(["shallow", "other"])
-    assert len(rounds(LGFedAvg(shares="upper"), people, builders)) == 2
+    assert len(rounds(LGFedAvg(shared_part="upper"), people, builders)) == 2
     with pytest.raises(ConfigError, match="one name to have one shape"):
-        federation(LGFedAvg(shares="all"), people, builders)
+        federation(LGFedAvg(shared_part="all"), people, builders)
     with pytest.raises(ConfigError, match="one name to have one shape"):
-        federation(LGFedAvg(shares="upper"), clients(["shallow", "wide"]))
+        federation(LGFedAvg(shared_part="upper"), clients(["shallow", "wide"]))
 
 
 def test_all_of_differing_networks_is_fedavg():
     people = clients(["deep-bn", "bn"], [12, 9])
-    one, other = (rounds(m, people)[1] for m in (LGFedAvg(shares="all"), FedAvg()))
+    one, other = (rounds(m, people)[1] for m in (LGFedAvg(shared_part="all"), FedAvg()))
     assert same(dict(one.after["shared"]), dict(other.after["model union"]))
     assert all(same(one.trained[i], other.trained[i]) for i in range(2))
 
@@ -136,13 +136,13 @@ def test_heads_of_other_shapes_are_refused_before_round_1():
     wanted = r"heads with the same tensors.*weight \(3, 8\).*weight \(3, 5\).*models\.feature_dim.*fedproto.*fedhenn"
     with pytest.raises(ConfigError, match=wanted):
         federation(LGFedAvg(), clients(["deep", "broad"]))
-    assert len(rounds(LGFedAvg(shares="none"), clients(["deep", "broad"]))) == 2
+    assert len(rounds(LGFedAvg(shared_part="none"), clients(["deep", "broad"]))) == 2
 
 
 def test_float_statistics_in_a_head_are_averaged():
     def normed():
         model = net()
-        return Staged(
+        return SequentialSplit(
             model.extractor, model.intermediate, nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, CLASSES)), "n", 5
         )
 
@@ -152,4 +152,4 @@ def test_float_statistics_in_a_head_are_averaged():
         numpy_mean([round.trained[0], round.trained[1]], [12, 8], name), abs=1e-6
     )
     assert not any("num_batches" in key for key in round.after["shared"])
-    assert set(floats(normed(), parts=("head",))) == set(round.after["shared"])
+    assert set(float_state(normed(), parts=("head",))) == set(round.after["shared"])

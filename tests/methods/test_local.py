@@ -10,13 +10,13 @@ import torch
 from torch.nn import functional as F
 from toys import CLASSES, NETS, clients, federation, moved, rounds, same
 
-from polyfed.core.model_factory import Architectures
+from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
 from polyfed.methods import Local
 
 
 def initial(architecture, client_id, seed=0):
-    return Architectures(NETS, Local().build, seed, torch.device("cpu")).initial(architecture, owner=client_id)
+    return ModelFactory(NETS, Local().build, seed, torch.device("cpu")).initial_state(architecture, owner=client_id)
 
 
 def plain(model, data, optimizer, epochs, batch_size, order, skip_single=False):

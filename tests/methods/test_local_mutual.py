@@ -191,7 +191,7 @@ class Lukewarm(LocalMutual):
 
 @pytest.mark.parametrize("mutant", [Unmixed, OneMixture, Lukewarm])
 def test_mutants_are_caught(mutant: type[LocalMutual]) -> None:
-    assert "oracle" in testing.violations(mutant(**MUTUAL), ["oracle"], oracle=taught_by_each_other)
+    assert "oracle" in testing.violations(mutant(**MUTUAL), ["oracle"], reference_loss=taught_by_each_other)
 
 
 def test_what_is_refused_before_round_1() -> None:

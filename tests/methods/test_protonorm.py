@@ -71,7 +71,7 @@ def test_without_steps_it_is_fedproto_bit_for_bit() -> None:
     assert "spread" not in plain[-1].after
     assert same(plain[0].trained[0], other[0].trained[0])  # before there are prototypes
     assert moved(dict(plain[1].trained[0]), dict(other[1].trained[0])) > 1e-3
-    off, local = (rounds(m, members())[-1] for m in (FedProto(lambda_=0.0, spread_steps=20), Local()))
+    off, local = (rounds(m, members())[-1] for m in (FedProto(prototype_weight=0.0, spread_steps=20), Local()))
     assert all(same(off.weights[i] or {}, local.weights[i] or {}) for i in range(4))
 
 
@@ -94,7 +94,7 @@ def test_the_length_does_not_show_in_the_prediction() -> None:
     stages = Evaluation(extra_stages=["received"])
     found = {}
     for scale in (0.5, 50.0):
-        method = FedProto(lambda_=0.0, spread_steps=20, scale=scale)
+        method = FedProto(prototype_weight=0.0, spread_steps=20, scale=scale)
         found[scale] = rounds(method, members(test=40), evaluation=stages)[-1].record["accuracy_per_client"]
     assert found[0.5] == found[50.0]
 

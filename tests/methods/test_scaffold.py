@@ -35,7 +35,7 @@ from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import evaluating, untracked_statistics
+from polyfed.functional.modes import eval_mode, frozen_running_stats
 from polyfed.methods import SCAFFOLD, FedAvg
 from polyfed.plugins.settings import Availability
 
@@ -279,15 +279,15 @@ def test_the_pass_over_all_samples_leaves_no_trace(architecture):
     members = clients([architecture], 13)
     fed, _ = federation(SCAFFOLD(control="I"), members, batch_size=6)
     at = worker(fed, 0)
-    other = {name: t + 0.1 for name, t in fed.server.initial(architecture).items() if t.is_floating_point()}
+    other = {name: t + 0.1 for name, t in fed.server.initial_state(architecture).items() if t.is_floating_point()}
     before, draws = {n: t.clone() for n, t in at.model.state_dict().items()}, torch.get_rng_state()
-    found = inference.gradient(lambda model, b: cross_entropy(model(b.x), b.y, b.w), at, other)
+    found = inference.full_gradient(lambda model, b: cross_entropy(model(b.x), b.y, b.w), at, other)
     assert same(before, dict(at.model.state_dict()))
     assert torch.equal(draws, torch.get_rng_state())
     order = torch.randperm(13, generator=at.generator("gradient")).split(6)
     model, data, expected = NETS[architecture](), members[0].data.train, 0
     model.load_state_dict(other, strict=False)
-    with evaluating(model), untracked_statistics(model):
+    with eval_mode(model), frozen_running_stats(model):
         for rows in order[:2]:  # the thirteenth would be alone
             expected = expected + F.cross_entropy(model(data.x[rows]), data.y[rows]) * len(rows) / 12
         expected.backward()
@@ -300,7 +300,7 @@ def test_the_pass_puts_the_weights_back_after_an_error():
     at = worker(fed, 0)
     before = {n: t.clone() for n, t in at.model.state_dict().items()}
     with pytest.raises(ZeroDivisionError):
-        inference.gradient(lambda model, b: 1 / 0, at, fed.server.initial("deep"))
+        inference.full_gradient(lambda model, b: 1 / 0, at, fed.server.initial_state("deep"))
     assert same(before, dict(at.model.state_dict()))
 
 

@@ -16,13 +16,13 @@ from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
-from polyfed.engine.executors.base import at_work
+from polyfed.engine.executors.base import working_copy
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.functional.channel_slices import first, take
-from polyfed.functional.losses import exits_loss
+from polyfed.functional.channel_slices import first_channels, slice_channels
+from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods import FedAvg, HeteroFL, ScaleFL
-from polyfed.methods.building_blocks.channel_groups import plan_of
-from polyfed.methods.building_blocks.early_exits import attach
+from polyfed.methods.building_blocks.channel_groups import channel_plan
+from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
@@ -74,7 +74,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(exits, gamma, temper
     y = torch.randint(4, (6,), generator=generator)
     for out in outputs:
         out.retain_grad()
-    loss = exits_loss(outputs, y, torch.ones(6), gamma, temperature)
+    loss = multi_exit_loss(outputs, y, torch.ones(6), gamma, temperature)
     loss.backward()
     expected, grads = by_formula(outputs, y, gamma, temperature)
     assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
@@ -85,13 +85,13 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(exits, gamma, temper
 def test_the_exits_weights_sum_to_1_and_padding_counts_nothing():
     out, y, ones = torch.randn(4, 3), torch.tensor([0, 2, 1, 1]), torch.ones(4)
     for exits in range(1, 7):
-        torch.testing.assert_close(exits_loss([out] * exits, y, ones, 1.0, 3.0), F.cross_entropy(out, y))
+        torch.testing.assert_close(multi_exit_loss([out] * exits, y, ones, 1.0, 3.0), F.cross_entropy(out, y))
     several, w = [torch.randn(4, 3) for _ in range(3)], torch.tensor([1.0, 1.0, 0.0, 0.0])
-    part = exits_loss([o[:2] for o in several], y[:2], ones[:2], 0.5, 2.0)
-    torch.testing.assert_close(exits_loss(several, y, w, 0.5, 2.0), part)
+    part = multi_exit_loss([o[:2] for o in several], y[:2], ones[:2], 0.5, 2.0)
+    torch.testing.assert_close(multi_exit_loss(several, y, w, 0.5, 2.0), part)
     for wrong, temperature in (([], 3.0), ([out], 0.0)):
         with pytest.raises(ValueError, match="expected at least one exit and T above 0"):
-            exits_loss(wrong, y, ones, 1.0, temperature)
+            multi_exit_loss(wrong, y, ones, 1.0, temperature)
 
 
 # a round --------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
         for rows in order_of(members[number], number).split(4):
             if len(rows) > 1 or kind == "deep":
                 outputs = logits(weights, data.x[rows], blocks, batchnorm=kind == "deep-bn")
-                loss = exits_loss(outputs, data.y[rows], torch.ones(len(rows)), 0.4, 3.0)
+                loss = multi_exit_loss(outputs, data.y[rows], torch.ones(len(rows)), 0.4, 3.0)
                 grads = torch.autograd.grad(loss, list(weights.values()))  # all have one: none is past the exit
                 with torch.no_grad():
                     for p, g in zip(weights.values(), grads, strict=True):
@@ -208,11 +208,11 @@ def test_distillation_is_on_by_default_and_gamma_0_leaves_weighted_cross_entropy
 def test_distillation_begins_after_its_share_of_the_rounds():
     fed, _ = federation(ScaleFL(), clients(["deep"], 8), rounds=8)
     fed.method.init_server(fed.server)
-    at, message = at_work(fed.clients[0], "5", fed.architectures), fed.method.broadcast(fed.server, 0)
+    at, message = working_copy(fed.clients[0], "5", fed.model_factory), fed.method.broadcast(fed.server, 0)
     for share, begins in ((0.25, 3), (0.0, 1), (0.3, 3), (0.99, 8), (1.0, 9)):
         found = []
         for at.round in range(1, 9):
-            found.append(ScaleFL(distil_from=share).receive(at, message)["distils"])
+            found.append(ScaleFL(distill_from=share).receive(at, message)["distils"])
         assert found == [round >= begins for round in range(1, 9)]
 
 
@@ -414,13 +414,13 @@ def preactivated(width, blocks, exits):
 
 def test_the_default_levels_have_fedins_mean_size_with_its_resnet152():
     with torch.device("meta"):  # no memory
-        exits = attach(build("resnet152-preact-1000", (3, 32, 32), 10), [0.4, 0.55, 0.7, 0.85, 1])
+        exits = add_early_exits(build("resnet152-preact-1000", (3, 32, 32), 10), [0.4, 0.55, 0.7, 0.85, 1])
     assert (exits.of, exits.blocks) == (51, (21, 29, 36, 44, 51))  # the stem, and 20, 28, 35, 43, 50 residual blocks
-    plan, sizes = plan_of(exits), []
+    plan, sizes = channel_plan(exits), []
     for text, blocks in zip(ScaleFL().levels.split(), (20, 28, 35, 43, 50), strict=True):
         width, depth = map(float, text.split("@"))
-        weights = dict(exits.until(depth).named_parameters())
-        cut = take(plan, weights, plan.kept(partial(first, rate=width)))
+        weights = dict(exits.truncated(depth).named_parameters())
+        cut = slice_channels(plan, weights, plan.kept(partial(first_channels, rate=width)))
         sizes.append(sum(t.numel() for t in cut.values()))
         assert sizes[-1] == preactivated(width, blocks, (20, 28, 35, 43, 50))
     assert sum(sizes) / 5 == 20_650_341.6

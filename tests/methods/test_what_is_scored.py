@@ -38,12 +38,12 @@ def test_the_papers_model_is_scored() -> None:
         (FedProx, {"mu": 0}),
         (MOON, {"mu": 0}),
         (FedRep, {"head_epochs": 0}),
-        (FedGen, {"alpha": 0, "beta": 0, "diversity": 0}),
+        (FedGen, {"alpha": 0, "beta": 0, "diversity_weight": 0}),
         (FedDPA, {"threshold": 1, "lambda1": 0, "lambda2": 0}),
-        (FedSelect, {"growth": 0, "limit": 0}),
+        (FedSelect, {"personal_rate": 0, "max_personal_fraction": 0}),
         (InclusiveFL, {"beta": 0}),
         (InCoAvg, {"theta_rule": "none"}),
-        (FjORD, {"widths": 1, "distill": False}),
+        (FjORD, {"num_widths": 1, "distill": False}),
     ],
 )
 def test_no_default_switches_a_method_off(method: type, off: dict[str, object]) -> None:

@@ -14,19 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, PublicData
-from polyfed.core.message import Message, copied, shallow
+from polyfed.core.message import Message, clone, shallow_copy
 from polyfed.core.method import Batch, Method
 from polyfed.core.settings import Evaluation, Training
-from polyfed.data.samples import Samples
-from polyfed.engine.executors.base import Outcome, at_work
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.base import JobResult, working_copy
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Execution, Task
-from polyfed.models.split import SplitModel, Staged
+from polyfed.models.split import SequentialSplit, SplitModel
 
 INPUTS, CLASSES = 4, 3
 
 
-def net(depth: int = 1, width: int = 6, features: int = 5, batchnorm: bool = False, dropout: float = 0.0) -> Staged:
+def net(
+    depth: int = 1, width: int = 6, features: int = 5, batchnorm: bool = False, dropout: float = 0.0
+) -> SequentialSplit:
     """Linear extractor, `depth` inner blocks, and a last layer; a shallow one's tensors are those of a deeper one."""
 
     def layers(outputs: int, inputs: int) -> nn.Sequential:
@@ -40,7 +42,7 @@ def net(depth: int = 1, width: int = 6, features: int = 5, batchnorm: bool = Fal
 
     body = OrderedDict((f"block{i + 1}", layers(width, width)) for i in range(depth))
     body["last"] = layers(features, width)
-    return Staged(layers(width, INPUTS), nn.Sequential(body), nn.Linear(features, CLASSES), architecture="net")
+    return SequentialSplit(layers(width, INPUTS), nn.Sequential(body), nn.Linear(features, CLASSES), architecture="net")
 
 
 class Two(nn.Module):
@@ -60,7 +62,7 @@ def two_parameter_clients(count: int = 2) -> list[Client]:
     return [Client("two", (torch.tensor(x)[:, None], torch.tensor(y))) for x, y in data[:count]]
 
 
-def two_gradient(w: np.ndarray, data: Samples) -> np.ndarray:
+def two_gradient(w: np.ndarray, data: LabeledSamples) -> np.ndarray:
     """Gradient of the mean cross entropy of `Two`."""
     x, y = data.x.double().numpy(), data.y.numpy()
     p = np.exp(x * w - (x * w).max(1, keepdims=True))
@@ -68,12 +70,12 @@ def two_gradient(w: np.ndarray, data: Samples) -> np.ndarray:
     return ((p - np.eye(2)[y]) * x).mean(0)
 
 
-def samples(n: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> Samples:
+def samples(n: int, seed: int, classes: Sequence[int] = range(CLASSES)) -> LabeledSamples:
     """Gaussian inputs around a center per class."""
     g = torch.Generator().manual_seed(seed)
     y = torch.tensor(list(classes))[torch.randint(0, len(classes), (n,), generator=g)]
     centers = 2 * torch.randn(CLASSES, INPUTS, generator=torch.Generator().manual_seed(99))
-    return Samples(torch.randn(n, INPUTS, generator=g) + centers[y], y)
+    return LabeledSamples(torch.randn(n, INPUTS, generator=g) + centers[y], y)
 
 
 def clients(architectures: Sequence[str], sizes: Sequence[int] | int = 12, test: int = 0) -> list[Client]:
@@ -119,9 +121,9 @@ class Watch:
         self._inner, self.workers = inner, inner.workers
         return self
 
-    def run(self, jobs: Any, done: Any) -> list[Outcome]:
+    def run(self, jobs: Any, done: Any) -> list[JobResult]:
         server = self.federation.server
-        self._now = {"down": {job.client.id: copied(job.message) for job in jobs}, "before": shallow(server.state)}
+        self._now = {"down": {job.client.id: clone(job.message) for job in jobs}, "before": shallow_copy(server.state)}
         outcomes = self._inner.run(jobs, done)
         self._now["trained"] = {o.client_id: o.weights for o in outcomes}
         if self._lose is not None:
@@ -139,9 +141,9 @@ class Watch:
         self._inner.close()
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
-        after = shallow(self.federation.server.state)
+        after = shallow_copy(self.federation.server.state)
         weights = {client.id: client.weights for client in self.federation.clients}
-        states = {client.id: shallow(client.state) for client in self.federation.clients}
+        states = {client.id: shallow_copy(client.state) for client in self.federation.clients}
         self.rounds.append(Round(weights=weights, after=after, record=record, states=states, **self._now))
 
     def start(self, info: Any) -> None: ...
@@ -207,7 +209,7 @@ def worker(fed: Federation, number: int, round: int = 1, weights: Mapping[str, T
     client = fed.clients[number]
     if weights is not None:
         client.weights = dict(weights)
-    at = at_work(client, "", fed.architectures)
+    at = working_copy(client, "", fed.model_factory)
     at.round = round
     fed.server.round = round
     return at
@@ -220,7 +222,7 @@ def model_with(builder: Callable[[], nn.Module], weights: Mapping[str, Tensor]) 
     return model.eval()  # type: ignore[return-value]
 
 
-def batch(data: Samples, rows: slice = slice(None)) -> Batch:
+def batch(data: LabeledSamples, rows: slice = slice(None)) -> Batch:
     """These rows as a batch."""
     return Batch(data.x[rows], data.y[rows], torch.ones(len(data.y[rows])))
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models import SplitModel, build, cuts, with_projection
+from polyfed.models import SplitModel, build, cut_shapes, with_projection
 from polyfed.models.adapt import split
 
 
@@ -166,7 +166,7 @@ def test_a_network_of_the_zoo_seen_as_a_plain_one() -> None:
     ours = build("resnet10", (1, 8, 8), 3)
     module = nn.Sequential(*ours.extractor, *ours.intermediate, ours.head)
     model, x = split(module, str(len(module) - 1), "3"), inputs()
-    assert cuts(model, x) == cuts(ours, x) == ((64, 2, 2), (512,))
+    assert cut_shapes(model, x) == cut_shapes(ours, x) == ((64, 2, 2), (512,))
     ours.eval(), model.eval()
     assert torch.equal(model(x), ours(x))
 
@@ -185,7 +185,7 @@ def test_cuts_and_width() -> None:
     model.original.layer2.eval()
     flags = [m.training for m in model.modules()]
     before = copy.deepcopy(model.state_dict())
-    assert cuts(model, inputs()) == ((4, 4, 4), (16,))
+    assert cut_shapes(model, inputs()) == ((4, 4, 4), (16,))
     assert [m.training for m in model.modules()] == flags
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
     assert (model.feature_dim, model.architecture) == (16, "Skip")
@@ -427,7 +427,7 @@ def test_networks_of_torchvision(name: str, extractor: str) -> None:
     module, x = models.get_model(name, num_classes=5).eval(), torch.rand(2, 3, 64, 64)
     model = split(module, "fc" if name == "resnet18" else "classifier.3", extractor, example=x)
     assert torch.equal(model(x), module(x))
-    assert len(cuts(model, x)[0]) == 3
+    assert len(cut_shapes(model, x)[0]) == 3
 
 
 def test_a_part_by_something_else_than_its_name() -> None:

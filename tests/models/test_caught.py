@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import polyfed as pf
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
-from polyfed.models import build, cuts, with_projection
+from polyfed.models import build, cut_shapes, with_projection
 from polyfed.models.adapt import Adapted
 
 
@@ -133,7 +133,7 @@ def test_names_parts_and_width(make: Callable[[], nn.Module], head: str) -> None
     assert model.names("intermediate") == ()
     assert sorted(model.names("extractor") + model.names("head")) == sorted(model.state_dict())
     assert model.feature_dim == 5
-    assert cuts(model.eval(), inputs(3)) == ((5,), (5,))
+    assert cut_shapes(model.eval(), inputs(3)) == ((5,), (5,))
     with pytest.raises(ConfigError, match="has no tensor 'nothing'"):
         model.part_of("nothing")
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models import SplitModel, build, cuts, with_projection
+from polyfed.models import SplitModel, build, cut_shapes, with_projection
 from polyfed.models.adapt import Adapted, split
-from polyfed.models.third_party import cut, python_source
+from polyfed.models.third_party import auto_split, python_source
 
 IMAGE = (1, 32, 32)
 
@@ -86,7 +86,7 @@ def test_a_module_of_ones_own_is_cut_where_its_name_says(here: str, end: str, ex
 
 
 def test_without_a_usual_name_all_before_the_head_is_the_extractor() -> None:
-    model = cut(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), "mine", 3, None)
+    model = auto_split(nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), "mine", 3, None)
     assert model.names("extractor") == ("original.1.weight", "original.1.bias")
     assert model.names("head") == ("original.3.weight", "original.3.bias")
 
@@ -105,10 +105,10 @@ def test_a_block_that_cannot_be_cut_after_is_passed_over() -> None:
             y = self.layer1(x)
             return self.fc(self.blocks(y.relu()) + y)
 
-    assert cut(Around(), "mine", 3, None)._extractor == "blocks.0"  # type: ignore[attr-defined]
-    assert cut(Across(), "mine", 3, None)._extractor == "layer1"  # type: ignore[attr-defined]
+    assert auto_split(Around(), "mine", 3, None)._extractor == "blocks.0"  # type: ignore[attr-defined]
+    assert auto_split(Across(), "mine", 3, None)._extractor == "layer1"  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="'add', after the cut, also needs"):
-        cut(Around(), "mine", 3, "layer1")
+        auto_split(Around(), "mine", 3, "layer1")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def loads_without_polyfed(name: str, model: SplitModel, shape: tuple[int, ...], 
 def test_networks_of_the_packages(name: str, s_in: tuple[int, ...], width: int) -> None:
     pytest.importorskip(name.partition(":")[0], reason="the extra 'vision' is not installed")
     model = build(name, IMAGE, 5)
-    assert (tuple(cuts(model, torch.rand(2, *IMAGE))[0]), model.feature_dim) == (s_in, width)
+    assert (tuple(cut_shapes(model, torch.rand(2, *IMAGE))[0]), model.feature_dim) == (s_in, width)
     same_in_train_mode(model, torch.rand(4, *IMAGE))
     loads_without_polyfed(name, model, IMAGE, 5)
     with pytest.raises(ConfigError, match=r"unknown model '(timm|torchvision):resnet1O'; did you mean .*resnet1"):
@@ -263,7 +263,7 @@ def test_networks_of_hugging_face(tmp_path: Path) -> None:
     name = f"hf:{tmp_path / 'net'}"
     model = build(name, IMAGE, 5)
     assert isinstance(model, Adapted)
-    assert (model.head_name, cuts(model, torch.rand(2, *IMAGE))[0]) == ("classifier.1", (8, 8, 8))
+    assert (model.head_name, cut_shapes(model, torch.rand(2, *IMAGE))[0]) == ("classifier.1", (8, 8, 8))
     same_in_train_mode(model, torch.rand(4, *IMAGE))
     loads_without_polyfed(name, model, IMAGE, 5)
     transformers.BertConfig().save_pretrained(tmp_path / "text")

@@ -93,7 +93,7 @@ def body(network: dict[str, Tensor]) -> Tensor:
 
 def test_all_begin_with_the_same_body_and_a_head_of_their_own(fetched: list[str]) -> None:
     made = build_federation(pf.Recipe.from_dict(tomllib.loads(RECIPE)))
-    weights = [made.architectures.initial(c.architecture, owner=c.id) for c in made.clients]
+    weights = [made.model_factory.initial_state(c.architecture, owner=c.id) for c in made.clients]
     assert all((body(one) == 0.5).all() for one in weights)
     heads = [one["original.fc.weight"] for one in weights]
     assert not torch.equal(heads[0], heads[2]), "clients of one network"

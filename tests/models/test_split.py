@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from polyfed.errors import ConfigError
-from polyfed.models import SplitModel, Staged, build, cuts, with_projection
+from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, with_projection
 
 DIGIT = (1, 8, 8)
 
@@ -40,11 +40,11 @@ def test_cuts_change_nothing() -> None:
     model.get_submodule("extractor.bn1").eval()
     flags = [m.training for m in model.modules()]
     before = copy.deepcopy(model.state_dict())
-    assert cuts(model, torch.rand(2, *DIGIT)) == ((64, 2, 2), (512,))
+    assert cut_shapes(model, torch.rand(2, *DIGIT)) == ((64, 2, 2), (512,))
     assert [m.training for m in model.modules()] == flags
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
     with pytest.raises(RuntimeError):
-        cuts(model, torch.rand(2, 5, 8, 8))
+        cut_shapes(model, torch.rand(2, 5, 8, 8))
     assert [m.training for m in model.modules()] == flags
 
 
@@ -80,7 +80,7 @@ def test_projection_to_the_width_there_is_does_nothing() -> None:
 
 
 def test_projection_in_a_body_of_another_kind_and_without_bias() -> None:
-    model = Staged(nn.Flatten(), nn.Linear(64, 6), nn.Linear(6, 3, bias=False), architecture="mine")
+    model = SequentialSplit(nn.Flatten(), nn.Linear(64, 6), nn.Linear(6, 3, bias=False), architecture="mine")
     wide = with_projection(model, 4)
     assert wide.names("intermediate")[0] == "intermediate.body.weight"
     assert wide.names("head") == ("head.weight",)
@@ -96,8 +96,8 @@ def test_projection_to_no_width(width: object) -> None:
 def test_projection_needs_a_linear_head() -> None:
     head = nn.Sequential(OrderedDict(fc=nn.Linear(6, 3)))
     with pytest.raises(ConfigError, match="has no in_features"):
-        Staged(nn.Flatten(), nn.Linear(64, 6), head)
-    model = Staged(nn.Flatten(), nn.Linear(64, 6), head, feature_dim=6)
+        SequentialSplit(nn.Flatten(), nn.Linear(64, 6), head)
+    model = SequentialSplit(nn.Flatten(), nn.Linear(64, 6), head, feature_dim=6)
     with pytest.raises(ConfigError, match=r"needs a head that is an nn\.Linear; this one is a Sequential"):
         with_projection(model, 4)
 

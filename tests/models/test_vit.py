@@ -19,16 +19,16 @@ from helpers.flat_options import grouped
 from polyfed.core.client import PublicData
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import stacked_clients
 from polyfed.errors import ConfigError
 from polyfed.functional.block_names import blocks
 from polyfed.methods import FedAvg, FedHeNN, FedIN, InclusiveFL, Local
-from polyfed.methods.building_blocks.channel_groups import plan_of
-from polyfed.models import SplitModel, build, cuts
+from polyfed.methods.building_blocks.channel_groups import channel_plan
+from polyfed.models import SplitModel, build, cut_shapes
 from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
 from polyfed.registry import DATASETS
-from polyfed.testing.fixtures import difference, everything, sent, weights
+from polyfed.testing.fixtures import all_state, difference, sent, weights
 
 LARGE, SMALL, TINY = (3, 224, 224), (3, 32, 32), (1, 8, 8)
 NAMES = [f"vit-s{depth}" for depth in DEPTHS]
@@ -86,7 +86,7 @@ def test_counts_by_hand() -> None:
 )
 def test_cuts(in_shape: tuple[int, int, int], s_in: tuple[int, int]) -> None:
     shallow = vision_transformer(in_shape, 10, depth=1)
-    assert cuts(shallow, torch.zeros(1, *in_shape)) == (s_in, (384,))
+    assert cut_shapes(shallow, torch.zeros(1, *in_shape)) == (s_in, (384,))
     assert shallow.feature_dim == 384
     registered = on_meta("vit-s8", in_shape).get_parameter("extractor.tokens.patches.weight")
     assert registered.shape[2:] == ((16, 16) if min(in_shape[1:]) >= 128 else (4, 4))
@@ -280,7 +280,7 @@ def test_sizes_that_make_no_network_are_one_line(wrong: dict[str, Any]) -> None:
 
 def test_it_is_not_cut_to_narrower_ones() -> None:
     with pytest.raises(ConfigError) as caught:
-        plan_of(tiny())
+        channel_plan(tiny())
     assert "\n" not in str(caught.value)
 
 
@@ -297,7 +297,7 @@ def federation(method: Method, names: list[str], executor: str = "serial", seed:
     """Four clients of these networks in turn, two rounds."""
     draws = torch.Generator().manual_seed(3)
     x, y = torch.randn(4, 20, *TINY, generator=draws), torch.randint(CLASSES, (4, 20), generator=draws)
-    held = PublicData(Samples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long)))
+    held = PublicData(LabeledSamples(torch.randn(12, *TINY, generator=draws), torch.zeros(12, dtype=torch.long)))
     made = pf.Federation(
         [pf.Client(names[i % len(names)], (x[i, :16], y[i, :16]), (x[i, 16:], y[i, 16:])) for i in range(4)],
         method,
@@ -344,7 +344,7 @@ def test_methods_for_nested_networks_take_them(method: Method) -> None:
     ran = federation(method, ["vit", "deeper"])
     assert not any(record["refused"] for record in ran.history)
     for client, start in zip(
-        ran.clients, (ran.server.initial(client.architecture) for client in ran.clients), strict=True
+        ran.clients, (ran.server.initial_state(client.architecture) for client in ran.clients), strict=True
     ):
         assert client.weights is not None
         assert all(not torch.equal(client.weights[name], tensor) for name, tensor in start.items())
@@ -352,20 +352,18 @@ def test_methods_for_nested_networks_take_them(method: Method) -> None:
 
 def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
     method, names = FedHeNN(alignment_data=ROWS), ["cnn", "vit"]
-    assert difference(everything(federation(method, names)), everything(federation(method, names, "processes"))) is None
+    assert difference(all_state(federation(method, names)), all_state(federation(method, names, "processes"))) is None
 
 
 def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    plain = stacked_clients.Stack._gradients
+    plain = stacked_clients.StackedClients._gradients
 
     def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
         sizes.append(len(turns))
         return plain(self, part, turns, *rest, trial=trial)
 
-    monkeypatch.setattr(stacked_clients.Stack, "_gradients", counted)
-    one, other = (
-        everything(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "vectorized")
-    )
+    monkeypatch.setattr(stacked_clients.StackedClients, "_gradients", counted)
+    one, other = (all_state(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "vectorized"))
     assert difference(one, other, 1e-5) is None
     assert max(sizes) == 2

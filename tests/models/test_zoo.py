@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models import SplitModel, Staged, build, cuts, describe
+from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, describe
 from polyfed.registry import MODELS
 
 RGB32, DIGIT = (3, 32, 32), (1, 8, 8)
@@ -117,13 +117,13 @@ def test_resnets_are_nested_by_name_and_shape(suffix: str) -> None:
 def test_cut_shapes_on_rgb(names: list[str], s_in: tuple[int, ...], s_out: tuple[int, ...]) -> None:
     for name in names:
         model = build(name, RGB32, 10)
-        assert cuts(model, torch.rand(1, *RGB32)) == (s_in, s_out)
+        assert cut_shapes(model, torch.rand(1, *RGB32)) == (s_in, s_out)
         assert model.feature_dim == s_out[0]
 
 
 def test_digits_networks_differ_but_share_their_cuts() -> None:
     models = [build(name, DIGIT, 10) for name in DIGITS]
-    assert {cuts(model, torch.rand(2, *DIGIT)) for model in models} == {((16, 4, 4), (64,))}
+    assert {cut_shapes(model, torch.rand(2, *DIGIT)) for model in models} == {((16, 4, 4), (64,))}
     counts = [count(model) for model in models]
     assert counts == [17_258, 41_962, 13_706, 22_954, 40_394]
     assert len({tuple(t.shape for t in m.intermediate.state_dict().values()) for m in models}) == 5
@@ -235,7 +235,7 @@ def test_resnet_gradients_reach_every_weight() -> None:
 
 def of_ones_own(in_shape: tuple[int, ...], classes: int) -> SplitModel:
     width = in_shape[0] * in_shape[1] * in_shape[2]
-    return Staged(nn.Flatten(), nn.Linear(width, 6), nn.Linear(6, classes))
+    return SequentialSplit(nn.Flatten(), nn.Linear(width, 6), nn.Linear(6, classes))
 
 
 def no_split(in_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from mutants.sound import FML, Drift, FedProto, FedProx
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, group, tensor
+from polyfed.core.message import Message, State, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Requirements, StepResult, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, split
+from polyfed.core.modules import as_split_model, float_state
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional.averaging import weighted_mean
@@ -38,7 +38,7 @@ class HeaderIsClient0s(FedGH):
 
     def init_server(self, server: Server) -> None:
         model = server.model(server.clients[0].architecture, server.client_weights(0))
-        server.state["header"] = {name: t.detach() for name, t in split(model).head.state_dict().items()}
+        server.state["header"] = {name: t.detach() for name, t in as_split_model(model).head.state_dict().items()}
 
 
 class ReceivedIsKept(FedProx):
@@ -46,12 +46,12 @@ class ReceivedIsKept(FedProx):
 
     def receive(self, client: Client, message: Message) -> Context:
         context = super().receive(client, message)
-        client.state["average"] = dict(group(message, "model"))
+        client.state["average"] = dict(get_group(message, "model"))
         return context
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        for name, value in floats(client.model).items():
-            group(client.state, "average")[name].mul_(0.5).add_(value, alpha=0.5)
+        for name, value in float_state(client.model).items():
+            get_group(client.state, "average")[name].mul_(0.5).add_(value, alpha=0.5)
         return super().upload(client, trained)
 
 
@@ -59,7 +59,7 @@ class PreviousIsLive(FedAvg):
     """The previous model (MOON) is a view of the network that the next client of this architecture trains in."""
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        client.state["previous"] = floats(client.model)
+        client.state["previous"] = float_state(client.model)
         return super().upload(client, trained)
 
 
@@ -91,7 +91,7 @@ class HeadsBeginApart(FedAvg):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
-        models = [group(message, "model") for message in uploads.values()]
+        models = [get_group(message, "model") for message in uploads.values()]
         heads = [{name: t for name, t in model.items() if name.startswith("head.")} for model in models]
         for architecture in server.architectures if heads else ():
             mean = weighted_mean(heads, [1.0] * len(heads))
@@ -110,7 +110,7 @@ class AbsentClassesAreZero(FedProto):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message = super().upload(client, trained)
-        rows, means = tensor(message, "labels").long(), tensor(message, "means")
+        rows, means = get_tensor(message, "labels").long(), get_tensor(message, "means")
         dense = means.new_zeros(client.classes, means.shape[1]).index_copy(0, rows, means)
         labels = torch.arange(client.classes, dtype=torch.int32)
         return {"labels": labels, "means": dense, "counts": torch.ones(client.classes, dtype=torch.int64)}
@@ -145,7 +145,7 @@ class BuffersStayAtHome(FedAvg):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         start = {n: b for n, b in client.state.items() if isinstance(b, Tensor)}
-        own = {n: start.get(n.replace(".", "_"), t) for n, t in floats(client.model).items()}
+        own = {n: start.get(n.replace(".", "_"), t) for n, t in float_state(client.model).items()}
         return {"model": own, "n": torch.tensor(client.n)}
 
     def receive(self, client: Client, message: Message) -> Context:
@@ -161,8 +161,8 @@ class BuffersOfTheFirst(FedAvg):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
         for message in list(uploads.values())[:1]:
-            first = {n: t.clone() for n, t in group(message, "model").items() if "running_" in n}
-            server.state["model union"] = {**group(server.state, "model union"), **first}
+            first = {n: t.clone() for n, t in get_group(message, "model").items() if "running_" in n}
+            server.state["model union"] = {**get_group(server.state, "model union"), **first}
 
 
 class SeedInConstructor(FML):
@@ -228,9 +228,9 @@ class StateInPlace(FedAvg):
     """State written into: a round that is interrupted cannot be undone, and what was sent changes afterwards."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        before = group(server.state, "model union")
+        before = get_group(server.state, "model union")
         super().aggregate(server, uploads)
-        for name, value in group(server.state, "model union").items():
+        for name, value in get_group(server.state, "model union").items():
             before[name].copy_(value)
         server.state["model union"] = dict(before)
 
@@ -241,7 +241,7 @@ class NobodyInPlace(FedAvg):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if uploads:
             return super().aggregate(server, uploads)
-        for value in group(server.state, "model union").values():
+        for value in get_group(server.state, "model union").values():
             value.mul_(0.9)
         return None
 
@@ -252,7 +252,7 @@ class UploadsInPlace(FedAvg):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if len(uploads) == 1:
             for message in uploads.values():
-                for value in group(message, "model").values():
+                for value in get_group(message, "model").values():
                     value.mul_(1.0).add_(0.1)
         super().aggregate(server, uploads)
 
@@ -316,10 +316,10 @@ class HiddenState(FedAvg):
         _momentum.clear()
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        old = group(server.state, "model union")
+        old = get_group(server.state, "model union")
         super().aggregate(server, uploads)
         new = {}
-        for name, value in group(server.state, "model union").items():
+        for name, value in get_group(server.state, "model union").items():
             _momentum[name] = 0.5 * _momentum.get(name, torch.zeros_like(value)) + value - old[name]
             new[name] = old[name] + _momentum[name]
         server.state["model union"] = new
@@ -337,7 +337,7 @@ class BroadcastCounts(FedAvg):
     """A broadcast with a side effect: scoring calls it again, and the count is wrong."""
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        server.state["sent"] = tensor(server.state, "sent") + 1 if "sent" in server.state else torch.tensor(1)
+        server.state["sent"] = get_tensor(server.state, "sent") + 1 if "sent" in server.state else torch.tensor(1)
         return super().broadcast(server, client_id)
 
 
@@ -348,7 +348,7 @@ class DividesByAll(FedAvg):
         super().aggregate(server, uploads)
         share = len(uploads) / len(server.clients)
         if uploads:
-            union = group(server.state, "model union")
+            union = get_group(server.state, "model union")
             server.state["model union"] = {name: share * value for name, value in union.items()}
 
 
@@ -356,9 +356,9 @@ class CrashesWithoutAnswers(FedAvg):
     """Nobody answers, and the mean of nothing is an error deep inside."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        counts = [float(tensor(message, "n")) for message in uploads.values()]
+        counts = [float(get_tensor(message, "n")) for message in uploads.values()]
         for i, message in uploads.items():
-            assert tensor(message, "n") / sum(counts) > 0, i
+            assert get_tensor(message, "n") / sum(counts) > 0, i
         if 0.0 in (sum(counts) / len(counts),):
             return
         super().aggregate(server, uploads)
@@ -368,10 +368,10 @@ class PlansInSilence(FedAvg):
     """How far the server goes depends on how many rounds are planned, and nobody is told."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        old = group(server.state, "model union")
+        old = get_group(server.state, "model union")
         super().aggregate(server, uploads)
         share = server.round / server.rounds
-        new = group(server.state, "model union")
+        new = get_group(server.state, "model union")
         server.state["model union"] = {name: old[name] + share * (new[name] - old[name]) for name in new}
 
 
@@ -380,8 +380,8 @@ class LastUploadWins(FedAvg):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         for message in uploads.values():
-            old = group(server.state, "model union")
-            new = {name: (old[name] + value) / 2 for name, value in group(message, "model").items()}
+            old = get_group(server.state, "model union")
+            new = {name: (old[name] + value) / 2 for name, value in get_group(message, "model").items()}
             server.state["model union"] = {**old, **new}
 
 
@@ -389,7 +389,7 @@ class WeightsByPlace(FedAvg):
     """Counts are paired with uploads by place: with other clients answering, each gets another's weight."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sizes = [member.n for member in server.clients.values()]
+        sizes = [member.num_samples for member in server.clients.values()]
         weights = {i: float(n) for i, n in zip(uploads, sizes, strict=False)}
         weight_averaging.average(server, "layer-wise", weight_averaging.client_weights(uploads), weights)
 
@@ -398,7 +398,7 @@ class FirstClientIsSpecial(FedAvg):
     """Client 0 counts ten times."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        weights = {i: float(tensor(m, "n")) * (10 if i == 0 else 1) for i, m in uploads.items()}
+        weights = {i: float(get_tensor(m, "n")) * (10 if i == 0 else 1) for i, m in uploads.items()}
         weight_averaging.average(server, "layer-wise", weight_averaging.client_weights(uploads), weights)
 
 
@@ -415,14 +415,16 @@ class SendsTheWholeUnion(FedAvg):
     """The message is larger than the paper's; everybody is sent all architectures' tensors."""
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {**super().broadcast(server, client_id), "spare": group(server.state, "model union")}
+        return {**super().broadcast(server, client_id), "spare": get_group(server.state, "model union")}
 
 
 class ForgetsWhatNobodySent(FedAvg):
     """The server starts from nothing in each round, so that who did not answer is forgotten."""
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        union: State = {"model union": {n: torch.zeros_like(t) for n, t in group(server.state, "model union").items()}}
+        union: State = {
+            "model union": {n: torch.zeros_like(t) for n, t in get_group(server.state, "model union").items()}
+        }
         server.state = {**server.state, **union}
         super().aggregate(server, uploads)
 

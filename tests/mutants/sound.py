@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.inference import represent
-from polyfed.core.message import Message, copied, group, tensor
+from polyfed.core.inference import representations
+from polyfed.core.message import Message, clone, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Method, Requirements, StepResult, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load, trainable
+from polyfed.core.modules import float_state, load_state, trainable_parameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.fedavg import FedAvg
-from polyfed.testing.fixtures import tiny
+from polyfed.testing.fixtures import tiny_model
 
 
 @hyperparameters
@@ -80,12 +80,12 @@ class FedProto(Method):
 
     def receive(self, client: Client, message: Message) -> Context:
         if "means" in message:
-            client.state = copied(message)
+            client.state = clone(message)
         width, shown = client.model.feature_dim, torch.zeros(client.classes)
         target = torch.zeros(client.classes, width)
         if "means" in client.state:
-            rows = tensor(client.state, "labels").long()
-            target = target.index_copy(0, rows, tensor(client.state, "means"))
+            rows = get_tensor(client.state, "labels").long()
+            target = target.index_copy(0, rows, get_tensor(client.state, "means"))
             shown = shown.index_fill(0, rows, 1.0)
         return {"target": target, "shown": shown}
 
@@ -96,7 +96,9 @@ class FedProto(Method):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
-        labels, means, counts = class_means(represent(client.model, train.x, client.prepare), train.y, client.classes)
+        labels, means, counts = class_means(
+            representations(client.model, train.x, client.prepare), train.y, client.classes
+        )
         return {"labels": labels, "means": means, "counts": counts}
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
@@ -134,25 +136,25 @@ class FML(Method):
     beta: float = 0.5  # 1: the shared one does
 
     def init_server(self, server: Server) -> None:
-        weights = server.initial(server.architectures[0])
+        weights = server.initial_state(server.architectures[0])
         server.state["shared"] = part(weights, "shared.")
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"shared": group(server.state, "shared")}
+        return {"shared": get_group(server.state, "shared")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if uploads:
-            models = [group(message, "shared") for message in uploads.values()]
+            models = [get_group(message, "shared") for message in uploads.values()]
             server.state["shared"] = weighted_mean(models, [float(m["n"]) for m in uploads.values()])
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return Both(model, tiny(0, 4, 6))
+        return Both(model, tiny_model(0, 4, 6))
 
     def personal_model(self, module: Any) -> nn.Module:
         return module.private
 
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model.shared, group(message, "shared"))
+        load_state(client.model.shared, get_group(message, "shared"))
         return {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> tuple[Tensor, Mapping[str, Tensor]]:
@@ -163,7 +165,7 @@ class FML(Method):
         return total + self.beta * shared[0] + (1 - self.beta) * shared[1], {"kl": private[1]}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"shared": floats(client.model.shared), "n": torch.tensor(client.n)}
+        return {"shared": float_state(client.model.shared), "n": torch.tensor(client.n)}
 
 
 def part(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -184,24 +186,26 @@ class Scaffold(FedAvg):
 
     def init_server(self, server: Server) -> None:
         super().init_server(server)
-        model = server.model(server.architectures[0], server.initial(server.architectures[0]))
+        model = server.model(server.architectures[0], server.initial_state(server.architectures[0]))
         server.state["control"] = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {**super().broadcast(server, client_id), "control": group(server.state, "control")}
+        return {**super().broadcast(server, client_id), "control": get_group(server.state, "control")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
-        control = dict(group(server.state, "control"))
+        control = dict(get_group(server.state, "control"))
         for message in uploads.values():
-            for name, change in group(message, "change").items():
+            for name, change in get_group(message, "change").items():
                 control[name] = control[name] + change / len(server.clients)
         server.state["control"] = control
 
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)
-        own = client.state.setdefault("control", {n: torch.zeros_like(t) for n, t in group(message, "control").items()})
-        return {"shift": {name: c - own[name] for name, c in group(message, "control").items()}}
+        own = client.state.setdefault(
+            "control", {n: torch.zeros_like(t) for n, t in get_group(message, "control").items()}
+        )
+        return {"shift": {name: c - own[name] for name, c in get_group(message, "control").items()}}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         raw = super().gradients(model, batch, context)
@@ -209,9 +213,9 @@ class Scaffold(FedAvg):
         return StepResult(grads, raw.loss, raw.sums, {name: g for name, g in raw.grads.items() if g is not None})
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        names, _ = trainable(client.model)
+        names, _ = trainable_parameters(client.model)
         new = {name: trained.raw[name] / trained.steps for name in names}
-        change = {name: c - group(client.state, "control")[name] for name, c in new.items()}
+        change = {name: c - get_group(client.state, "control")[name] for name, c in new.items()}
         client.state["control"] = new
         return {**super().upload(client, trained), "change": change}
 

@@ -13,7 +13,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.errors import ConfigError
 from polyfed.plugins import adversaries
-from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks, colluded
+from polyfed.plugins.adversaries import AdversarialClients, Kind, assign_attacks, collude
 from polyfed.plugins.settings import Adversaries
 
 
@@ -33,7 +33,7 @@ def enlisted(made: Client, kind: Kind, **settings: Any) -> AdversarialClients:
     """A plugin whose only hostile client is this one."""
 
     class Setup:
-        clients, seed, unscored = [made], 0, set[int]()
+        clients, seed, unscored, held_out = [made], 0, set[int](), frozenset[int]()
 
     plugin = AdversarialClients(Adversaries(**settings))
     made.id = 0
@@ -144,7 +144,7 @@ def test_who_knows_the_others_sends_what_numpy_makes_of_them(kind: Kind) -> None
         vectors = np.stack([h.numpy().astype(np.float64) for h in honest])
         return -0.5 * vectors.mean(0) if kind == "inner_product" else vectors.mean(0) - 0.5 * vectors.std(0)
 
-    found: Any = colluded(liars, 0.5, Sends(), uploads, sent)
+    found: Any = collude(liars, 0.5, Sends(), uploads, sent)
     change = lie(*(uploads[i]["model"]["w"] - start for i in (0, 1, 2)))
     np.testing.assert_allclose(found[4]["model"]["w"] - start, change, atol=1e-6)
     np.testing.assert_allclose(found[4]["means"][0], lie(uploads[0]["means"][0], uploads[2]["means"][0]), atol=1e-6)
@@ -152,4 +152,4 @@ def test_who_knows_the_others_sends_what_numpy_makes_of_them(kind: Kind) -> None
     assert torch.equal(found[4]["model"]["bn.running_var"], uploads[4]["model"]["bn.running_var"])
     assert all(found[i] is uploads[i] for i in range(4))
     assert not torch.equal(found[4]["means"][0], uploads[4]["means"][0]), "and what came is not written into"
-    assert colluded({3: "sign_flip"}, 0.5, Sends(), uploads, sent) is uploads
+    assert collude({3: "sign_flip"}, 0.5, Sends(), uploads, sent) is uploads

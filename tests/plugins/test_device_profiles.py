@@ -11,7 +11,7 @@ import pytest
 
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
-from polyfed.plugins.device_profiles import BUILT_IN, Devices, Profile, attendance_in_effect, dealt
+from polyfed.plugins.device_profiles import BUILT_IN, Devices, Profile, assign_devices, effective_availability
 from polyfed.plugins.settings import Availability
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text(encoding="utf-8")
@@ -25,29 +25,29 @@ OWN = {"flops": 1e9, "memory_bytes": 1e6, "download_bps": 1e6, "upload_bps": 1e6
 
 def test_names_are_dealt_like_architectures() -> None:
     two = ["laptop", "gpu"]
-    assert dealt(Devices(profiles=two), 5, 0) == ["laptop", "gpu", "laptop", "gpu", "laptop"]
-    assert dealt(Devices(profiles=two, assignment="blocks"), 5, 0) == ["laptop"] * 3 + ["gpu"] * 2
-    drawn = [dealt(Devices(profiles=two, assignment="random"), 50, seed) for seed in (0, 0, 1)]
+    assert assign_devices(Devices(profiles=two), 5, 0) == ["laptop", "gpu", "laptop", "gpu", "laptop"]
+    assert assign_devices(Devices(profiles=two, assignment="blocks"), 5, 0) == ["laptop"] * 3 + ["gpu"] * 2
+    drawn = [assign_devices(Devices(profiles=two, assignment="random"), 50, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(drawn[0]) == set(two)
 
 
 def test_shares_become_whole_clients_whom_the_seed_draws() -> None:
     settings = Devices(fractions={"laptop": 0.5, "gpu": 0.3, "phone-low": 0.2})
-    found = [dealt(settings, 7, seed) for seed in range(4)]
+    found = [assign_devices(settings, 7, seed) for seed in range(4)]
     for names in found:  # 3.5, 2.1 and 1.4: the largest remainder gets the one that is left
         assert Counter(names) == {"laptop": 4, "gpu": 2, "phone-low": 1}
     assert len(set(map(tuple, found))) > 1
-    assert dealt(settings, 7, 2) == found[2]
+    assert assign_devices(settings, 7, 2) == found[2]
 
 
 def test_numbers_come_before_names() -> None:
-    assert dealt(Devices(profiles=["laptop"], by_client={"1": "gpu"}), 3, 0) == ["laptop", "gpu", "laptop"]
-    assert dealt(Devices(by_client={"0": "gpu", "1": "laptop"}), 2, 0) == ["gpu", "laptop"]
+    assert assign_devices(Devices(profiles=["laptop"], by_client={"1": "gpu"}), 3, 0) == ["laptop", "gpu", "laptop"]
+    assert assign_devices(Devices(by_client={"0": "gpu", "1": "laptop"}), 2, 0) == ["gpu", "laptop"]
     with pytest.raises(ConfigError, match=r"each of the 3 clients.*got none for 1, 2"):
-        dealt(Devices(by_client={"0": "gpu"}), 3, 0)
+        assign_devices(Devices(by_client={"0": "gpu"}), 3, 0)
     with pytest.raises(ConfigError, match=r"expected clients 0 to 2, got 3"):
-        dealt(Devices(profiles=["laptop"], by_client={"3": "gpu"}), 3, 0)
+        assign_devices(Devices(profiles=["laptop"], by_client={"3": "gpu"}), 3, 0)
 
 
 def test_a_profile_of_ones_own_and_a_built_in_one_changed() -> None:
@@ -58,8 +58,8 @@ def test_a_profile_of_ones_own_and_a_built_in_one_changed() -> None:
 
 
 def test_off_leaves_nothing_behind() -> None:
-    assert Devices().in_effect() == {} == attendance_in_effect(Availability(), Devices())
-    assert not Devices().on
+    assert Devices().effective() == {} == effective_availability(Availability(), Devices())
+    assert not Devices().enabled
     assert "devices" not in Recipe.from_dict(RECIPE).to_dict()
 
 

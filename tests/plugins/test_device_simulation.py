@@ -15,18 +15,18 @@ from torch import nn
 from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import group
+from polyfed.core.message import get_group
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Evaluation, Training
-from polyfed.deploy.server import Deployed
+from polyfed.deploy.server import DeployedFederation
 from polyfed.engine.federation import Federation, Run
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
 from polyfed.plugins.device_profiles import Devices, Profile
 from polyfed.plugins.settings import Availability
-from polyfed.testing import Kit
+from polyfed.testing import ConformanceKit
 
 FAST = Profile(flops=1e6, memory_bytes=1e6, download_bps=8e4, upload_bps=4e4, latency=0.5)
 SLOW = Profile(flops=1e3, memory_bytes=1e6, download_bps=8e3, upload_bps=4e3)
@@ -66,7 +66,7 @@ def two(method: Method | None = None, devices: Devices | None = TWO, **options: 
 
 def shared_weights(federation: Federation) -> Mapping[str, Any]:
     """What the server would send now."""
-    return group(federation.method.broadcast(federation.server, 0), "model")
+    return get_group(federation.method.broadcast(federation.server, 0), "model")
 
 
 def simulated(run: Run) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def test_who_sends_nothing_has_no_latency() -> None:
 
 def test_training_is_the_same_and_passages_add_up() -> None:
     method = FedHeNN(alignment_data={"size": 8}, eta0=0.1)
-    kit, devices = Kit(method=method), Devices(profiles=["laptop", "phone-low"], server_flops=1e9)
+    kit, devices = ConformanceKit(method=method), Devices(profiles=["laptop", "phone-low"], server_flops=1e9)
     training = Training(rounds=2, batch_size=8)
     off, on = (
         kit.usual.federation(method, training, devices=own, evaluation=Evaluation()).run() for own in (None, devices)
@@ -245,7 +245,7 @@ def test_jitter_is_drawn_for_each_round_and_client() -> None:
 
 
 def test_the_servers_products_take_time_where_it_is_told_how_fast_it_is() -> None:
-    kit, training = Kit(method=FedGH()), Training(rounds=1, batch_size=8)
+    kit, training = ConformanceKit(method=FedGH()), Training(rounds=1, batch_size=8)
     free, fast, slow = (
         kit.usual.federation(kit.method, training, devices=settings).run().result["simulated_seconds"]
         for settings in (Devices(profiles=["laptop"], server_flops=rate) for rate in (None, 1e6, 1e5))
@@ -280,4 +280,4 @@ def test_a_deployment_refuses_simulated_devices(tmp_path: Path) -> None:
         }
     )
     with pytest.raises(ConfigError, match=r"\[devices\]: expected none"):
-        Deployed(recipe, None, None, None, None, tmp_path)  # type: ignore[arg-type]
+        DeployedFederation(recipe, None, None, None, None, tmp_path)  # type: ignore[arg-type]

@@ -202,8 +202,8 @@ def test_the_page_names_every_hook() -> None:
 
 
 def test_server_and_node_must_name_the_same_plugins() -> None:
-    from polyfed.deploy.protocol import agreed, difference
+    from polyfed.deploy.protocol import first_difference, shared_config
 
     plain, other = (pf.Recipe.load(recipe(name=f"my_plugins:{name}")) for name in ("Plain", "Stops"))
-    assert difference(agreed(plain), agreed(plain)) is None
-    assert (difference(agreed(plain), agreed(other)) or "").startswith("plugins is ")
+    assert first_difference(shared_config(plain), shared_config(plain)) is None
+    assert (first_difference(shared_config(plain), shared_config(other)) or "").startswith("plugins is ")

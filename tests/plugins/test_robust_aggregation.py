@@ -17,7 +17,7 @@ from polyfed.core.method import Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.methods import FedFomo, FedGH, FedHeNN, Local
-from polyfed.plugins.robust_aggregation import Watch, check_rule, defended, objection
+from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule, check_rule, rejection_reason
 from polyfed.plugins.settings import RobustAggregation
 from polyfed.registry import METHODS
 
@@ -42,8 +42,8 @@ class Sends(Method):
 
 def held(rule: str, uploads: Mapping[int, Message], down: Mapping[int, Message] | None = None, **more: Any) -> Any:
     """What the method gets, and the watch's record."""
-    watch = Watch()
-    found = defended(RobustAggregation(aggregator=rule, **more), Sends(down or {}), NOWHERE, uploads, watch)  # type: ignore[arg-type]
+    watch = DefenseLog()
+    found = apply_rule(RobustAggregation(aggregator=rule, **more), Sends(down or {}), NOWHERE, uploads, watch)  # type: ignore[arg-type]
     return found, watch.record()
 
 
@@ -70,8 +70,8 @@ def _all_sent(count: int) -> dict[int, Message]:
 
 def test_off_is_the_very_same() -> None:
     uploads = models(3, BASE)
-    assert defended(RobustAggregation(), Sends({}), NOWHERE, uploads, Watch()) is uploads
-    assert defended(RobustAggregation(max_update_norm=1.0), Sends({}), NOWHERE, uploads, Watch()) is uploads
+    assert apply_rule(RobustAggregation(), Sends({}), NOWHERE, uploads, DefenseLog()) is uploads
+    assert apply_rule(RobustAggregation(max_update_norm=1.0), Sends({}), NOWHERE, uploads, DefenseLog()) is uploads
 
 
 def test_the_median_takes_every_place_and_counts_stay() -> None:
@@ -247,7 +247,7 @@ def test_buckets_are_means_of_two_and_the_rule_is_told_of_them() -> None:
     for rule in ("median", "trimmed_mean"):
         settings = RobustAggregation(aggregator=rule, bucket_size=2, byzantine_fraction=0.2)  # type: ignore[arg-type]
         method = Sends(_all_sent(7))
-        found[rule] = defended(settings, method, cast(Server, Draws()), uploads, Watch())
+        found[rule] = apply_rule(settings, method, cast(Server, Draws()), uploads, DefenseLog())
     order = torch.randperm(7, generator=Draws().generator()).tolist()
     came = np.stack([cast(Any, uploads[i]["model"])["w"].numpy().astype(np.float64) for i in order])
     means = np.stack([came[0:2].mean(0), came[2:4].mean(0), came[4:6].mean(0), came[6]])
@@ -259,21 +259,21 @@ def test_buckets_are_means_of_two_and_the_rule_is_told_of_them() -> None:
 
 def test_no_buckets_where_fewer_than_three_would_be_left() -> None:
     uploads, method = models(4, BASE), Sends(_all_sent(4))
-    plain = defended(RobustAggregation(aggregator="median"), method, NOWHERE, uploads, Watch())
-    held_ = defended(
-        RobustAggregation(aggregator="median", bucket_size=2), method, cast(Server, Draws()), uploads, Watch()
+    plain = apply_rule(RobustAggregation(aggregator="median"), method, NOWHERE, uploads, DefenseLog())
+    held_ = apply_rule(
+        RobustAggregation(aggregator="median", bucket_size=2), method, cast(Server, Draws()), uploads, DefenseLog()
     )
     assert torch.equal(cast(Any, plain[0]["model"])["w"], cast(Any, held_[0]["model"])["w"])
 
 
 def test_equal_clients_in_buckets_are_their_own_center() -> None:
     same = {i: models(1, BASE)[0] for i in range(6)}
-    found = defended(
+    found = apply_rule(
         RobustAggregation(aggregator="geometric_median", bucket_size=2),
         Sends(_all_sent(6)),
         cast(Server, Draws()),
         same,
-        Watch(),
+        DefenseLog(),
     )
     assert torch.equal(cast(Any, found[3]["model"])["w"], cast(Any, same[0]["model"])["w"])
 
@@ -290,25 +290,27 @@ def test_features_that_are_not_aligned_are_not_held_number_by_number() -> None:
 def test_a_size_above_the_bound_is_an_objection() -> None:
     method, down = Sends({}), {"model": BASE}
     up = {"model": {name: t + 1 for name, t in BASE.items()}, "n": torch.tensor(10**6), "a": torch.tensor(1e6)}
-    assert objection(RobustAggregation(), method, 3, up, down) is None
+    assert rejection_reason(RobustAggregation(), method, 3, up, down) is None
     assert (
-        objection(RobustAggregation(max_update_norm=8**0.5 + 1e-3), method, 3, up, down) is None
+        rejection_reason(RobustAggregation(max_update_norm=8**0.5 + 1e-3), method, 3, up, down) is None
     )  # 6 + 2 numbers have moved by 1
-    told = objection(RobustAggregation(max_update_norm=2.5), method, 3, up, down)
+    told = rejection_reason(RobustAggregation(max_update_norm=2.5), method, 3, up, down)
     assert told == "the norm of 'model' is 2.828, above robust_aggregation.max_update_norm = 2.5"
     rows_ = {"kernel": torch.full((10, 4), -3.0)}  # every row is 6 long
-    assert objection(RobustAggregation(max_update_norm=6.001), method, 3, rows_, {}) is None
-    assert objection(RobustAggregation(max_update_norm=5.999), method, 3, rows_, {}) is not None
+    assert rejection_reason(RobustAggregation(max_update_norm=6.001), method, 3, rows_, {}) is None
+    assert rejection_reason(RobustAggregation(max_update_norm=5.999), method, 3, rows_, {}) is not None
     huge = {"model": {name: t + 1e30 for name, t in BASE.items()}}
-    assert objection(RobustAggregation(max_update_norm=1.0), method, 3, huge, down) is not None, "no square runs over"
+    assert rejection_reason(RobustAggregation(max_update_norm=1.0), method, 3, huge, down) is not None, (
+        "no square runs over"
+    )
 
 
 @pytest.mark.parametrize("labels", [[0, 0], [0, 3], [-1, 2]])
 def test_labels_that_would_set_rows_apart_are_an_objection(labels: list[int]) -> None:
-    told = objection(RobustAggregation(aggregator="median"), Sends({}), 3, rows(labels, 0), {})
+    told = rejection_reason(RobustAggregation(aggregator="median"), Sends({}), 3, rows(labels, 0), {})
     assert told == "expected 'labels' that are classes below 3, each once, got others"
-    assert objection(RobustAggregation(aggregator="median"), Sends({}), 3, rows([2, 0], 0), {}) is None
-    assert objection(RobustAggregation(), Sends({}), 3, rows(labels, 0), {}) is None
+    assert rejection_reason(RobustAggregation(aggregator="median"), Sends({}), 3, rows([2, 0], 0), {}) is None
+    assert rejection_reason(RobustAggregation(), Sends({}), 3, rows(labels, 0), {}) is None
 
 
 def test_what_cannot_be_held_to_one_another_is_refused() -> None:

@@ -16,7 +16,7 @@ from polyfed.core.message import Message, first_nonfinite, flatten, nbytes
 from polyfed.core.method import Method
 from polyfed.core.settings import Privacy
 from polyfed.errors import ConfigError, RunError
-from polyfed.plugins.compression import UploadCompression, restored_upload
+from polyfed.plugins.compression import UploadCompression, restore_upload
 from polyfed.plugins.settings import Compression
 from polyfed.plugins.upload_privacy import UploadPrivacy
 
@@ -68,7 +68,7 @@ def compression(at: Client) -> Compression:
 
 def through(at: Client, message: Message = UP, received: Message = DOWN, method: Method | None = None) -> Message:
     """What the server has of it."""
-    return restored_upload(compression(at), outgoing(at, method or Sends(), message, received), received)
+    return restore_upload(compression(at), outgoing(at, method or Sends(), message, received), received)
 
 
 def numbers(group: Any) -> np.ndarray:
@@ -89,7 +89,7 @@ def same(a: Message, b: Message, *names: str) -> None:
 def test_nothing_asked_for_is_the_very_same() -> None:
     at = client()
     assert outgoing(at, Sends(), UP, DOWN) is UP
-    assert restored_upload(compression(at), UP, DOWN) is UP
+    assert restore_upload(compression(at), UP, DOWN) is UP
 
 
 # bounds and noise -------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def broken(change: dict[str, Any]) -> Message:
 )
 def test_what_cannot_be_read_is_said_in_one_line(how: dict[str, Any]) -> None:
     with pytest.raises(RunError, match=r"^the upload cannot be read \('[^\n]*'\): [^\n]*$"):
-        restored_upload(Compression(top_k_fraction=0.1, dtype="int8"), broken(how), DOWN)
+        restore_upload(Compression(top_k_fraction=0.1, dtype="int8"), broken(how), DOWN)
 
 
 def test_finite_stays_finite() -> None:
@@ -298,7 +298,7 @@ def test_finite_stays_finite() -> None:
 def test_an_upload_that_has_arrived_arrives_again_unchanged() -> None:
     at = client(top_k_fraction=0.1, dtype="int8")
     once = through(at)
-    same(restored_upload(compression(at), once, DOWN), once, *UP)
+    same(restore_upload(compression(at), once, DOWN), once, *UP)
 
 
 # noise by a secret --------------------------------------------------------------------------------------------------

@@ -24,14 +24,14 @@ from polyfed import attacks
 from polyfed.attacks import api
 from polyfed.attacks import attack_target as exposures
 from polyfed.attacks.api import FILES
-from polyfed.attacks.attack_target import Exposure, expose
+from polyfed.attacks.attack_target import AttackTarget, collect_target
 from polyfed.attacks.lpips import Lpips
-from polyfed.attacks.reconstruction_plots import grid, to_text
-from polyfed.attacks.reconstruction_runs import Settings, carry_out
+from polyfed.attacks.reconstruction_plots import reconstruction_grid, to_text
+from polyfed.attacks.reconstruction_runs import AttackConfig, run_attack
 from polyfed.cli import app as cli
-from polyfed.core.inference import represent
-from polyfed.core.message import group, tensor
-from polyfed.data.samples import Samples
+from polyfed.core.inference import representations
+from polyfed.core.message import get_group, get_tensor
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, RunError
@@ -40,7 +40,7 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.functional.class_prototypes import class_means
 from polyfed.methods import FedIN
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 from readable import unreadable
 
 RECIPE: dict[str, Any] = {
@@ -80,15 +80,15 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
             federation = build_federation(pf.Recipe.from_dict(settings), out=path)
             federation.run()
             state = federation.server.state
-            made[key] = Done(path, dict(group(state, "pool")) if "pool" in state else {})
+            made[key] = Done(path, dict(get_group(state, "pool")) if "pool" in state else {})
         return made[key]
 
     return make
 
 
-def exposed(path: Path, client: int = 0, images: int = 2, **options: Any) -> Exposure:
+def exposed(path: Path, client: int = 0, images: int = 2, **options: Any) -> AttackTarget:
     given = {"noise": None, "sources": None, "device": "cpu", **options}
-    return expose(path, client, images, **given)
+    return collect_target(path, client, images, **given)
 
 
 def sent_by(done: Done, client: int, part: str) -> Tensor:
@@ -102,7 +102,7 @@ def sent_by(done: Done, client: int, part: str) -> Tensor:
 def test_features_are_those_that_the_server_holds_bit_for_bit(
     ran: Callable[..., Done], level: float, client: int
 ) -> None:
-    done = ran(noise=level) if level else ran()
+    done = ran(noise_std=level) if level else ran()
     seen = exposed(done.path, client, 3, sources=["s_in", "s_out"])
     assert seen.rows == 10
     assert seen.noise_of_run == level
@@ -120,8 +120,8 @@ def test_the_images_are_those_that_the_features_were_made_of(ran: Callable[..., 
         x = (seen.targets - seen.mean) / seen.std
         for sent in seen.sent:
             assert torch.allclose(sent.function(x), sent_by(done, 1, sent.name), atol=1e-4)
-    assert torch.equal(seen.shown(x), seen.shown(x).clamp(0, 1))
-    assert torch.allclose(seen.shown(x), seen.targets, atol=1e-6)
+    assert torch.equal(seen.to_images(x), seen.to_images(x).clamp(0, 1))
+    assert torch.allclose(seen.to_images(x), seen.targets, atol=1e-6)
 
 
 def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Done]) -> None:
@@ -136,7 +136,7 @@ def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Do
 
 
 def test_noise_does_not_change_which_images_they_are(ran: Callable[..., Done]) -> None:
-    seen = exposed(ran(noise=0.6).path, 0, 10)
+    seen = exposed(ran(noise_std=0.6).path, 0, 10)
     with torch.no_grad():
         own = seen.sent[0].function((seen.targets - seen.mean) / seen.std)
     added = (exposed(seen.run.path, 0, 10, noise=[0.8]).sent[0].values[0.8] - own).std() / own.std()
@@ -150,7 +150,7 @@ def test_levels_share_their_draw_and_scale_it(ran: Callable[..., Done]) -> None:
     assert torch.allclose(2 * one, two, atol=1e-5)
 
 
-@pytest.mark.parametrize(("hyperparameters", "levels"), [({}, [0.0, 0.8]), ({"noise": 0.6}, [0.0, 0.6])])
+@pytest.mark.parametrize(("hyperparameters", "levels"), [({}, [0.0, 0.8]), ({"noise_std": 0.6}, [0.0, 0.6])])
 def test_levels_are_by_default_none_and_the_runs_own(
     ran: Callable[..., Done], hyperparameters: dict[str, Any], levels: list[float]
 ) -> None:
@@ -158,20 +158,20 @@ def test_levels_are_by_default_none_and_the_runs_own(
 
 
 def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done]) -> None:
-    done = ran(noise=0.5, noise_where="forward")
+    done = ran(noise_std=0.5, noise_where="forward")
     seen = exposed(done.path)
     assert seen.noise_of_run == 0
     assert torch.equal(seen.sent[0].values[0.0], sent_by(done, 0, "s_in")[:2])
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedtgp"])
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedsa", "fedsaf", "fedtgp"])
 def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Done], method: str) -> None:
     done = ran(method)
     seen = exposed(done.path, 1, 3)
     assert seen.kind == "prototypes"
     data = DataCache().federated(pf.Recipe.load(done.path / "recipe.toml")).clients[1].train
     assert isinstance(seen.model.prepare, Prepare)
-    labels, means, counts = class_means(represent(seen.model.network, data.x, seen.model.prepare), data.y, 10)
+    labels, means, counts = class_means(representations(seen.model.network, data.x, seen.model.prepare), data.y, 10)
     rarest = counts.argsort(stable=True)[:3]
     assert list(seen.labels) == labels[rarest].tolist()
     assert [len(images) for images in seen.behind] == counts[rarest].tolist()
@@ -201,13 +201,13 @@ def test_the_round_is_the_last_in_which_the_client_took_part(ran: Callable[..., 
 # what is found ------------------------------------------------------------------------------------------------------
 
 
-def settings(**changes: Any) -> Settings:
-    return dataclasses.replace(Settings(steps=5, lr=0.1, tv=(0.0,), seed=0), **changes)
+def settings(**changes: Any) -> AttackConfig:
+    return dataclasses.replace(AttackConfig(steps=5, lr=0.1, tv=(0.0,), seed=0), **changes)
 
 
 def test_shallow_features_give_digits_away_and_noise_hides_them_by_degrees(ran: Callable[..., Done]) -> None:
     seen = exposed(ran().path, 0, 6, noise=[0.0, 0.4, 0.8, 1.2])
-    found = carry_out(seen, settings(steps=150))
+    found = run_attack(seen, settings(steps=150))
     psnrs = [trial.score.mean("psnr") or 0.0 for trial in found.trials]
     ssims = [trial.score.mean("ssim") or 0.0 for trial in found.trials]
     assert psnrs[0] > 25
@@ -218,7 +218,7 @@ def test_shallow_features_give_digits_away_and_noise_hides_them_by_degrees(ran: 
 
 
 def test_what_is_told_is_computed_from_the_images(ran: Callable[..., Done]) -> None:
-    found = carry_out(exposed(ran("fedgh").path, 0, 3), settings(tv=(0.0, 0.5)))
+    found = run_attack(exposed(ran("fedgh").path, 0, 3), settings(tv=(0.0, 0.5)))
     told, targets = found.to_dict(), found.exposure.targets.double().numpy()
 
     def db(one: Any, other: Any) -> float:
@@ -248,7 +248,7 @@ def test_what_is_told_is_computed_from_the_images(ran: Callable[..., Done]) -> N
 
 
 def test_the_best_match_of_features_is_their_image(ran: Callable[..., Done]) -> None:
-    found = carry_out(exposed(ran().path), settings())
+    found = run_attack(exposed(ran().path), settings())
     for trial in found.trials:
         assert trial.score.best_psnr == trial.score.psnr
         assert trial.score.best_ssim == trial.score.ssim
@@ -257,26 +257,26 @@ def test_the_best_match_of_features_is_their_image(ran: Callable[..., Done]) -> 
 
 def test_fewer_images_are_the_first_of_more_and_levels_do_not_touch_each_other(ran: Callable[..., Done]) -> None:
     path = ran().path
-    more = carry_out(exposed(path, 0, 4, noise=[0.0, 0.8]), settings(tv=(0.0, 0.5)))
-    less = carry_out(exposed(path, 0, 2, noise=[0.8]), settings(tv=(0.5,)))
+    more = run_attack(exposed(path, 0, 4, noise=[0.0, 0.8]), settings(tv=(0.0, 0.5)))
+    less = run_attack(exposed(path, 0, 2, noise=[0.8]), settings(tv=(0.5,)))
     assert torch.allclose(more.trials[3].images[:2], less.trials[0].images, atol=1e-4)
     assert more.steps == less.steps
 
 
 def test_same_settings_same_numbers_and_every_hyperparameter_bites(ran: Callable[..., Done]) -> None:
     seen = exposed(ran().path)
-    base = carry_out(seen, settings()).to_dict()
-    assert carry_out(exposed(ran().path), settings()).to_dict() == base
+    base = run_attack(seen, settings()).to_dict()
+    assert run_attack(exposed(ran().path), settings()).to_dict() == base
     for change in ({"steps": 6}, {"lr": 0.2}, {"tv": (0.5,)}, {"seed": 1}):
-        changed = carry_out(seen, settings(**change)).to_dict()
+        changed = run_attack(seen, settings(**change)).to_dict()
         assert [row["psnr"] for row in changed["results"]] != [row["psnr"] for row in base["results"]], change
-    other = carry_out(exposed(ran().path, client=1), settings()).to_dict()
+    other = run_attack(exposed(ran().path, client=1), settings()).to_dict()
     assert other["results"][0]["psnr"] != base["results"][0]["psnr"]
 
 
 def test_the_global_generator_is_left_alone(ran: Callable[..., Done]) -> None:
     torch.manual_seed(5)
-    carry_out(exposed(ran().path), settings())
+    run_attack(exposed(ran().path), settings())
     drawn = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), drawn)
@@ -284,7 +284,7 @@ def test_the_global_generator_is_left_alone(ran: Callable[..., Done]) -> None:
 
 def test_a_loss_that_is_not_finite_ends_the_attack(ran: Callable[..., Done]) -> None:
     with pytest.raises(RunError, match="take a smaller --lr than 1e"):
-        carry_out(exposed(ran().path, sources=["s_out"]), settings(lr=1e20, steps=20))
+        run_attack(exposed(ran().path, sources=["s_out"]), settings(lr=1e20, steps=20))
 
 
 # LPIPS --------------------------------------------------------------------------------------------------------------
@@ -379,15 +379,15 @@ def test_by_default_it_lies_in_the_run_folder_and_does_not_disturb_what_else_is_
     assert "guess" in text
     assert "best" not in text  # an image is its own
     shutil.copytree(run / "attack", tmp_path / "runs" / "another-attack")
-    assert [record.path for record in find_runs(tmp_path / "runs")] == [run]
-    RunFolder(run).check(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=True, force=False)
-    RunFolder(run).check(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=False, force=True)
+    assert [record.path for record in load_runs(tmp_path / "runs")] == [run]
+    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=True, force=False)
+    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=False, force=True)
 
 
 def test_the_grid_has_a_block_for_each_prior(ran: Callable[..., Done]) -> None:
-    features = grid(carry_out(exposed(ran().path, images=3), settings(tv=(0.0, 0.5))))
+    features = reconstruction_grid(run_attack(exposed(ran().path, images=3), settings(tv=(0.0, 0.5))))
     assert len(features.axes) == 3 * 2 * 3  # original, two levels; two blocks of three images
-    means = grid(carry_out(exposed(ran("fedgh").path, images=2), settings()))
+    means = reconstruction_grid(run_attack(exposed(ran("fedgh").path, images=2), settings()))
     assert len(means.axes) == 4 * 2  # and the nearest of the class
     captions = [axes.get_xlabel() for axes in means.axes[:2]]
     assert all(caption.endswith(")") for caption in captions)
@@ -396,10 +396,10 @@ def test_the_grid_has_a_block_for_each_prior(ran: Callable[..., Done]) -> None:
 def test_the_grid_can_be_read_where_classes_have_long_names(
     ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = carry_out(exposed(ran().path, images=4), settings(tv=(0.0, 0.5)))
+    done = run_attack(exposed(ran().path, images=4), settings(tv=(0.0, 0.5)))
     names = [f"articulated lorry {number}, seen from above" for number in range(4)]
-    monkeypatch.setattr(Exposure, "class_names", names)
-    figure = grid(done)
+    monkeypatch.setattr(AttackTarget, "class_names", names)
+    figure = reconstruction_grid(done)
     assert unreadable(figure) == []
     assert [axes.get_xlabel().replace("\n", " ") for axes in figure.axes[:4]] == names
     boxes = [axes.get_position() for axes in figure.axes[:8]]
@@ -447,9 +447,9 @@ def test_words_that_cannot_be(
 def test_a_run_that_has_nothing_to_attack(
     ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs = "uploads features (fedin) or prototypes (fedgh, fedorgp, fedproto, fedtgp), got "
+    needs = "uploads features (fedin) or prototypes (fedgh, fedorgp, fedproto, fedsa, fedsaf, fedtgp), got "
     refused([], needs + "local", capsys, ran("local").path)
-    for method in (FedIN(train_in=False), FedIN(projection="trained")):
+    for method in (FedIN(exchange_features=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):
             exposures.exposed_by(method)
     refused(["--from", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)
@@ -462,7 +462,7 @@ def test_a_run_that_has_nothing_to_attack(
 def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
     path, dealt = ran().path, DataCache.federated
 
-    def other(change: Callable[[Samples], Samples]) -> None:
+    def other(change: Callable[[LabeledSamples], LabeledSamples]) -> None:
         def changed(self: DataCache, recipe: pf.Recipe) -> Any:
             found = dealt(self, recipe)
             clients = [dataclasses.replace(each, train=change(each.train)) for each in found.clients]
@@ -470,18 +470,18 @@ def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monke
 
         monkeypatch.setattr(exposures.DataCache, "federated", changed)
 
-    other(lambda train: train.first(30))
+    other(lambda train: train.head(30))
     with pytest.raises(ConfigError, match="in which client 0 had 40 training images, got 'digits' that gives it 30"):
         exposed(path)
-    other(lambda train: Samples(train.x.float(), train.y))
+    other(lambda train: LabeledSamples(train.x.float(), train.y))
     with pytest.raises(ConfigError, match="expected a run on images of bytes"):
         exposed(path)
 
 
 def test_the_upload_is_not_changed_by_being_attacked(ran: Callable[..., Done]) -> None:
     seen = exposed(ran().path)
-    before = tensor(seen.sent[0].values, 0.0).clone()  # type: ignore[arg-type]
+    before = get_tensor(seen.sent[0].values, 0.0).clone()  # type: ignore[arg-type]
     weights = {name: t.clone() for name, t in seen.model.network.state_dict().items()}
-    carry_out(seen, settings())
+    run_attack(seen, settings())
     assert torch.equal(seen.sent[0].values[0.0], before)
     assert all(torch.equal(t, weights[name]) for name, t in seen.model.network.state_dict().items())

@@ -17,35 +17,35 @@ from polyfed import attacks
 from polyfed.attacks import api
 from polyfed.attacks import replay as replays
 from polyfed.attacks.api import REPORT_FILES
-from polyfed.attacks.attack_target import expose
-from polyfed.attacks.audit import Options, survey
-from polyfed.attacks.gradient_inversion import match
-from polyfed.attacks.label_inference import guess_classes
+from polyfed.attacks.attack_target import collect_target
+from polyfed.attacks.audit_report import AuditOptions, audit_run
+from polyfed.attacks.gradient_inversion import invert_gradients
+from polyfed.attacks.label_inference import infer_labels
 from polyfed.attacks.membership_inference import (
-    Candidates,
-    Guess,
-    by_holder,
-    by_lira,
-    by_loss,
-    candidates,
-    pooled,
+    MembershipSamples,
+    MembershipScores,
+    client_model_loss_attack,
+    lira,
+    loss_attack,
+    membership_samples,
+    pool,
     shadow_pool,
 )
-from polyfed.attacks.message_inspection import entries, in_the_clear, whole_network
-from polyfed.attacks.reconstruction_plots import grid, to_text
-from polyfed.attacks.reconstruction_results import from_changes
-from polyfed.attacks.reconstruction_runs import Settings, carry_out
+from polyfed.attacks.message_inspection import find_full_model, list_entries, plaintext_facts
+from polyfed.attacks.reconstruction_plots import reconstruction_grid, to_text
+from polyfed.attacks.reconstruction_results import from_weight_updates
+from polyfed.attacks.reconstruction_runs import AttackConfig, run_attack
 from polyfed.attacks.replay import Replay, replay
 from polyfed.cli import app as cli
-from polyfed.core.message import flatten, group, nbytes, tensor
-from polyfed.data.samples import Samples
+from polyfed.core.message import flatten, get_group, get_tensor, nbytes
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.prediction import load_model
 from polyfed.functional.membership_scores import auc
-from polyfed.plugins.compression import restored_upload
+from polyfed.plugins.compression import restore_upload
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.schema import RoundRecord
 from polyfed.results.stored_files import StoredRecipe
 
@@ -94,7 +94,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
             path = tmp_path_factory.mktemp("runs") / "run"
             federation = build_federation(pf.Recipe.from_dict(settings), out=path)
             federation.run()
-            made[key] = Done(find_runs(path)[0], federation)
+            made[key] = Done(load_runs(path)[0], federation)
         return made[key]
 
     return make
@@ -116,20 +116,20 @@ def test_the_last_round_is_heard_as_it_was(ran: Ran, kept: int, begins: int, mon
     done = ran(sections={"run": {"checkpoint_every": kept}})
     before = {path: path.stat().st_mtime_ns for path in done.record.path.rglob("*")}
     worked: list[int] = []
-    inner = replays.Wire.run
+    inner = replays.RecordingExecutor.run
 
     def run(self: Any, jobs: Any, done: Any) -> Any:
         worked.append(jobs[0].round)
         return inner(self, jobs, done)
 
-    monkeypatch.setattr(replays.Wire, "run", run)
+    monkeypatch.setattr(replays.RecordingExecutor, "run", run)
     heard = replay(done.record, [0, 1, 2])
     assert worked == list(range(begins, 3))
     assert heard.equal
-    ups = [heard.passage(number).up for number in range(3)]
-    total = sum(int(tensor(up, "n")) for up in ups)
-    for name, value in group(done.federation.server.state, "model union").items():
-        mean = sum(group(up, "model")[name] * (int(tensor(up, "n")) / total) for up in ups)
+    ups = [heard.transcript(number).up for number in range(3)]
+    total = sum(int(get_tensor(up, "n")) for up in ups)
+    for name, value in get_group(done.federation.server.state, "model union").items():
+        mean = sum(get_group(up, "model")[name] * (int(get_tensor(up, "n")) / total) for up in ups)
         assert torch.allclose(torch.as_tensor(mean), value, atol=1e-6)
     assert {path: path.stat().st_mtime_ns for path in done.record.path.rglob("*")} == before
 
@@ -140,28 +140,28 @@ def test_features_on_the_wire_are_those_of_the_attack_also_on_their_way(ran: Ran
         "privacy": {"upload_clip_norm": 3.0, "upload_noise_multiplier": 0.02},
         "compression": {"dtype": "float16"},
     }
-    hyperparameters = {"noise": 0.3, "pairs": 5}
+    hyperparameters = {"noise_std": 0.3, "num_pairs": 5}
     heard = {}
     for name, sections in (("plain", None), ("treated", treated)):
         done = ran("fedin", sections, **hyperparameters)
-        passage = replay(done.record, [1]).passage(1)
-        seen = expose(done.record.path, 1, 5, [0.3], ["s_in", "s_out"], "cpu")
+        transcript = replay(done.record, [1]).transcript(1)
+        seen = collect_target(done.record.path, 1, 5, [0.3], ["s_in", "s_out"], "cpu")
         for sent in seen.sent:
-            assert torch.equal(sent.values[0.3], group(passage.up, "features")[sent.name].float())
+            assert torch.equal(sent.values[0.3], get_group(transcript.up, "features")[sent.name].float())
         said = "upload_clip_norm 3, upload_noise_multiplier 0.02, dtype float16"
         assert seen.treated == ("" if sections is None else said)
-        heard[name] = (passage, seen)
-    passage, seen = heard["treated"]
-    change = {n: t - group(passage.down, "model")[n] for n, t in group(passage.up, "model").items()}
+        heard[name] = (transcript, seen)
+    transcript, seen = heard["treated"]
+    change = {n: t - get_group(transcript.down, "model")[n] for n, t in get_group(transcript.up, "model").items()}
     assert float(torch.cat([t.flatten() for t in change.values()]).norm()) > 2, "the noise alone is that long"
     assert float(torch.cat([t.flatten() for t in seen.sent[0].values[0.3]]).norm()) < 4, "clipped"
-    assert nbytes(passage.traveled) < nbytes(passage.up)
+    assert nbytes(transcript.traveled) < nbytes(transcript.up)
     assert torch.equal(
-        group(
-            restored_upload(heard_compression(ran, treated, hyperparameters), passage.traveled, passage.down),
+        get_group(
+            restore_upload(heard_compression(ran, treated, hyperparameters), transcript.traveled, transcript.down),
             "features",
         )["s_in"],
-        group(passage.up, "features")["s_in"],
+        get_group(transcript.up, "features")["s_in"],
     )
 
 
@@ -171,27 +171,27 @@ def heard_compression(ran: Ran, sections: Any, hyperparameters: Any) -> Any:
 
 def test_class_means_are_attacked_as_they_were_sent(ran: Ran) -> None:
     done = ran("fedgh", {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1}})
-    up = replay(done.record, [0]).passage(0).up
-    seen = expose(done.record.path, 0, 2, [0.0], None, "cpu")
-    rows = [tensor(up, "labels").tolist().index(label) for label in seen.labels]
-    assert torch.equal(seen.sent[0].values[0.0], tensor(up, "lars")[rows])
-    found = carry_out(seen, Settings(steps=1, lr=0.1, tv=(0.0,), seed=0))
+    up = replay(done.record, [0]).transcript(0).up
+    seen = collect_target(done.record.path, 0, 2, [0.0], None, "cpu")
+    rows = [get_tensor(up, "labels").tolist().index(label) for label in seen.labels]
+    assert torch.equal(seen.sent[0].values[0.0], get_tensor(up, "lars")[rows])
+    found = run_attack(seen, AttackConfig(steps=1, lr=0.1, tv=(0.0,), seed=0))
     assert "on their way upload_clip_norm 1, upload_noise_multiplier 0.1" in " ".join(to_text(found).split())
     assert found.to_dict()["on_the_way"] == "upload_clip_norm 1, upload_noise_multiplier 0.1"
-    assert [axes.get_ylabel() for axes in grid(found).axes if axes.get_ylabel()][-1] == "as sent"
+    assert [axes.get_ylabel() for axes in reconstruction_grid(found).axes if axes.get_ylabel()][-1] == "as sent"
 
 
 def test_a_stranger_in_a_clients_place_trains_as_it_would_and_leaves_no_trace(overfitted: tuple[Done, Replay]) -> None:
     _, heard = overfitted
-    passage, train = heard.passage(1), heard.client(1).data.train
-    before = {name: t.clone() for name, t in flatten(heard.passage(1).up).items()}
-    one, same, other = (heard.again(passage, train.first(8), "shadow", n, local_epochs=1) for n in (0, 0, 1))
+    transcript, train = heard.transcript(1), heard.client(1).data.train
+    before = {name: t.clone() for name, t in flatten(heard.transcript(1).up).items()}
+    one, same, other = (heard.rerun_with(transcript, train.head(8), "shadow", n, local_epochs=1) for n in (0, 0, 1))
     assert one is not None and same is not None and other is not None  # noqa: PT018
     name = "model/head.weight"
     assert torch.equal(flatten(one)[name], flatten(same)[name])
     assert not torch.equal(flatten(one)[name], flatten(other)[name]), "other random streams"
-    assert int(tensor(one, "n")) == 8
-    assert all(torch.equal(t, before[key]) for key, t in flatten(heard.passage(1).up).items())
+    assert int(get_tensor(one, "n")) == 8
+    assert all(torch.equal(t, before[key]) for key, t in flatten(heard.transcript(1).up).items())
     assert heard.client(1).n == len(train)
 
 
@@ -218,7 +218,7 @@ def test_the_last_upload_is_the_last_that_arrived(ran: Ran) -> None:
         {"round": 3, "clients": [0, 1, 2], "closing": True},
     ]
     record = dataclasses.replace(ran().record, rounds=[RoundRecord(**line) for line in lines])
-    assert replays.last_heard(record) == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert replays.last_upload_rounds(record) == {0: 1, 1: 2, 2: 1, 3: 1}
 
 
 # what the messages say ----------------------------------------------------------------------------------------------
@@ -228,18 +228,22 @@ def test_facts_in_the_clear_are_compared_with_the_data(ran: Ran) -> None:
     client = ran().federation.clients[0]
     classes, counts = client.data.train.y.unique(return_counts=True)
     message = {"labels": classes.int(), "counts": counts.int(), "n": torch.tensor(client.n), "mask": classes > 3}
-    assert in_the_clear(message, client) == {
+    assert plaintext_facts(message, client) == {
         "which classes": "labels", "samples per class": "counts", "number of samples": "n"
     }  # fmt: skip
-    assert in_the_clear({"labels": classes[1:], "n": torch.tensor(client.n + 1)}, client) == {}
+    assert plaintext_facts({"labels": classes[1:], "n": torch.tensor(client.n + 1)}, client) == {}
     heard = replay(ran("fedproto").record, [0, 1])
-    assert set(in_the_clear(heard.passage(0).up, heard.client(0))) == {"which classes", "samples per class"}
+    assert set(plaintext_facts(heard.transcript(0).up, heard.client(0))) == {"which classes", "samples per class"}
 
 
 def test_entries_tell_shapes_and_bytes(ran: Ran) -> None:
-    up = replay(ran().record, [0]).passage(0).up
-    model, n = entries(up)
-    assert (model.name, model.tensors, model.bytes) == ("model", len(group(up, "model")), nbytes({"m": up["model"]}))
+    up = replay(ran().record, [0]).transcript(0).up
+    model, n = list_entries(up)
+    assert (model.name, model.tensors, model.bytes) == (
+        "model",
+        len(get_group(up, "model")),
+        nbytes({"m": up["model"]}),
+    )
     assert str(n) == "n (1 int64)"
 
 
@@ -247,7 +251,7 @@ def test_entries_tell_shapes_and_bytes(ran: Ran) -> None:
 def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
     def guessed(method: str, **hyperparameters: Any) -> Any:
         heard = replay(ran(method, **hyperparameters).record, [0, 1, 2])
-        return guess_classes(heard, {number: heard.passage(number) for number in range(3)})
+        return infer_labels(heard, {number: heard.transcript(number) for number in range(3)})
 
     assert guessed("fedgh").how == "stated"
     head = guessed("fedavg")
@@ -262,8 +266,8 @@ def test_classes_are_guessed_from_what_goes_up(ran: Ran) -> None:
 # which rows -----------------------------------------------------------------------------------------------------------
 
 
-def asked_of(heard: Replay, number: int, rows: int | None = None) -> Candidates:
-    found = candidates(heard.client(number), False, rows, 0)
+def model_request(heard: Replay, number: int, rows: int | None = None) -> MembershipSamples:
+    found = membership_samples(heard.client(number), False, rows, 0)
     assert found is not None
     return found
 
@@ -274,38 +278,38 @@ def test_an_overfitted_network_gives_its_rows_away_and_one_that_never_saw_them_d
     done, heard = overfitted
     own, strange, fresh = [], [], []
     for number in range(3):
-        passage, asked = heard.passage(number), asked_of(heard, number)
-        network = whole_network(heard, passage)
+        transcript, asked = heard.transcript(number), model_request(heard, number)
+        network = find_full_model(heard, transcript)
         assert network is not None
-        assert network.came_down(heard, passage)
-        own.append(by_loss(heard, passage, network, asked))
-        strange.append(by_loss(heard, heard.passage((number + 1) % 3), network, asked))
-        fresh.append(by_loss(heard, dataclasses.replace(passage, up=passage.down), network, asked))
-        holder = by_holder(load_model(done.record.path, number), asked)
+        assert network.was_broadcast(heard, transcript)
+        own.append(loss_attack(heard, transcript, network, asked))
+        strange.append(loss_attack(heard, heard.transcript((number + 1) % 3), network, asked))
+        fresh.append(loss_attack(heard, dataclasses.replace(transcript, up=transcript.down), network, asked))
+        holder = client_model_loss_attack(load_model(done.record.path, number), asked)
         assert torch.allclose(holder.scores, own[-1].scores, atol=1e-5), "what a client keeps is what it sent"
-    leaks = auc(pooled(own).scores, pooled(own).member)
+    leaks = auc(pool(own).scores, pool(own).member)
     assert leaks.low > 0.55
     for blind in (strange, fresh):
-        chance = auc(pooled(blind).scores, pooled(blind).member)
+        chance = auc(pool(blind).scores, pool(blind).member)
         assert chance.low < 0.5 < chance.high
-    assert pooled(own).summary()["auc"] == leaks._asdict()
-    assert len(pooled(own).member) == sum(len(guess.member) for guess in own)
+    assert pool(own).summary()["auc"] == leaks._asdict()
+    assert len(pool(own).member) == sum(len(guess.member) for guess in own)
 
 
 @pytest.mark.slow
 def test_lira_tells_rows_by_shadow_models(overfitted: tuple[Done, Replay]) -> None:
     _, heard = overfitted
-    passage, asked = heard.passage(0), asked_of(heard, 0)
-    network = whole_network(heard, passage)
+    transcript, asked = heard.transcript(0), model_request(heard, 0)
+    network = find_full_model(heard, transcript)
     assert network is not None
-    found = {guess.how: guess for guess in by_lira(heard, passage, network, asked, 4, "others", 0)}
+    found = {guess.how: guess for guess in lira(heard, transcript, network, asked, 4, "others", 0)}
     assert set(found) == {"LiRA offline", "LiRA online"}
     assert auc(found["LiRA online"].scores, asked.member).low > 0.5
-    blind = dataclasses.replace(passage, up=passage.down)
-    (_, online) = by_lira(heard, blind, network, asked, 4, "others", 0)
+    blind = dataclasses.replace(transcript, up=transcript.down)
+    (_, online) = lira(heard, blind, network, asked, 4, "others", 0)
     chance = auc(online.scores, asked.member)
     assert chance.low < 0.5 < chance.high
-    again, moved = (by_lira(heard, passage, network, asked, 4, "others", seed)[1].scores for seed in (0, 1))
+    again, moved = (lira(heard, transcript, network, asked, 4, "others", seed)[1].scores for seed in (0, 1))
     assert torch.equal(again, found["LiRA online"].scores)
     assert not torch.equal(moved, again)
 
@@ -324,17 +328,17 @@ def test_rows_are_drawn_alike(overfitted: tuple[Done, Replay]) -> None:
     """From a common test set: the client's class shares; at most so many of each kind."""
     _, heard = overfitted
     client = heard.client(0)
-    few = asked_of(heard, 0, 5)
+    few = model_request(heard, 0, 5)
     assert (int(few.member.sum()), len(few)) == (5, 10)
     y = torch.tensor([0] * 3 + [1] * 9)
     pool = torch.arange(5).repeat_interleave(30)
-    own = Samples(torch.zeros(12, 1), y)
-    client = pf.Client(nn.Linear(1, 5), own, Samples(torch.zeros(150, 1), pool))
+    own = LabeledSamples(torch.zeros(12, 1), y)
+    client = pf.Client(nn.Linear(1, 5), own, LabeledSamples(torch.zeros(150, 1), pool))
     client.id = 0
-    asked = candidates(client, True, None, 0)
+    asked = membership_samples(client, True, None, 0)
     assert asked is not None
     assert asked.samples.y[~asked.member].bincount().tolist() == [3, 9]
-    assert candidates(pf.Client(nn.Linear(1, 5), own), False, None, 0) is None
+    assert membership_samples(pf.Client(nn.Linear(1, 5), own), False, None, 0) is None
 
 
 # images -------------------------------------------------------------------------------------------------------------
@@ -350,25 +354,25 @@ def test_an_image_comes_out_of_its_gradient() -> None:
     change = {name: -0.1 * g for (name, _), g in zip(network.named_parameters(), grads, strict=True)}
     ends = {"low": torch.zeros(1, 1, 1), "high": torch.ones(1, 1, 1)}
     start = torch.full((1, 1, 4, 4), 0.5)
-    made, apart = match(network, change, y, start, steps=80, lr=0.1, tv=0.0, **ends)
+    made, apart = invert_gradients(network, change, y, start, steps=80, lr=0.1, tv=0.0, **ends)
     assert float((made - x).square().mean()) < 0.1 * float((start - x).square().mean())
     assert 0 <= apart < 0.01
     opposite = {name: -t for name, t in change.items()}
-    _, apart = match(network, opposite, y, start, steps=20, lr=0.1, tv=0.0, **ends)
+    _, apart = invert_gradients(network, opposite, y, start, steps=20, lr=0.1, tv=0.0, **ends)
     assert apart > 0.5, "the sign counts"
-    smooth, _ = match(network, change, y, start, steps=20, lr=0.1, tv=100.0, **ends)
+    smooth, _ = invert_gradients(network, change, y, start, steps=20, lr=0.1, tv=100.0, **ends)
     assert float(smooth.std()) < float(made.std()), "the prior bites"
     with pytest.raises(ValueError, match="expected a change"):
-        match(network, {}, y, start, steps=1, lr=0.1, tv=0.0, **ends)
+        invert_gradients(network, {}, y, start, steps=1, lr=0.1, tv=0.0, **ends)
 
 
 @pytest.mark.slow
 def test_changes_of_weights_are_attacked_step_by_step(overfitted: tuple[Done, Replay]) -> None:
     _, heard = overfitted
-    passage = heard.passage(0)
-    network = whole_network(heard, passage)
+    transcript = heard.transcript(0)
+    network = find_full_model(heard, transcript)
     assert network is not None
-    one, some, whole = from_changes(heard, passage, network, 2, 60, 0)
+    one, some, whole = from_weight_updates(heard, transcript, network, 2, 60, 0)
     assert one.psnr is not None and one.guess_psnr is not None and whole.psnr is not None  # noqa: PT018
     assert one.psnr > one.guess_psnr + 3
     assert one.psnr > whole.psnr
@@ -415,14 +419,14 @@ def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, caps
 @pytest.mark.slow
 def test_every_option_bites(ran: Ran) -> None:
     record = ran().record
-    base = Options(shadows=4, rows=10, clients=1, images=1, steps=2)
-    first = survey(record, base).to_dict()
-    assert survey(record, base).to_dict() == first
+    base = AuditOptions(shadows=4, rows=10, clients=1, images=1, steps=2)
+    first = audit_run(record, base).to_dict()
+    assert audit_run(record, base).to_dict() == first
     lira = [one["how"] for one in first["membership"]]
     assert lira == ["loss", "LiRA offline", "LiRA online", "loss"]
     for change in ({"seed": 1}, {"shadows": 6}, {"rows": 12}, {"steps": 3}, {"shadow_data": "holdout"}):
-        assert survey(record, dataclasses.replace(base, **change)).to_dict() != first, change
-    few = survey(record, dataclasses.replace(base, shadows=0, images=0, clients=2)).to_dict()
+        assert audit_run(record, dataclasses.replace(base, **change)).to_dict() != first, change
+    few = audit_run(record, dataclasses.replace(base, shadows=0, images=0, clients=2)).to_dict()
     assert [one["how"] for one in few["membership"]] == ["loss", "loss"]
     assert few["reconstruction"] == []
     assert list(few["messages"]) == ["0", "1"]
@@ -441,7 +445,7 @@ def test_it_lies_beside_an_attack_and_seeds_are_told_apart(
     records = [ran(sections={"run": {"seed": seed}}).record for seed in (0, 1)]
     (tmp_path / "attack.json").write_text("an earlier attack")
     quick = {"shadows": 0, "images": 0, "clients": 1}
-    found, files = attacks.report([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
+    found, files = attacks.audit([r.path for r in records], out=tmp_path, **quick)  # type: ignore[arg-type]
     assert [each.record.name for each in found] == ["fedavg, seed 0", "fedavg, seed 1"]
     assert {file.name for file in files} == set(REPORT_FILES)
     assert (tmp_path / "attack.json").read_text() == "an earlier attack"
@@ -451,11 +455,11 @@ def test_it_lies_beside_an_attack_and_seeds_are_told_apart(
 
 @pytest.mark.slow
 def test_methods_that_send_a_part_or_keep_their_start_say_so(ran: Ran) -> None:
-    quick = Options(shadows=4, rows=10, clients=1, images=0)
-    part = survey(ran("fedrep").record, quick)
+    quick = AuditOptions(shadows=4, rows=10, clients=1, images=0)
+    part = audit_run(ran("fedrep").record, quick)
     assert "of the network's" in part.why_not_members
     assert all(guess.by != "server" for guess in part.guesses[0])
-    whole = survey(ran("fedhenn", alignment_data={"size": 40}).record, quick)
+    whole = audit_run(ran("fedhenn", alignment_data={"size": 40}).record, quick)
     assert "where the client's weights started did not come down" in whole.why_not_members
     assert [(guess.by, guess.how) for guess in whole.guesses[0]] == [
         ("server", "loss"), ("holder of the network", "loss")
@@ -490,7 +494,7 @@ def test_words_that_cannot_be(ran: Ran, words: list[str], line: str, capsys: pyt
 def test_roc_curves_in_the_records_are_thin_and_whole() -> None:
     scores = torch.randn(5000, generator=torch.Generator().manual_seed(0))
     member: Tensor = torch.arange(5000) < 2500
-    curve = Guess("server", "loss", scores, member).curve()
+    curve = MembershipScores("server", "loss", scores, member).curve()
     assert len(curve["fpr"]) == len(curve["tpr"]) <= 202
     assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
     assert curve["fpr"] == sorted(curve["fpr"])

@@ -8,7 +8,7 @@ import pytest
 from polyfed.errors import ConfigError
 from polyfed.report.clients import architectures, by_architecture, client_scores, clients, ranked, sizes
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 from readable import unreadable
 
 
@@ -26,7 +26,7 @@ def runs(make: Any) -> Any:
     make("local-0", "local", 0, clients_table=table(0.5, 0.1, 0.4, 0.2))
     make("fedgh-0", "fedgh", 0, clients_table=table(0.4, 0.3, 0.2, 0.1))
     make("fedgh-1", "fedgh", 1, clients_table=table(0.5, 0.8, None, 0.6))
-    return find_runs(make.root)
+    return load_runs(make.root)
 
 
 def test_numbers_by_hand(runs: Any) -> None:
@@ -67,7 +67,7 @@ def test_what_is_drawn_is_what_was_found(runs: Any) -> None:
 def test_a_figure_for_each_experiment_and_what_is_not_recorded(make: Any) -> None:
     make("a")
     make("b", data={"dataset": "cifar10"})
-    runs = find_runs(make.root)
+    runs = load_runs(make.root)
     assert [drawing.stem for drawing in clients(runs)] == ["accuracy-per-client-1", "accuracy-per-client-2"]
     with pytest.raises(ConfigError, match="architectures"):
         architectures(runs)
@@ -81,7 +81,7 @@ def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> Non
         rows = table(*(0.02 * n for n in range(20)), names=names, samples=tuple(range(1, 21)))
         label = f"fedgh-with-a-header-trained-for-a-hundred-epochs-{number}"
         make(str(number), "fedgh", 0, clients_table=rows, label=label, accuracy_per_client=[0.1] * 20)
-    found = find_runs(make.root)
+    found = load_runs(make.root)
     for drawing in (*clients(found), *architectures(found), *sizes(found)):
         assert unreadable(drawing.figure) == [], drawing.stem
 

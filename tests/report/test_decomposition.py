@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_latex, to_markdown, to_text
 from polyfed.report.decomposition_figure import decompositions
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 # seeds 0, 1, 2                     gains over Local           together - alone
 LOCAL = (0.50, 0.52, 0.54)
@@ -38,7 +38,7 @@ def made(make: Any) -> Any:
             make(f"pooled-{seed}", "local", seed, (POOLED[seed],), run={"control": "pooled"}, label="pooled")
             control = {"control": "longer", "control_of": ["fedgh"]}
             make(f"longer-{seed}", "local", seed, (LONGER[seed],), run=control, label="local-longer-4")
-        return comparison(find_runs(make.root))
+        return compare_runs(load_runs(make.root))
 
     return of
 
@@ -62,7 +62,7 @@ def test_by_hand(made: Any) -> None:
 def test_the_sum_is_exact_on_the_seeds_that_all_have(made: Any, make: Any) -> None:
     table = made()
     make("together-3", "fedgh", 3, (0.99,), {"header_lr": 0.1})
-    (one,) = comparison(find_runs(make.root)).sections[0].decompositions
+    (one,) = compare_runs(load_runs(make.root)).sections[0].decompositions
     assert one.gain.seeds == one.alone.seeds == one.federated.seeds == (0, 1, 2)
     assert one.gain.mean == pytest.approx(one.alone.mean + one.federated.mean)
     assert one == table.sections[0].decompositions[0]
@@ -105,24 +105,24 @@ def test_other_hyperparameters_are_another_method(made: Any, make: Any) -> None:
     made()
     for seed in range(3):
         make(f"other-{seed}", "fedgh", seed, (0.7,), {"header_lr": 0.9}, label="fedgh-fast")
-    names = [one.name for one in comparison(find_runs(make.root)).sections[0].decompositions]
+    names = [one.name for one in compare_runs(load_runs(make.root)).sections[0].decompositions]
     assert names == ["fedgh"]
 
 
 def test_without_controls_nothing_is_said_of_them(two_by_two: Any) -> None:
-    table = comparison(find_runs(two_by_two))
+    table = compare_runs(load_runs(two_by_two))
     assert table.sections[0].decompositions == ()
     assert "control" not in to_csv(table).splitlines()[0]
     told = json.loads(to_json(table))["tables"][0]
     assert "decompositions" not in told
     assert "control" not in told["rows"][0]
     with pytest.raises(ConfigError, match="no method of these runs ran alone"):
-        decompositions(find_runs(two_by_two))
+        decompositions(load_runs(two_by_two))
 
 
 def test_the_figure(made: Any, make: Any) -> None:
     made()
-    (drawing,) = decompositions(find_runs(make.root))
+    (drawing,) = decompositions(load_runs(make.root))
     assert drawing.stem == "decomposition"
     (row,) = drawing.rows
     assert row["federated"] == pytest.approx(0.06)

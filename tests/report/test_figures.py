@@ -13,7 +13,7 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.report.figures import _draw, curve_drawings, curves, series
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 
 def _lines_in(svg: Path) -> int:
@@ -21,7 +21,7 @@ def _lines_in(svg: Path) -> int:
 
 
 def test_series_by_hand(two_by_two: Path) -> None:
-    (group,), _ = group_runs(find_runs(two_by_two))
+    (group,), _ = group_runs(load_runs(two_by_two))
     local, fedgh = series(group)
     assert (local.name, fedgh.name, fedgh.seeds) == ("local", "fedgh", 2)
     assert fedgh.x == (1, 2, 3)
@@ -38,14 +38,14 @@ def test_rounds_that_were_not_evaluated_still_cost(make: Any) -> None:
     lines = (folder / "rounds.jsonl").read_text().splitlines()
     lines[0] = re.sub(r'"accuracy": \{.*\}\}', '"accuracy": {}', lines[0])
     (folder / "rounds.jsonl").write_text("\n".join(lines) + "\n")
-    (group,), _ = group_runs(find_runs(folder))
+    (group,), _ = group_runs(load_runs(folder))
     (line,) = series(group, "bytes")
     assert line.x == (6144,)
 
 
 @pytest.mark.parametrize("x", ["round", "bytes", "seconds"])
 def test_files(two_by_two: Path, tmp_path: Path, x: str) -> None:
-    png, svg = curves(find_runs(two_by_two), tmp_path / "figures", x=x)
+    png, svg = curves(load_runs(two_by_two), tmp_path / "figures", x=x)
     assert (png.name, svg.name) == (f"accuracy-by-{x}.png", f"accuracy-by-{x}.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert png.stat().st_size > 10_000
@@ -57,7 +57,7 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path, tmp_path: Path
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(re.sub(r'"bytes_(up|down)": \d+', r'"bytes_\1": 0', path.read_text()))
-    (group,), _ = group_runs(find_runs(two_by_two))
+    (group,), _ = group_runs(load_runs(two_by_two))
     lines = series(group, "bytes")
     axes = _draw(group, lines, "bytes", None).axes[0]
     level, curve = axes.lines
@@ -69,19 +69,19 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path, tmp_path: Path
 
 
 def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:
-    runs = find_runs(two_by_two)
+    runs = load_runs(two_by_two)
     assert curve_drawings(runs, "bytes")[0].figure.axes[0].get_xscale() == "linear"
     for seed in (0, 1):
         path = two_by_two / f"local-{seed}" / "rounds.jsonl"
         path.write_text(path.read_text().replace('"bytes_up": 1024', '"bytes_up": 1024000'))
-    (drawing,) = curve_drawings(find_runs(two_by_two), "bytes")
+    (drawing,) = curve_drawings(load_runs(two_by_two), "bytes")
     assert drawing.figure.axes[0].get_xscale() == "log"
-    assert curve_drawings(find_runs(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
+    assert curve_drawings(load_runs(two_by_two), "round")[0].figure.axes[0].get_xscale() == "linear"
 
 
 def test_smoothed_curves_and_their_numbers_by_hand(two_by_two: Path) -> None:
-    (plain,) = curve_drawings(find_runs(two_by_two))
-    (smooth,) = curve_drawings(find_runs(two_by_two), smooth=2)
+    (plain,) = curve_drawings(load_runs(two_by_two))
+    (smooth,) = curve_drawings(load_runs(two_by_two), smooth=2)
     means = [[row["mean"] for row in drawing.rows if row["name"] == "fedgh"] for drawing in (plain, smooth)]
     assert means == [pytest.approx([0.4, 0.5, 0.65]), pytest.approx([0.4, 0.45, 0.575])]
     assert list(smooth.figure.axes[0].lines[1].get_ydata()) == pytest.approx([40, 45, 57.5])
@@ -94,7 +94,7 @@ def test_one_figure_for_each_experiment_and_odd_names(make: Any, tmp_path: Path)
     make("a", label="_costs $5 and $6_")
     make("b", "fedgh", data={"dataset": "cifar10"})
     make("c", "fedgh", finished=False)
-    files = curves(find_runs(make.root), tmp_path / "out")
+    files = curves(load_runs(make.root), tmp_path / "out")
     assert [file.name for file in files] == [f"accuracy-by-round-{n}.{form}" for n in (1, 2) for form in ("png", "svg")]
     assert [_lines_in(file) for file in files[1::2]] == [1, 1]
 
@@ -102,10 +102,10 @@ def test_one_figure_for_each_experiment_and_odd_names(make: Any, tmp_path: Path)
 def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
     folder = make("a")
     with pytest.raises(ConfigError, match="did you mean 'round'"):
-        curves(find_runs(folder), tmp_path, x="rounds")
+        curves(load_runs(folder), tmp_path, x="rounds")
     (folder / "rounds.jsonl").write_text("")
     with pytest.raises(ConfigError, match="nothing to draw"):
-        curves(find_runs(folder), tmp_path)
+        curves(load_runs(folder), tmp_path)
 
 
 def test_no_heavy_import_until_drawn_and_pyplot_never(two_by_two: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ from polyfed.report import run_records
 from polyfed.report import comparison
 heavy = {{"torch", "matplotlib", "rich", "numpy", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
-figures.curves(run_records.find_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
+figures.curves(run_records.load_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -135,14 +135,14 @@ def record_figures(root: Path) -> None:
 
 def test_other_figures_by_hand(two_by_two: Path, tmp_path: Path) -> None:
     record_figures(two_by_two)
-    (group,), _ = group_runs(find_runs(two_by_two))
+    (group,), _ = group_runs(load_runs(two_by_two))
     assert series(group, metric="f1")[1].mean == pytest.approx((0.2, 0.25, 0.325))
     assert series(group, metric="bottom_decile")[1].mean == pytest.approx((0.15, 0.25, 0.4))
     assert series(group, stage="received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
     axes = _draw(group, series(group, metric="f1"), "round", None, "f1").axes[0]
     assert axes.get_ylabel() == "test macro F1 [%]"
     assert axes.figure.texts[0].get_text() == "Macro F1 against rounds"
-    png, _ = curves(find_runs(two_by_two), tmp_path / "figures", metric="f1")
+    png, _ = curves(load_runs(two_by_two), tmp_path / "figures", metric="f1")
     assert png.name == "f1-by-round.png"
 
 
@@ -164,9 +164,9 @@ def test_the_command_draws_and_prints_them(
 
 def test_figures_that_are_unknown_or_were_not_recorded(two_by_two: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'balanced_accuracy'"):
-        curves(find_runs(two_by_two), tmp_path, metric="balanced-accuracy")
+        curves(load_runs(two_by_two), tmp_path, metric="balanced-accuracy")
     with pytest.raises(ConfigError, match="has recorded 'auc'"):
-        curves(find_runs(two_by_two), tmp_path, metric="auc")
+        curves(load_runs(two_by_two), tmp_path, metric="auc")
 
 
 def test_a_closing_record_is_a_point_after_the_last_round(make: Any) -> None:
@@ -175,6 +175,6 @@ def test_a_closing_record_is_a_point_after_the_last_round(make: Any) -> None:
     last |= {"round": 3, "closing": True, "accuracy": {"personal": {"mean": 0.9}}}
     with (folder / "rounds.jsonl").open("a") as stream:
         stream.write(json.dumps(last) + "\n")
-    (group,), _ = group_runs(find_runs(folder))
+    (group,), _ = group_runs(load_runs(folder))
     (line,) = series(group)
     assert (line.x, line.mean) == ((1, 2, 3), (0.5, 0.6, 0.9))

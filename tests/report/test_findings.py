@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.findings import is_distinguishable
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 from polyfed.report.statistics import Paired
 
 
@@ -18,7 +18,7 @@ def found(make: Any) -> Any:
         for method, accuracies in methods.items():
             for seed, accuracy in enumerate(accuracies):
                 make(f"{method}-{seed}", method, seed, (accuracy,))
-        return comparison(find_runs(make.root)).sections[0].finding
+        return compare_runs(load_runs(make.root)).sections[0].finding
 
     return of
 
@@ -84,7 +84,7 @@ def test_one_method_alone(found: Any) -> None:
 def test_seeds_that_are_not_shared(make: Any) -> None:
     make("a", "local", 0, (0.5,))
     make("b", "fedgh", 1, (0.6,))
-    said = comparison(find_runs(make.root)).sections[0].finding
+    said = compare_runs(load_runs(make.root)).sections[0].finding
     assert said == (
         "fedgh leads with 60.00 %, at an unknown distance from Local (50.00 %); the two share no seed, so that nothing "
         "can be claimed."
@@ -93,7 +93,7 @@ def test_seeds_that_are_not_shared(make: Any) -> None:
 
 def test_nothing_known(make: Any) -> None:
     make("a", accuracy=None)
-    assert comparison(find_runs(make.root)).sections[0].finding == "No accuracy is known."
+    assert compare_runs(load_runs(make.root)).sections[0].finding == "No accuracy is known."
 
 
 def test_what_is_distinguishable() -> None:

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 
 def test_finds_runs_at_and_below_and_counts_each_once(two_by_two: Path) -> None:
-    assert [run.path.name for run in find_runs(two_by_two)] == ["fedgh-0", "fedgh-1", "local-0", "local-1"]
-    assert find_runs([two_by_two / "local-1", two_by_two])[0].path.name == "local-1"
-    assert len(find_runs([two_by_two / "local-1", two_by_two])) == 4
-    assert [(run.name, run.seed) for run in find_runs(two_by_two)][1] == ("fedgh", 1)
+    assert [run.path.name for run in load_runs(two_by_two)] == ["fedgh-0", "fedgh-1", "local-0", "local-1"]
+    assert load_runs([two_by_two / "local-1", two_by_two])[0].path.name == "local-1"
+    assert len(load_runs([two_by_two / "local-1", two_by_two])) == 4
+    assert [(run.name, run.seed) for run in load_runs(two_by_two)][1] == ("fedgh", 1)
 
 
 def test_numbers_in_names_sort_as_numbers_and_checkpoints_are_not_searched(make: Any) -> None:
@@ -22,7 +22,7 @@ def test_numbers_in_names_sort_as_numbers_and_checkpoints_are_not_searched(make:
         folder = make(f"local-{seed}", seed=seed)
         (folder / "checkpoint").mkdir()
         (folder / "checkpoint" / "rounds.jsonl").write_text("")
-    assert [run.seed for run in find_runs(make.root)] == [2, 10]
+    assert [run.seed for run in load_runs(make.root)] == [2, 10]
 
 
 def test_names_labels_and_differing_hyperparameters(make: Any) -> None:
@@ -32,7 +32,7 @@ def test_names_labels_and_differing_hyperparameters(make: Any) -> None:
     make("d", "fedgh", hyperparameters={"header_epochs": 1, "header_lr": 0.0}, label="fixed head")
     make("e", "fedavg", training={"lr": 0.1})
     make("f", "fedavg", training={"lr": 0.5})
-    assert [run.name for run in find_runs(make.root)] == [
+    assert [run.name for run in load_runs(make.root)] == [
         "fedgh (header_epochs=1)",
         "fedgh (header_epochs=100)",
         "fedhenn",
@@ -45,7 +45,7 @@ def test_names_labels_and_differing_hyperparameters(make: Any) -> None:
 def test_one_method_scored_in_two_stages_is_two_rows(make: Any) -> None:
     make("a", "fedgh", 0)
     make("b", "fedgh", 1, stage="received")
-    assert [run.name for run in find_runs(make.root)] == ["fedgh (stage=personal)", "fedgh (stage=received)"]
+    assert [run.name for run in load_runs(make.root)] == ["fedgh (stage=personal)", "fedgh (stage=received)"]
 
 
 def test_unfinished_runs_come_last_and_say_so(make: Any) -> None:
@@ -54,7 +54,7 @@ def test_unfinished_runs_come_last_and_say_so(make: Any) -> None:
     stopped = make.root / "c"
     stopped.mkdir()
     (stopped / "recipe.toml").write_text('[method]\nname = "fedin"\n[training]\nrounds = 9\n')
-    runs = find_runs(make.root)
+    runs = load_runs(make.root)
     assert [(run.name, run.finished) for run in runs] == [("local", True), ("fedgh", False), ("fedin", False)]
     assert "unfinished, 2 of 2 rounds done" in runs[1].notes[0]
     assert "unfinished, 0 of 9 rounds done" in runs[2].notes[0]
@@ -64,7 +64,7 @@ def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:
     folder = make("a")
     with (folder / "rounds.jsonl").open("a") as stream:
         stream.write('{"round": 3, "acc')
-    (run,) = find_runs(folder)
+    (run,) = load_runs(folder)
     assert [record.round for record in run.rounds] == [1, 2]
     assert "cut off" in run.notes[0]
 
@@ -83,7 +83,7 @@ def test_broken_files_are_named_in_one_line(make: Any, name: str, content: str |
     folder = make("a")
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError) as caught:
-        find_runs(make.root)
+        load_runs(make.root)
     assert says in str(caught.value)
     assert str(folder / name) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -93,7 +93,7 @@ def test_broken_files_are_named_in_one_line(make: Any, name: str, content: str |
 def test_a_result_of_wrong_types_is_refused(make: Any, key: str, value: Any) -> None:
     folder = make("a", **{key: value})
     with pytest.raises(ConfigError, match=key):
-        find_runs(folder)
+        load_runs(folder)
 
 
 @pytest.mark.parametrize("key", ["overrides", "paper_tables"])
@@ -102,7 +102,7 @@ def test_a_recipe_of_wrong_types_is_refused(make: Any, key: str) -> None:
     with (folder / "recipe.toml").open("w") as file:
         file.write(f"[run]\n{key} = 1.5\n")
     with pytest.raises(ConfigError, match=key):
-        find_runs(folder)
+        load_runs(folder)
 
 
 def test_a_result_without_a_needed_key_is_refused(make: Any) -> None:
@@ -111,21 +111,21 @@ def test_a_result_without_a_needed_key_is_refused(make: Any) -> None:
     del result["dataset"]
     (folder / "result.json").write_text(json.dumps(result))
     with pytest.raises(ConfigError, match="expected the key 'dataset', got none"):
-        find_runs(folder)
+        load_runs(folder)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run folder"):
-        find_runs(tmp_path)
+        load_runs(tmp_path)
     with pytest.raises(ConfigError, match="is not there"):
-        find_runs(tmp_path / "missing")
+        load_runs(tmp_path / "missing")
     with pytest.raises(ConfigError, match="no path"):
-        find_runs([])
+        load_runs([])
 
 
 def test_a_run_stopped_in_its_first_round_is_found_beside_its_live_curves(make: Any) -> None:
     stopped = make.root / "a"
     (stopped / "tensorboard").mkdir(parents=True)
     (stopped / "recipe.toml").write_text('[method]\nname = "fedin"\n')
-    (run,) = find_runs(make.root)
+    (run,) = load_runs(make.root)
     assert not run.finished

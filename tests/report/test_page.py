@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.glossary import about_column
 from polyfed.report.html_report import page, page_data, write_page
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> {{script}} & \u2028"
 
@@ -46,13 +46,13 @@ class Parts(HTMLParser):
 
 
 def shown(root: Path, stage: str | None = None) -> dict[str, Any]:
-    runs = find_runs(root)
-    return page_data(runs, comparison(runs, stage), stage)
+    runs = load_runs(root)
+    return page_data(runs, compare_runs(runs, stage), stage)
 
 
 def written(root: Path) -> str:
-    runs = find_runs(root)
-    return page(runs, comparison(runs))
+    runs = load_runs(root)
+    return page(runs, compare_runs(runs))
 
 
 def rewrite(path: Path, change: Any) -> None:
@@ -108,8 +108,8 @@ def test_strings_of_run_folders_stay_strings(two_by_two: Path, make: Any) -> Non
 
 
 def test_the_same_folders_give_the_same_page(two_by_two: Path, tmp_path: Path) -> None:
-    runs = find_runs(two_by_two)
-    file = write_page(runs, comparison(runs), tmp_path / "new" / "folder")
+    runs = load_runs(two_by_two)
+    file = write_page(runs, compare_runs(runs), tmp_path / "new" / "folder")
     assert file == tmp_path / "new" / "folder" / "report.html"
     assert file.read_bytes() == written(two_by_two).encode()
 
@@ -120,8 +120,8 @@ import sys
 from polyfed.report import run_records
 from polyfed.report import html_report
 from polyfed.report import comparison
-runs = run_records.find_runs({str(two_by_two)!r})
-html_report.page(runs, comparison.comparison(runs))
+runs = run_records.load_runs({str(two_by_two)!r})
+html_report.page(runs, comparison.compare_runs(runs))
 heavy = {{"torch", "matplotlib", "rich", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
@@ -259,8 +259,8 @@ def test_every_column_and_stage_is_explained(make: Any, two_by_two: Path) -> Non
     rounds["accuracy_by_predictor"] = {"personal": {"head": {"mean": 0.33}}}
     for path in two_by_two.glob("*/result.json"):
         rewrite(path, lambda result: result.update(rounds, epsilon={"client": 1.5, "sample": 2.5}, delta=1e-5))
-    runs = find_runs(two_by_two)
-    (section,) = page_data(runs, comparison(runs, target=0.5))["sections"]
+    runs = load_runs(two_by_two)
+    (section,) = page_data(runs, compare_runs(runs, target=0.5))["sections"]
     main, *others = section["tables"]
     headings = [column["heading"] for column in main["columns"]]
     assert headings[:3] == ["method", "accuracy", "vs Local"]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from browser import Browser, program
 
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.html_report import write_page
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 FOUND = program()
@@ -43,8 +43,8 @@ def opened(browser: Browser, two_by_two: Path, make: Any, tmp_path: Path) -> Bro
     (two_by_two / "fedgh-0" / "analysis").mkdir()
     content = {"head": {"matrix": [[1, 0.25], [0.25, 1]], "labels": [EVIL, "b"], "row_axis": "client"}}
     (two_by_two / "fedgh-0" / "analysis" / "cka.json").write_text(json.dumps(content))
-    runs = find_runs(two_by_two)
-    file = write_page(runs, comparison(runs), tmp_path)
+    runs = load_runs(two_by_two)
+    file = write_page(runs, compare_runs(runs), tmp_path)
     browser.complaints.clear()
     browser.requests.clear()
     browser.sized(1200)
@@ -76,8 +76,8 @@ def crowded(browser: Browser, make: Any, tmp_path: Path) -> Browser:
     (folder / "analysis").mkdir()
     matrix = {"matrix": [list(range(20)) for _ in networks], "rows": networks, "columns": classes}
     (folder / "analysis" / "labels.json").write_text(json.dumps(matrix))
-    runs = find_runs(make.root)
-    file = write_page(runs, comparison(runs), tmp_path)
+    runs = load_runs(make.root)
+    file = write_page(runs, compare_runs(runs), tmp_path)
     browser.complaints.clear()
     browser.sized(1400)
     browser.open(file.as_uri())

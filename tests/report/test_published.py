@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from polyfed.report import paper_results
-from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text
-from polyfed.report.run_records import find_runs
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.run_records import load_runs
 from polyfed.results import paper_tables
 
 NUMBERS = """\
@@ -56,8 +56,8 @@ def sixty(make: Any, **run: Any) -> Path:
     return Path(make.root)
 
 
-def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.Beside]:
-    (section,) = comparison(find_runs(sixty(make, **run))).sections
+def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.PaperComparison]:
+    (section,) = compare_runs(load_runs(sixty(make, **run))).sections
     (row,) = [row for row in section.rows if row.name == name]
     return {one.quantity: one for one in row.published}
 
@@ -99,14 +99,14 @@ def test_who_sends_nothing_has_no_rounds(make: Any) -> None:
 def test_three_spreads_in_both_directions(make: Any, seeds: int, accuracies: tuple[float, ...], mark: str) -> None:
     for seed, accuracy in zip(range(seeds), accuracies, strict=True):
         make(f"fedgh-{seed}", "fedgh", seed, (accuracy,), run=RUN)
-    (row,) = comparison(find_runs(make.root)).sections[0].rows
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
     assert row.published[0].mark == mark
 
 
 def test_other_settings_are_said_and_not_marked(make: Any) -> None:
     found = by_quantity(make, "fedgh", overrides=["training.rounds=3"])
     assert {one.mark for one in found.values()} == {"other settings"}
-    section = comparison(find_runs(make.root)).sections[0]
+    section = compare_runs(load_runs(make.root)).sections[0]
     assert section.caption.endswith(" Changed by --set: training.rounds=3.")
     assert any(note.startswith("other settings: not the paper's experiment") for note in section.notes)
 
@@ -119,7 +119,7 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
     small = {"preset": "small", "preset_note": "scaled down: 3 rounds, not 200"}
     for one in by_quantity(make, "fedgh", **small).values():
         assert one.mark == "scaled down"
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     section = table.sections[0]
     assert section.caption.endswith(" Preset small: scaled down: 3 rounds, not 200.")
     assert section.facts.preset == "small"
@@ -129,7 +129,7 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
     assert (
         paper_results._judged(
             paper_results.entries()[1],
-            [find_runs(make("x", "fedgh", 0, (0.1,), run=RUN | other))[0]],
+            [load_runs(make("x", "fedgh", 0, (0.1,), run=RUN | other))[0]],
             "personal",
             (10.0, None),
         ).mark
@@ -139,23 +139,23 @@ def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
 
 def test_never_reached_is_said(make: Any) -> None:
     make("fedgh", "fedgh", 0, (0.3, 0.5), run=RUN)
-    (row,) = comparison(find_runs(make.root)).sections[0].rows
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
     found = {one.quantity: one for one in row.published}
     assert (found["rounds to 60 %"].ours, found["rounds to 60 %"].mark) == (None, "not reached")
     assert found["bytes to 60 %"].difference is None
-    assert "| not reached |" in to_markdown(comparison(find_runs(make.root)))
+    assert "| not reached |" in to_markdown(compare_runs(load_runs(make.root)))
 
 
 def test_the_table_says_which_stage(make: Any) -> None:
     make("fedgh", "fedgh", 0, (0.3, 0.65), run={"paper_tables": ["p/table2"]})
-    (row,) = comparison(find_runs(make.root)).sections[0].rows
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
     (one,) = row.published
     assert (one.stage, one.ours) == ("received", pytest.approx(45.0))  # 0.2 below
     assert row.accuracy == 0.65
 
 
 def test_footnotes_are_those_of_the_rows_that_are_shown(make: Any) -> None:
-    table = comparison(find_runs(sixty(make)))
+    table = compare_runs(load_runs(sixty(make)))
     (section,) = table.sections
     assert section.footnotes == {"first": 1, "second": 2}
     assert section.notes[-2:] == ("[1] Printed twice.", '[2] A "slip", 50 % of it.')
@@ -167,13 +167,13 @@ def test_footnotes_are_those_of_the_rows_that_are_shown(make: Any) -> None:
         assert "Printed twice." in form
         assert "Of a row that is not here" not in form
     assert r'\par\small [2] A "slip", 50 \% of it.' in to_latex(table)
-    alone = comparison(find_runs([make.root / "local-0", make.root / "local-1"]))
+    alone = compare_runs(load_runs([make.root / "local-0", make.root / "local-1"]))
     assert alone.sections[0].footnotes == {}
     assert "Printed twice" not in to_markdown(alone)
 
 
 def test_notes_name_what_is_missing(make: Any) -> None:
-    notes = comparison(find_runs(sixty(make))).sections[0].notes
+    notes = compare_runs(load_runs(sixty(make))).sections[0].notes
     assert "rows of the paper that were not run here: fedavg" in notes
     assert "printed there, and not measured here: memory" in notes
     assert any("each client's own test data" in note and "more than 3 spreads" in note for note in notes)
@@ -182,7 +182,7 @@ def test_notes_name_what_is_missing(make: Any) -> None:
 def test_other_settings_or_data_have_no_column(make: Any) -> None:
     make("a", "fedgh", data={"dirichlet_alpha": 0.1}, run=RUN)
     make("b", "fedgh", run={})
-    other, none = comparison(find_runs(make.root)).sections
+    other, none = compare_runs(load_runs(make.root)).sections
     assert (other.rows[0].published, none.rows[0].published) == ((), ())
     assert "p/table1 has no column for these data and settings, so that nothing stands beside" in other.notes
     assert not any("paper" in note or "column" in note for note in none.notes)
@@ -190,12 +190,12 @@ def test_other_settings_or_data_have_no_column(make: Any) -> None:
 
 def test_a_variant_is_not_its_methods_row(make: Any) -> None:
     make("a", "fedgh", label="fedgh-random-header", run=RUN)
-    (row,) = comparison(find_runs(make.root)).sections[0].rows
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
     assert row.published == ()
 
 
 def test_machines_get_it_too(make: Any) -> None:
-    table = comparison(find_runs(sixty(make)))
+    table = compare_runs(load_runs(sixty(make)))
     found = json.loads(to_json(table))["tables"][0]["rows"][1]["published"][0]
     assert (found["quantity"], found["ours"], found["theirs"], found["mark"]) == (
         "accuracy", pytest.approx(62.0), 62.0, "within 3 spreads",
@@ -221,7 +221,7 @@ def test_the_shipped_footnotes_and_units_are_known() -> None:
 def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
     data = {"dataset": "cifar10", "num_clients": 10, "partition": "by_class", "classes_per_client": 2}
     make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"paper_tables": ["fedgh/table3"]})
-    (row,) = comparison(find_runs(make.root)).sections[0].rows
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
     found = {one.quantity: one for one in row.published}
     assert (found["accuracy"].theirs, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)
     assert (found["rounds to 90 %"].theirs, found["rounds to 90 %"].ours) == (2, 2)

@@ -12,7 +12,7 @@ import pytest
 
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
-from polyfed.report.results_page import results_page, write_command, write_results
+from polyfed.report.results_page import results_page, save_command, write_results
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def page(make: Any, two_by_two: Path) -> str:
     versions = {"polyfed": "1.2.3", "torch": "2.13.0", "python": "3.12.1", "platform": "a machine"}
     make("gh/local", "local", 0, (0.9, 0.9661), data=data, run=run, versions=versions)
     make("gh/fedgh", "fedgh", 0, (0.5, 0.9740), data=data, run=run, versions=versions)
-    write_command(make.root / "gh", "polyfed compare recipes/fedgh/table3.toml --seeds 0", ran=True)
+    save_command(make.root / "gh", "polyfed compare recipes/fedgh/table3.toml --seeds 0", ran=True)
     both = make.root / "both"
     both.mkdir()
     for name in ("fedgh-0", "fedgh-1", "local-0", "local-1"):
@@ -78,12 +78,12 @@ def test_two_tables_of_one_folder_are_numbered(make: Any, tmp_path: Path) -> Non
 
 
 def test_the_day_of_the_last_run_is_kept(tmp_path: Path) -> None:
-    write_command(tmp_path, "polyfed compare a.toml", ran=False)
+    save_command(tmp_path, "polyfed compare a.toml", ran=False)
     made = json.loads((tmp_path / "compare.json").read_text())
     (tmp_path / "compare.json").write_text(json.dumps(made | {"date": "2020-01-01"}))
-    write_command(tmp_path, "polyfed compare a.toml", ran=False)
+    save_command(tmp_path, "polyfed compare a.toml", ran=False)
     assert json.loads((tmp_path / "compare.json").read_text())["date"] == "2020-01-01"
-    write_command(tmp_path, "polyfed compare a.toml", ran=True)
+    save_command(tmp_path, "polyfed compare a.toml", ran=True)
     assert json.loads((tmp_path / "compare.json").read_text())["date"] != "2020-01-01"
 
 
@@ -108,9 +108,9 @@ def test_what_stands_beside_a_run_may_change_and_its_settings_may_not(tmp_path: 
     folder = RunFolder(tmp_path / "run")
     with folder.open(settings, resume=False, force=False):
         pass
-    folder.check(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, force=False)
+    folder.validate(settings | {"run": {"seed": 0, "paper_tables": ["fedgh/table3"]}}, resume=True, force=False)
     with pytest.raises(ConfigError, match=r"another recipe's run: run\.seed was 0, now 1"):
-        folder.check(settings | {"run": {"seed": 1}}, resume=True, force=False)
+        folder.validate(settings | {"run": {"seed": 1}}, resume=True, force=False)
 
 
 # docs/results --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
-from polyfed.report.sweeps import Cell, tabulate, write
+from polyfed.report.sweeps import SweepCell, build_table, write
 from polyfed.results.schema import RoundRecord, RunResult
 from readable import unreadable
 
@@ -27,10 +27,10 @@ def record(accuracy: float, validation: float) -> RunRecord:
 
 def swept(folder: Path, values: dict[tuple[Any, Any], float], keys: tuple[str, str] = (LR, EPOCHS)) -> Path:
     cells = [
-        Cell(dict(zip(keys, at, strict=True)), [record(accuracy, accuracy / 2)], words=("--set", "x"))
+        SweepCell(dict(zip(keys, at, strict=True)), [record(accuracy, accuracy / 2)], words=("--set", "x"))
         for at, accuracy in values.items()
     ]
-    table = tabulate(keys, cells)
+    table = build_table(keys, cells)
     assert table is not None
     write(table, folder)
     return folder

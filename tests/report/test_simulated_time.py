@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.comparison import comparison, to_csv, to_json, to_markdown, to_text
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_markdown, to_text
 from polyfed.report.figures import axes_of, curve_drawings, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.html_report import page_data
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 
 def simulate(folder: Path, seconds: float, **result: Any) -> None:
@@ -36,7 +36,7 @@ def simulated(two_by_two: Path) -> Path:
 
 
 def test_curves(simulated: Path) -> None:
-    runs = find_runs(simulated)
+    runs = load_runs(simulated)
     (group,), _ = group_runs(runs)
     local, fedgh = series(group, "simulated")
     assert fedgh.x == (20.0, 40.0, 60.0)
@@ -49,7 +49,7 @@ def test_curves(simulated: Path) -> None:
 
 
 def test_tables_and_targets(simulated: Path) -> None:
-    table = comparison(find_runs(simulated), target=0.6)
+    table = compare_runs(load_runs(simulated), target=0.6)
     local, fedgh = table.sections[0].rows
     assert (fedgh.simulated_seconds, local.simulated_seconds) == (60.0, 1200.0)
     assert fedgh.to_target is not None
@@ -64,8 +64,8 @@ def test_tables_and_targets(simulated: Path) -> None:
 
 
 def test_the_page_has_the_axis(simulated: Path) -> None:
-    runs = find_runs(simulated)
-    data = page_data(runs, comparison(runs))
+    runs = load_runs(simulated)
+    data = page_data(runs, compare_runs(runs))
     assert list(data["axes"]) == ["round", "bytes", "seconds", "simulated"]
     assert data["sections"][0]["curves"]["lines"]["fedgh"]["axes"]["simulated"] == [20, 40, 60]
 
@@ -73,15 +73,15 @@ def test_the_page_has_the_axis(simulated: Path) -> None:
 def test_a_row_without_it_is_not_on_the_axis(two_by_two: Path) -> None:
     for seed in (0, 1):
         simulate(two_by_two / f"fedgh-{seed}", 10.0)
-    runs = find_runs(two_by_two)
-    lines = page_data(runs, comparison(runs))["sections"][0]["curves"]["lines"]
+    runs = load_runs(two_by_two)
+    lines = page_data(runs, compare_runs(runs))["sections"][0]["curves"]["lines"]
     assert list(lines["local"]["axes"]) == ["round", "bytes", "seconds"]
     assert "simulated" in lines["fedgh"]["axes"]
 
 
 def test_where_nothing_is_simulated_nothing_is_said_of_it(two_by_two: Path) -> None:
-    runs = find_runs(two_by_two)
-    table = comparison(runs, target=0.6)
+    runs = load_runs(two_by_two)
+    table = compare_runs(runs, target=0.6)
     assert axes_of(runs) == ["round", "bytes", "seconds"]
     assert list(page_data(runs, table)["axes"]) == ["round", "bytes", "seconds"]
     for show in (to_text, to_markdown, to_csv, to_json):

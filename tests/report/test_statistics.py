@@ -9,8 +9,17 @@ import pytest
 import scipy.stats
 
 from polyfed.errors import ConfigError
-from polyfed.report.run_records import RunRecord, find_runs
-from polyfed.report.statistics import Target, ci_half_width, leader, paired, paper_bytes, reach, to_target
+from polyfed.report.run_records import RunRecord, load_runs
+from polyfed.report.statistics import (
+    Target,
+    ci_half_width,
+    first_reach,
+    indistinguishable,
+    leader,
+    paired_difference,
+    paper_bytes,
+    to_target,
+)
 from polyfed.results.schema import RoundRecord
 
 
@@ -39,7 +48,7 @@ def test_fewer_than_three_values_or_an_unknown_one_have_no_interval() -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 def test_differences_are_paired_and_have_a_sign(sign: int) -> None:
     mine, other = {0: 0.60, 1: 0.70, 2: 0.65, 9: 0.1}, {2: 0.60, 1: 0.54, 0: 0.50, 8: 0.9}
-    found = paired(mine, other) if sign == 1 else paired(other, mine)
+    found = paired_difference(mine, other) if sign == 1 else paired_difference(other, mine)
     assert set(found.seeds) == {0, 1, 2}
     each = [sign * 0.10, sign * 0.16, sign * 0.05]
     assert found.mean == pytest.approx(sum(each) / 3)
@@ -69,10 +78,23 @@ def test_a_row_leads_where_its_difference_to_the_next_is_more_than_chance() -> N
     assert leader({}) is None
 
 
+def test_rows_that_cannot_be_told_from_the_leader() -> None:
+    high = by_seed(0.55, 0.66, 0.76)
+    rows = {
+        "high": high,
+        "low": by_seed(0.5, 0.6, 0.7),  # 0.05, 0.06, 0.06 below
+        "wild": by_seed(0.1, 0.7, 0.8),  # 0.45, -0.04, -0.04: a lower mean, and the interval holds zero
+        "few": by_seed(0.1, 0.2),
+        "unknown": by_seed(0.1, 0.2, None),
+    }
+    assert indistinguishable(rows, "high") == ["wild", "few"]
+    assert indistinguishable({"high": high}, "high") == []
+
+
 def test_no_shared_seed_and_one_shared_seed() -> None:
-    nothing = paired({0: 0.5}, {1: 0.6})
+    nothing = paired_difference({0: 0.5}, {1: 0.6})
     assert (nothing.seeds, nothing.mean, nothing.std, nothing.margin) == ((), None, None, None)
-    one = paired({0: 0.5, 1: 0.7}, {1: 0.6})
+    one = paired_difference({0: 0.5, 1: 0.7}, {1: 0.6})
     assert (one.seeds, one.std, one.margin) == ((1,), None, None)
     assert one.mean == pytest.approx(0.1)
 
@@ -112,28 +134,28 @@ def test_a_share_of_another_row() -> None:
 
 def one(make: Any, name: str, *accuracies: float, **more: Any) -> RunRecord:
     make(name, "fedgh", accuracies=accuracies, **more)
-    (run,) = find_runs(make.root / name)
+    (run,) = load_runs(make.root / name)
     return run
 
 
 def test_the_first_round_at_the_target_counts_and_all_that_was_spent_up_to_it(make: Any) -> None:
-    found = reach(one(make, "a", 0.3, 0.6, 0.7, 0.8), 0.6, "personal")
+    found = first_reach(one(make, "a", 0.3, 0.6, 0.7, 0.8), 0.6, "personal")
     assert found is not None
     assert (found.round, found.bytes_up, found.bytes_down, found.bytes) == (2, 2048, 4096, 6144)
     assert (found.seconds, found.lost) == (3.0, False)
-    received = reach(one(make, "b", 0.3, 0.6, 0.7, 0.8), 0.6, "received")  # 0.2 lower throughout
+    received = first_reach(one(make, "b", 0.3, 0.6, 0.7, 0.8), 0.6, "received")  # 0.2 lower throughout
     assert received is not None
     assert received.round == 4
 
 
 def test_never_reached(make: Any) -> None:
-    assert reach(one(make, "a", 0.3, 0.59), 0.6, "personal") is None
-    assert reach(one(make, "b", 0.3, 0.59), 0.1, "after_training") is None  # not scored there
+    assert first_reach(one(make, "a", 0.3, 0.59), 0.6, "personal") is None
+    assert first_reach(one(make, "b", 0.3, 0.59), 0.1, "after_training") is None  # not scored there
 
 
 def test_reached_and_lost_again(make: Any) -> None:
-    lost = reach(one(make, "a", 0.3, 0.65, 0.5, 0.55), 0.6, "personal")
-    back = reach(one(make, "b", 0.3, 0.65, 0.5, 0.75), 0.6, "personal")
+    lost = first_reach(one(make, "a", 0.3, 0.65, 0.5, 0.55), 0.6, "personal")
+    back = first_reach(one(make, "b", 0.3, 0.65, 0.5, 0.75), 0.6, "personal")
     assert lost is not None
     assert back is not None
     assert (lost.round, lost.lost, back.round, back.lost) == (2, True, 2, True)
@@ -146,7 +168,7 @@ def test_rounds_that_were_not_scored_are_spent_all_the_same(make: Any) -> None:
     for number, line in enumerate(lines, start=1):
         line |= {"bytes_up_paper": 10 * number, "bytes_down_paper": number}
     rounds = [RoundRecord(**line) for line in lines]
-    found = reach(RunRecord(run.path, run.result, rounds), 0.6, "personal")
+    found = first_reach(RunRecord(run.path, run.result, rounds), 0.6, "personal")
     assert found is not None
     assert (found.round, found.bytes, found.bytes_paper) == (2, 6144, 33)
     assert paper_bytes(rounds, both_ways=False) == 60

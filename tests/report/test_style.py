@@ -9,14 +9,14 @@ from pathlib import Path
 from polyfed.report.plot_style import (
     LOCAL_STYLE,
     SHADES,
-    Drawing,
-    blank,
+    FigureWithData,
     canvas,
+    empty_figure,
     fills,
     inches,
     legend,
     legends,
-    looks,
+    method_styles,
     save,
     shortened,
     styles,
@@ -61,7 +61,7 @@ def test_twenty_colors_lie_far_apart_and_far_from_the_paper() -> None:
 def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved() -> None:
     words = "each method's own stage (personal or received), on each client's own test data, plain mean over clients "
     for shift in range(4):  # where lines break differs
-        figure, _ = blank("Title", f"{'i' * shift} {words * 5}{'path/' * 40}")
+        figure, _ = empty_figure("Title", f"{'i' * shift} {words * 5}{'path/' * 40}")
         assert unreadable(figure) == []
 
 
@@ -75,7 +75,7 @@ def test_shortened_names_still_differ() -> None:
 
 
 def test_legends_stand_side_by_side() -> None:
-    figure, axes = blank("Title", "About.")
+    figure, axes = empty_figure("Title", "About.")
     (line,) = axes.plot([0, 1])
     legends(
         figure, [([line] * 3, ["one", "two", "three"]), ([line] * 9, [f"a long name, number {n}" for n in range(9)])]
@@ -88,7 +88,9 @@ def test_legends_stand_side_by_side() -> None:
 
 def test_long_words_are_wrapped_and_the_sheet_grows() -> None:
     about = "words that say at length what was measured and where " * 8
-    figure, axes = blank("A title that is too long for a single line of a figure as wide as a column of text", about)
+    figure, axes = empty_figure(
+        "A title that is too long for a single line of a figure as wide as a column of text", about
+    )
     handles = [axes.plot([0, 1], [0, n], label=f"{n}")[0] for n in range(20)]
     before = figure.get_figheight()
     legend(
@@ -113,7 +115,7 @@ def test_long_words_are_wrapped_and_the_sheet_grows() -> None:
 def test_a_drawing_leaves_its_numbers_beside_it(tmp_path: Path) -> None:
     figure, _ = canvas("Title", "About.", 1.0)
     rows = [{"name": "ä", "value": 0.1}, {"name": "b", "value": None}]
-    files = Drawing("it", figure, {"rows": rows}, rows).write(tmp_path / "new")
+    files = FigureWithData("it", figure, {"rows": rows}, rows).write(tmp_path / "new")
     assert [file.name for file in files] == ["it.png", "it.svg", "it.json", "it.csv"]
     assert json.loads(files[2].read_text(encoding="utf-8")) == {"rows": rows}
     with files[3].open(encoding="utf-8", newline="") as stream:
@@ -124,5 +126,5 @@ def test_a_drawing_leaves_its_numbers_beside_it(tmp_path: Path) -> None:
 
 def test_local_has_a_look_of_its_own_and_its_variants_have_others() -> None:
     methods = ["local", "fedgh", "local", "fedin"]
-    found = [style["marker"] for style in looks(methods, styles(), LOCAL_STYLE)]
+    found = [style["marker"] for style in method_styles(methods, styles(), LOCAL_STYLE)]
     assert found == ["x", "o", "s", "^"]

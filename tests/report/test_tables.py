@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.comparison import comparison, to_csv, to_json, to_latex, to_markdown, to_text, write
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_latex, to_markdown, to_text, write
 from polyfed.report.comparison_formats import to_html
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 
 
 def test_two_methods_two_seeds(two_by_two: Path) -> None:
-    (section,) = comparison(find_runs(two_by_two)).sections
+    (section,) = compare_runs(load_runs(two_by_two)).sections
     local, fedgh = section.rows
     assert (local.name, fedgh.name) == ("local", "fedgh")  # Local first, though found last
     assert local.accuracy == pytest.approx(0.52)
@@ -36,7 +36,7 @@ def test_two_methods_two_seeds(two_by_two: Path) -> None:
 
 
 def test_the_caption_says_what_was_measured(two_by_two: Path) -> None:
-    table = comparison(find_runs(two_by_two))
+    table = compare_runs(load_runs(two_by_two))
     wanted = (
         "digits (dirichlet, dirichlet_alpha=0.5), 2 clients, 3 rounds, seeds 0, 1. "
         "Accuracy: stage personal, on each client's own test data, plain mean over clients."
@@ -45,21 +45,21 @@ def test_the_caption_says_what_was_measured(two_by_two: Path) -> None:
     assert wanted in to_markdown(table)
     assert "stage personal" in to_latex(table)
     assert " ".join(to_text(table).split()).startswith(wanted)
-    received = comparison(find_runs(two_by_two), stage="received")
+    received = compare_runs(load_runs(two_by_two), stage="received")
     assert "stage received" in received.sections[0].caption
     assert received.sections[0].rows[1].accuracy == pytest.approx(0.45)
     assert received.sections[0].rows[1].accuracy_best_by_validation is None  # that is the personal stage's
 
 
 def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
-    text = to_text(comparison(find_runs(two_by_two)))
+    text = to_text(compare_runs(load_runs(two_by_two)))
     (line,) = [line for line in text.splitlines() if line.startswith("fedgh ")]  # two seeds: no intervals
     assert line.split() == [
         *("fedgh", "65.00", "±", "7.07", "+13.00", "±", "4.24", "10.00", "55.00", "55.00", "45.00"),
         *("3.0", "KiB", "6.0", "KiB", "4.5", "s"),
     ]
     assert max(map(len, text.splitlines())) <= 100
-    assert to_text(comparison(find_runs(two_by_two)), ascii_only=True).isascii()
+    assert to_text(compare_runs(load_runs(two_by_two)), ascii_only=True).isascii()
 
 
 def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
@@ -75,7 +75,7 @@ def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
                 accuracy_best_by_validation=0.5,
                 refused=3,
             )
-    text = to_text(comparison(find_runs(make.root)))
+    text = to_text(compare_runs(load_runs(make.root)))
     assert max(map(len, text.splitlines())) <= 100
     assert "(header_epochs=1" in text
     assert "refused" in text
@@ -85,7 +85,7 @@ def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
 def test_on_a_narrow_terminal_the_table_is_cut(make: Any, two_by_two: Path, width: int) -> None:
     make("fedgh-2", "fedgh", 2, (0.5, 0.6, 0.65), accuracy_best_by_validation=0.6)
     make("local-2", "local", 2, (0.3, 0.4, 0.52))
-    text = to_text(comparison(find_runs(two_by_two)), width, metrics=True)
+    text = to_text(compare_runs(load_runs(two_by_two)), width, metrics=True)
     assert max(map(len, text.splitlines())) <= width
     blocks = [block for block in text.split("\n\n") if "---" in block]
     assert len(blocks) > 1
@@ -101,7 +101,7 @@ def test_intervals_and_the_best_rival(make: Any) -> None:
         for seed, accuracy in enumerate(each):
             make(f"{method}-{seed}", method, seed, (accuracy,), accuracy_best_by_validation=accuracy)
     make("fedrep-0", "fedrep", 0, (0.99,))  # the highest, on one of the three seeds only
-    (section,) = comparison(find_runs(make.root)).sections
+    (section,) = compare_runs(load_runs(make.root)).sections
     rows = {row.name: row for row in section.rows}
     t = 4.302652730  # t(0.975, 2)
     assert rows["fedin"].accuracy_margin == pytest.approx(t * 0.1 / 3**0.5)  # s = 0.1
@@ -116,10 +116,10 @@ def test_intervals_and_the_best_rival(make: Any) -> None:
     assert fedgh.margin == pytest.approx(t * 0.15 / 3**0.5)
     assert rows["fedin"].against_rival.mean == pytest.approx(0.05)
     assert rows["fedrep"].against_rival.margin is None
-    text = to_markdown(comparison(find_runs(make.root)))
+    text = to_markdown(compare_runs(load_runs(make.root)))
     assert "| fedin | [45.16, 94.84] | [-46.51, -3.49] | fedgh |" in text
     assert "| local | [82.58, 100.00] | - |" in text  # 107.42 can be no accuracy
-    found = json.loads(to_json(comparison(find_runs(make.root))))["tables"][0]["rows"]
+    found = json.loads(to_json(compare_runs(load_runs(make.root))))["tables"][0]["rows"]
     assert [row["against_rival"]["mean"] for row in found if row["name"] == "fedgh"] == [fedgh.mean]
 
 
@@ -131,7 +131,7 @@ def test_bold_is_what_leads_beyond_chance(make: Any) -> None:
     for name, values in SEEN.items():
         for seed, accuracy in enumerate(values):
             make(f"{name}-{seed}", name, seed, (accuracy,), accuracy_best_by_validation=0.7 - 0.1 * seed)
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     (section,) = table.sections
     assert section.leaders == dict.fromkeys(("accuracy", "personal", "received"), "fedgh")
     assert to_markdown(table).count("**72.00 ± 10.00**") == 1
@@ -157,7 +157,7 @@ def test_nothing_is_bold_without_an_interval_that_supports_it(make: Any, values:
     for name, found in values.items():
         for seed, accuracy in enumerate(found):
             make(f"{name}-{seed}", name, seed, (accuracy,))
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     (section,) = table.sections
     assert section.leaders == {}
     assert "**7" not in to_markdown(table)
@@ -166,6 +166,27 @@ def test_nothing_is_bold_without_an_interval_that_supports_it(make: Any, values:
     if len(section.facts.seeds) == 2:
         assert "two seeds: no interval is told, which takes three" in section.notes
         assert "95 %" not in to_text(table) + to_markdown(table) + to_latex(table)
+
+
+def test_a_bold_difference_within_the_interval_is_told(make: Any) -> None:
+    """FedGH is told from the next, but not from a row further down, whose seeds differ widely."""
+    for name, values in {**SEEN, "fedin": (0.10, 0.63, 0.83), "fedhenn": (0.2,)}.items():
+        for seed, accuracy in enumerate(values):
+            make(f"{name}-{seed}", name, seed, (accuracy,))
+    (section,) = compare_runs(load_runs(make.root)).sections
+    assert section.leaders["accuracy"] == "fedgh"
+    told = [note for note in section.notes if note.startswith("fedgh is bold (accuracy), but its difference to ")]
+    assert len(told) == 1
+    assert "fedhenn, fedin may be chance" in told[0] or "fedin, fedhenn may be chance" in told[0]
+    assert "fewer than three seeds, of which no interval is told: fedhenn" in section.notes
+
+
+def test_a_bold_difference_to_all_others_needs_no_warning(make: Any) -> None:
+    for name, values in SEEN.items():
+        for seed, accuracy in enumerate(values):
+            make(f"{name}-{seed}", name, seed, (accuracy,))
+    (section,) = compare_runs(load_runs(make.root)).sections
+    assert not any("may be chance" in note or "fewer than three" in note for note in section.notes)
 
 
 def test_what_has_learnt_nothing_leads_nowhere(make: Any) -> None:
@@ -178,7 +199,7 @@ def test_what_has_learnt_nothing_leads_nowhere(make: Any) -> None:
                 (accuracy,),
                 nothing_learnt="nothing was learnt" if name == "fedgh" else None,
             )
-    (section,) = comparison(find_runs(make.root)).sections
+    (section,) = compare_runs(load_runs(make.root)).sections
     assert section.leaders["accuracy"] == "fedavg"
     assert section.finding.startswith("fedavg leads with 70.00 %")
     assert section.finding.endswith(" Nothing was learnt by fedgh.")
@@ -188,14 +209,14 @@ def test_what_has_learnt_nothing_leads_nowhere(make: Any) -> None:
 
 def test_latex_means_what_it_says(make: Any) -> None:
     make("a", "fedgh", 0, label=r"50% & {a}_b #1 $x ~^ \ |<>")
-    text = to_latex(comparison(find_runs(make.root)))
+    text = to_latex(compare_runs(load_runs(make.root)))
     wanted = r"50\% \& \{a\}\_b \#1 \$x \textasciitilde{}\textasciicircum{} \textbackslash{} \textbar{}$<$$>$ & "
     assert wanted in text
     assert text.count(r"\begin{table}") == text.count(r"\end{table}") == text.count(r"\toprule") == 1
 
 
 def test_a_target_is_told(two_by_two: Path) -> None:
-    (section,) = comparison(find_runs(two_by_two), target="90 % of best").sections
+    (section,) = compare_runs(load_runs(two_by_two), target="90 % of best").sections
     local, fedgh = (row.to_target for row in section.rows)
     assert local is not None
     assert fedgh is not None
@@ -203,22 +224,22 @@ def test_a_target_is_told(two_by_two: Path) -> None:
     assert (local.reached, fedgh.reached, fedgh.rounds, fedgh.by_seed) == (0, 2, 2.5, {0: 3, 1: 2})
     (note,) = [note for note in section.notes if note.startswith("target")]
     assert note.startswith("target 90 % of best, 58.50 %: first scored round")
-    text = to_text(comparison(find_runs(two_by_two), target=0.585))
+    text = to_text(compare_runs(load_runs(two_by_two), target=0.585))
     assert ["fedgh", "2", "of", "2", "0", "2.5", "±", "0.7", "7.5", "KiB", "3.8", "s"] in [
         line.split() for line in text.splitlines()
     ]
-    assert "target_rounds" in to_csv(comparison(find_runs(two_by_two), target=0.6)).splitlines()[0]
-    alone = comparison(find_runs(two_by_two / "fedgh-0"), target="90 % of local").sections[0]
+    assert "target_rounds" in to_csv(compare_runs(load_runs(two_by_two), target=0.6)).splitlines()[0]
+    alone = compare_runs(load_runs(two_by_two / "fedgh-0"), target="90 % of local").sections[0]
     assert alone.rows[0].to_target is None
     assert "no target: 90 % of local is not known, as there is no such accuracy" in alone.notes
     with pytest.raises(ConfigError, match="target: expected"):
-        comparison(find_runs(two_by_two), target="a lot")
+        compare_runs(load_runs(two_by_two), target="a lot")
 
 
 def test_one_seed_has_no_spread(make: Any) -> None:
     make("local", "local", 0, (0.5, 0.5))
     make("fedgh", "fedgh", 0, (0.5, 0.75))
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     local, fedgh = table.sections[0].rows
     assert (local.accuracy_std_seeds, fedgh.accuracy_std_seeds, fedgh.difference_std) == (None, None, None)
     assert fedgh.difference == 0.25
@@ -235,7 +256,7 @@ def test_equal_seeds_do_have_a_spread_of_zero(make: Any) -> None:
     make("a", seed=0)
     make("b", seed=1)
     make("c", "fedgh", seed=0)
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     assert table.sections[0].rows[0].accuracy_std_seeds == 0.0
     assert "60.00 ±    -" in to_text(table)  # fedgh has one seed where local has two
     assert "| method | seeds |" in to_markdown(table)
@@ -246,7 +267,7 @@ def test_differences_are_paired_on_shared_seeds(make: Any) -> None:
     make("local-1", "local", 1, (0.9,))
     make("fedgh-0", "fedgh", 0, (0.625,))
     make("fedin-7", "fedin", 7, (0.6,))
-    _, fedgh, fedin = comparison(find_runs(make.root)).sections[0].rows
+    _, fedgh, fedin = compare_runs(load_runs(make.root)).sections[0].rows
     assert (fedgh.difference, fedgh.difference_std, fedgh.difference_seeds) == (0.125, None, (0,))
     assert (fedin.difference, fedin.difference_seeds) == (None, ())
 
@@ -254,7 +275,7 @@ def test_differences_are_paired_on_shared_seeds(make: Any) -> None:
 def test_csv_and_json_keep_exact_bytes(make: Any) -> None:
     make("a", "fedgh", 0, bytes_up=123_456_789_012_345_677, label='odd, "name" | x_y')
     make("b", "local", 0, bytes_up=7)
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     lines = list(csv.DictReader(io.StringIO(to_csv(table))))
     assert [line["name"] for line in lines] == ["local", 'odd, "name" | x_y']
     assert lines[1]["bytes_up"] == "123456789012345677"
@@ -275,7 +296,7 @@ def test_csv_and_json_keep_exact_bytes(make: Any) -> None:
 def test_bytes_that_differ_by_seed_are_averaged(make: Any) -> None:
     make("a", seed=0, bytes_up=10)
     make("b", seed=1, bytes_up=13)
-    (row,) = comparison(find_runs(make.root)).sections[0].rows
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
     assert row.bytes_up == 11.5
     assert [run.bytes_up for run in row.runs] == [10, 13]
 
@@ -286,7 +307,7 @@ def test_different_data_or_rounds_are_different_tables(make: Any) -> None:
     make("c", accuracies=(0.5,), data={"dirichlet_alpha": 0.1})
     make("d", accuracies=(0.5,), data={"max_train_per_client": 50, "root": "/elsewhere"})
     make("e", "fedgh", accuracies=(0.5,), data={"root": "/elsewhere"})
-    sections = comparison(find_runs(make.root)).sections
+    sections = compare_runs(load_runs(make.root)).sections
     assert [len(section.rows) for section in sections] == [2, 1, 1, 1]
     starts = [section.caption.split(", seed")[0] for section in sections]
     assert starts == [
@@ -300,13 +321,13 @@ def test_different_data_or_rounds_are_different_tables(make: Any) -> None:
 def test_other_settings_that_differ_are_told(make: Any) -> None:
     make("a", "local", training={"lr": 0.1})
     make("b", "fedgh")
-    assert "training.lr differs: 0.1 for local; 0.01 for fedgh" in comparison(find_runs(make.root)).sections[0].notes
+    assert "training.lr differs: 0.1 for local; 0.01 for fedgh" in compare_runs(load_runs(make.root)).sections[0].notes
 
 
 def test_methods_with_stages_of_their_own_are_shown_as_such(make: Any) -> None:
     make("a", "local", 0, (0.5,), stages=["personal"])
     make("b", "fedavg", 0, (0.75,), stage="received")
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     (section,) = table.sections
     assert "each method's own stage (personal or received)" in section.caption
     assert section.rows[1].difference == 0.25
@@ -318,33 +339,35 @@ def test_methods_with_stages_of_their_own_are_shown_as_such(make: Any) -> None:
 
 def test_refusals_and_missing_values(make: Any) -> None:
     make("a", refused=2, accuracy=None, accuracy_by_stage=None, accuracy_per_client=None)
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     assert table.sections[0].rows[0].refused == 2
     assert "refused" in to_text(table)
     make("b", seed=1, accuracy=float("nan"), accuracy_by_stage={})
-    assert "nan" not in (to_text(comparison(find_runs(make.root))) + to_json(comparison(find_runs(make.root)))).lower()
+    assert (
+        "nan" not in (to_text(compare_runs(load_runs(make.root))) + to_json(compare_runs(load_runs(make.root)))).lower()
+    )
 
 
 def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
     make("a")
     make("b")
     with pytest.raises(ConfigError, match="two runs are 'local' with seed 0"):
-        comparison(find_runs(make.root))
-    runs = find_runs(make.root / "a")
+        compare_runs(load_runs(make.root))
+    runs = load_runs(make.root / "a")
     with pytest.raises(ConfigError, match="not scored in stage 'recieved'; it has: personal, received"):
-        comparison(runs, stage="recieved")
+        compare_runs(runs, stage="recieved")
     with pytest.raises(ConfigError, match="unknown table format 'markdown'"):
-        write(comparison(runs), tmp_path, formats=["csv", "markdown"])
+        write(compare_runs(runs), tmp_path, formats=["csv", "markdown"])
     assert not (tmp_path / "comparison.csv").exists()
     make("c", finished=False)
     with pytest.raises(ConfigError, match="no finished run"):
-        comparison(find_runs(make.root / "c"))
+        compare_runs(load_runs(make.root / "c"))
 
 
 def test_unfinished_runs_are_listed_under_the_table(make: Any) -> None:
     make("a")
     make("b", "fedgh", finished=False)
-    table = comparison(find_runs(make.root))
+    table = compare_runs(load_runs(make.root))
     assert len(table.sections[0].rows) == 1
     assert "left out" in table.notes[0]
     for text in (to_text(table), to_markdown(table), to_latex(table), to_json(table)):
@@ -352,7 +375,7 @@ def test_unfinished_runs_are_listed_under_the_table(make: Any) -> None:
 
 
 def test_write(two_by_two: Path, tmp_path: Path) -> None:
-    table = comparison(find_runs(two_by_two))
+    table = compare_runs(load_runs(two_by_two))
     files = write(table, tmp_path / "deep" / "out", formats=["md", "csv", "json", "tex", "txt"])
     assert [file.name for file in files] == [f"comparison.{end}" for end in ("md", "csv", "json", "tex", "txt")]
     assert files[0].read_text(encoding="utf-8") == to_markdown(table)
@@ -380,7 +403,7 @@ def with_figures(make: Any) -> Any:
     make("local", **figures(0.30, 0.20, cnn1=0.5, cnn2=0.7))
     make("fedgh-0", "fedgh", 0, **figures(0.40, 0.25, cnn1=0.6, cnn2=0.8))
     make("fedgh-1", "fedgh", 1, **figures(0.50, 0.35, cnn1=0.7, cnn2=0.8))
-    return comparison(find_runs(make.root))
+    return compare_runs(load_runs(make.root))
 
 
 def test_figures_are_means_over_seeds(make: Any) -> None:
@@ -418,21 +441,21 @@ def test_figures_in_every_file_and_on_request_on_the_terminal(make: Any) -> None
 
 def test_many_architectures_wrap_on_the_terminal(make: Any) -> None:
     make("local", **figures(0.3, 0.2, **{f"a-long-name-of-network-{i}": i / 10 for i in range(8)}))
-    text = to_text(comparison(find_runs(make.root)), metrics=True)
+    text = to_text(compare_runs(load_runs(make.root)), metrics=True)
     assert max(map(len, text.splitlines())) <= 100
     assert sum(f"network-{i}" in text for i in range(8)) == 8
 
 
 def test_one_architecture_needs_no_table_of_its_own_and_old_runs_have_none(make: Any) -> None:
     make("local", **figures(0.3, 0.2, cnn1=0.5))
-    assert "by architecture" not in to_markdown(comparison(find_runs(make.root)))
+    assert "by architecture" not in to_markdown(compare_runs(load_runs(make.root)))
     make("old", "fedgh")
-    local, old = comparison(find_runs(make.root)).sections[0].rows
+    local, old = compare_runs(load_runs(make.root)).sections[0].rows
     assert (old.metrics, old.accuracy_per_architecture, old.accuracy_bottom_decile) == ({}, {}, None)
-    markdown = to_markdown(comparison(find_runs(make.root)))
+    markdown = to_markdown(compare_runs(load_runs(make.root)))
     assert "| - | - | - | 2.0 KiB |" in markdown
-    alone = to_text(comparison(find_runs(make.root / "old")), metrics=True)
+    alone = to_text(compare_runs(load_runs(make.root / "old")), metrics=True)
     assert "tenth" not in alone
-    received = comparison(find_runs(make.root / "old"), stage="received").sections[0].rows[0]
+    received = compare_runs(load_runs(make.root / "old"), stage="received").sections[0].rows[0]
     assert received.accuracy_per_architecture == {}
     assert local.accuracy_per_architecture == {"cnn1": 0.5}

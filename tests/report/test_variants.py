@@ -6,22 +6,22 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.bar_chart import bars, variants
+from polyfed.report.bar_chart import build_bars, variants
 from polyfed.report.grouping import group_runs
-from polyfed.report.run_records import find_runs
+from polyfed.report.run_records import load_runs
 from readable import unreadable
 
 
 def test_bars_by_hand(two_by_two: Path) -> None:
-    (group,), _ = group_runs(find_runs(two_by_two))
-    local, fedgh = bars(group)
+    (group,), _ = group_runs(load_runs(two_by_two))
+    local, fedgh = build_bars(group)
     assert (local.method, local.accuracy, local.each) == ("local", pytest.approx(0.52), (0.5, 0.54))
     assert (fedgh.accuracy, fedgh.std, fedgh.seeds) == (pytest.approx(0.65), pytest.approx(0.005**0.5), (0, 1))
-    assert bars(group, "received")[1].accuracy == pytest.approx(0.45)
+    assert build_bars(group, "received")[1].accuracy == pytest.approx(0.45)
 
 
 def test_local_is_a_line_and_the_others_bars(two_by_two: Path) -> None:
-    (drawing,) = variants(find_runs(two_by_two))
+    (drawing,) = variants(load_runs(two_by_two))
     axes = drawing.figure.axes[0]
     (bar,) = axes.patches
     assert bar.get_width() == pytest.approx(65)
@@ -34,7 +34,7 @@ def test_local_is_a_line_and_the_others_bars(two_by_two: Path) -> None:
 
 def test_local_alone_is_a_bar(make: Any) -> None:
     make("a", "local")
-    (drawing,) = variants(find_runs(make.root))
+    (drawing,) = variants(load_runs(make.root))
     assert drawing.figure.axes[0].patches[0].get_width() == pytest.approx(60)
     assert not drawing.figure.legends
 
@@ -42,9 +42,9 @@ def test_local_alone_is_a_bar(make: Any) -> None:
 def test_nothing_recorded(make: Any) -> None:
     make("a", "local", accuracy=None)
     with pytest.raises(ConfigError, match="no accuracy"):
-        variants(find_runs(make.root))
+        variants(load_runs(make.root))
     with pytest.raises(ConfigError, match="not scored in stage"):
-        variants(find_runs(make.root), "after_training")
+        variants(load_runs(make.root), "after_training")
 
 
 def test_names_of_several_lines_and_numbers_on_lines_can_be_read(make: Any) -> None:
@@ -52,7 +52,7 @@ def test_names_of_several_lines_and_numbers_on_lines_can_be_read(make: Any) -> N
     for number in range(12):
         label = f"fedgh-with-a-header-trained-for-a-hundred-epochs-and-{number}-more-words"
         make(str(number), "fedgh", 0, (0.5, 0.55 + 0.01 * number), label=label)
-    (drawing,) = variants(find_runs(make.root))
+    (drawing,) = variants(load_runs(make.root))
     assert unreadable(drawing.figure) == []
     numbers = drawing.figure.axes[0].texts
     assert all(text.get_path_effects() for text in numbers), "a white rim where Local's line passes"

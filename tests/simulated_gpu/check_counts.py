@@ -9,7 +9,7 @@ import torch
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.methods import FedAvg
-from polyfed.testing.fixtures import CLASSES, difference, everything, tiny, world
+from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
 
 CLIENTS = 20
 STEPS = 5  # of a client in a round
@@ -22,7 +22,7 @@ MOST = {
 def counted(executor: str, rounds: int) -> tuple[dict[str, int], Federation]:
     """What is done in so many rounds of clients of one small network."""
     among = world(
-        [lambda: tiny(1, 4, 6)],
+        [lambda: tiny_model(1, 4, 6)],
         public=0,
         sizes=(8 * STEPS,) * CLIENTS,
         labels=(tuple(range(CLASSES)),) * CLIENTS,
@@ -51,4 +51,4 @@ def test_data_stream_where_the_device_has_no_room(executor: str, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     streamed, again = counted(executor, 2)
     assert streamed["h2d_bytes"] > 1.2 * kept["h2d_bytes"]
-    assert difference(everything(held), everything(again)) is None
+    assert difference(all_state(held), all_state(again)) is None

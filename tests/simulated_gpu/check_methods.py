@@ -7,12 +7,13 @@ from typing import Any
 import gpu
 import pytest
 
+from helpers.gentle import gentle
 from helpers.quick import others_slow
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
 from polyfed.registry import METHODS
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import difference, everything, state
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, state
 
 CLOSE = 1e-5  # of the largest entry
 CLOSE_BF16 = 0.1  # of weights and states: CUDA's autocast and the CPU's have other operations in bfloat16
@@ -25,19 +26,20 @@ FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedin", "fedkd", "fedrolex", "fedsele
 def ran(name: str, device: str, executor: str, training: Training = TRAINING, **kinds: Any) -> Federation:
     """A run of the conformance kit's clients."""
     settings = {key: kinds.pop(key) for key in ("precision",) if key in kinds}
-    among = Kit(method=METHODS[name](), device=device).world(**kinds)
-    return among.run(METHODS[name](), training, evaluation=EVALUATION, executor=executor, **settings)
+    method = gentle(name)
+    among = ConformanceKit(method=method, device=device).world(**kinds)
+    return among.run(method, training, evaluation=EVALUATION, executor=executor, **settings)
 
 
 def compare(name: str, executor: str, device: str = "cuda", **kinds: Any) -> None:
     """A run on the device comes to that on the CPU, and leaves nothing on the device."""
     expected = ran(name, "cpu", executor, **kinds)
     found = ran(name, device, executor, **kinds)
-    assert not [key for key, t in everything(found).items() if t.is_cuda]
+    assert not [key for key, t in all_state(found).items() if t.is_cuda]
     if "precision" in kinds:
         assert difference(state(expected), state(found), CLOSE_BF16) is None
         return
-    assert difference(everything(expected), everything(found), CLOSE) is None
+    assert difference(all_state(expected), all_state(found), CLOSE) is None
     for one, other in zip(expected.history, found.history, strict=True):
         if one["train_loss"] is not None:  # somebody trained
             assert other["train_loss"] == pytest.approx(one["train_loss"], rel=1e-4)

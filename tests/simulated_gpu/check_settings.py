@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from helpers.small_recipe import small_recipe
-from polyfed.analysis import Choices, analyze
+from polyfed.analysis import FigureOptions, analyze
 from polyfed.attacks import attack
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
@@ -24,8 +24,8 @@ from polyfed.engine.task import Execution, Task
 from polyfed.errors import RunError, RunInterrupted
 from polyfed.methods import FedAvg, FedGH, FedHeNN, FedProto
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
-from polyfed.testing import Kit
-from polyfed.testing.fixtures import CLASSES, difference, everything, state
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import CLASSES, all_state, difference, state
 
 CLOSE = 1e-5  # of the largest entry
 CLOSE_BF16 = 0.1  # the CPU's autocast and CUDA's have other operations in bfloat16
@@ -42,14 +42,14 @@ def ran(method: Method, device: str, training: Training = TRAINING, **options: A
     """A run of the conformance kit's clients."""
     kinds = {key: options.pop(key) for key in ("one", "norm") if key in options}
     models = options.pop("models", None)
-    return Kit(method=method, models=models, device=device).world(**kinds).run(method, training, **options)
+    return ConformanceKit(method=method, models=models, device=device).world(**kinds).run(method, training, **options)
 
 
 def compare(method: Method, device: str = "cuda", close: float = CLOSE, **options: Any) -> None:
     """A run on the device comes to that on the CPU."""
     expected = ran(method, "cpu", **options)
     found = ran(method, device, **options)
-    assert difference(everything(expected), everything(found), close) is None
+    assert difference(all_state(expected), all_state(found), close) is None
 
 
 # networks and precision -----------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class Stop:
 @pytest.mark.parametrize("devices", [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda:1")], ids="-".join)
 def test_a_run_goes_on_elsewhere(devices: tuple[str, str], executor: str, tmp_path: Path) -> None:
     def federation(device: str, **options: Any) -> Federation:
-        among = Kit(method=FedHeNN(), device=device).world()
+        among = ConformanceKit(method=FedHeNN(), device=device).world()
         return among.federation(FedHeNN(), TRAINING, executor=executor, **options)
 
     whole = federation("cpu")
@@ -140,7 +140,7 @@ def test_a_run_goes_on_elsewhere(devices: tuple[str, str], executor: str, tmp_pa
         federation(devices[0], out=folder, checkpoint_every=1, trackers=[Stop()]).run()
     resumed = federation(devices[1], out=folder, checkpoint_every=1)
     resumed.run(resume=True)
-    assert difference(everything(whole), everything(resumed), CLOSE) is None
+    assert difference(all_state(whole), all_state(resumed), CLOSE) is None
 
 
 def test_networks_come_back_on_the_cpu() -> None:
@@ -172,7 +172,7 @@ def test_a_run_is_attacked_analyzed_and_estimated(tmp_path: Path) -> None:
     scores = [trial.score.psnr for one in found for trial in one.trials]
     assert scores[0] == pytest.approx(scores[1], rel=1e-3)
     figures = [
-        analyze(run, ["cka"], out=tmp_path / f"figures-{device}", choices=Choices(inputs=10, device=device))
+        analyze(run, ["cka"], out=tmp_path / f"figures-{device}", choices=FigureOptions(inputs=10, device=device))
         for device in ("cpu", "cuda")
     ]
     assert len(figures) == 2
@@ -238,6 +238,8 @@ def test_the_kit_holds_a_method_to_a_device() -> None:
     ],
 )
 def test_memory_that_ends(executor: str, room: int, said: str) -> None:
-    given = Kit(method=FedAvg(), device="cuda").world(one=True).federation(FedAvg(), TRAINING, executor=executor)
+    given = (
+        ConformanceKit(method=FedAvg(), device="cuda").world(one=True).federation(FedAvg(), TRAINING, executor=executor)
+    )
     with gpu.memory(gpu.counts()["allocated"] + room), pytest.raises(RunError, match=said):
         given.run()

@@ -21,7 +21,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.task import Output
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.methods import FedAvg
-from polyfed.testing.fixtures import SHORT, draw, tiny
+from polyfed.testing.fixtures import SHORT, draw, tiny_model
 from polyfed.tracking.tensorboard import TensorBoard
 
 RECIPE = small_recipe(training={"rounds": 2}, evaluation={"extra_stages": ["received"]})
@@ -106,7 +106,7 @@ def federation(out: Path, *trackers: Any) -> Federation:
         FedAvg(),
         training,
         out=Output(out, checkpoint_every=2),
-        builders={"a": lambda: tiny(1, 4, 6)},
+        builders={"a": lambda: tiny_model(1, 4, 6)},
         trackers=trackers,
     )
 

@@ -21,21 +21,21 @@ from torch import Tensor
 from polyfed.analysis.layer_outputs import ClientRef, common_layers
 from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.errors import ConfigError
-from polyfed.functional.centering import nonzero, prepared
-from polyfed.registry import nearest
+from polyfed.functional.centering import center_and_scale, nonzero
+from polyfed.registry import suggest
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import (
     SHADES,
     WIDTH,
-    Drawing,
+    FigureWithData,
     add_colorbar,
     canvas,
     fills,
+    finish_layout,
     inches,
     legend,
-    settle,
     shortened,
-    tidy,
+    style_axes,
 )
 from polyfed.report.run_records import RunRecord
 
@@ -102,7 +102,7 @@ class RunSimilarity:
 
 def unit_kernel(a_LD: Tensor) -> Tensor:
     """The centered linear kernel divided by its Frobenius norm, flat: (L * L,); 0 for equal rows."""
-    centered_LD = prepared(a_LD)
+    centered_LD = center_and_scale(a_LD)
     kernel_LL = centered_LD @ centered_LD.mT
     return (kernel_LL / nonzero(kernel_LL.norm())).flatten()
 
@@ -152,7 +152,7 @@ def _alike(matrix: Sequence[Sequence[float]], architectures: Sequence[str]) -> C
 
 def draw_maps(
     group: Group, found: Sequence[RunSimilarity], places: Sequence[str] | None = None, stem: str = "cka"
-) -> Drawing:
+) -> FigureWithData:
     """Heat maps of one seed's runs: a row of maps for each method, a map for each place (by default the main ones).
 
     Raises:
@@ -163,7 +163,7 @@ def draw_maps(
     for one in found:
         for place in places:
             if place not in one.places:
-                raise ConfigError(f"no place '{place}' in all networks of '{one.name}'{nearest(place, one.places)}")
+                raise ConfigError(f"no place '{place}' in all networks of '{one.name}'{suggest(place, one.places)}")
     about = f"{group.about}, seed {found[0].seed}. Personal models after the last round; {_who(found[0])}; "
     about += f"linear CKA on {found[0].inputs}. Over each map: mean over pairs."
     columns = min(_COLUMNS, len(places) if len(places) > 1 else len(found))
@@ -197,9 +197,9 @@ def draw_maps(
             name = "\n".join(textwrap.wrap(line[0][0].name, letters))
             row[0].set_ylabel(name, fontsize=9, fontweight="bold", parse_math=False)
     add_colorbar(figure, shown, [axes for row in grid for axes in row], "CKA")
-    settle(figure)
+    finish_layout(figure)
     data = {"about": about, "places": known, "runs": [_plain(one) for one in found]}
-    return Drawing(stem, figure, data, list(_pairs(found)))
+    return FigureWithData(stem, figure, data, list(_pairs(found)))
 
 
 def _titles(line: Sequence[tuple[RunSimilarity, str]], places: Sequence[str], letters: int) -> list[str]:
@@ -285,7 +285,7 @@ def _pairs(found: Sequence[RunSimilarity]) -> Iterator[dict[str, Any]]:
                     }  # fmt: skip
 
 
-def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-means") -> Drawing:
+def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-means") -> FigureWithData:
     """Bars of mean CKA at every place, within and between architectures; lines from the lowest to the highest seed."""
     places = common_layers([one.places for one in found])
     names = list(dict.fromkeys(one.name for one in found))
@@ -302,7 +302,7 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
     rows: list[dict[str, Any]] = []
     handles: list[Any] = []
     for (axes,), kind in zip(grid, kinds, strict=True):
-        tidy(axes, "y")
+        style_axes(axes, "y")
         handles.clear()
         for number, (name, fill) in enumerate(zip(names, fills(), strict=False)):
             at = []
@@ -329,4 +329,4 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
         turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if len(places) > 5 else {}
         axes.set_xticks(range(len(places)), places, **turned)
     legend(grid[0][0], handles, names)
-    return Drawing(stem, figure, {"about": about, "means": rows}, rows)
+    return FigureWithData(stem, figure, {"about": about, "means": rows}, rows)

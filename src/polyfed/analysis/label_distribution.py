@@ -9,10 +9,10 @@ from typing import Any
 from polyfed.analysis.probe_inputs import load_run_data
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import SHADES, WIDTH, Drawing, add_colorbar, canvas, inches, shortened
+from polyfed.report.plot_style import SHADES, WIDTH, FigureWithData, add_colorbar, canvas, inches, shortened
 from polyfed.report.run_records import RunRecord
 
-__all__ = ["LabelTable", "draw_table", "label_table"]
+__all__ = ["LabelTable", "label_table", "plot_labels"]
 
 _FEW = (30, 20)  # clients and classes up to which the counts are written into the cells
 _SIZE = 8  # points of names and counts
@@ -52,7 +52,7 @@ def label_table(run: RunRecord, data: DataCache | None = None) -> LabelTable:
     return LabelTable(run.seed, counts, names, architectures)
 
 
-def draw_table(group: Group, table: LabelTable, stem: str = "labels") -> Drawing:
+def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> FigureWithData:
     """Clients down, classes across, a shade for each count; the count itself where clients and classes are few.
 
     The figure is as wide as counts and names ask for.
@@ -92,7 +92,7 @@ def draw_table(group: Group, table: LabelTable, stem: str = "labels") -> Drawing
         for client, row in enumerate(table.counts)
         for label, count in enumerate(row)
     ]
-    return Drawing(stem, figure, {**table.map(), "about": about, "seed": table.seed}, rows)
+    return FigureWithData(stem, figure, {**table.map(), "about": about, "seed": table.seed}, rows)
 
 
 def _numbers(axes: Any, counts: Sequence[Sequence[int]], dark: float) -> None:

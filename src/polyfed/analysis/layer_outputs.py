@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import ClientModel, load_model
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.results.read import check_links, parse_json
 
 __all__ = ["ClientRef", "clients_of", "common_layers", "layer_outputs", "layers_of", "subsample_clients"]
@@ -107,7 +107,7 @@ def common_layers(found: Sequence[Mapping[str, object]]) -> list[str]:
 
 def _outputs(model: ClientModel, x: Tensor) -> dict[str, Tensor]:
     parts: dict[str, list[Tensor]] = {}
-    with torch.inference_mode(), evaluating(model.network):
+    with torch.inference_mode(), eval_mode(model.network):
         for rows in x.split(CHUNK):
             for place, value in layers_of(model.network, model.prepare(rows.to(model.device))).items():
                 parts.setdefault(place, []).append(value.flatten(1).float().cpu())

@@ -12,23 +12,23 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.analysis.choices import Choices
+from polyfed.analysis.figure_options import FigureOptions
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.bar_chart import variants
 from polyfed.report.clients import architectures, clients, sizes
 from polyfed.report.figures import axes_of, curve_drawings
 from polyfed.report.grouping import group_runs
-from polyfed.report.plot_style import Drawing
-from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.plot_style import FigureWithData
+from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.sensitivity import is_sweep, sensitivity
 from polyfed.results.read import ANALYSIS, check_links
 
 if TYPE_CHECKING:
     from polyfed.analysis.representations import GroupRepresentations
 
-__all__ = ["FIGURES", "Analysis", "Choices", "analyze"]
+__all__ = ["FIGURES", "Analysis", "FigureOptions", "analyze"]
 
 
 _USED_BY = {
@@ -55,7 +55,7 @@ def analyze(
     paths: str | Path | Iterable[str | Path],
     figures: Sequence[str] | None = None,
     out: str | Path | None = None,
-    choices: Choices | None = None,
+    choices: FigureOptions | None = None,
     trust: bool = False,
 ) -> Analysis:
     """Draw figures of finished runs, each as PNG and SVG, with its numbers beside it as JSON and CSV.
@@ -65,7 +65,7 @@ def analyze(
         figures: names in `FIGURES`; by default all that these folders allow.
         out: where to; by default ``analysis`` in the first path, and each run's own matrices in its own folder's
             ``analysis``, where the report page looks for them.
-        choices: see `Choices`.
+        choices: see `FigureOptions`.
         trust: whether code that the folders name ("package.module:name") may be imported, for cka, tsne and labels.
 
     Raises:
@@ -74,11 +74,11 @@ def analyze(
     given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
     for name in figures or ():
         if name not in FIGURES:
-            raise ConfigError(f"unknown figure '{name}'{nearest(name, FIGURES)}")
+            raise ConfigError(f"unknown figure '{name}'{suggest(name, FIGURES)}")
     if not given or (figures is not None and not figures):
         raise ConfigError(f"expected at least one {'figure' if given else 'run folder'}, got none")
     chosen = list(dict.fromkeys(figures or _fitting(given)))
-    choices = choices or Choices()
+    choices = choices or FigureOptions()
     _all_used(choices, chosen)
     runs = _Runs(given, choices, chosen, trust)
     drawings = []
@@ -115,8 +115,8 @@ def _fitting(given: Sequence[Path]) -> list[str]:
     return [name for name in FIGURES if (name == "sensitivity") == sweeps]
 
 
-def _all_used(choices: Choices, chosen: Sequence[str]) -> None:
-    for field in fields(Choices):
+def _all_used(choices: FigureOptions, chosen: Sequence[str]) -> None:
+    for field in fields(FigureOptions):
         used_by = _USED_BY[field.name]
         if getattr(choices, field.name) != field.default and not set(used_by) & set(chosen):
             figures = " or ".join(used_by)
@@ -129,7 +129,7 @@ class _Runs:
     own: (run, file's name, content): matrices that belong to one run.
     """
 
-    def __init__(self, given: Sequence[Path], choices: Choices, chosen: Sequence[str], trust: bool) -> None:
+    def __init__(self, given: Sequence[Path], choices: FigureOptions, chosen: Sequence[str], trust: bool) -> None:
         self.given = given
         self.choices = choices
         self.chosen = chosen
@@ -141,7 +141,7 @@ class _Runs:
     @property
     def found(self) -> list[RunRecord]:
         if self._found is None:
-            self._found = find_runs(self.given, self.trust)
+            self._found = load_runs(self.given, self.trust)
         return self._found
 
     def represented(self) -> list[GroupRepresentations]:
@@ -153,7 +153,7 @@ class _Runs:
         return self._represented
 
 
-def _curves(runs: _Runs) -> list[Drawing]:
+def _curves(runs: _Runs) -> list[FigureWithData]:
     return [
         drawing
         for x in axes_of(runs.found)
@@ -161,7 +161,7 @@ def _curves(runs: _Runs) -> list[Drawing]:
     ]
 
 
-def _sensitivity(runs: _Runs) -> list[Drawing]:
+def _sensitivity(runs: _Runs) -> list[FigureWithData]:
     found = [sensitivity(folder) for folder in runs.given]
     return [
         replace(drawing, stem=f"{drawing.stem}-{number}") if len(found) > 1 else drawing
@@ -170,22 +170,22 @@ def _sensitivity(runs: _Runs) -> list[Drawing]:
     ]
 
 
-def _labels(runs: _Runs) -> list[Drawing]:
-    from polyfed.analysis.label_distribution import draw_table, label_table
+def _labels(runs: _Runs) -> list[FigureWithData]:
+    from polyfed.analysis.label_distribution import label_table, plot_labels
 
     groups, _ = group_runs(runs.found)
     drawings = []
     for number, group in enumerate(groups, start=1):
         table = label_table(group.runs[0])
         runs.own += [(run, "labels", table.map()) for run in group.runs if run.seed == table.seed]
-        drawings.append(draw_table(group, table, f"labels-{number}" if len(groups) > 1 else "labels"))
+        drawings.append(plot_labels(group, table, f"labels-{number}" if len(groups) > 1 else "labels"))
     return drawings
 
 
-def _cka(runs: _Runs) -> list[Drawing]:
+def _cka(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.cka import draw_maps, draw_means, similarity
 
-    drawings: list[Drawing] = []
+    drawings: list[FigureWithData] = []
     groups = runs.represented()
     for number, one in enumerate(groups, start=1):
         found = [similarity(v.run, v.clients, v.total, v.kernels, v.inputs) for v in one.views]
@@ -199,10 +199,10 @@ def _cka(runs: _Runs) -> list[Drawing]:
     return drawings
 
 
-def _tsne(runs: _Runs) -> list[Drawing]:
+def _tsne(runs: _Runs) -> list[FigureWithData]:
     from polyfed.analysis.tsne import draw_panels, embeddings
 
-    drawings: list[Drawing] = []
+    drawings: list[FigureWithData] = []
     groups = runs.represented()
     for number, one in enumerate(groups, start=1):
         mine = [v for v in one.views if v.run.seed == one.seed]
@@ -211,7 +211,7 @@ def _tsne(runs: _Runs) -> list[Drawing]:
     return drawings
 
 
-FIGURES: dict[str, Callable[[_Runs], list[Drawing]]] = {
+FIGURES: dict[str, Callable[[_Runs], list[FigureWithData]]] = {
     "curves": _curves,
     "clients": lambda runs: clients(runs.found),
     "architectures": lambda runs: architectures(runs.found),

@@ -13,7 +13,7 @@ from polyfed.core.randomness import numpy_generator
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["ROWS", "ProbeInputs", "common_inputs", "load_run_data"]
@@ -48,7 +48,7 @@ def common_inputs(run: RunRecord, count: int, rows: str = "test", data: DataCach
         ConfigError: an unknown choice, no hold-out, a recipe without data, or data that are dealt otherwise now.
     """
     if rows not in ROWS:
-        raise ConfigError(f"unknown rows '{rows}'{nearest(rows, ROWS)}")
+        raise ConfigError(f"unknown rows '{rows}'{suggest(rows, ROWS)}")
     dealt = load_run_data(run, data)
     if rows == "holdout":
         if not len(dealt.holdout):

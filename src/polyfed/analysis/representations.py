@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from polyfed.analysis.choices import Choices
 from polyfed.analysis.cka import unit_kernel
+from polyfed.analysis.figure_options import FigureOptions
 from polyfed.analysis.layer_outputs import ClientRef, clients_of, layer_outputs, subsample_clients
 from polyfed.analysis.probe_inputs import ProbeInputs, common_inputs
 from polyfed.errors import ConfigError
@@ -44,12 +44,12 @@ class GroupRepresentations:
 
 
 def represent_runs(
-    runs: Iterable[RunRecord], choices: Choices, kernels: bool, seen: bool
+    runs: Iterable[RunRecord], choices: FigureOptions, kernels: bool, seen: bool
 ) -> list[GroupRepresentations]:
     """Show the common inputs of each seed to the personal models of all runs.
 
     Args:
-        runs: from ``find_runs``. choices: inputs, rows, clients, device.
+        runs: from ``load_runs``. choices: inputs, rows, clients, device.
         kernels: keep the kernel of every place, of all seeds. seen: keep the representations, of the seed shown.
 
     Raises:
@@ -62,7 +62,7 @@ def represent_runs(
     return [_group(group, choices, kernels, seen, data) for group in groups]
 
 
-def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: DataCache) -> GroupRepresentations:
+def _group(group: Group, choices: FigureOptions, kernels: bool, seen: bool, data: DataCache) -> GroupRepresentations:
     has = [{run.seed for run in row} for row in group.rows.values()]
     shown = min(set.intersection(*has), default=group.seeds[0])
     found = {}
@@ -75,7 +75,7 @@ def _group(group: Group, choices: Choices, kernels: bool, seen: bool, data: Data
     return GroupRepresentations(group, shown, tuple(found[run.path] for run in group.runs if run.path in found))
 
 
-def _view(run: RunRecord, inputs: ProbeInputs, choices: Choices, kernels: bool, seen: bool) -> RunRepresentations:
+def _view(run: RunRecord, inputs: ProbeInputs, choices: FigureOptions, kernels: bool, seen: bool) -> RunRepresentations:
     everybody = clients_of(run.path)
     clients = subsample_clients(everybody, choices.clients)
     kept = layer_outputs(

@@ -22,7 +22,7 @@ from polyfed.analysis.layer_outputs import ClientRef
 from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import GRAY, SHADES, Drawing, canvas, legends, styles
+from polyfed.report.plot_style import GRAY, SHADES, FigureWithData, canvas, legends, styles
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouette"]
@@ -115,7 +115,7 @@ def _panel(
 # drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, stem: str = "tsne") -> Drawing:
+def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, stem: str = "tsne") -> FigureWithData:
     """One seed's runs: for each method (and width) the points marked by client, or architecture, and by class."""
     everybody = list(dict.fromkeys(who for panel in found for who in panel.clients))
     by_client = len(everybody) <= _NUMBERED
@@ -142,7 +142,7 @@ def draw_panels(group: Group, found: Sequence[Embedding], inputs: ProbeInputs, s
     if shown:
         legends(figure, [([_key(look) for look in side.values()], side) for side in shown])
     data = {"about": about, "panels": [_plain(panel) for panel in found]}
-    return Drawing(stem, figure, data, list(_rows(found)))
+    return FigureWithData(stem, figure, data, list(_rows(found)))
 
 
 def _count(found: Sequence[Embedding]) -> str:

@@ -22,8 +22,8 @@ tables          the table and the figure
 leakage         both for run folders, and the files of ``RUN/attack``
 """
 
-from polyfed.attacks.api import attack, report
-from polyfed.attacks.audit import Survey
-from polyfed.attacks.reconstruction_runs import Attack
+from polyfed.attacks.api import attack, audit
+from polyfed.attacks.audit_report import AuditReport
+from polyfed.attacks.reconstruction_runs import AttackResult
 
-__all__ = ["Attack", "Survey", "attack", "report"]
+__all__ = ["AttackResult", "AuditReport", "attack", "audit"]

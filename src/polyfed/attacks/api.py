@@ -13,17 +13,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from polyfed.attacks import attack_tables, reconstruction_plots
-from polyfed.attacks.attack_target import expose
-from polyfed.attacks.audit import Options, Survey, survey
+from polyfed.attacks.attack_target import collect_target
+from polyfed.attacks.audit_report import AuditOptions, AuditReport, audit_run
 from polyfed.attacks.membership_inference import ShadowData
-from polyfed.attacks.reconstruction_runs import Attack, Settings, carry_out
+from polyfed.attacks.reconstruction_runs import AttackConfig, AttackResult, run_attack
 from polyfed.errors import ConfigError
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.plot_style import save
-from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.read import ATTACK, check_links
 
-__all__ = ["attack", "report"]
+__all__ = ["attack", "audit"]
 
 FILES = ("attack.json", "reconstructions.png", "reconstructions.svg", "psnr-by-step.png", "psnr-by-step.svg")
 REPORT_FILES = ("leakage.json", "leakage.md", "membership.png", "membership.svg")
@@ -44,7 +44,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
     out: str | Path | None = None,
     force: bool = False,
     trust: bool = False,
-) -> tuple[Attack, list[Path]]:
+) -> tuple[AttackResult, list[Path]]:
     """Reconstruct images of a client from what it sent last in a finished run, and score them.
 
     Args:
@@ -65,7 +65,7 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
         ConfigError: the request is wrong; nothing has been written.
         RunError: the loss is not finite.
     """
-    settings = Settings(steps, lr, tuple(dict.fromkeys(map(float, tv))), seed)
+    settings = AttackConfig(steps, lr, tuple(dict.fromkeys(map(float, tv))), seed)
     if images < 1:
         raise ConfigError(f"--images: expected at least 1, got {images}")
     if noise is not None and (not noise or not all(0 <= level < math.inf for level in noise)):
@@ -73,12 +73,12 @@ def attack(  # noqa: PLR0913 - what a user may choose, each by its name
     check_links(Path(run))
     folder = Path(run) / ATTACK if out is None else Path(out)
     _check_place(folder, force, FILES, "an attack")
-    exposure = expose(run, client, images, noise, sources, device, trust)
-    found = carry_out(exposure, settings)
+    exposure = collect_target(run, client, images, noise, sources, device, trust)
+    found = run_attack(exposure, settings)
     return found, _write(found, folder)
 
 
-def report(  # noqa: PLR0913 - what a user may choose, each by its name
+def audit(  # noqa: PLR0913 - what a user may choose, each by its name
     runs: str | Path | Sequence[str | Path],
     *,
     shadows: int = 16,
@@ -92,7 +92,7 @@ def report(  # noqa: PLR0913 - what a user may choose, each by its name
     force: bool = False,
     trust: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> tuple[list[Survey], list[Path]]:
+) -> tuple[list[AuditReport], list[Path]]:
     """What an honest-but-curious server got in finished runs, side by side.
 
     Args:
@@ -114,16 +114,16 @@ def report(  # noqa: PLR0913 - what a user may choose, each by its name
     Raises:
         ConfigError: the request is wrong, or a run does not come out as recorded; nothing has been written.
     """
-    options = Options(shadows, shadow_data, rows, clients, images, steps, seed)
+    options = AuditOptions(shadows, shadow_data, rows, clients, images, steps, seed)
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
-    records = _told_apart([record for record in find_runs(paths, trust) if record.finished])
+    records = _told_apart([record for record in load_runs(paths, trust) if record.finished])
     if not records:
         raise ConfigError(f"expected folders of finished runs, got {', '.join(map(str, paths))}")
     above = Path(os.path.commonpath([record.path.absolute() for record in records]))
     check_links(above)
     folder = above / ATTACK if out is None else Path(out)
     _check_place(folder, force, REPORT_FILES, "a report of leakage")
-    found = [survey(record, options, say) for record in records]
+    found = [audit_run(record, options, say) for record in records]
     make_folder(folder)
     told = {"options": asdict(options), "runs": [each.to_dict() for each in found]}
     data = json.dumps(told, indent=2, allow_nan=False) + "\n"
@@ -162,10 +162,13 @@ def _check_place(folder: Path, force: bool, own: Sequence[str], what: str) -> No
         raise ConfigError(f"{folder} already holds {what}; replace it with --overwrite or choose another --out")
 
 
-def _write(found: Attack, folder: Path) -> list[Path]:
+def _write(found: AttackResult, folder: Path) -> list[Path]:
     make_folder(folder)
     data = json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n"
-    figures = {"reconstructions": reconstruction_plots.grid(found), "psnr-by-step": reconstruction_plots.curves(found)}
+    figures = {
+        "reconstructions": reconstruction_plots.reconstruction_grid(found),
+        "psnr-by-step": reconstruction_plots.curves(found),
+    }
     files = [write_whole(folder / "attack.json", data.encode())]
     for stem, figure in figures.items():
         files += save(figure, folder, stem)

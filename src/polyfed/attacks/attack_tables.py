@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyfed.attacks.audit import Options, Survey
+from polyfed.attacks.audit_report import AuditOptions, AuditReport
 from polyfed.attacks.membership_inference import FPRS
-from polyfed.attacks.reconstruction_results import Rebuilt
+from polyfed.attacks.reconstruction_results import ReconstructionResult
 from polyfed.escaping import markdown_text
 from polyfed.functional.membership_scores import Interval, roc
-from polyfed.report.plot_style import LOCAL_STYLE, canvas, legend, looks, styles, tidy
+from polyfed.report.plot_style import LOCAL_STYLE, canvas, legend, method_styles, style_axes, styles
 from polyfed.report.text_tables import Column, markdown_table, render_text, wrapped
 
 if TYPE_CHECKING:
@@ -29,13 +29,13 @@ _ABOUT = (
 _HOLDER_IS = "holder: whoever gets hold of the clients' own networks as the run left them, in any way; not the server."
 
 
-def to_text(found: Sequence[Survey], width: int = 100) -> str:
+def to_text(found: Sequence[AuditReport], width: int = 100) -> str:
     """All tables, one under the other, and the reasons for what is not in them."""
     parts = [render_text(columns, width) for _, columns in _tables(found)]
     return "\n".join([*("\n".join([part, ""]) for part in parts), *(wrapped(note, width) for note in _notes(found))])
 
 
-def to_markdown(found: Sequence[Survey], options: Options) -> str:
+def to_markdown(found: Sequence[AuditReport], options: AuditOptions) -> str:
     """`leakage.md`."""
     parts = ["# What an honest-but-curious server learns", "", _attacker(options), ""]
     for title, columns in _tables(found):
@@ -43,7 +43,7 @@ def to_markdown(found: Sequence[Survey], options: Options) -> str:
     return "\n".join([*parts, *(f"- {markdown_text(note)}" for note in _notes(found)), ""])
 
 
-def _attacker(options: Options) -> str:
+def _attacker(options: AuditOptions) -> str:
     """One paragraph: what the attacker has and does."""
     if not options.shadows:
         return "No shadow models."
@@ -54,7 +54,7 @@ def _attacker(options: Options) -> str:
     )
 
 
-def _tables(found: Sequence[Survey]) -> list[tuple[str, list[Column]]]:
+def _tables(found: Sequence[AuditReport]) -> list[tuple[str, list[Column]]]:
     """Titles and columns: what goes up, which rows were trained on, images."""
     names = [each.record.name for each in found]
     sent = [
@@ -71,7 +71,7 @@ def _tables(found: Sequence[Survey]) -> list[tuple[str, list[Column]]]:
     return tables
 
 
-def _members(found: Sequence[Survey]) -> list[Column]:
+def _members(found: Sequence[AuditReport]) -> list[Column]:
     rows: list[tuple[str, str, Mapping[str, Any] | None]] = []
     for each in found:
         guesses = each.pooled
@@ -93,9 +93,9 @@ def _members(found: Sequence[Survey]) -> list[Column]:
     return columns
 
 
-def _images(found: Sequence[Survey]) -> list[Column]:
+def _images(found: Sequence[AuditReport]) -> list[Column]:
     rows = [(each.record.name, one) for each in found for one in each.rebuilt]
-    numbers: list[Rebuilt] = [one for _, one in rows]
+    numbers: list[ReconstructionResult] = [one for _, one in rows]
     return [
         Column("run", [name for name, _ in rows], words=True),
         Column("made from", [one.what for one in numbers], words=True),
@@ -107,7 +107,7 @@ def _images(found: Sequence[Survey]) -> list[Column]:
     ]
 
 
-def _notes(found: Sequence[Survey]) -> list[str]:
+def _notes(found: Sequence[AuditReport]) -> list[str]:
     """What the numbers are, and why some are missing."""
     notes = [_ABOUT, _HOLDER_IS]
     if any((_SERVER, "distance to the pairs sent") in each.pooled for each in found):
@@ -155,7 +155,7 @@ def _share(value: float | None) -> str:
 # the figure -----------------------------------------------------------------------------------------------------------
 
 
-def curves(found: Sequence[Survey], options: Options) -> Figure:
+def curves(found: Sequence[AuditReport], options: AuditOptions) -> Figure:
     """ROC curves on logarithmic axes: one panel for each attacker, one line for each run."""
     panels = [panel for panel in _PANELS if any(panel[:2] in each.pooled for each in found)]
     about = f"{_ABOUT.split('. AUC')[0]}. Logarithmic; dotted: by chance. {_attacker(options)} {_HOLDER_IS}"
@@ -163,10 +163,10 @@ def curves(found: Sequence[Survey], options: Options) -> Figure:
         "Which rows a client trained on", about, 2.8, 1, max(1, len(panels)), width=max(5.6, 2.7 * len(panels))
     )
     methods = (each.record.method for each in found)
-    drawn = dict(zip((each.record.name for each in found), looks(methods, styles(), LOCAL_STYLE), strict=True))
+    drawn = dict(zip((each.record.name for each in found), method_styles(methods, styles(), LOCAL_STYLE), strict=True))
     lines: dict[str, Any] = {}
     for one, (by, how, title) in zip(axes, panels, strict=False):
-        tidy(one)
+        style_axes(one)
         least = 1.0
         for each in found:
             guess = each.pooled.get((by, how))

@@ -18,19 +18,19 @@ from torch import Tensor
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message, copied, group, tensor
+from polyfed.core.message import Message, clone, get_group, get_tensor
 from polyfed.core.method import Exposed, Method, TrainingResult
-from polyfed.core.modules import split
-from polyfed.data.samples import Samples
+from polyfed.core.modules import as_split_model
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.prediction import ClientModel, load_model
 from polyfed.functional.noise import add_noise
-from polyfed.plugins.compression import UploadCompression, restored_upload
+from polyfed.plugins.compression import UploadCompression, restore_upload
 from polyfed.plugins.upload_privacy import UploadPrivacy
-from polyfed.registry import METHODS, nearest
-from polyfed.report.run_records import RunRecord, find_runs, show_value
+from polyfed.registry import METHODS, suggest
+from polyfed.report.run_records import RunRecord, format_setting, load_runs
 
 Kind = Literal["features", "prototypes"]
 _LEVEL = 0.8  # of noise where a run adds none: that of the paper that inverts features, FedIN+Noise
@@ -38,7 +38,7 @@ _CHUNK = 500  # rows per pass
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
+class Target:
     """One thing to aim at. name: "s_in", "s_out" or "prototypes". function: network inputs to it, row by row.
 
     values: noise level -> what was sent, (N, ...), one row per target.
@@ -50,7 +50,7 @@ class Sent:
 
 
 @dataclass(frozen=True, eq=False)
-class Exposure:
+class AttackTarget:
     """What an attacker gets of one client, and what it is scored against.
 
     Attributes:
@@ -71,7 +71,7 @@ class Exposure:
     round: int
     rows: int
     noise_of_run: float
-    sent: tuple[Sent, ...]
+    sent: tuple[Target, ...]
     behind: tuple[Tensor, ...]
     labels: tuple[int, ...]
     guess: Tensor
@@ -81,7 +81,7 @@ class Exposure:
     @property
     def treated(self) -> str:
         """What the run does to uploads on their way, `[privacy]` and `[compression]`; "" where nothing."""
-        return treatment(self.run)
+        return describe_transforms(self.run)
 
     @property
     def targets(self) -> Tensor:
@@ -94,23 +94,23 @@ class Exposure:
         names = self.model.form.class_names
         return tuple(names[label] if label < len(names) else str(label) for label in self.labels)
 
-    def first(self, count: int) -> Exposure:
+    def first(self, count: int) -> AttackTarget:
         """The same with the first `count` targets alone; all where there are no more."""
-        sent = tuple(Sent(s.name, s.function, {at: v[:count] for at, v in s.values.items()}) for s in self.sent)
+        sent = tuple(Target(s.name, s.function, {at: v[:count] for at, v in s.values.items()}) for s in self.sent)
         return dataclasses.replace(self, sent=sent, behind=self.behind[:count], labels=self.labels[:count])
 
-    def shown(self, x: Tensor) -> Tensor:
+    def to_images(self, x: Tensor) -> Tensor:
         """Network inputs (..., C, H, W) as images in [0, 1]."""
         return (x * self.std + self.mean).clamp(0, 1)
 
 
-def treatment(run: RunRecord) -> str:
+def describe_transforms(run: RunRecord) -> str:
     """What a run does to uploads on their way: "clip 1, noise 0.5"; "" where nothing."""
     settings = [*run.recipe.privacy.items(), *run.recipe.compression.items()]
-    return ", ".join(f"{key} {show_value(value)}" for key, value in settings)
+    return ", ".join(f"{key} {format_setting(value)}" for key, value in settings)
 
 
-def expose(
+def collect_target(
     folder: str | Path,
     client: int,
     images: int,
@@ -118,7 +118,7 @@ def expose(
     sources: Sequence[str] | None,
     device: str,
     trust: bool = False,
-) -> Exposure:
+) -> AttackTarget:
     """What a client of a finished run sent last.
 
     Args:
@@ -133,8 +133,8 @@ def expose(
     """
     model = load_model(folder, client, device, trust)
     exposed = exposed_by(model.method)
-    network = split(model.network).requires_grad_(False)
-    record = find_runs(folder)[0]
+    network = as_split_model(model.network).requires_grad_(False)
+    record = load_runs(folder)[0]
     at = _last_round(record, client)
     recipe = Recipe.of_run(folder, trust)
     train, classes = _images(recipe, record, client)
@@ -154,12 +154,12 @@ def expose(
     else:
         values, groups, rows = _prototypes(own, model.method, exposed, levels, images)
     sent = tuple(
-        Sent(name, functions[name], {at: parts[name].to(model.device) for at, parts in values.items()})
+        Target(name, functions[name], {at: parts[name].to(model.device) for at, parts in values.items()})
         for name in asked
     )
     pictures = train.x.float() / 255
     assert isinstance(model.prepare, Prepare)
-    return Exposure(
+    return AttackTarget(
         record, model, exposed.kind, at, rows, exposed.noise, sent,
         behind=tuple(pictures[g].to(model.device) for g in groups),
         labels=tuple(int(train.y[g[0]]) for g in groups),
@@ -199,7 +199,7 @@ def _sources(asked: Sequence[str] | None, known: Sequence[str]) -> list[str]:
     for name in asked or ():
         if name not in known:
             raise ConfigError(
-                f"--from: expected what this run uploads ({', '.join(known)}), got '{name}'{nearest(name, known)}"
+                f"--from: expected what this run uploads ({', '.join(known)}), got '{name}'{suggest(name, known)}"
             )
     return list(dict.fromkeys(asked or known[:1]))
 
@@ -214,7 +214,7 @@ def _last_round(record: RunRecord, client: int) -> int:
     raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing; choose another")
 
 
-def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[Samples, int]:
+def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[LabeledSamples, int]:
     """The client's training samples, dealt again as the recipe says, and the number of classes."""
     dealt = DataCache().federated(recipe)
     train = dealt.clients[client].train if client < len(dealt.clients) else None
@@ -247,13 +247,13 @@ def _features(
     with_noise = exposed.with_noise
     assert with_noise is not None
     first = next(iter(functions))
-    plain = tensor(group(with_noise(0.0).upload(client, TrainingResult()), exposed.entry), first)
+    plain = get_tensor(get_group(with_noise(0.0).upload(client, TrainingResult()), exposed.entry), first)
     _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
     rows = _nearest(plain[:images].float(), functions[first], client)
     values = {}
     for level in levels:
-        sent = group(_as_read(client, with_noise(level)), exposed.entry)
-        values[level] = {part: tensor(sent, part)[:images].float() for part in functions}
+        sent = get_group(_as_read(client, with_noise(level)), exposed.entry)
+        values[level] = {part: get_tensor(sent, part)[:images].float() for part in functions}
     return values, [row.view(1) for row in rows], len(plain)
 
 
@@ -263,13 +263,13 @@ def _as_read(client: Client, method: Method) -> Message:
     What weights have changed since they came down is not known here, and taken for nothing; of the stream that gives
     `[privacy]` its noise this uses as much as the round did, so that what else is sent is the same bit for bit.
     """
-    message: Message = copied(method.upload(client, TrainingResult()))
+    message: Message = clone(method.upload(client, TrainingResult()))
     received = {name: message[name] for name in method.delta_entries if name in message}
     for plugin in client.plugins:
         message = plugin.encode(message, client, method, received)
     for plugin in client.plugins:
         if isinstance(plugin, UploadCompression):
-            message = restored_upload(plugin.settings, message, received)
+            message = restore_upload(plugin.settings, message, received)
     return message
 
 
@@ -292,8 +292,8 @@ def _prototypes(
     Sigma of the noise is that of the whole upload, as for features.
     """
     message = _as_read(client, method)
-    sent = tensor(message, exposed.entry).float()
-    labels = tensor(message, "labels")
+    sent = get_tensor(message, exposed.entry).float()
+    labels = get_tensor(message, "labels")
     _enough(images, len(labels), f"client {client.id} sends prototypes of {len(labels)} classes")
     y = client.data.train.y
     groups = [(y == label).nonzero().flatten() for label in labels.tolist()]

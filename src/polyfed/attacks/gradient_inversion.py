@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from polyfed.core.message import Group
 from polyfed.functional.image_quality import total_variation
-from polyfed.functional.modes import evaluating, untracked_statistics
+from polyfed.functional.modes import eval_mode, frozen_running_stats
 
 _SMALLEST = 1e-20
 
 
-def match(
+def invert_gradients(
     network: nn.Module,
     change: Group,
     y: Tensor,
@@ -62,7 +62,7 @@ def match(
         along = torch.stack([(g * t).sum() for g, t in pairs]).sum()
         return 1 - along / (_norm([g for g, _ in pairs]) * size).clamp(min=_SMALLEST)
 
-    with evaluating(network), untracked_statistics(network):
+    with eval_mode(network), frozen_running_stats(network):
         for step in range(steps):
             for group in optimizer.param_groups:
                 group["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2

@@ -16,21 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.attacks.message_inspection import in_the_clear
-from polyfed.attacks.replay import Passage, Replay
+from polyfed.attacks.message_inspection import plaintext_facts
+from polyfed.attacks.replay import Replay, Transcript
 from polyfed.core.client import Client
-from polyfed.core.message import group
+from polyfed.core.message import get_group
 from polyfed.core.modules import head_names
 from polyfed.functional.kernels import cka
 from polyfed.functional.membership_scores import Interval, auc
-from polyfed.functional.quantization import unpack
+from polyfed.functional.quantization import dequantize_columns
 from polyfed.models.split import SplitModel
 
-_STATED = "which classes"  # the fact of `in_the_clear`
+_STATED = "which classes"  # the fact of `plaintext_facts`
 
 
 @dataclass(frozen=True)
-class Classes:
+class LabelInference:
     """What the server learns of the classes that clients have. how: by what; "" where by nothing. why_not: then why.
 
     auc: over pairs of client and class; None where nothing is learnt, or all clients have all classes.
@@ -49,20 +49,22 @@ class Classes:
         }
 
 
-def guess_classes(replay: Replay, passages: dict[int, Passage]) -> Classes:
+def infer_labels(replay: Replay, transcripts: dict[int, Transcript]) -> LabelInference:
     """By the best of what the messages offer: stated, the head's step, the kernel."""
-    if not any(passage.up for passage in passages.values()):
-        return Classes("", None, "nothing goes up")
-    clients = {number: replay.client(number) for number in passages}
+    if not any(transcript.up for transcript in transcripts.values()):
+        return LabelInference("", None, "nothing goes up")
+    clients = {number: replay.client(number) for number in transcripts}
     member = torch.stack([_held(client) for client in clients.values()]).flatten()
     if bool(member.all()):
-        return Classes("", None, "every client has every class")
-    if all(_STATED in in_the_clear(passage.up, clients[number]) for number, passage in passages.items()):
-        return Classes("stated", Interval(1.0, 1.0, 1.0))
-    for how, scores in (("head's step", _by_head(replay, passages)), ("kernel", _by_kernel(replay, passages))):
+        return LabelInference("", None, "every client has every class")
+    if all(_STATED in plaintext_facts(transcript.up, clients[number]) for number, transcript in transcripts.items()):
+        return LabelInference("stated", Interval(1.0, 1.0, 1.0))
+    for how, scores in (("head's step", _by_head(replay, transcripts)), ("kernel", _by_kernel(replay, transcripts))):
         if scores is not None:
-            return Classes(how, auc(scores.flatten(), member))
-    return Classes("", None, "neither stated, nor the step of a head, nor a kernel of rows whose classes are known")
+            return LabelInference(how, auc(scores.flatten(), member))
+    return LabelInference(
+        "", None, "neither stated, nor the step of a head, nor a kernel of rows whose classes are known"
+    )
 
 
 def _held(client: Client) -> Tensor:
@@ -70,21 +72,21 @@ def _held(client: Client) -> Tensor:
     return torch.bincount(client.data.train.y, minlength=client.classes)[: client.classes] > 0
 
 
-def _by_head(replay: Replay, passages: dict[int, Passage]) -> Tensor | None:
+def _by_head(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:
     """(K, C) steps of the head's biases, each client's over its largest; None where no head went both ways."""
-    rows = [_head_step(replay, passage) for passage in passages.values()]
+    rows = [_head_step(replay, transcript) for transcript in transcripts.values()]
     found = [row / row.abs().max().clamp(min=1e-12) for row in rows if row is not None]
     return torch.stack(found) if len(found) == len(rows) else None
 
 
-def _head_step(replay: Replay, passage: Passage) -> Tensor | None:
-    client, server = passage.job.client, replay.federation.server
-    network = server.model(client.architecture, {}, passage.job.variant)
+def _head_step(replay: Replay, transcript: Transcript) -> Tensor | None:
+    client, server = transcript.job.client, replay.federation.server
+    network = server.model(client.architecture, {}, transcript.job.variant)
     if not isinstance(network, SplitModel):
         return None
     inner = {within: own for own, within in head_names(network).items()}
-    for name, sent in passage.up.items():
-        down = passage.down.get(name)
+    for name, sent in transcript.up.items():
+        down = transcript.down.get(name)
         if isinstance(sent, Tensor) or down is None or isinstance(down, Tensor):
             continue
         for within in ("bias", "weight"):
@@ -95,15 +97,15 @@ def _head_step(replay: Replay, passage: Passage) -> Tensor | None:
     return None
 
 
-def _by_kernel(replay: Replay, passages: dict[int, Passage]) -> Tensor | None:
+def _by_kernel(replay: Replay, transcripts: dict[int, Transcript]) -> Tensor | None:
     """(K, C) alignments with each class of the common inputs, over the clients' mean; None where there are none."""
     labels = _known_classes(replay)
-    if labels is None or not all("kernel" in passage.up for passage in passages.values()):
+    if labels is None or not all("kernel" in transcript.up for transcript in transcripts.values()):
         return None
-    classes = next(iter(passages.values())).job.client.classes
+    classes = next(iter(transcripts.values())).job.client.classes
     rows = []
-    for passage in passages.values():
-        a_LD = unpack(group(passage.up, "kernel"))
+    for transcript in transcripts.values():
+        a_LD = dequantize_columns(get_group(transcript.up, "kernel"))
         if len(a_LD) != len(labels):
             return None
         indicators = ((labels == label).float().unsqueeze(1) for label in range(classes))

@@ -22,20 +22,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyfed.attacks.message_inspection import Network
-from polyfed.attacks.replay import Passage, Replay
+from polyfed.attacks.message_inspection import ExposedModel
+from polyfed.attacks.replay import Replay, Transcript
 from polyfed.core.client import Client
 from polyfed.core.randomness import generator
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.experiments.prediction import ClientModel
 from polyfed.functional.membership_scores import (
     auc,
     balanced_accuracy,
     likelihood_ratio,
-    log_odds,
+    logit_of_true_class,
     loss_scores,
     roc,
-    tpr_at,
+    tpr_at_fpr,
 )
 
 ShadowData = Literal["others", "holdout"]
@@ -46,7 +46,7 @@ _SERVER, _HOLDER = "server", "holder of the network"
 
 
 @dataclass(frozen=True, eq=False)
-class Guess:
+class MembershipScores:
     """What one attacker says of some rows.
 
     by: "server" or "holder of the network". how: "loss", "LiRA offline", "LiRA online" or "distance to the pairs sent".
@@ -60,7 +60,7 @@ class Guess:
 
     def summary(self) -> dict[str, Any]:
         """How good it is, as JSON takes it; a rate for which there are too few rows is None."""
-        rates = {f"{fpr:g}": tpr_at(self.scores, self.member, fpr) for fpr in FPRS}
+        rates = {f"{fpr:g}": tpr_at_fpr(self.scores, self.member, fpr) for fpr in FPRS}
         return {
             "members": int(self.member.sum()),
             "others": int((~self.member).sum()),
@@ -78,24 +78,26 @@ class Guess:
         return {"fpr": alarms[kept].tolist(), "tpr": hits[kept].tolist()}
 
 
-def pooled(guesses: Sequence[Guess]) -> Guess:
+def pool(guesses: Sequence[MembershipScores]) -> MembershipScores:
     """The rows of several clients, guessed in the same way, as one."""
     first = guesses[0]
-    return Guess(first.by, first.how, torch.cat([g.scores for g in guesses]), torch.cat([g.member for g in guesses]))
+    return MembershipScores(
+        first.by, first.how, torch.cat([g.scores for g in guesses]), torch.cat([g.member for g in guesses])
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class Candidates:
+class MembershipSamples:
     """The rows that are asked for. samples: members first. member: (N,) bool."""
 
-    samples: Samples
+    samples: LabeledSamples
     member: Tensor
 
     def __len__(self) -> int:
         return len(self.samples)
 
 
-def candidates(client: Client, shared_test: bool, rows: int | None, seed: int) -> Candidates | None:
+def membership_samples(client: Client, shared_test: bool, rows: int | None, seed: int) -> MembershipSamples | None:
     """A client's training samples and test samples; None where one of the two is missing.
 
     Args:
@@ -109,11 +111,11 @@ def candidates(client: Client, shared_test: bool, rows: int | None, seed: int) -
     if not len(train) or not len(test):
         return None
     train, test = (_some(each, rows, draws) for each in (train, test))
-    samples = Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
-    return Candidates(samples, torch.arange(len(samples)) < len(train))
+    samples = LabeledSamples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y]))
+    return MembershipSamples(samples, torch.arange(len(samples)) < len(train))
 
 
-def _some(samples: Samples, rows: int | None, draws: torch.Generator) -> Samples:
+def _some(samples: LabeledSamples, rows: int | None, draws: torch.Generator) -> LabeledSamples:
     if rows is None or rows >= len(samples):
         return samples
     return samples.select(torch.randperm(len(samples), generator=draws)[:rows].sort().values)
@@ -139,24 +141,32 @@ def _of_class(y: Tensor, label: int, count: int, draws: torch.Generator) -> Tens
 # attackers ----------------------------------------------------------------------------------------------------------
 
 
-def by_holder(model: ClientModel, asked: Candidates) -> Guess:
+def client_model_loss_attack(model: ClientModel, asked: MembershipSamples) -> MembershipScores:
     """The loss threshold of whoever gets hold of the client's own network as the run left it, in any way."""
-    return Guess(_HOLDER, "loss", loss_scores(model.scores(asked.samples.x), asked.samples.y), asked.member)
+    return MembershipScores(_HOLDER, "loss", loss_scores(model.scores(asked.samples.x), asked.samples.y), asked.member)
 
 
-def by_loss(replay: Replay, passage: Passage, network: Network, asked: Candidates) -> Guess:
+def loss_attack(
+    replay: Replay, transcript: Transcript, network: ExposedModel, asked: MembershipSamples
+) -> MembershipScores:
     """The loss threshold of the server, on a network that went up."""
-    logits = network.logits(replay, passage.up, asked.samples.x, passage.job.client)
-    return Guess(_SERVER, "loss", loss_scores(logits, asked.samples.y), asked.member)
+    logits = network.logits(replay, transcript.up, asked.samples.x, transcript.job.client)
+    return MembershipScores(_SERVER, "loss", loss_scores(logits, asked.samples.y), asked.member)
 
 
-def by_lira(
-    replay: Replay, passage: Passage, network: Network, asked: Candidates, shadows: int, data: ShadowData, seed: int
-) -> list[Guess]:
+def lira(
+    replay: Replay,
+    transcript: Transcript,
+    network: ExposedModel,
+    asked: MembershipSamples,
+    shadows: int,
+    data: ShadowData,
+    seed: int,
+) -> list[MembershipScores]:
     """The server's LiRA, offline (where there are rows for it) and online; [] where too few shadow models came out."""
-    client = passage.job.client
+    client = transcript.job.client
     samples = asked.samples
-    target = log_odds(network.logits(replay, passage.up, samples.x, client), samples.y)
+    target = logit_of_true_class(network.logits(replay, transcript.up, samples.x, client), samples.y)
     pool = shadow_pool(replay, client.id, data)
     found = []
     for how in ("offline", "online"):
@@ -167,31 +177,31 @@ def by_lira(
         for number in range(shadows):
             part = _half(len(asked), number, seed, client.id)
             own = samples.select(part.nonzero().flatten()) if how == "online" else _shadow_rows(pool, client, number)
-            message = replay.again(passage, own, f"shadow {how} {seed}", number)
+            message = replay.rerun_with(transcript, own, f"shadow {how} {seed}", number)
             if message is not None:
-                scores.append(log_odds(network.logits(replay, message, samples.x, client), samples.y))
+                scores.append(logit_of_true_class(network.logits(replay, message, samples.x, client), samples.y))
                 inside.append(part if how == "online" else torch.zeros_like(part))
         if len(scores) == shadows:
             ratio = likelihood_ratio(target, torch.stack(scores), torch.stack(inside))
-            found.append(Guess(_SERVER, f"LiRA {how}", ratio, asked.member))
+            found.append(MembershipScores(_SERVER, f"LiRA {how}", ratio, asked.member))
     return found
 
 
-def shadow_pool(replay: Replay, client: int, data: ShadowData) -> Samples:
+def shadow_pool(replay: Replay, client: int, data: ShadowData) -> LabeledSamples:
     """Rows that the attacker has: the other clients' training samples, or those held out for the server."""
     if data == "holdout":
         public = replay.federation.server.public
         if public is not None and public.origin == "holdout":
-            held: Samples = public.samples
+            held: LabeledSamples = public.samples
             return held
-        return replay.client(client).data.train.first(0)
+        return replay.client(client).data.train.head(0)
     others = [each.data.train for each in replay.federation.clients if each.id != client]
     if not others:
-        return replay.client(client).data.train.first(0)
-    return Samples(torch.cat([o.x for o in others]), torch.cat([o.y for o in others]))
+        return replay.client(client).data.train.head(0)
+    return LabeledSamples(torch.cat([o.x for o in others]), torch.cat([o.y for o in others]))
 
 
-def _shadow_rows(pool: Samples, client: Client, number: int) -> Samples:
+def _shadow_rows(pool: LabeledSamples, client: Client, number: int) -> LabeledSamples:
     """As many rows of each class as the client has, but at most half of those there; some where that leaves none."""
     draws = generator(client.seed, "shadow rows", client.id, number)
     classes, counts = client.data.train.y.unique(return_counts=True)

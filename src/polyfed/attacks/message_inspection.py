@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.attacks.replay import Passage, Replay
+from polyfed.attacks.replay import Replay, Transcript
 from polyfed.core.client import Client
-from polyfed.core.inference import apply
+from polyfed.core.inference import map_batches
 from polyfed.core.message import Group, Message, nbytes
 
 
 @dataclass(frozen=True)
-class Entry:
+class MessageEntry:
     """One entry of a message. shape: of a tensor that stands alone; empty for a group. tensors: how many it is.
 
     numbers: in all its tensors. type: the tensors' own, of several joined by "+". bytes: of all of them.
@@ -34,7 +34,7 @@ class Entry:
         return f"{self.name} ({many or '1'} {self.type})"
 
 
-def entries(message: Message) -> list[Entry]:
+def list_entries(message: Message) -> list[MessageEntry]:
     """What a message is made of, in its order."""
     found = []
     for name, value in message.items():
@@ -42,11 +42,11 @@ def entries(message: Message) -> list[Entry]:
         types = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in tensors)
         shape = tuple(tensors[0].shape) if len(tensors) == 1 else ()
         numbers = sum(t.numel() for t in tensors)
-        found.append(Entry(name, shape, len(tensors), numbers, "+".join(types), nbytes({name: value})))
+        found.append(MessageEntry(name, shape, len(tensors), numbers, "+".join(types), nbytes({name: value})))
     return found
 
 
-def in_the_clear(message: Message, client: Client) -> dict[str, str]:
+def plaintext_facts(message: Message, client: Client) -> dict[str, str]:
     """Facts about a client's training data that its upload states in whole numbers: fact -> the entry that states it.
 
     Compared with the data: an entry counts where it is the very set of classes, the counts of these, or the number of
@@ -69,7 +69,7 @@ def in_the_clear(message: Message, client: Client) -> dict[str, str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class ExposedModel:
     """A whole network that went up, in the eyes of the server.
 
     group: name of the entry. whose: "the client's network" or "the auxiliary model".
@@ -81,13 +81,13 @@ class Network:
     architecture: str
     variant: str
 
-    def holding(self, replay: Replay, message: Message) -> nn.Module:
+    def load(self, replay: Replay, message: Message) -> nn.Module:
         """The network with the message's weights, in eval mode; shared, so use it before asking for another.
 
         BatchNorm's statistics, where they are not sent, are those of a new network.
         """
         server = replay.federation.server
-        start: Group = server.initial(self.architecture, self.variant)
+        start: Group = server.initial_state(self.architecture, self.variant)
         sent = _members(message, self.group)
         weights = {**start, **{name: t for name, t in sent.items() if name in start}}
         model: nn.Module = server.model(self.architecture, weights, self.variant)
@@ -95,12 +95,12 @@ class Network:
 
     def logits(self, replay: Replay, message: Message, x: Tensor, client: Client) -> Tensor:
         """Outputs (N, C) for stored inputs `x` (N, ...), on the CPU."""
-        network = self.holding(replay, message)
-        return apply(network, network, x, client.prepare).cpu()
+        network = self.load(replay, message)
+        return map_batches(network, network, x, client.prepare).cpu()
 
-    def came_down(self, replay: Replay, passage: Passage) -> bool:
+    def was_broadcast(self, replay: Replay, transcript: Transcript) -> bool:
         """Whether its weights were sent down before, so that the server knows where they started."""
-        return self.covers(replay, _members(passage.down, self.group))
+        return self.covers(replay, _members(transcript.down, self.group))
 
     def covers(self, replay: Replay, sent: Group) -> bool:
         """Whether all parameters are among these tensors."""
@@ -109,29 +109,29 @@ class Network:
         return all(name in sent and sent[name].shape == p.shape for name, p in parameters.items())
 
 
-def whole_network(replay: Replay, passage: Passage) -> Network | None:
+def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | None:
     """The network that a client's upload holds all parameters of; None where it holds none whole."""
-    client, server = passage.job.client, replay.federation.server
-    kinds = [("the client's network", client.architecture, passage.job.variant)]
+    client, server = transcript.job.client, replay.federation.server
+    kinds = [("the client's network", client.architecture, transcript.job.variant)]
     if server.auxiliary_model:
         kinds.append(("the auxiliary model", server.auxiliary_model, ""))
     for whose, architecture, variant in kinds:
-        for name, value in passage.up.items():
-            found = Network(name, whose, architecture, variant)
+        for name, value in transcript.up.items():
+            found = ExposedModel(name, whose, architecture, variant)
             if not isinstance(value, Tensor) and found.covers(replay, value):
                 return found
     return None
 
 
-def described(passage: Passage) -> dict[str, Any]:
-    """Both directions of a passage, as JSON takes them."""
+def describe(transcript: Transcript) -> dict[str, Any]:
+    """Both directions of a transcript, as JSON takes them."""
     return {
-        way: {"bytes": nbytes(message), "entries": [_as_json(entry) for entry in entries(message)]}
-        for way, message in (("up", passage.traveled), ("down", passage.down))
+        way: {"bytes": nbytes(message), "entries": [_as_json(entry) for entry in list_entries(message)]}
+        for way, message in (("up", transcript.traveled), ("down", transcript.down))
     }
 
 
-def _as_json(entry: Entry) -> dict[str, Any]:
+def _as_json(entry: MessageEntry) -> dict[str, Any]:
     return {**vars(entry), "shape": list(entry.shape)}
 
 

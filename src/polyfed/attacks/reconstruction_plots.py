@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from polyfed.attacks.reconstruction_runs import Attack, Score, Trial
-from polyfed.report.plot_style import blank, canvas, legend, styles
+from polyfed.attacks.reconstruction_runs import AttackResult, ImageQuality, Reconstruction
+from polyfed.report.plot_style import canvas, empty_figure, legend, styles
 from polyfed.report.text_tables import Column, render_text, wrapped
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _EVERY = 6  # points of a curve from one marker to the next
 _EQUAL = 60  # dB; rounding to bytes alone makes 59
 
 
-def grid(found: Attack) -> Figure:
+def reconstruction_grid(found: AttackResult) -> Figure:
     """The private images, and below them what was made of each upload; one block of columns for each prior."""
     seen, settings = found.exposure, found.settings
     shown = min(len(found.exposure.targets), max(2, _ACROSS // len(settings.tv)))
@@ -55,14 +55,16 @@ def grid(found: Attack) -> Figure:
     return figure
 
 
-def _class(found: Attack, number: int) -> str:
+def _class(found: AttackResult, number: int) -> str:
     """What is written below an original: its class, and of a mean how many images are behind it."""
     seen = found.exposure
     count = f" ({len(seen.behind[number])})" if seen.kind == "prototypes" else ""
     return "\n".join(textwrap.wrap(f"{seen.class_names[number]}{count}", _LETTERS))
 
 
-def _fill(cells: Sequence[Sequence[Any]], found: Attack, trials: Sequence[Trial], classes: Sequence[str]) -> None:
+def _fill(
+    cells: Sequence[Sequence[Any]], found: AttackResult, trials: Sequence[Reconstruction], classes: Sequence[str]
+) -> None:
     """A block of the grid, column by column."""
     seen = found.exposure
     for number, name in enumerate(classes):
@@ -95,11 +97,11 @@ def _place(axes: Any, image: Tensor) -> None:
         spine.set_linewidth(0.5)
 
 
-def _original(found: Attack) -> str:
+def _original(found: AttackResult) -> str:
     return "original" if found.exposure.kind == "features" else "mean image\nof the class"
 
 
-def _name(trial: Trial, found: Attack) -> str:
+def _name(trial: Reconstruction, found: AttackResult) -> str:
     """What was attacked."""
     plain = "as sent" if found.exposure.treated else "unprotected"
     level = plain if trial.noise == 0 else f"noise {trial.noise:g}"
@@ -110,12 +112,12 @@ def _prior(weight: float) -> str:
     return f"total variation {weight:g}" if weight else "no prior"
 
 
-def curves(found: Attack) -> Figure:
+def curves(found: AttackResult) -> Figure:
     """PSNR against steps, one line per trial, and the level of the guess that sees nothing."""
     cut = max(max(trial.psnr_by_step) for trial in found.trials) > _EQUAL
     about = f"{_about(found)} Mean PSNR over {_what(found)}, against {found.against}."
     about += f" Cut at {_EQUAL} dB, where images of bytes are equal but for rounding." if cut else ""
-    figure, axes = blank(f"Reconstruction from what {_who(found)} uploads, step by step", about)
+    figure, axes = empty_figure(f"Reconstruction from what {_who(found)} uploads, step by step", about)
     handles = []
     names = []
     for number, (trial, style) in enumerate(zip(found.trials, styles(), strict=False)):
@@ -135,10 +137,10 @@ def curves(found: Attack) -> Figure:
     return figure
 
 
-def to_text(found: Attack, width: int = 100) -> str:
+def to_text(found: AttackResult, width: int = 100) -> str:
     """Who was attacked and how, the table, and what its numbers are against."""
     classes = found.exposure.kind == "prototypes"
-    rows: list[tuple[Sequence[str], float | None, Score]] = [
+    rows: list[tuple[Sequence[str], float | None, ImageQuality]] = [
         ((trial.source, f"{trial.tv:g}", f"{trial.noise:g}"), sum(trial.loss) / len(trial.loss), trial.score)
         for trial in found.trials
     ]
@@ -163,7 +165,7 @@ def to_text(found: Attack, width: int = 100) -> str:
     )
 
 
-def _about(found: Attack) -> str:
+def _about(found: AttackResult) -> str:
     """One paragraph: method, data, noise, seeds, the attacker."""
     seen, settings = found.exposure, found.settings
     run = seen.run
@@ -179,17 +181,17 @@ def _about(found: Attack) -> str:
     )
 
 
-def _who(found: Attack) -> str:
+def _who(found: AttackResult) -> str:
     """The run's name, and its method's where that is another."""
     run = found.exposure.run
     return run.name if run.name == run.method else f"{run.name} ({run.method})"
 
 
-def _noisy(found: Attack) -> bool:
+def _noisy(found: AttackResult) -> bool:
     return any(trial.noise for trial in found.trials)
 
 
-def _what(found: Attack) -> str:
+def _what(found: AttackResult) -> str:
     count = len(found.exposure.targets)
     one = "image" if found.exposure.kind == "features" else "class"
     plural = {"image": "images", "class": "classes"}[one]

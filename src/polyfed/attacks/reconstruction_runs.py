@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.attacks.attack_target import Exposure, Kind, Sent
+from polyfed.attacks.attack_target import AttackTarget, Kind, Target
 from polyfed.attacks.feature_inversion import reconstruct
 from polyfed.attacks.lpips import Lpips
 from polyfed.core.randomness import generator
@@ -19,7 +19,7 @@ from polyfed.errors import ConfigError, RunError
 from polyfed.functional.image_quality import psnr, ssim
 from polyfed.report.text_tables import finite
 
-__all__ = ["Attack", "Score", "Settings", "Trial", "carry_out"]
+__all__ = ["AttackConfig", "AttackResult", "ImageQuality", "Reconstruction", "run_attack"]
 
 _ATTACKER = "white box: knows the client's network, its weights and its BatchNorm statistics; knows none of its images"
 _AGAINST: dict[Kind, str] = {
@@ -30,7 +30,7 @@ _POINTS = 50  # of a curve
 
 
 @dataclass(frozen=True)
-class Settings:
+class AttackConfig:
     """How the attacker goes about it."""
 
     steps: int
@@ -50,7 +50,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Score:
+class ImageQuality:
     """How near images are to the private ones. Each a number per target.
 
     psnr [dB], ssim: see `against`. lpips: None where it cannot be had. best_psnr, best_ssim: against the nearest of
@@ -70,7 +70,7 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class Reconstruction:
     """One reconstruction of all targets.
 
     source: what it was made from. tv: weight of the prior. noise: level on what was sent. images: (N, C, H, W) in
@@ -83,14 +83,14 @@ class Trial:
     noise: float
     images: Tensor
     nearest: Tensor
-    score: Score
+    score: ImageQuality
     loss: tuple[float, ...]
     psnr_by_step: tuple[float, ...]
     loss_by_step: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Attack:
+class AttackResult:
     """What came of an attack.
 
     exposure: who was attacked, and what it sent. settings: of the attacker. against: what PSNR and SSIM are against.
@@ -99,10 +99,10 @@ class Attack:
     lpips_missing: why there is no LPIPS; "" where there is.
     """
 
-    exposure: Exposure
-    settings: Settings
-    trials: tuple[Trial, ...]
-    guess: Score
+    exposure: AttackTarget
+    settings: AttackConfig
+    trials: tuple[Reconstruction, ...]
+    guess: ImageQuality
     steps: tuple[int, ...]
     lpips_missing: str
 
@@ -152,7 +152,7 @@ class Attack:
         }
 
 
-def carry_out(exposure: Exposure, settings: Settings) -> Attack:
+def run_attack(exposure: AttackTarget, settings: AttackConfig) -> AttackResult:
     """Attack what a client sent; nothing is written.
 
     Raises:
@@ -165,10 +165,12 @@ def carry_out(exposure: Exposure, settings: Settings) -> Attack:
     trials = [trial for sent in exposure.sent for trial in _trials(exposure, sent, settings, steps, lpips)]
     guess = exposure.guess.expand_as(exposure.targets)
     score = _score(guess, exposure.targets, _nearest(guess, exposure), lpips)
-    return Attack(exposure, settings, tuple(trials), score, steps, lpips.missing)
+    return AttackResult(exposure, settings, tuple(trials), score, steps, lpips.missing)
 
 
-def _trials(exposure: Exposure, sent: Sent, settings: Settings, steps: Sequence[int], lpips: Lpips) -> list[Trial]:
+def _trials(
+    exposure: AttackTarget, sent: Target, settings: AttackConfig, steps: Sequence[int], lpips: Lpips
+) -> list[Reconstruction]:
     """All reconstructions from one thing sent, made side by side: (tv, noise) in order, N targets each."""
     kinds = list(itertools.product(settings.tv, sent.values))
     count = len(exposure.targets)
@@ -178,7 +180,7 @@ def _trials(exposure: Exposure, sent: Sent, settings: Settings, steps: Sequence[
     def watch(step: int, x: Tensor, losses: Tensor) -> None:
         if not bool(torch.isfinite(losses).all()):
             raise RunError(f"the loss is not finite after {step} steps; take a smaller --lr than {settings.lr:g}")
-        for name, values in (("psnr", psnr(exposure.shown(x), targets)), ("loss", losses)):
+        for name, values in (("psnr", psnr(exposure.to_images(x), targets)), ("loss", losses)):
             curves[name].append(values.view(len(kinds), count).mean(dim=1).tolist())
 
     x, losses = reconstruct(
@@ -195,32 +197,34 @@ def _trials(exposure: Exposure, sent: Sent, settings: Settings, steps: Sequence[
     trials = []
     for k, (weight, level) in enumerate(kinds):
         rows = slice(k * count, (k + 1) * count)
-        made = exposure.shown(x[rows])
+        made = exposure.to_images(x[rows])
         nearest = _nearest(made, exposure)
         score = _score(made, exposure.targets, nearest, lpips)
         lines = {name: tuple(point[k] for point in points) for name, points in curves.items()}
         loss = tuple(losses[rows].tolist())
-        trials.append(Trial(sent.name, weight, level, made, nearest, score, loss, lines["psnr"], lines["loss"]))
+        trials.append(
+            Reconstruction(sent.name, weight, level, made, nearest, score, loss, lines["psnr"], lines["loss"])
+        )
     return trials
 
 
-def _start(exposure: Exposure, seed: int) -> Tensor:
+def _start(exposure: AttackTarget, seed: int) -> Tensor:
     """(N, C, H, W) standard normal noise, each target's of its own stream."""
     shape = tuple(exposure.guess.shape)
     draws = [generator(seed, "attack", exposure.model.client, number) for number in range(len(exposure.behind))]
     return torch.stack([torch.randn(shape, generator=each) for each in draws]).to(exposure.guess.device)
 
 
-def _nearest(made: Tensor, exposure: Exposure) -> Tensor:
+def _nearest(made: Tensor, exposure: AttackTarget) -> Tensor:
     """For images (N, C, H, W) the nearest, by PSNR, of the private ones behind each target."""
     groups = zip(made, exposure.behind, strict=True)
     return torch.stack([group[int(psnr(one.expand_as(group), group).argmax())] for one, group in groups])
 
 
-def _score(made: Tensor, targets: Tensor, nearest: Tensor, lpips: Lpips) -> Score:
+def _score(made: Tensor, targets: Tensor, nearest: Tensor, lpips: Lpips) -> ImageQuality:
     """Images (N, C, H, W) against the targets, and against the nearest of the images behind each."""
     distances = lpips(made, targets)
-    return Score(
+    return ImageQuality(
         tuple(psnr(made, targets).tolist()),
         tuple(ssim(made, targets).tolist()),
         tuple(psnr(made, nearest).tolist()),
@@ -229,7 +233,7 @@ def _score(made: Tensor, targets: Tensor, nearest: Tensor, lpips: Lpips) -> Scor
     )
 
 
-def _scored(score: Score) -> dict[str, Any]:
+def _scored(score: ImageQuality) -> dict[str, Any]:
     """Means and single numbers, as JSON takes them."""
     names = ("psnr", "ssim", "best_psnr", "best_ssim", "lpips")
     singles: Mapping[str, Any] = {name: getattr(score, name) for name in names}

@@ -20,11 +20,11 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
-from polyfed.core.randomness import derive
-from polyfed.data.samples import ClientData, Samples
+from polyfed.core.randomness import derive_seed
+from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.plugins.compression import restored_upload
+from polyfed.plugins.compression import restore_upload
 from polyfed.report.run_records import RunRecord
 from polyfed.results.fields import validated
 from polyfed.results.schema import RoundRecord
@@ -33,7 +33,7 @@ _MAIN = "train"  # name of a method's one or main exchange
 
 
 @dataclass(frozen=True, eq=False)
-class Passage:
+class Transcript:
     """What went down to one client and up again.
 
     job: the engine's, with the client as it was before. down: what it was sent. traveled: what left it.
@@ -46,7 +46,7 @@ class Passage:
     up: Message
 
 
-class Wire:
+class RecordingExecutor:
     """An executor that keeps what it carries out, of every client in one round.
 
     Args:
@@ -54,16 +54,16 @@ class Wire:
         rounds: client -> the round to keep.
 
     Attributes:
-        heard: (client, exchange) -> passage.
+        heard: (client, exchange) -> transcript.
     """
 
     def __init__(self, read: Callable[[Message, Message], Message], rounds: Mapping[int, int]) -> None:
         self.inner: Any = None
         self.workers = 1
-        self.heard: dict[tuple[int, str], Passage] = {}
+        self.heard: dict[tuple[int, str], Transcript] = {}
         self._read, self._rounds = read, rounds
 
-    def listen(self, inner: Any) -> Wire:
+    def listen(self, inner: Any) -> RecordingExecutor:
         """Listen to an executor, in whose place it stands."""
         self.inner, self.workers = inner, inner.workers
         return self
@@ -75,7 +75,7 @@ class Wire:
             if outcome.counts and job.round == self._rounds.get(job.client.id):
                 up = self._read(outcome.message, job.message)
                 before = dataclasses.replace(job, client=copy.copy(job.client))
-                self.heard[job.client.id, job.exchange.name] = Passage(before, job.message, outcome.message, up)
+                self.heard[job.client.id, job.exchange.name] = Transcript(before, job.message, outcome.message, up)
         return outcomes
 
     def score(self, asked: Sequence[Any]) -> list[Any]:
@@ -95,10 +95,10 @@ class Replay:
     record: RunRecord
     recipe: Recipe
     federation: Any
-    wire: Wire
+    wire: RecordingExecutor
     equal: bool
 
-    def passage(self, client: int, exchange: str = _MAIN) -> Passage:
+    def transcript(self, client: int, exchange: str = _MAIN) -> Transcript:
         """The last one of a client that the server heard.
 
         Raises:
@@ -114,33 +114,35 @@ class Replay:
         found: Client = self.federation.clients[number]
         return found
 
-    def again(self, passage: Passage, data: Samples, purpose: str, number: int, **training: Any) -> Message | None:
+    def rerun_with(
+        self, transcript: Transcript, data: LabeledSamples, purpose: str, number: int, **training: Any
+    ) -> Message | None:
         """What a stranger with these training samples would have sent up in the client's place.
 
         It is told what the client was told, has no weights or state of its own and other random streams, and is no
         client of the run: what the engine does with a job, `[privacy]` and `[compression]` included, is done with it.
 
         Args:
-            passage: of the client. data: its training samples. purpose, number: of its random streams.
+            transcript: of the client. data: its training samples. purpose, number: of its random streams.
             training: settings in place of the run's.
 
         Returns:
             What the server reads of it; None where it was refused.
         """
-        client = copy.copy(passage.job.client)
-        client.seed = derive(client.seed, purpose, number)
+        client = copy.copy(transcript.job.client)
+        client.seed = derive_seed(client.seed, purpose, number)
         client.data = ClientData(data, client.data.validation, client.data.test)
         client.n = len(data)
         client.weights = None
         client.state = {}
         client.training = client.training.model_copy(update=training)
-        job = dataclasses.replace(passage.job, client=client, scores=False)
+        job = dataclasses.replace(transcript.job, client=client, scores=False)
         (outcome,) = self.wire.inner.run([job], lambda _: None)
         settings = self.federation.plugin("compression").settings
-        return restored_upload(settings, outcome.message, job.message) if outcome.counts else None
+        return restore_upload(settings, outcome.message, job.message) if outcome.counts else None
 
 
-def last_heard(record: RunRecord) -> dict[int, int]:
+def last_upload_rounds(record: RunRecord) -> dict[int, int]:
     """Client -> the last round in which the server got an upload of it; closing rounds do not count."""
     found: dict[int, int] = {}
     for line in record.rounds:
@@ -166,14 +168,14 @@ def replay(record: RunRecord, clients: Sequence[int]) -> Replay:
     recipe = Recipe.of_run(record.path, record.trusted)
     stacked = recipe.run.executor == "vectorized" or recipe.run.device != "cpu"
     recipe = recipe.with_run(loggers=[], out=None, keep="last", **({} if stacked else {"executor": "serial"}))
-    rounds = last_heard(record)
+    rounds = last_upload_rounds(record)
     for client in clients:
         if client not in rounds:
             raise ConfigError(f"client {client} took part in no round of {record.path}, and sent nothing")
     first = min(rounds[client] for client in clients)
     with tempfile.TemporaryDirectory(prefix="polyfed-replay-") as place:
         begun = _begun(record.path, first, Path(place), recipe)
-        wire = Wire(lambda message, down: restored_upload(recipe.compression, message, down), rounds)
+        wire = RecordingExecutor(lambda message, down: restore_upload(recipe.compression, message, down), rounds)
         federation = build_federation(recipe, out=begun, wrap_executor=wire.listen)
         run = federation.run(resume=begun is not None)
         equal = _compared(record, list(run.history), first)

@@ -47,9 +47,9 @@ def attack(
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
-    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedTGP, FedORGP). The
-    attacker knows the client's network. Prints the table, and writes it (json), the images and the curves (png, svg).
-    Needs the run's data, to compare with.
+    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedSA, FedSAF, FedTGP,
+    FedORGP). The attacker knows the client's network. Prints the table, and writes it (json), the images and the curves
+    (png, svg). Needs the run's data, to compare with.
 
     \b
     polyfed attack runs/fedin --noise 0,0.4,0.8,1.2
@@ -115,7 +115,7 @@ def leakage(
     from polyfed import attacks
     from polyfed.attacks.attack_tables import to_text
 
-    found, files = attacks.report(
+    found, files = attacks.audit(
         runs,
         shadows=shadows,
         shadow_data=shadow_data,  # type: ignore[arg-type]  # which checks it

@@ -38,11 +38,11 @@ def init(
     \b
     polyfed deploy init federation --recipe recipes/quickstart.toml --host fl.example.org
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.deploy.app_template import init
+    from polyfed.deploy.app_template import create_app
 
     options: dict[str, Any] = {"method": method, "seed": seed, "preset": preset, "host": host, "force": force}
     announce_imports(recipe, settings, method)
-    print_files(init(folder, recipe, overrides=settings or (), **options))
+    print_files(create_app(folder, recipe, overrides=settings or (), **options))
 
 
 def certify(
@@ -60,9 +60,9 @@ def certify(
     \b
     polyfed deploy certify keys --host fl.example.org --host 10.0.0.5
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.deploy.tls import certify
+    from polyfed.deploy.tls import make_server_certificate
 
-    print_files(certify(folder, host, days, force))
+    print_files(make_server_certificate(folder, host, days, force))
 
 
 def key(
@@ -76,9 +76,9 @@ def key(
     \b
     polyfed deploy key keys/node
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.deploy.tls import make_key
+    from polyfed.deploy.tls import make_node_key
 
-    print_files(make_key(file, force))
+    print_files(make_node_key(file, force))
 
 
 def release(

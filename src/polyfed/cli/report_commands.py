@@ -44,8 +44,10 @@ def report(
         str,
         typer.Option(
             metavar="NAME",
-            help="What the curves show: accuracy, bottom_decile, balanced_accuracy, f1 or auc.",
-            autocompletion=completion.one_of("accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc"),
+            help="What the curves show: accuracy, bottom_decile, balanced_accuracy, f1, auc or calibration_error.",
+            autocompletion=completion.one_of(
+                "accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc", "calibration_error"
+            ),
         ),
     ] = "accuracy",
     metrics: Annotated[
@@ -66,11 +68,11 @@ def report(
     polyfed report runs/quickstart --x-axis bytes --target "60 %"
     polyfed report runs/fedgh runs/fedin --results results.md
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.report.comparison import comparison, to_text, write
+    from polyfed.report.comparison import compare_runs, to_text, write
     from polyfed.report.decomposition_figure import write_decompositions
     from polyfed.report.figures import curves
     from polyfed.report.html_report import write_page
-    from polyfed.report.run_records import find_runs
+    from polyfed.report.run_records import load_runs
 
     if results is not None:
         from polyfed.report.results_page import write_results
@@ -79,8 +81,8 @@ def report(
             raise ConfigError("expected --results with no other options than --stage and --target, got others")
         print_files([write_results(folders, results, stage, target)])
         return
-    runs = find_runs(folders)
-    table = comparison(runs, stage, target)
+    runs = load_runs(folders)
+    table = compare_runs(runs, stage, target)
     place = folders[0] if out is None else out
     files = [*curves(runs, place, x, stage, metric), *write_decompositions(runs, table, place, stage)]
     files += [*write(table, place), write_page(runs, table, place, stage)]
@@ -100,9 +102,9 @@ def epsilon(
     \b
     polyfed epsilon runs/fedin-privacy --delta 1e-6
     """  # noqa: D301  (an escape, which tells the help not to wrap)
-    from polyfed.experiments.privacy_report import spent, to_text
+    from polyfed.experiments.privacy_report import privacy_costs, to_text
 
-    found = spent(folders, delta)
+    found = privacy_costs(folders, delta)
     if json:
         print_json([dataclasses.asdict(one) for one in found])
     else:
@@ -172,7 +174,7 @@ def plot(
 
     names = None if figures is None else parse_names(figures, "--figures", "curves,cka")
     at = None if places is None else tuple(parse_names(places, "--layers", "extractor,logits"))
-    choices = analysis.Choices(stage, smooth, inputs, rows, at, clients, points, device)
+    choices = analysis.FigureOptions(stage, smooth, inputs, rows, at, clients, points, device)
     done = analysis.analyze(folders, names, out, choices, trust_code)
     for note in done.notes:
         print_text(note)

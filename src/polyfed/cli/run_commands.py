@@ -252,12 +252,12 @@ def check(
 
 def _check_one_method(recipe: Recipe, as_json: bool) -> None:
     """The page of `polyfed check`, or all that does not fit."""
-    from polyfed.engine.compatibility import Unfit
+    from polyfed.engine.compatibility import IncompatibleError
     from polyfed.experiments.estimate import check
 
     try:
         done = check(recipe)
-    except Unfit as error:
+    except IncompatibleError as error:
         if len(error.problems) == 1:
             raise
         for problem in error.problems:

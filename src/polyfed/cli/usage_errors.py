@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from polyfed.errors import nearest
+from polyfed.errors import suggest
 
 
 def describe_usage_error(error: Any, arguments: Sequence[str]) -> str:
@@ -23,11 +23,11 @@ def describe_usage_error(error: Any, arguments: Sequence[str]) -> str:
     option = getattr(error, "option_name", None)
     if option is not None and "no such option" in text:
         known = {name for parameter in getattr(command, "params", ()) for name in parameter.opts}
-        return f"unknown option '{option}'{nearest(option, known | {'--help'})}"
+        return f"unknown option '{option}'{suggest(option, known | {'--help'})}"
     if text.startswith("no such command"):
         words = [word for word in arguments if not word.startswith("-")]
         word = next(iter(words[len(place.split()) - 1 :]), "")
-        return f"unknown command '{word}'{nearest(word, getattr(command, 'commands', ()))}"
+        return f"unknown command '{word}'{suggest(word, getattr(command, 'commands', ()))}"
     spellings = list(getattr(getattr(error, "param", None), "opts", ()))
     given = _value_of(spellings, arguments)
     if given is not None and "valid integer" in text:

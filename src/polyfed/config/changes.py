@@ -32,11 +32,11 @@ def drop_idle(settings: dict[str, Any], changed: Sequence[tuple[str, ...]]) -> d
         values = {name: field.get_default(call_default_factory=True) for name, field in fields.items()}
         for table in tables:
             given = flat_table(table)
-            values |= {name: given[name.rstrip("_")] for name in fields if name.rstrip("_") in given}
+            values |= {name: given[name] for name in fields if name in given}
         for name, needed in idle(fields, values).items():
-            if needed.key in keys and name.rstrip("_") not in keys:
+            if needed.key in keys and name not in keys:
                 for table in tables:
-                    _drop(table, name.rstrip("_").split("."))
+                    _drop(table, name.split("."))
     return settings
 
 

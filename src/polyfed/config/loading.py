@@ -9,7 +9,7 @@ from typing import Any
 from polyfed.config.overrides import parse_override
 from polyfed.data.bounds import check_file
 from polyfed.errors import ConfigError
-from polyfed.registry import file_of, nearest, own_names, texts
+from polyfed.registry import file_of, own_names, suggest, texts
 from polyfed.results.read import parse_toml
 
 __all__ = ["code_named", "module_folders", "read_recipe", "recipe_stem", "without_run"]
@@ -50,7 +50,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         return parse_toml(path.read_bytes())
     except FileNotFoundError:
         near = [str(p) for folder in (path.parent, Path("recipes")) for p in folder.glob("*.toml")]
-        hint = nearest(str(path), near)
+        hint = suggest(str(path), near)
         hint = hint if "did you mean" in hint else ""
         raise ConfigError(f"expected a recipe file, got '{path}', which is not there{hint}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed.config.changes import drop_idle, merge
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.validation.error_lines import shown
 
 __all__ = ["LABEL", "apply_presets", "preset_names"]
@@ -38,7 +38,7 @@ def apply_presets(
     laid: dict[str, Any] = base
     for name in preset_names(preset):
         if name not in presets:
-            hint = nearest(name, presets) if presets else "; the recipe has none"
+            hint = suggest(name, presets) if presets else "; the recipe has none"
             raise ConfigError(f"unknown preset '{name}'{hint}")
         laid = _lay_over(laid, presets[name])
     if preset is None:

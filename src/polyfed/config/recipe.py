@@ -46,7 +46,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import keyword
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,11 +63,11 @@ from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginCh
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.engine.alone import alone
-from polyfed.engine.uploads import sends
+from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.own_methods import label_of, method_class, with_hyperparameters
 from polyfed.places import check_characters
-from polyfed.plugins.device_profiles import Devices, attendance_in_effect, check_lateness
+from polyfed.plugins.device_profiles import Devices, check_lateness, effective_availability
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import check_trusted, folders_of, texts
 from polyfed.results.read import check_links
@@ -237,12 +236,8 @@ class Recipe(Settings):
         """The same experiment with this method, called so. ready: it, where it is built already."""
         chosen = self.model_copy(update={"method": method})
         chosen._method = chosen._build(method, "method") if ready is None else ready
-        hyperparameters = {
-            hyperparameter.rstrip("_"): value for hyperparameter, value in dataclasses.asdict(chosen._method).items()
-        }
-        chosen._hyperparameters = {
-            hyperparameter: value for hyperparameter, value in hyperparameters.items() if value is not None
-        }
+        hyperparameters = dataclasses.asdict(chosen._method)
+        chosen._hyperparameters = {key: value for key, value in hyperparameters.items() if value is not None}
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
         if method.alone and label == method.name:
             label = f"{label}-alone"
@@ -331,17 +326,13 @@ class Recipe(Settings):
         except ConfigError as problem:
             raise ConfigError(f"{place}: {problem}" if place != "method" else str(problem)) from problem.__cause__
         known = [field.name for field in dataclasses.fields(kind)]
-        # a hyperparameter may be a word that Python keeps for itself: the paper's `lambda` is the field `lambda_`
-        hyperparameters = {
-            f"{k}_" if keyword.iskeyword(k) and f"{k}_" in known else k: v for k, v in choice.hyperparameters.items()
-        }
         try:
-            method = kind(**hyperparameters)
+            method = kind(**choice.hyperparameters)
         except WrongSettings as problem:
-            spelled = ["name", "alone", *(name.rstrip("_") for name in known)]
+            spelled = ["name", "alone", *known]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
             raise ConfigError(said) from None
-        if choice.alone and not sends(method):
+        if choice.alone and not has_upload(method):
             raise ConfigError(f"{place}.alone does nothing with method '{choice.name}', which uploads nothing")
         return alone(method) if choice.alone else method
 
@@ -355,8 +346,8 @@ class Recipe(Settings):
             settings["method"]["alone"] = True
         optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")
         for section in ("data", "training", "evaluation", *optional, "run"):
-            settings[section] = getattr(self, section).in_effect()
-        settings["availability"] = attendance_in_effect(self.availability, self.devices)
+            settings[section] = getattr(self, section).effective()
+        settings["availability"] = effective_availability(self.availability, self.devices)
         settings["run"].pop("modules", None)
         folders = folders_of(texts(settings), self._beside)
         if folders:

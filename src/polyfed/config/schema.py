@@ -15,7 +15,7 @@ from polyfed.data.options import PartitionOptions, SourceOptions
 from polyfed.data.text import TextConfig
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
-from polyfed.registry import MODELS, PARTITIONS, nearest
+from polyfed.registry import MODELS, PARTITIONS, suggest
 from polyfed.results import paper_tables
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.error_lines import shown
@@ -128,7 +128,7 @@ class Data(Settings):
     def _known_partition(cls, name: str) -> str:
         if name not in PARTITIONS and not (name.startswith(_FLWR) and name != _FLWR):
             known = [*PARTITIONS, f"{_FLWR}DirichletPartitioner"]
-            raise ValueError(f"unknown partition '{name}'{nearest(name, known)}")
+            raise ValueError(f"unknown partition '{name}'{suggest(name, known)}")
         return name
 
     @model_validator(mode="after")
@@ -253,7 +253,7 @@ class Models(Settings):
     def _known_models(cls, names: list[str]) -> list[str]:
         for name in names:
             if ":" not in name and name.partition("?")[0] not in MODELS:
-                raise ValueError(f"unknown model '{name}'{nearest(name, MODELS)}")
+                raise ValueError(f"unknown model '{name}'{suggest(name, MODELS)}")
         return names
 
 
@@ -340,7 +340,7 @@ class RunSettings(Settings):
     def _known_tables(cls, names: list[str]) -> list[str]:
         for name in names:
             if name not in paper_tables.tables():
-                raise ValueError(f"unknown table '{name}'{nearest(name, paper_tables.tables())}")
+                raise ValueError(f"unknown table '{name}'{suggest(name, paper_tables.tables())}")
         return names
 
     @model_validator(mode="after")

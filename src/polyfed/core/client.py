@@ -14,27 +14,27 @@ from torch import Tensor, nn
 from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
-from polyfed.data.samples import ClientData, Samples, from_dataset
+from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, from_dataset
 from polyfed.errors import ConfigError, described
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> model inputs
 
 
-def as_floats(x: Tensor) -> Tensor:
+def to_float(x: Tensor) -> Tensor:
     """The default preparation: bytes to floats in [0, 1]; other types unchanged."""
     return x.float().div(255) if x.dtype == torch.uint8 else x
 
 
 @dataclass(frozen=True)
 class PublicData:
-    """Public data. ``samples.x`` is (N, ...) as stored; a pair (x, y) is converted to `Samples`.
+    """Public data. ``samples.x`` is (N, ...) as stored; a pair (x, y) is converted to `LabeledSamples`.
 
     origin: "holdout", rows of the task's data that no client has, or "other", inputs of another data set, whose labels
     are not used.
     """
 
-    samples: Samples
-    prepare: Prepare = as_floats
+    samples: LabeledSamples
+    prepare: Prepare = to_float
     origin: Literal["holdout", "other"] = "holdout"
 
     def __post_init__(self) -> None:
@@ -90,11 +90,11 @@ class Client:
     def __init__(
         self,
         model: nn.Module | str,
-        train: Samples | tuple[Any, Any] | Any,
-        test: Samples | tuple[Any, Any] | Any | None = None,
-        validation: Samples | tuple[Any, Any] | Any | None = None,
+        train: LabeledSamples | tuple[Any, Any] | Any,
+        test: LabeledSamples | tuple[Any, Any] | Any | None = None,
+        validation: LabeledSamples | tuple[Any, Any] | Any | None = None,
         *,
-        prepare: Prepare = as_floats,
+        prepare: Prepare = to_float,
     ) -> None:
         _check_model(model)
         self.given = model if isinstance(model, nn.Module) else None
@@ -108,6 +108,8 @@ class Client:
         self.n = len(self.data.train)
         if self.n == 0:
             raise ConfigError("expected at least one training sample per client, got none")
+        self.own_classes: Sequence[int] | None = None  # None: those of its training rows
+        self.missing: SelectedSamples | None = None  # test rows of classes that it never had, where these are scored
         self.id = -1
         self.classes = 0
         self.seed = 0
@@ -149,16 +151,16 @@ class Client:
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
 
 
-def samples_of(data: Any, what: str) -> Samples:
-    """Convert `Samples`, a pair (x, y), a data set or None to `Samples`.
+def samples_of(data: Any, what: str) -> LabeledSamples:
+    """Convert `LabeledSamples`, a pair (x, y), a data set or None to `LabeledSamples`.
 
     Raises:
         ConfigError: the data or labels are of another kind. `what` names them in the message.
     """
-    if isinstance(data, Samples):
+    if isinstance(data, LabeledSamples):
         return data.on_cpu()
     if data is None:
-        return Samples(torch.empty(0), torch.empty(0, dtype=torch.int64))
+        return LabeledSamples(torch.empty(0), torch.empty(0, dtype=torch.int64))
     try:
         if isinstance(data, tuple | list) and len(data) == 2:
             return _paired(*data)
@@ -171,7 +173,7 @@ def samples_of(data: Any, what: str) -> Samples:
         raise ConfigError(f"{what}: {problem}") from None
 
 
-def _paired(inputs: Any, labels: Any) -> Samples:
+def _paired(inputs: Any, labels: Any) -> LabeledSamples:
     """Convert inputs and labels to samples."""
     x = _tensor(inputs, "inputs")
     y = _tensor(labels, "labels")
@@ -182,7 +184,7 @@ def _paired(inputs: Any, labels: Any) -> Samples:
     if y.dim() == 2:
         write = "y.squeeze(1)" if y.shape[1] == 1 else "y.argmax(1), if rows have a one for the class"
         raise ConfigError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")
-    return Samples(x.float() if x.dtype == torch.float64 else x, y.long()).on_cpu()
+    return LabeledSamples(x.float() if x.dtype == torch.float64 else x, y.long()).on_cpu()
 
 
 def _tensor(given: Any, what: str) -> Tensor:

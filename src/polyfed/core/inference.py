@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group
 from polyfed.core.method import Batch
-from polyfed.core.modules import load, trainable
-from polyfed.functional.fisher import squared_gradients
-from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.functional.fisher import fisher_diagonal
+from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
@@ -20,26 +20,26 @@ _BACKWARD = 64  # rows of a pass whose graph, and what went in and out of every 
 
 
 @timed("prototypes")
-def apply(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
+def map_batches(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
     """`function` over all rows of `x` (N, ...), stored as they are; eval mode, no gradient, nothing else changed.
 
     Returns:
         (N, ...) outputs on the model's device.
     """
     device = next(iter(model.parameters()), x).device
-    with torch.inference_mode(), evaluating(model):
+    with torch.inference_mode(), eval_mode(model):
         outputs = [function(prepare(rows.to(device))) for rows in x.split(CHUNK)]
     return torch.cat(outputs).clone()
 
 
-def represent(model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
+def representations(model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
     """Representations (N, D) of all rows of `x`."""
     function: Callable[[Tensor], Tensor] = model.represent  # type: ignore[assignment]
-    return apply(function, model, x, prepare)
+    return map_batches(function, model, x, prepare)
 
 
-def fisher(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str, Tensor]:
-    """The diagonal Fisher information: the mean of `squared_gradients` over all rows of `x` (N, ...), as stored.
+def fisher_information(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str, Tensor]:
+    """The diagonal Fisher information: the mean of `fisher_diagonal` over all rows of `x` (N, ...), as stored.
 
     Returns:
         Trainable parameter -> tensor of its shape.
@@ -47,12 +47,12 @@ def fisher(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare) -> dict[str
     device = next(iter(model.parameters())).device
     total: dict[str, Tensor] = {}
     for some, labels in zip(x.split(_BACKWARD), y.split(_BACKWARD), strict=True):
-        found = squared_gradients(model, prepare(some.to(device)), labels.to(device))
+        found = fisher_diagonal(model, prepare(some.to(device)), labels.to(device))
         total = {name: total[name] + t if name in total else t for name, t in found.items()}
     return {name: t / len(x) for name, t in total.items()}
 
 
-def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights: Group) -> dict[str, Tensor]:
+def full_gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights: Group) -> dict[str, Tensor]:
     """Gradient of the mean `loss` over all training samples of a client at work, its network holding `weights`.
 
     Taken in batches of the training's size and in random order, like the steps' own: BatchNorm normalizes by the
@@ -66,7 +66,7 @@ def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights
         Trainable parameter -> gradient.
     """
     model, train = client.model, client.data.train
-    names, parameters = trainable(model)
+    names, parameters = trainable_parameters(model)
     device = parameters[0].device
     own = {name: t.detach().clone() for name, t in model.state_dict().items()}
     order = torch.randperm(len(train), generator=client.generator("gradient")).split(client.training.batch_size)
@@ -74,8 +74,8 @@ def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights
     share = 1 / sum(map(len, batches))
     total = [torch.zeros_like(p) for p in parameters]
     try:
-        load(model, weights)
-        with evaluating(model), untracked_statistics(model):
+        load_state(model, weights)
+        with eval_mode(model), frozen_running_stats(model):
             for rows in batches:
                 x = client.prepare(train.x[rows].to(device))
                 y = train.y[rows].to(device)
@@ -85,11 +85,11 @@ def gradient(loss: Callable[[nn.Module, Batch], Tensor], client: Client, weights
                     if g is not None:
                         sum_.add_(g, alpha=share * len(rows))
     finally:
-        load(model, own)
+        load_state(model, own)
     return dict(zip(names, total, strict=True))
 
 
-def represent_gradients(
+def chunked_gradients(
     model: nn.Module, x: Tensor, value: Callable[[Tensor], Tensor], chunk: int
 ) -> tuple[Tensor, dict[str, Tensor | None]]:
     """``value(model.represent(x))`` and its gradient in the model's parameters, with the graph of one chunk at a time.
@@ -102,9 +102,9 @@ def represent_gradients(
         model: has `represent`. x: (N, ...) as the model takes it. value: representations (N, D) to a 0-d tensor.
         chunk: rows at a time.
     """
-    names, parameters = trainable(model)
+    names, parameters = trainable_parameters(model)
     total: list[Tensor | None] = [None] * len(names)
-    with evaluating(model):
+    with eval_mode(model):
         represent_: Callable[[Tensor], Tensor] = model.represent  # type: ignore[assignment]
         with torch.no_grad():
             z = torch.cat([represent_(rows) for rows in x.split(chunk)])

@@ -104,14 +104,14 @@ def from_bytes(data: bytes) -> State:
         raise ConfigError(f"expected a message as safetensors, got {len(data)} bytes that are not: {error}") from None
 
 
-def read_only(message: Message) -> Message:
+def freeze(message: Message) -> Message:
     """A view of the message whose entries cannot be replaced; the receiver copies what it keeps."""
     return MappingProxyType(
         {k: v if isinstance(v, Tensor) else MappingProxyType(dict(_members(k, v))) for k, v in message.items()}
     )
 
 
-def copied(message: Message) -> State:
+def clone(message: Message) -> State:
     """The message in tensors of its own, on the CPU, in the plain order of their entries."""
     entries = [[v] if isinstance(v, Tensor) else list(_members(k, v).values()) for k, v in message.items()]
     tensors = [entry for members in entries for entry in members]
@@ -144,12 +144,12 @@ def contiguous(state: Message) -> State:
     }
 
 
-def shallow(state: Message) -> State:
+def shallow_copy(state: Message) -> State:
     """New dictionaries around the same tensors: enough to undo changes to a state."""
     return {k: v if isinstance(v, Tensor) else dict(_members(k, v)) for k, v in state.items()}
 
 
-def group(message: Message, name: str) -> Group:
+def get_group(message: Message, name: str) -> Group:
     """The group called `name`.
 
     Raises:
@@ -161,7 +161,7 @@ def group(message: Message, name: str) -> Group:
     return value
 
 
-def tensor(message: Message, name: str) -> Tensor:
+def get_tensor(message: Message, name: str) -> Tensor:
     """The single tensor called `name`.
 
     Raises:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.model_factory import AuxiliaryModel
-from polyfed.core.modules import trainable
+from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -31,7 +31,7 @@ from polyfed.validation.hyperparameters import repr_of_changes
 from polyfed.validation.hyperparameters import table as table
 
 Context = Mapping[str, Any]  # tensors and groups of tensors for the loss
-BY_ROW = "gradient by row"  # in a context: computes per-sample gradients, see `engine.dp_sgd`
+PER_SAMPLE_GRAD = "gradient by row"  # in a context: computes per-sample gradients, see `engine.dp_sgd`
 
 
 def not_a_hyperparameter(kind: type[Any]) -> str | None:
@@ -82,7 +82,7 @@ class PrecomputedGradients:
     def __getattr__(self, name: str) -> NoReturn:
         raise NotVectorizable(f"its `gradients` wants more of the network ('{name}') than the gradient of its loss")
 
-    def under(self, context: Context) -> StepResult:
+    def check_context(self, context: Context) -> StepResult:
         """The gradient of `loss`; `context` must be that of the step."""
         if context is not self.context:
             raise NotVectorizable("it takes the gradient of its loss under another context than the step's own")
@@ -335,11 +335,11 @@ class Method:
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         """Gradient of `loss`. Override only if the paper's update is not the gradient of a scalar."""
         if isinstance(model, PrecomputedGradients):
-            return model.under(context)
-        if (bounded := context.get(BY_ROW)) is not None:
+            return model.check_context(context)
+        if (bounded := context.get(PER_SAMPLE_GRAD)) is not None:
             found: StepResult = bounded(self.loss, model, batch, context)
             return found
-        names, parameters = trainable(model)
+        names, parameters = trainable_parameters(model)
         outcome = self.loss(model, batch, context)
         loss, sums = outcome if isinstance(outcome, tuple) else (outcome, {})
         grads = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -385,6 +385,6 @@ def uses_default_predict(method: Method) -> bool:
     return getattr(method.predict, "__func__", None) is Method.predict
 
 
-def numbers(sums: Mapping[str, Tensor]) -> dict[str, float]:
+def scalar_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums over the steps as floats, for the record."""
     return {name: float(value) for name, value in flatten(dict(sums)).items() if value.dim() == 0}

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.modules import Inventory, fill, redraw, split
-from polyfed.core.randomness import derive, seeded_global_rng
+from polyfed.core.modules import StateIndex, as_split_model, copy_into, redraw
+from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.errors import ConfigError
 from polyfed.models.split import with_projection
 
@@ -36,7 +36,7 @@ class AuxiliaryModel:
     features: int | None = None
 
 
-class Architectures:
+class ModelFactory:
     """Builds networks by architecture name, as the method wants them.
 
     Args:
@@ -80,7 +80,7 @@ class Architectures:
         self._common_head = common_head
         self._heads: dict[str, dict[str, Tensor]] = {}  # with which an architecture's clients begin, if alike
         self._templates: dict[tuple[str, str, bool], nn.Module] = {}
-        self._inventories: dict[tuple[str, str, bool], Inventory] = {}
+        self._inventories: dict[tuple[str, str, bool], StateIndex] = {}
         self._buffers: dict[tuple[str, str, bool], dict[str, Tensor]] = {}  # the templates', as they were made
         self._beside = None if auxiliary is None else beside
         self.chosen = None if auxiliary is None else replace(auxiliary, network=self._named(auxiliary.network))
@@ -105,7 +105,7 @@ class Architectures:
         """The network's name; of two of one size, the first's."""
         if network not in BY_SIZE:
             return network
-        sizes = {a: sum(p.numel() for p in self.template(a, alone=True).parameters()) for a in self._builders}
+        sizes = {a: sum(p.numel() for p in self.module(a, alone=True).parameters()) for a in self._builders}
         choose = min if network == "smallest" else max
         return choose(sizes, key=sizes.__getitem__)
 
@@ -115,7 +115,7 @@ class Architectures:
         builder = self._builders.get(name) or others[name]
         if features is not None:
             name = f"{name}, {features} features"
-            self._builders[name] = lambda: with_projection(split(builder()), features)
+            self._builders[name] = lambda: with_projection(as_split_model(builder()), features)
         else:
             self._builders[name] = builder
         return name
@@ -123,34 +123,34 @@ class Architectures:
     def _make(
         self, architecture: str, variant: str, owner: str | int, given: nn.Module | None, alone: bool
     ) -> nn.Module:
-        with seeded_global_rng(derive(self._seed, "weights", owner)):
+        with seeded_global_rng(derive_seed(self._seed, "weights", owner)):
             model = self._builders[architecture]() if given is None else copy.deepcopy(given)  # build may cut it
         model = model.cpu()  # where everything begins; a user's network may lie on the device already
-        with seeded_global_rng(derive(self._seed, "build", owner)):
+        with seeded_global_rng(derive_seed(self._seed, "build", owner)):
             network = self._build(model, variant)
         if self._common_head and isinstance(owner, int):
-            split(network).head.load_state_dict(self._first_head(architecture, redrawn=given is None))
+            as_split_model(network).head.load_state_dict(self._first_head(architecture, redrawn=given is None))
         if alone or self._beside is None:
             return network
         auxiliary = self._make(self.auxiliary_model, "", self.auxiliary_model, None, alone=True)
-        with seeded_global_rng(derive(self._seed, "beside", owner)):
+        with seeded_global_rng(derive_seed(self._seed, "beside", owner)):
             return self._beside(network, auxiliary)
 
     def _first_head(self, architecture: str, redrawn: bool) -> dict[str, Tensor]:
-        """The head with which an architecture's clients begin: that of `initial` without an owner.
+        """The head with which an architecture's clients begin: that of `initial_state` without an owner.
 
         redrawn: its layers are drawn once more, by a stream that knows no architecture. So heads of the same layers are
             the same everywhere, and nobody builds another's network to know its head.
         """
         if architecture not in self._heads:
-            head = split(self._make(architecture, "", architecture, None, alone=True)).head
+            head = as_split_model(self._make(architecture, "", architecture, None, alone=True)).head
             if redrawn:
-                with seeded_global_rng(derive(self._seed, "weights", "head")):
+                with seeded_global_rng(derive_seed(self._seed, "weights", "head")):
                     redraw(head)
             self._heads[architecture] = dict(head.state_dict())
         return self._heads[architecture]
 
-    def template(self, architecture: str, variant: str = "", alone: bool = False) -> nn.Module:
+    def module(self, architecture: str, variant: str = "", alone: bool = False) -> nn.Module:
         """The shared network of this kind, `alone` without the auxiliary model; load weights before use."""
         key = (architecture, variant, alone and self.together)
         if key not in self._templates:
@@ -158,19 +158,19 @@ class Architectures:
             self._buffers[key] = {name: buffer.clone() for name, buffer in made.named_buffers()}
         return self._templates[key]
 
-    def as_built(self, architecture: str) -> nn.Module:
+    def build_raw(self, architecture: str) -> nn.Module:
         """A client's own network as its builder makes it, before the method has its say; with any weights."""
         with seeded_global_rng(0):
             return self._builders[architecture]().cpu()
 
-    def tensors(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
-        """The present tensors of `template`, which see, by name in the order of its state dict; not copies."""
+    def state(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
+        """The present tensors of `module`, which see, by name in the order of its state dict; not copies."""
         key = (architecture, variant, alone and self.together)
         if key not in self._inventories:
-            self._inventories[key] = Inventory(self.template(architecture, variant, alone))
+            self._inventories[key] = StateIndex(self.module(architecture, variant, alone))
         return self._inventories[key].tensors()
 
-    def initial(
+    def initial_state(
         self,
         architecture: str,
         variant: str = "",
@@ -182,22 +182,22 @@ class Architectures:
         architecture).
 
         An auxiliary model is the same for every client, and does not change the weights of clients' own networks.
-        `given` is a client's own network, whose present weights are kept. `alone`: see `template`.
+        `given` is a client's own network, whose present weights are kept. `alone`: see `module`.
         """
         module = self._make(architecture, variant, architecture if owner is None else owner, given, alone)
         plain = torch.contiguous_format
         return {name: tensor.detach().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
 
-    def begun(self, architecture: str, variant: str, owner: int, given: nn.Module | None) -> dict[str, Tensor]:
-        """What a client's network holds before the client has weights of its own: `initial`, or blank parameters."""
+    def starting_state(self, architecture: str, variant: str, owner: int, given: nn.Module | None) -> dict[str, Tensor]:
+        """What a client's network holds before it has weights of its own: `initial_state`, or blank parameters."""
         if not self._blank or given is not None:
-            return self.initial(architecture, variant, owner, given)
-        weights = self.tensors(architecture, variant)
+            return self.initial_state(architecture, variant, owner, given)
+        weights = self.state(architecture, variant)
         buffers = self._buffers[architecture, variant, False]
         return {name: buffers[name] if name in buffers else torch.zeros_like(t) for name, t in weights.items()}
 
-    def bound(self, architecture: str, variant: str, weights: Mapping[str, Tensor], alone: bool = False) -> nn.Module:
-        """The template holding (copies of) `weights`; `alone`: see `template`."""
-        module = self.template(architecture, variant, alone)
-        fill(self.tensors(architecture, variant, alone), weights, type(module).__name__)
+    def load(self, architecture: str, variant: str, weights: Mapping[str, Tensor], alone: bool = False) -> nn.Module:
+        """The template holding (copies of) `weights`; `alone`: see `module`."""
+        module = self.module(architecture, variant, alone)
+        copy_into(self.state(architecture, variant, alone), weights, type(module).__name__)
         return module

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from polyfed.functional.device_copies import move_together
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.models.split import Part, SplitModel
 
 BODY: tuple[Part, ...] = ("extractor", "intermediate")  # all before the head
@@ -21,10 +21,10 @@ HEAD: tuple[Part, ...] = ("head",)
 
 
 _Trainable = tuple[tuple[str, ...], tuple[nn.Parameter, ...]]
-_STEADY: dict[nn.Module, _Trainable] = {}  # of `steady`
+_STEADY: dict[nn.Module, _Trainable] = {}  # of `cache_trainable`
 
 
-def trainable(module: nn.Module) -> _Trainable:
+def trainable_parameters(module: nn.Module) -> _Trainable:
     """Names and parameters that take a gradient, in the module's order."""
     if module in _STEADY:
         return _STEADY[module]
@@ -33,26 +33,26 @@ def trainable(module: nn.Module) -> _Trainable:
 
 
 @contextlib.contextmanager
-def steady(module: nn.Module) -> Iterator[_Trainable]:
-    """Within the block the network keeps its parameters, and the same of them take a gradient: `trainable` looks once.
+def cache_trainable(module: nn.Module) -> Iterator[_Trainable]:
+    """Within the block, `trainable_parameters` looks once: the network keeps its parameters and what they need.
 
     Looking costs as much as a small network's whole step.
     """
-    _STEADY[module] = found = trainable(module)
+    _STEADY[module] = found = trainable_parameters(module)
     try:
         yield found
     finally:
         del _STEADY[module]
 
 
-def split(module: nn.Module) -> SplitModel:
+def as_split_model(module: nn.Module) -> SplitModel:
     """The module as the split model that `requirements` made sure it is."""
     if not isinstance(module, SplitModel):
         raise TypeError(f"expected a SplitModel, got {type(module).__name__}")
     return module
 
 
-def floats(module: nn.Module, buffers: bool = True, parts: Collection[Part] | None = None) -> dict[str, Tensor]:
+def float_state(module: nn.Module, buffers: bool = True, parts: Collection[Part] | None = None) -> dict[str, Tensor]:
     """What is averaged and sent of a network: parameters and float buffers by name, detached, not copied.
 
     Integer buffers (BatchNorm's batch counter) stay with their owner; without `buffers` so do all (its statistics).
@@ -61,7 +61,7 @@ def floats(module: nn.Module, buffers: bool = True, parts: Collection[Part] | No
     parameters = dict(module.named_parameters(remove_duplicate=False))
     sent = {name: t for name, t in module.state_dict().items() if buffers or name in parameters}
     if parts is not None:
-        sent = {name: t for name, t in sent.items() if split(module).part_of(name) in parts}
+        sent = {name: t for name, t in sent.items() if as_split_model(module).part_of(name) in parts}
     return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
 
 
@@ -72,7 +72,7 @@ def copy_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 def head_names(module: nn.Module) -> dict[str, str]:
     """A split model's own names of its head's tensors -> their names within the head, alike whatever holds it."""
-    model = split(module)
+    model = as_split_model(module)
     return dict(zip(model.names("head"), model.head.state_dict(), strict=True))
 
 
@@ -84,7 +84,7 @@ def redraw(module: nn.Module) -> None:
             reset()
 
 
-class Composite(nn.Module, abc.ABC):
+class CompositeModel(nn.Module, abc.ABC):
     """A network around a client's own, that keeps the latter's names when it is exported."""
 
     @abc.abstractmethod
@@ -92,12 +92,12 @@ class Composite(nn.Module, abc.ABC):
         """The tensors by their exported names; not copies."""
 
 
-def exported(module: nn.Module) -> dict[str, Tensor]:
+def export_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict under the keys of the client's own module as it was before polyfed wrapped it; not copies."""
-    return dict(module.export() if isinstance(module, SplitModel | Composite) else module.state_dict())
+    return dict(module.export() if isinstance(module, SplitModel | CompositeModel) else module.state_dict())
 
 
-class Inventory:
+class StateIndex:
     """Where a network has its tensors: what its state dict names, found without asking every layer anew.
 
     What a layer replaces is found as well, as long as the network keeps its layers.
@@ -123,16 +123,16 @@ class Inventory:
         return {name: held[key] for name, held, key in self._places}
 
 
-def load(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_state(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy `tensors` into the module's tensors of the same names; the others keep their values.
 
     Raises:
         ValueError: an unknown name or another shape.
     """
-    fill(module.state_dict(), tensors, type(module).__name__)
+    copy_into(module.state_dict(), tensors, type(module).__name__)
 
 
-def fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: str) -> None:
+def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: str) -> None:
     """Copy `tensors` into those of `own` that have the same names; the others keep their values.
 
     Raises:
@@ -149,7 +149,7 @@ def fill(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], whose: str) -
             torch._foreach_copy_(targets, move_together(list(tensors.values()), [target.device for target in targets]))
 
 
-class Frozen(nn.Module):
+class FrozenModel(nn.Module):
     """A reference network inside a loss: `model` with other weights, in eval mode, without gradient."""
 
     def __init__(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -162,14 +162,14 @@ class Frozen(nn.Module):
         """What it holds in the model's place."""
         return self._weights
 
-    def holding(self, weights: Mapping[str, Tensor]) -> Frozen:
+    def holding(self, weights: Mapping[str, Tensor]) -> FrozenModel:
         """The same network with other values of `weights`."""
         other = copy.copy(self)
         other._weights = dict(weights)
         return other
 
     def _evaluate(self, method: str, x: Tensor) -> Tensor:
-        with torch.no_grad(), evaluating(self._call):
+        with torch.no_grad(), eval_mode(self._call):
             result: Tensor = torch.func.functional_call(self._call, self._weights, (method, x))
         return result.detach()
 
@@ -197,9 +197,9 @@ class _Call(nn.Module):
         return getattr(self.model, method)(*args)
 
 
-def frozen(model: nn.Module, weights: Mapping[str, Tensor]) -> Frozen:
+def freeze_copy(model: nn.Module, weights: Mapping[str, Tensor]) -> FrozenModel:
     """A reference network for a loss (teacher, previous model): the template `model` holding `weights` (by name)."""
-    return Frozen(model, weights)
+    return FrozenModel(model, weights)
 
 
 def batchnorm_layers(module: nn.Module) -> list[_BatchNorm]:

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 
-def derive(seed: int, purpose: str, *ids: int | str) -> int:
+def derive_seed(seed: int, purpose: str, *ids: int | str) -> int:
     """A 63-bit seed for one purpose: the hash of (seed, purpose, ids), the same on every machine.
 
-    >>> derive(0, "batches", 3, 7) == derive(0, "batches", 3, 7)
+    >>> derive_seed(0, "batches", 3, 7) == derive_seed(0, "batches", 3, 7)
     True
-    >>> derive(0, "batches", 3, 7) == derive(0, "batches", 7, 3)
+    >>> derive_seed(0, "batches", 3, 7) == derive_seed(0, "batches", 7, 3)
     False
     """
     text = "\x1f".join([str(int(seed)), purpose, *(f"{type(i).__name__}:{i}" for i in ids)])
@@ -28,12 +28,12 @@ def derive(seed: int, purpose: str, *ids: int | str) -> int:
 
 def generator(seed: int, purpose: str, *ids: int | str) -> torch.Generator:
     """A CPU generator for one purpose."""
-    return torch.Generator().manual_seed(derive(seed, purpose, *ids))
+    return torch.Generator().manual_seed(derive_seed(seed, purpose, *ids))
 
 
 def numpy_generator(seed: int, purpose: str, *ids: int | str) -> np.random.Generator:
     """The same for NumPy (partitions)."""
-    return np.random.default_rng(derive(seed, purpose, *ids))
+    return np.random.default_rng(derive_seed(seed, purpose, *ids))
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Prepare, PublicData, as_floats
+from polyfed.core.client import Prepare, PublicData, to_float
 from polyfed.core.message import Group, State
-from polyfed.core.model_factory import Architectures
+from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 
@@ -22,7 +22,7 @@ class ClientInfo:
     """Facts about a client that the server has."""
 
     architecture: str
-    n: int  # training samples
+    num_samples: int  # training samples
 
 
 class Server:
@@ -47,7 +47,7 @@ class Server:
     def __init__(
         self,
         clients: Mapping[int, ClientInfo],
-        architectures: Architectures,
+        model_factory: ModelFactory,
         *,
         rounds: int,
         classes: int,
@@ -55,7 +55,7 @@ class Server:
         training: Training | None = None,
         public: PublicData | None = None,
         initial: Mapping[int, nn.Module] | None = None,
-        prepare: Prepare = as_floats,
+        prepare: Prepare = to_float,
         example: Tensor | None = None,
     ) -> None:
         self.state: State = {}
@@ -72,7 +72,7 @@ class Server:
         self.cache: dict[tuple[str, int], Any] = {}
         self._members = dict(clients)
         self._names = tuple(dict.fromkeys(member.architecture for member in clients.values()))
-        self._architectures = architectures
+        self._model_factory = model_factory
         self._seed = seed
         self._given = dict(initial or {})
 
@@ -84,7 +84,7 @@ class Server:
     @property
     def auxiliary_model(self) -> str:
         """Architecture of the auxiliary model (`Method.auxiliary_model`); "" without one."""
-        return self._architectures.auxiliary_model
+        return self._model_factory.auxiliary_model
 
     @property
     def all_client_ids(self) -> list[int]:
@@ -120,16 +120,16 @@ class Server:
         """The server's random stream for `purpose` in this round."""
         return generator(self._seed, f"server {purpose}", self.round, *ids)
 
-    def initial(self, architecture: str, variant: str = "") -> dict[str, Tensor]:
+    def initial_state(self, architecture: str, variant: str = "") -> dict[str, Tensor]:
         """Initial weights of an architecture for shared models, a function of the seed."""
-        return self._architectures.initial(architecture, variant, alone=True)
+        return self._model_factory.initial_state(architecture, variant, alone=True)
 
     def client_weights(self, client_id: int) -> Group:
         """The client's weights last stored by `store_weights`, else its initial weights."""
         kept = self.state.get(f"weights {client_id}")
         if kept is None or isinstance(kept, Tensor):
             architecture = self.clients[client_id].architecture
-            return self._architectures.initial(architecture, owner=client_id, given=self._given.get(client_id))
+            return self._model_factory.initial_state(architecture, owner=client_id, given=self._given.get(client_id))
         return kept
 
     def store_weights(self, client_id: int, weights: Group) -> None:
@@ -142,7 +142,7 @@ class Server:
 
     def model(self, architecture: str, weights: Group, variant: str = "") -> nn.Module:
         """The architecture's template network with `weights`, in eval mode, for use at the server."""
-        return self._architectures.bound(architecture, variant, weights, alone=True).eval()
+        return self._model_factory.load(architecture, variant, weights, alone=True).eval()
 
 
 def _mark(client_id: int) -> str:

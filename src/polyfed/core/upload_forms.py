@@ -1,7 +1,7 @@
 """What clients may upload, as the server knows it beforehand: names, types, sizes and ranges, by the method's `form`.
 
 A form has an entry for every name that an upload may hold, in any setting of the hyperparameters: an `Entry` for a
-tensor, a function for a group. A size is a number, a letter, or a function of what is `Known`:
+tensor, a function for a group. A size is a number, a letter, or a function of what is `UploadContext`:
 
     C  classes        D  what enters the head        N  training rows of the client, as it introduced itself
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.message import Group, Message
-from polyfed.core.modules import floats, split
+from polyfed.core.modules import as_split_model, float_state
 from polyfed.core.server import Server
 
 FLOATS = (torch.float32,)
@@ -33,7 +33,7 @@ class Variants(Protocol):
         ...
 
 
-class Known(NamedTuple):
+class UploadContext(NamedTuple):
     """What the server knows of an upload before it comes. method: that it is for. sent: what the client was sent."""
 
     method: Variants
@@ -50,16 +50,16 @@ class Known(NamedTuple):
         if size == "C":
             return self.server.classes
         if size == "N":
-            return self.server.clients[self.client_id].n
+            return self.server.clients[self.client_id].num_samples
         assert size == "D"
-        return split(self.network()).feature_dim
+        return as_split_model(self.network()).feature_dim
 
     def network(self) -> torch.nn.Module:
         """The client's own network, with anybody's weights."""
         return self.server.model(self.server.clients[self.client_id].architecture, {})
 
 
-Size = Union[int, str, Callable[[Known], int]]  # noqa: UP007
+Size = Union[int, str, Callable[[UploadContext], int]]  # noqa: UP007
 
 
 class UpTo(NamedTuple):
@@ -94,7 +94,7 @@ class Members:
     whole: bool = True
 
 
-Form = Mapping[str, Union[Entry, Callable[[Known, str], Members]]]  # noqa: UP007
+Form = Mapping[str, Union[Entry, Callable[[UploadContext, str], Members]]]  # noqa: UP007
 
 # what many methods send -------------------------------------------------------------------------------------------
 
@@ -112,10 +112,10 @@ def rows_of(width: Size, types: tuple[torch.dtype, ...] = FLOATS) -> Entry:
     return Entry((_PRESENT, width), types)
 
 
-def width_of(name: str) -> Callable[[Known], int]:
+def width_of(name: str) -> Callable[[UploadContext], int]:
     """How wide the tensor of this name is that came down."""
 
-    def width(known: Known) -> int:
+    def width(known: UploadContext) -> int:
         down = known.sent.get(name)
         return down.shape[-1] if isinstance(down, Tensor) else 0
 
@@ -127,27 +127,27 @@ def alike(tensors: Group, whole: bool = True) -> Members:
     return Members({name: _same(tensor) for name, tensor in tensors.items()}, whole)
 
 
-def as_sent(known: Known, name: str) -> Members:
+def as_sent(known: UploadContext, name: str) -> Members:
     """The tensors that came down in the group of this name."""
     down = known.sent.get(name, {})
     return alike({} if isinstance(down, Tensor) else down)
 
 
-def own_network(known: Known, name: str) -> Members:
+def own_network(known: UploadContext, name: str) -> Members:
     """All that is averaged of the client's own network."""
-    return alike(floats(known.network()))
+    return alike(float_state(known.network()))
 
 
-def thinned(known: Known, name: str) -> Members:
+def sparsified(known: UploadContext, name: str) -> Members:
     """The same, each as it is or in a row with some of its entries."""
-    whole = floats(known.network())
+    whole = float_state(known.network())
     either = {key: (*_same(t), Entry((UpTo(f"entries of {key}", t.numel()),), (t.dtype,))) for key, t in whole.items()}
     return Members(either)
 
 
-def bits(known: Known, name: str) -> Members:
+def bits(known: UploadContext, name: str) -> Members:
     """A bit for each entry of any of these tensors, eight in a byte."""
-    whole = floats(known.network())
+    whole = float_state(known.network())
     packed = {key: (Entry((-(-t.numel() // 8),), (torch.uint8,)),) for key, t in whole.items()}
     return Members(packed, whole=False)
 

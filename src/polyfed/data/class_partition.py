@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyfed.data.partition import Partition, Rows, check_integer, check_labels, sorted_partition
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 CLASS_ASSIGNMENTS = ("round_robin", "shards", "shamsian")
 _LOWEST_SHARE = 0.4  # bounds of the uniform draws behind a class's shares (Shamsian et al. 2021)
@@ -59,7 +59,7 @@ def by_class(
         raise ConfigError(f"expected classes_per_client of at most {class_count} classes, got {classes_per_client}")
     if class_assignment not in CLASS_ASSIGNMENTS:
         raise ConfigError(
-            f"unknown class_assignment '{class_assignment}'{nearest(str(class_assignment), CLASS_ASSIGNMENTS)}"
+            f"unknown class_assignment '{class_assignment}'{suggest(str(class_assignment), CLASS_ASSIGNMENTS)}"
         )
     hands = {"round_robin": _ring, "shards": _fedrep, "shamsian": _shamsian}[class_assignment]
     rows, shares_KC = hands(labels, clients, rng, classes_per_client, class_count, distinct)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polyfed.data.samples import LABEL_NAMES
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.results.read import parse_json
 
 _IMAGE_NAMES = ("img", "image", "images", "picture", "pixels")
@@ -97,7 +97,7 @@ def pick_column(
 
 def check_column(what: str, named: str, names: list[str], where: object) -> None:
     if named not in names:
-        raise ConfigError(f"expected the {what} column '{named}' in {where}, got no such{nearest(named, names)}")
+        raise ConfigError(f"expected the {what} column '{named}' in {where}, got no such{suggest(named, names)}")
 
 
 def column_values(values: Any, where: str) -> NDArray[Any]:

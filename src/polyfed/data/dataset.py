@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data.column_schema import column_values
-from polyfed.data.samples import Samples, classes_up_to, from_dataset, refuse_negative
+from polyfed.data.samples import LabeledSamples, classes_up_to, from_dataset, refuse_negative
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError, first_line
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSource:
     """A labeled data set before it is dealt to clients.
 
     Args:
@@ -46,8 +46,8 @@ class Source:
     """
 
     name: str
-    train: Samples
-    test: Samples | None
+    train: LabeledSamples
+    test: LabeledSamples | None
     classes: int
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
@@ -65,7 +65,7 @@ class Source:
                 f"expected one name for each of the classes of '{self.name}', got {len(self.class_names)} names for "
                 f"{self.classes} classes"
             )
-        for side, samples in self.sides():
+        for side, samples in self.splits():
             if len(samples) == 0:
                 raise ConfigError(f"expected at least one {side} sample in '{self.name}', got none")
             low = int(samples.y.min())
@@ -98,7 +98,7 @@ class Source:
                     )
 
     def __repr__(self) -> str:
-        sides = ", ".join(f"{what} {samples!r}" for what, samples in self.sides())
+        sides = ", ".join(f"{what} {samples!r}" for what, samples in self.splits())
         return f"Source({self.name}, {self.classes} classes, {sides})"
 
     @property
@@ -106,34 +106,34 @@ class Source:
         """From inputs as they are stored to what a network takes."""
         return Prepare(self.mean, self.std, table=bool(self.feature_names))
 
-    def sides(self) -> list[tuple[str, Samples]]:
+    def splits(self) -> list[tuple[str, LabeledSamples]]:
         """The sides there are, with their names."""
         sides = [("training", self.train)]
         if self.test is not None:
             sides.append(("test", self.test))
         return sides
 
-    def first(self, train: int | None, test: int | None) -> Source:
+    def head(self, train: int | None, test: int | None) -> DatasetSource:
         """The first so many rows of each side (all of them for None)."""
         return replace(
             self,
-            train=self.train.first(train),
-            test=None if self.test is None else self.test.first(test),
+            train=self.train.head(train),
+            test=None if self.test is None else self.test.head(test),
             train_columns={name: values[:train] for name, values in self.train_columns.items()},
             test_columns={name: values[:test] for name, values in self.test_columns.items()},
         )
 
 
 def with_declared(
-    source: Source,
+    source: DatasetSource,
     class_names: Sequence[str] | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
-) -> Source:
+) -> DatasetSource:
     """A source with what has been settled in place of its own: all classes of a task, how inputs are normalized.
 
     Args:
-        class_names: in order, with all of the source's own among them. mean, std: see `Source`. None: its own.
+        class_names: in order, with all of the source's own among them. mean, std: see `DatasetSource`. None: its own.
 
     Raises:
         ConfigError: it has a class that is not among them, or other channels or features.
@@ -150,8 +150,8 @@ def with_declared(
     if foreign := [name for name in source.class_names if name not in place]:
         raise ConfigError(f"data.class_names: expected '{foreign[0]}' of '{source.name}' among them, which is missing")
     number = torch.tensor([place[name] for name in source.class_names])
-    train = Samples(source.train.x, number[source.train.y])
-    test = None if source.test is None else Samples(source.test.x, number[source.test.y])
+    train = LabeledSamples(source.train.x, number[source.train.y])
+    test = None if source.test is None else LabeledSamples(source.test.x, number[source.test.y])
     return replace(source, train=train, test=test, classes=len(class_names), class_names=tuple(class_names))
 
 
@@ -162,11 +162,11 @@ def from_tensors(
     name: str = "tensors",
     train_columns: Mapping[str, Any] | None = None,
     test_columns: Mapping[str, Any] | None = None,
-) -> Source:
+) -> DatasetSource:
     """A source from your own arrays, tensors or data sets.
 
     Args:
-        train: (x, y), `Samples`, or a data set of PyTorch or of the package `datasets`
+        train: (x, y), `LabeledSamples`, or a data set of PyTorch or of the package `datasets`
             (`polyfed.data.samples.from_dataset`). x: uint8 images (N, C, H, W), or floats of any shape (N, ...), which
             `Prepare` passes unchanged; y: (N,) of any whole-number type.
         test: likewise, or None.
@@ -191,7 +191,7 @@ def from_tensors(
         for given in (train_columns, test_columns)
     ]
     test_side = sides[1] if len(sides) > 1 else None
-    return Source(name, sides[0], test_side, classes, names, mean, std, further[0], further[1])
+    return DatasetSource(name, sides[0], test_side, classes, names, mean, std, further[0], further[1])
 
 
 def statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -220,10 +220,10 @@ def channel_statistics(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     return tuple(mean), tuple(std)
 
 
-def as_samples(side: Any, what: str, name: str) -> Samples:
+def as_samples(side: Any, what: str, name: str) -> LabeledSamples:
     """One side of `from_tensors`, checked and in the library's types."""
     if not isinstance(side, tuple | list) or len(side) != 2:
-        side = side if isinstance(side, Samples) else from_dataset(side)
+        side = side if isinstance(side, LabeledSamples) else from_dataset(side)
         x, y = side.x, side.y
     else:
         given_x, given_y = side
@@ -250,7 +250,7 @@ def as_samples(side: Any, what: str, name: str) -> Samples:
     refuse_negative(y, f"{what} labels from 0 on in '{name}'")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ConfigError(f"expected finite {what} inputs in '{name}', got NaN or infinite values")
-    return Samples(x, y.to(torch.int64))
+    return LabeledSamples(x, y.to(torch.int64))
 
 
 def _tensor(value: Any, what: str, name: str) -> Tensor:

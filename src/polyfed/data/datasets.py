@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from polyfed.data import hub, parquet_images, text_files
-from polyfed.data.dataset import Source, channel_statistics, from_tensors
+from polyfed.data.dataset import DatasetSource, channel_statistics, from_tensors
 from polyfed.data.local_datasets import (
     READERS,
     from_folder,
@@ -38,13 +38,13 @@ from polyfed.data.local_datasets import (
 )
 from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.parquet_files import has_parquet
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import TextConfig, encode_dataset
 from polyfed.errors import ConfigError
 from polyfed.places import place_of
-from polyfed.registry import DATASETS, is_own, nearest
+from polyfed.registry import DATASETS, is_own, suggest
 
-__all__ = ["Source", "channel_statistics", "digits", "from_tensors", "load", "parquet", "sentiment140"]
+__all__ = ["DatasetSource", "channel_statistics", "digits", "from_tensors", "load_dataset", "parquet", "sentiment140"]
 
 # mean and deviation per channel, of the training side in 0..1
 _CIFAR10 = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # the values usually quoted, also by FedIN's code
@@ -56,7 +56,7 @@ _SVHN = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # no statistics: FedIN's code maps t
 _HUB = "hub:"
 
 
-def load(  # noqa: PLR0913 - what a user may choose, each by its name
+def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
     name: str,
     root: str | Path | None = None,
     *,
@@ -70,7 +70,7 @@ def load(  # noqa: PLR0913 - what a user may choose, each by its name
     feature_columns: Sequence[str] | None = None,
     image_size: int | None = None,
     beside: Sequence[str] = (),
-) -> Source:
+) -> DatasetSource:
     """Load a data set by name.
 
     Args:
@@ -81,13 +81,13 @@ def load(  # noqa: PLR0913 - what a user may choose, each by its name
             CSV files or of images, with the further column "client" (`polyfed.data.per_client_folders`); or
             ``npz:PATH``, a file of arrays per client, likewise (`polyfed.data.pflib_npz`). PATH is looked for below
             `root`; without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a
-            function of your own that is called without arguments and returns a `Source`, or its sides (`from_tensors`):
-            a training side alone, or a dictionary of "train" and "test".
+            function of your own that is called without arguments and returns a `DatasetSource`, or its sides
+            (`from_tensors`): a training side alone, or a dictionary of "train" and "test".
         root: the folder that holds the data sets' folders (for ``parquet``: the folder itself); default: $POLYFED_DATA.
         image_column: the column with images, when it cannot be told.
         label_column: the column with labels, when it cannot be told or is not the usual one.
         train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
-        columns: further columns of whole numbers or strings, for `Source.train_columns` and `test_columns`.
+        columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
         subset: which configuration, of a Hub data set with several.
         revision: branch, tag or commit on the Hub; default: the newest.
         words: how texts are read; with a column, Parquet files, CSV files and data sets of the Hub hold texts.
@@ -114,8 +114,8 @@ def load(  # noqa: PLR0913 - what a user may choose, each by its name
     return load_source(str(name), root, options)
 
 
-def load_source(name: str, root: str | Path | None, options: SourceOptions) -> Source:
-    """`load` with its options as one object."""
+def load_source(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
+    """`load_dataset` with its options as one object."""
     if not name.startswith(("csv:", "clients:")):
         reject_options(name, feature_columns=options.feature_columns)
     if name.startswith(_HUB):
@@ -142,11 +142,11 @@ def _unknown(name: str, place: Path | None) -> ConfigError:
     if place is not None:
         with contextlib.suppress(OSError):  # only to suggest a name
             found = _parquet_folders(place)
-    hint = nearest(name, {*DATASETS, *found})
+    hint = suggest(name, {*DATASETS, *found})
     return ConfigError(f"unknown dataset '{name}'{hint} (and no Parquet files: {looked})")
 
 
-def _from_hub(name: str, options: SourceOptions) -> Source:
+def _from_hub(name: str, options: SourceOptions) -> DatasetSource:
     """A data set of the Hugging Face Hub, ``hub:owner/name``."""
     repository = name.removeprefix(_HUB)
     if is_text_dataset(name, options.words, options.image_column):
@@ -174,7 +174,7 @@ def _parquet_folders(place: Path) -> list[str]:
     return [folder.name for folder in place.iterdir() if has_parquet(folder)]
 
 
-def _registered(name: str, root: str | Path | None, options: SourceOptions) -> Source:
+def _registered(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
     """An entry of the registry; a loader of your own needs to take `root`, `image_column` and `label_column` only."""
     loader = DATASETS[name]
     takes = inspect.signature(loader).parameters
@@ -208,7 +208,9 @@ def _handwritten() -> np.ndarray:
     return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
 
 
-def digits(root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None) -> Source:
+def digits(
+    root: str | Path | None = None, image_column: str | None = None, label_column: str | None = None
+) -> DatasetSource:
     """The 1797 handwritten digits that come with scikit-learn, (1, 8, 8), without a test side; needs no files.
 
     Their values 0..16 are stored times 15 (0..240), so ``x // 15`` gives them back exactly. `root` is not used.
@@ -220,8 +222,8 @@ def digits(root: str | Path | None = None, image_column: str | None = None, labe
         raise ConfigError("expected no image_column or label_column with dataset 'digits', which has no Parquet files")
     table = _handwritten()
     x = torch.from_numpy(table[:, :-1] * np.uint8(15)).reshape(-1, 1, 8, 8)
-    train = Samples(x, torch.from_numpy(table[:, -1].astype(np.int64)))
-    return Source("digits", train, None, 10, tuple(str(c) for c in range(10)), *channel_statistics(x))
+    train = LabeledSamples(x, torch.from_numpy(table[:, -1].astype(np.int64)))
+    return DatasetSource("digits", train, None, 10, tuple(str(c) for c in range(10)), *channel_statistics(x))
 
 
 def _published(
@@ -233,7 +235,7 @@ def _published(
     inner: str = "",
     label: str | None = None,
     instead: str | None = None,
-) -> Callable[..., Source]:
+) -> Callable[..., DatasetSource]:
     """A loader of a published set in Parquet files.
 
     Args:
@@ -249,7 +251,7 @@ def _published(
         label_column: str | None = None,
         train_splits: Sequence[str] = TRAIN,
         columns: Sequence[str] = (),
-    ) -> Source:
+    ) -> DatasetSource:
         if instead is not None and label_column not in (None, label):
             raise ConfigError(
                 f"expected label_column '{label}' or none with dataset '{name}', got '{label_column}'; use dataset "
@@ -317,7 +319,7 @@ def sentiment140(
     train_splits: Sequence[str] = TRAIN,
     columns: Sequence[str] = (),
     words: TextConfig | None = None,
-) -> Source:
+) -> DatasetSource:
     """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
 
     Its columns are text, date, user, sentiment and query; `text` and `sentiment` are read unless others are named.
@@ -350,7 +352,7 @@ def parquet(
     train_splits: Sequence[str] = TRAIN,
     columns: Sequence[str] = (),
     words: TextConfig | None = None,
-) -> Source:
+) -> DatasetSource:
     """Any images or texts in Parquet files; `root` (else $POLYFED_DATA) is the folder that holds them.
 
     They are texts where text_column is set. Sides and numbers of labels: `polyfed.data.parquet_images.read_folder`.

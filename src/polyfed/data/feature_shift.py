@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 SKEWS = ("none", "rotation", "noise", "color")
 
@@ -58,12 +58,12 @@ class FeatureShift:
 
     def __post_init__(self) -> None:
         if self.kind not in SKEWS:
-            raise ConfigError(f"unknown feature_shift '{self.kind}'{nearest(str(self.kind), SKEWS)}")
+            raise ConfigError(f"unknown feature_shift '{self.kind}'{suggest(str(self.kind), SKEWS)}")
         if not (isinstance(self.strength, numbers.Real) and 0 <= self.strength <= 1):
             raise ConfigError(f"expected a feature_shift_strength in 0..1, got {self.strength}")
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether anything changes."""
         return self.kind != "none" and self.strength > 0
 
@@ -71,9 +71,9 @@ class FeatureShift:
         """The client's place p in 0..K-1."""
         return int(self.rng("skew").permutation(self.clients)[client])
 
-    def __call__(self, samples: Samples, client: int, part: str) -> Samples:
+    def __call__(self, samples: LabeledSamples, client: int, part: str) -> LabeledSamples:
         """One client's samples as it sees them; `part` ("train", "validation", "test") names the stream of noise."""
-        if not self.on or len(samples) == 0:
+        if not self.enabled or len(samples) == 0:
             return samples
         _check_images(samples.x)
         part_of_K = self.place(client) / self.clients
@@ -84,7 +84,7 @@ class FeatureShift:
             x = add_noise(samples.x, deviation, self.rng(f"skew noise {client} {part}"))
         else:
             x = tint(samples.x, self.strength, 2 * math.pi * part_of_K)
-        return Samples(x, samples.y)
+        return LabeledSamples(x, samples.y)
 
 
 def rotate(x: Tensor, degrees: float) -> Tensor:

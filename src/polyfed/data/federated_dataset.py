@@ -18,15 +18,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from polyfed.data.dataset import Source
+from polyfed.data.dataset import DatasetSource
 from polyfed.data.feature_shift import FeatureShift
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
-from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, is_by_group
-from polyfed.data.samples import ClientData, Samples
+from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group
+from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 TESTS = ("local", "global")
 
@@ -45,15 +45,17 @@ class FederatedDataset:
         unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train_per_client` and
             `max_test_per_client`.
         label_table: (K, C) int64 counts of the clients' training labels.
+        groups: of a deal by group, the values that each client holds; empty for other deals.
     """
 
     clients: tuple[ClientData, ...]
-    holdout: Samples
-    test: Samples | None
+    holdout: LabeledSamples
+    test: LabeledSamples | None
     classes: int
-    source: Source
+    source: DatasetSource
     unused: int
     label_table: NDArray[np.int64]
+    groups: tuple[tuple[str, ...], ...] = ()
 
     def __repr__(self) -> str:
         rows = [len(client.train) for client in self.clients]
@@ -87,7 +89,9 @@ class _Sides(NamedTuple):
     common_test: Rows | None
 
 
-def build_federated_dataset(source: Source, options: PartitionOptions, generators: Generators) -> FederatedDataset:
+def build_federated_dataset(
+    source: DatasetSource, options: PartitionOptions, generators: Generators
+) -> FederatedDataset:
     """Deal a source to clients.
 
     Args:
@@ -127,6 +131,7 @@ def build_federated_dataset(source: Source, options: PartitionOptions, generator
         source=source,
         unused=pool.size - used,
         label_table=np.stack([np.bincount(pool.y[rows.train], minlength=source.classes) for rows in clients]),
+        groups=groups_of(partition, pool, sides.dealt, options),
     )
 
 
@@ -207,7 +212,7 @@ def _halve(pool: PooledRows, clients: Sequence[_ClientRows], share: float, gener
 
 
 def _client_data(
-    pool: PooledRows, rows: _ClientRows, client: int, shift: FeatureShift, common_test: Samples | None
+    pool: PooledRows, rows: _ClientRows, client: int, shift: FeatureShift, common_test: LabeledSamples | None
 ) -> ClientData:
     """A client's samples as it sees them; a common test set as it is."""
     return ClientData(
@@ -241,7 +246,7 @@ def _caps(max_train: int | Sequence[int] | None) -> list[int | None]:
 def _check_options(options: PartitionOptions) -> None:
     """Refuse numbers out of their range."""
     if options.test not in TESTS:
-        raise ConfigError(f"unknown test '{options.test}'{nearest(str(options.test), TESTS)}")
+        raise ConfigError(f"unknown test '{options.test}'{suggest(str(options.test), TESTS)}")
     if options.num_clients is not None or not is_by_group(options.partition):
         check_integer("num_clients", options.num_clients, 1)
     check_integer("holdout", options.holdout, 0)
@@ -257,7 +262,7 @@ def _check_options(options: PartitionOptions) -> None:
         check_integer("max_test_per_client", options.max_test_per_client, 1)
 
 
-def _check_test_side(source: Source, plan: _Split, options: PartitionOptions) -> None:
+def _check_test_side(source: DatasetSource, plan: _Split, options: PartitionOptions) -> None:
     """Refuse a test side that cannot be."""
     if source.test is None and plan.official:
         raise ConfigError(

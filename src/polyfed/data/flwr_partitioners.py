@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from polyfed.data.partition import Partition, class_shares
 from polyfed.errors import ConfigError, first_line
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 PREFIX = "flwr:"
 _LABEL = "label"
@@ -48,13 +48,13 @@ def make_partitioner(name: str, arguments: Mapping[str, Any], clients: int, seed
     usable = sorted(set(kinds) - set(_NO_ROWS))
     if name not in usable:
         why = "it deals columns, not rows" if name in kinds else "unknown"
-        raise ConfigError(f"partition 'flwr:{name}': {why}{nearest(name, usable)}")
+        raise ConfigError(f"partition 'flwr:{name}': {why}{suggest(name, usable)}")
     takes = {key: value for key, value in inspect.signature(kinds[name]).parameters.items() if key != "self"}
     filled = {"num_partitions": clients, "partition_by": _LABEL, "seed": seed}
     given = {**{key: value for key, value in filled.items() if key in takes}, **arguments}
     for key in arguments:
         if key not in takes:
-            raise ConfigError(f"{name} takes no argument '{key}'{nearest(key, takes)}")
+            raise ConfigError(f"{name} takes no argument '{key}'{suggest(key, takes)}")
     missing = [key for key, value in takes.items() if value.default is value.empty and key not in given]
     if missing:
         raise ConfigError(f"{name} needs {', '.join(missing)} in [data.partitioner], which came without")

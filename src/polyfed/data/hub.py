@@ -21,11 +21,11 @@ from polyfed.data import bounds, parquet_images, text_files
 from polyfed.data.column_schema import column_values, pick_columns
 from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.options import SourceOptions
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.split_files import choose_splits
 from polyfed.data.text import LabeledTexts, RawTexts, encode_dataset
 from polyfed.errors import ConfigError, first_line
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 _REPOSITORY = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -57,7 +57,7 @@ def read(repository: str, options: SourceOptions) -> parquet_images.LabeledImage
         raw[side] = _labels(parts, found.label, where)
     files = {side: _files(parts, where) for side, parts in chosen.items()}
     labels, class_names = encode_labels(raw, found, files)
-    sides = {side: Samples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
+    sides = {side: LabeledSamples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
     more = {side: _further(parts, options.columns, side == "train", where) for side, parts in chosen.items()}
     return parquet_images.LabeledImages(
         sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}), found.label
@@ -119,7 +119,7 @@ def _load(repository: str, subset: str | None, revision: str | None) -> Any:
             f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}), got none"
         )
     if subset is not None and subset not in known:
-        raise ConfigError(f"'hub:{repository}' has no configuration '{subset}'{nearest(subset, known)}")
+        raise ConfigError(f"'hub:{repository}' has no configuration '{subset}'{suggest(subset, known)}")
     with _plain_errors(repository, revision):
         return datasets.load_dataset(repository, subset, revision=revision)
 
@@ -216,7 +216,7 @@ def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: st
         for part in parts:
             if name not in part.column_names:
                 raise ConfigError(
-                    f"expected the further column '{name}' in {where}, got no such{nearest(name, part.column_names)}"
+                    f"expected the further column '{name}' in {where}, got no such{suggest(name, part.column_names)}"
                 )
             values.append(column_values(_cells(part, name), f"column '{name}' of {where}"))
         found[name] = np.concatenate(values)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyfed.data import cache, inference_inputs, parquet_images
 from polyfed.data.label_encoding import natural_sort, negative_name
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.split_files import SPLITS, choose_splits
 from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import ConfigError, first_line
@@ -70,7 +70,7 @@ def read(
     )
 
 
-def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, Samples]:
+def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, LabeledSamples]:
     """Both sides, decoded, in one number of channels."""
     number = {name: place for place, name in enumerate(names)}
     pixels = {side: [_picture(path, image_size) for _, path in rows] for side, rows in sides.items()}
@@ -85,7 +85,7 @@ def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | No
                     f"{x.shape[2]}x{x.shape[3]} in {path}; set data.image_size to resize all"
                 )
         x = torch.cat([convert_channels(x, channels) for x in pixels[side]])
-        found[side] = Samples(x, torch.tensor([number[name] for name, _ in rows]))
+        found[side] = LabeledSamples(x, torch.tensor([number[name] for name, _ in rows]))
     return found
 
 
@@ -96,7 +96,7 @@ def _picture(path: Path, image_size: int | None) -> Tensor:
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
     x = inference_inputs.decode_image(data, str(path))
-    return resize(Samples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
+    return resize(LabeledSamples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
 
 
 # folders -------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from polyfed.data.column_schema import (
     stored_features,
 )
 from polyfed.data.parquet_files import open_parquet, parquet_files
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError, first_line
@@ -177,7 +177,7 @@ def _fitted(x: Tensor, form: InputSpec, place: str) -> Tensor:
     if form.images and x.shape[1] != form.shape[0]:
         x = _recolored(x, form.shape[0], place)
     if form.images:
-        x = resize(Samples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
+        x = resize(LabeledSamples(x, torch.zeros(len(x), dtype=torch.int64)), form.image_size).x
     if x.shape[1:] != form.shape:
         hint = "; ask for --resize (resize=True) to bring images to this size" if form.images else ""
         raise ConfigError(f"expected inputs {form}, as the run stored them, got {_by(x.shape[1:])} in {place}{hint}")

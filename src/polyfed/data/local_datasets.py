@@ -1,7 +1,7 @@
 """Data sets of one's own: Parquet, CSV and arrays, image folders, a folder or file per client, a function.
 
-`polyfed.data.datasets.load` finds the reader by what stands before the path. Here is also what a request may not ask of
-a data set that has no use for it.
+`polyfed.data.datasets.load_dataset` finds the reader by what stands before the path. Here is also what a request may
+not ask of a data set that has no use for it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyfed.data import image_folders, parquet_images, per_client_folders, pflib_npz, tabular, text_files
-from polyfed.data.dataset import Source, as_samples, channel_statistics, from_tensors, statistics
+from polyfed.data.dataset import DatasetSource, as_samples, channel_statistics, from_tensors, statistics
 from polyfed.data.options import TRAIN, SourceOptions
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import LabeledTexts, TextConfig, encode_dataset
 from polyfed.errors import ConfigError, PolyfedError, first_line
-from polyfed.registry import import_object, nearest
+from polyfed.registry import import_object, suggest
 
 
-def _own_images(name: str, folder: Path, options: SourceOptions) -> Source:
+def _own_images(name: str, folder: Path, options: SourceOptions) -> DatasetSource:
     _refuse_columns(name, options)
     reject_text_options(name, options.words)
     return from_images(name, image_folders.read(folder, options.train_splits, options.image_size))
 
 
-def _own_table(name: str, place: Path, options: SourceOptions) -> Source:
+def _own_table(name: str, place: Path, options: SourceOptions) -> DatasetSource:
     if is_text_dataset(name, options.words, options.image_column):
         reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
         read = text_files.read_csv(
@@ -36,7 +36,7 @@ def _own_table(name: str, place: Path, options: SourceOptions) -> Source:
     return _from_table(name, _table(place, options), place)
 
 
-def _own_clients(name: str, place: Path, options: SourceOptions) -> Source:
+def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSource:
     """All clients' rows, with the further column that says whose they are."""
     kind, homes = per_client_folders.client_directories(place)
     options = replace(
@@ -75,7 +75,7 @@ def _columns_of_files(options: SourceOptions) -> tuple[str, ...]:
     return tuple(column for column in options.columns if column != per_client_folders.COLUMN)
 
 
-def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, options: SourceOptions) -> Source:
+def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, options: SourceOptions) -> DatasetSource:
     reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
     one = text_files.read_csv if kind == "csv" else text_files.read_parquet
     asked = (options.words.column, options.label_column, options.train_splits, options.columns)
@@ -83,7 +83,7 @@ def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, options: Sour
     return from_texts(name, encode_dataset(sides, columns, options.words), options.words)
 
 
-def _own_arrays(name: str, place: Path, options: SourceOptions) -> Source:
+def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource:
     """All clients' arrays, with the further column that says whose they are."""
     _refuse_columns(name, replace(options, columns=_columns_of_files(options)))
     reject_text_options(name, options.words)
@@ -99,7 +99,7 @@ READERS = {"images:": _own_images, "csv:": _own_table, "clients:": _own_clients,
 # one reader each --------------------------------------------------------------------------------------------------
 
 
-def from_function(name: str, options: SourceOptions) -> Source:
+def from_function(name: str, options: SourceOptions) -> DatasetSource:
     """What a function of the user's returns: a source, a training side, or a dictionary of both sides."""
     _refuse_columns(name, replace(options, columns=()))
     reject_text_options(name, options.words)
@@ -116,7 +116,7 @@ def from_function(name: str, options: SourceOptions) -> Source:
         raise
     except Exception as error:  # the function is the user's
         raise ConfigError(f"data set '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
-    if isinstance(made, Source):
+    if isinstance(made, DatasetSource):
         return with_columns(made, name, options.columns)
     sides = made if isinstance(made, Mapping) else {"train": made}
     if "train" not in sides or set(sides) - {"train", "test"}:
@@ -128,12 +128,12 @@ def from_images(
     name: str,
     read: parquet_images.LabeledImages,
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
-) -> Source:
+) -> DatasetSource:
     """A source from decoded images; `statistics` are mean and std where they are published."""
     mean, std = statistics or channel_statistics(read.train.x)
     classes = len(read.class_names)
     names = read.class_names
-    return Source(
+    return DatasetSource(
         name,
         read.train,
         read.test,
@@ -147,7 +147,7 @@ def from_images(
     )
 
 
-def from_folder(name: str, folder: Path, options: SourceOptions) -> Source:
+def from_folder(name: str, folder: Path, options: SourceOptions) -> DatasetSource:
     """A source from a folder of Parquet files: texts where their column is named, else images."""
     columns = (options.label_column, options.train_splits, options.columns)
     if is_text_dataset(name, options.words, options.image_column):
@@ -156,9 +156,9 @@ def from_folder(name: str, folder: Path, options: SourceOptions) -> Source:
     return from_images(name, parquet_images.read_folder(folder, options.image_column, *columns))
 
 
-def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> Source:
+def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> DatasetSource:
     """A source from numbered texts."""
-    return Source(
+    return DatasetSource(
         name,
         read.train,
         read.test,
@@ -178,13 +178,13 @@ def _table(place: Path, options: SourceOptions) -> tabular.LabeledTable:
     return tabular.read(place, options.label_column, options.feature_columns, options.train_splits, options.columns)
 
 
-def _from_table(name: str, read: tabular.LabeledTable, where: Path) -> Source:
+def _from_table(name: str, read: tabular.LabeledTable, where: Path) -> DatasetSource:
     mean, std = tabular.statistics(read, where)
     sides = read.sides
-    return Source(
+    return DatasetSource(
         name,
-        Samples(sides.train.x.float(), sides.train.y),
-        None if sides.test is None else Samples(sides.test.x.float(), sides.test.y),
+        LabeledSamples(sides.train.x.float(), sides.train.y),
+        None if sides.test is None else LabeledSamples(sides.test.x.float(), sides.test.y),
         len(sides.class_names),
         sides.class_names,
         mean,
@@ -199,11 +199,11 @@ def _from_table(name: str, read: tabular.LabeledTable, where: Path) -> Source:
 # what cannot be asked --------------------------------------------------------------------------------------------
 
 
-def with_columns(source: Source, name: str, columns: Sequence[str]) -> Source:
+def with_columns(source: DatasetSource, name: str, columns: Sequence[str]) -> DatasetSource:
     """The source, if it has the columns that are asked for."""
     for column in columns:
         if column not in source.train_columns:
-            known = nearest(column, source.train_columns) if source.train_columns else "; it has no further columns"
+            known = suggest(column, source.train_columns) if source.train_columns else "; it has no further columns"
             raise ConfigError(f"dataset '{name}' has no column '{column}'{known}")
     return source
 
@@ -219,7 +219,7 @@ def is_text_dataset(name: str, words: TextConfig, image_column: str | None) -> b
 
 def reject_text_options(name: str, words: TextConfig) -> None:
     """Settings of texts where there are none."""
-    if given := words.given():
+    if given := words.given_vocabulary():
         more = "" if given == "text_column" else "; text_column names the column of texts"
         raise ConfigError(
             f"expected {given} with texts in Parquet or CSV files, or of the Hub, got dataset '{name}'{more}"

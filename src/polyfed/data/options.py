@@ -20,7 +20,7 @@ class SourceOptions:
         label_column: the column with labels, when it cannot be told or is not the usual one.
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
         train_splits: what is stored as which split makes the training side: ``("train", "validation")``.
-        columns: further columns of whole numbers or strings, for `Source.train_columns` and `test_columns`.
+        columns: further columns of whole numbers or strings, for `DatasetSource.train_columns` and `test_columns`.
         words: how texts are read; with a column, Parquet files, CSV files and data sets of the Hub hold texts.
         image_size: of image folders, pixels a side; needed where images differ in size.
         subset: which configuration, of a Hub data set with several.

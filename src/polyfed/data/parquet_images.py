@@ -24,7 +24,7 @@ from polyfed.data import bounds, cache
 from polyfed.data.column_schema import Columns, pick_columns, stored_features
 from polyfed.data.label_encoding import encode_labels
 from polyfed.data.parquet_files import open_parquet, read_extra_columns
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.split_files import find_split_files
 from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
@@ -40,8 +40,8 @@ class LabeledImages:
     label_column: where the labels stood in the files; None: in none.
     """
 
-    train: Samples
-    test: Samples | None
+    train: LabeledSamples
+    test: LabeledSamples | None
     class_names: tuple[str, ...]
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def from_cache(key: str) -> LabeledImages | None:
     return LabeledImages(train, test, tuple(names))
 
 
-def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> Samples:
+def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> LabeledSamples:
     """The images (N, C, H, W) and labels (N,) of a side as `cache_decoded` stores them.
 
     Raises:
@@ -124,7 +124,7 @@ def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> Sa
         raise ValueError("no labels of these images")
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
         raise ValueError("a label that is no class")
-    return Samples(images, labels)
+    return LabeledSamples(images, labels)
 
 
 def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> LabeledImages:
@@ -138,11 +138,11 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labele
         images[side] = torch.from_numpy(pixels)
     rows = {side: [(path, open_parquet(path).metadata.num_rows) for path in paths] for side, paths in files.items()}
     labels, names = encode_labels(raw, columns, rows)
-    sides = {side: Samples(images[side], torch.from_numpy(labels[side])) for side in files}
+    sides = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in files}
     return cache_decoded(key, sides, names)
 
 
-def cache_decoded(key: str, sides: Mapping[str, Samples], names: tuple[str, ...]) -> LabeledImages:
+def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[str, ...]) -> LabeledImages:
     """Decoded sides ("train", "test"), of which a copy is left in the cache."""
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
     cache.save_entry(key, tensors, {"class_names": json.dumps(names)})

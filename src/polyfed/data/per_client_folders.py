@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyfed.data import parquet_images
 from polyfed.data.column_schema import Columns
 from polyfed.data.label_encoding import natural_sort, negative_name
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.split_files import files_of
 from polyfed.data.text import RawTexts
 from polyfed.errors import ConfigError
@@ -148,12 +148,12 @@ def _by(part: _Read) -> str:
     return " x ".join(map(str, part.train.x.shape[1:])) + kind
 
 
-def _joined(sides: Mapping[str, Samples], parts: Mapping[str, _Read], classes: Sequence[str]) -> Samples:
+def _joined(sides: Mapping[str, LabeledSamples], parts: Mapping[str, _Read], classes: Sequence[str]) -> LabeledSamples:
     """One side of all clients, its labels numbered as `classes`."""
     number = {name: place for place, name in enumerate(classes)}
     known = {name: torch.tensor([number[label] for label in parts[name].class_names]) for name in sides}
     y = torch.cat([known[name][side.y] for name, side in sides.items()])
-    return Samples(torch.cat([side.x for side in sides.values()]), y)
+    return LabeledSamples(torch.cat([side.x for side in sides.values()]), y)
 
 
 def _columns(given: Mapping[str, Mapping[str, NDArray[Any]]], sides: Mapping[str, Sized]) -> dict[str, NDArray[Any]]:

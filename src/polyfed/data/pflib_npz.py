@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from polyfed.data import bounds, parquet_images, per_client_folders, safe_pickle
 from polyfed.data.label_encoding import natural_sort
-from polyfed.data.samples import Samples, classes_up_to
+from polyfed.data.samples import LabeledSamples, classes_up_to
 from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
 
 _NO_ARRAYS: tuple[type[Exception], ...] = (*safe_pickle.NO_ARRAY, OSError, zipfile.BadZipFile, zlib.error)
 
-_Check = Callable[[tuple[Any, Any], str, str], Samples]
+_Check = Callable[[tuple[Any, Any], str, str], LabeledSamples]
 
 
 def read(place: Path, checked: _Check) -> parquet_images.LabeledImages:
@@ -97,7 +97,7 @@ def _config(path: Path) -> dict[str, int]:
     return found
 
 
-def _side(side: str, path: Path, checked: _Check) -> Samples:
+def _side(side: str, path: Path, checked: _Check) -> LabeledSamples:
     """One client's rows of one side."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -140,7 +140,7 @@ def _pickled(archive: zipfile.ZipFile) -> bytes:
         return stream.read()
 
 
-def _check_alike(parts: dict[str, Samples], where: Path | None) -> None:
+def _check_alike(parts: dict[str, LabeledSamples], where: Path | None) -> None:
     """Test inputs of a client are like its training inputs."""
     train = parts["train"].x
     test = parts["test"].x if "test" in parts else parts["train"].x

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data.dataset import Source
+from polyfed.data.dataset import DatasetSource
 from polyfed.data.partition import Rows, balanced_counts, proportional_counts
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 
 class PooledRows:
     """Both sides of a source under one numbering: training rows first, then test rows."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: DatasetSource) -> None:
         self.source = source
-        self._sides = [samples for _, samples in source.sides()]
+        self._sides = [samples for _, samples in source.splits()]
         self.y: Rows = torch.cat([side.y for side in self._sides]).numpy()
         self.size = len(self.y)
 
@@ -40,7 +40,7 @@ class PooledRows:
         found = []
         for (what, columns), needed, side in zip(sides, used, self._sides, strict=False):
             if needed and name not in columns:
-                hint = nearest(name, columns) if columns else ""
+                hint = suggest(name, columns) if columns else ""
                 more = "; with test = 'global' it needs none" if what == "test" else hint
                 raise ConfigError(f"the {what} side of '{self.source.name}' has no column '{name}' to deal by{more}")
             found.append(columns[name] if needed else np.empty(len(side), dtype=np.int64))
@@ -58,14 +58,14 @@ class PooledRows:
             held &= set(self.source.test_columns)
         return {name: self.column(name, rows) for name in sorted(held)}
 
-    def select(self, rows: Rows) -> Samples:
+    def select(self, rows: Rows) -> LabeledSamples:
         """The samples at `rows` (sorted), copied."""
         first = len(self._sides[0])
         here = self._sides[0].select(torch.from_numpy(rows[rows < first]))
         if not np.any(rows >= first):
             return here
         there = self._sides[1].select(torch.from_numpy(rows[rows >= first] - first))
-        return there if not len(here) else Samples(torch.cat([here.x, there.x]), torch.cat([here.y, there.y]))
+        return there if not len(here) else LabeledSamples(torch.cat([here.x, there.x]), torch.cat([here.y, there.y]))
 
 
 def draw_balanced(y: Rows, count: int, generator: np.random.Generator) -> Rows:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from polyfed.data.datasets import Source
+from polyfed.data.datasets import DatasetSource
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import convert_channels, resize
 from polyfed.errors import ConfigError
 
 _USUAL = 5000  # rows; FedHeNN's number of alignment inputs
 
 
-def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.Generator) -> Samples:
+def public_inputs(
+    other: DatasetSource, task: DatasetSource, rows: int | None, rng: np.random.Generator
+) -> LabeledSamples:
     """Training inputs of `other` as images like the task's, in the order of their file.
 
     Args:
@@ -27,7 +29,7 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
         rng: of the draw.
 
     Returns:
-        `Samples` of uint8 images (rows, C, H, W).
+        `LabeledSamples` of uint8 images (rows, C, H, W).
 
     Raises:
         ConfigError: either set has no uint8 images, or fewer rows than were asked for.
@@ -47,4 +49,4 @@ def public_inputs(other: Source, task: Source, rows: int | None, rng: np.random.
     drawn = np.sort(rng.choice(len(other.train), count, replace=False))
     channels, height, width = task.train.x.shape[1:]
     chosen = other.train.select(torch.from_numpy(drawn))
-    return resize(Samples(convert_channels(chosen.x, channels), torch.zeros_like(chosen.y)), (height, width))
+    return resize(LabeledSamples(convert_channels(chosen.x, channels), torch.zeros_like(chosen.y)), (height, width))

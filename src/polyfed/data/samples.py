@@ -5,6 +5,7 @@ Shapes: N samples; x is (N, C, H, W) for images, (N, ...) for anything else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Samples:
+class LabeledSamples:
     """Inputs as they are stored (uint8 images in 0..255, float32, or int64 ids of words) and int64 labels.
 
     Args:
@@ -61,9 +62,9 @@ class Samples:
         shape = " x ".join(map(str, self.x.shape[1:]))
         return f"Samples({len(self)} of {shape or 'a number'}, {str(self.x.dtype).removeprefix('torch.')})"
 
-    def on_cpu(self) -> Samples:
+    def on_cpu(self) -> LabeledSamples:
         """The samples in main memory, wherever they lie."""
-        return self if self.x.is_cpu and self.y.is_cpu else Samples(self.x.cpu(), self.y.cpu())
+        return self if self.x.is_cpu and self.y.is_cpu else LabeledSamples(self.x.cpu(), self.y.cpu())
 
     def at(self, device: torch.device) -> Placed:
         """The samples on a GPU, brought there once and kept; as they are where that has not the room for them."""
@@ -85,16 +86,46 @@ class Samples:
         labels, counts = self.y.unique(return_counts=True)
         return {str(label): count for label, count in zip(labels.tolist(), counts.tolist(), strict=True)}
 
-    def select(self, rows: Tensor) -> Samples:
+    def select(self, rows: Tensor) -> LabeledSamples:
         """The samples at `rows` ((M,) int64), copied into tensors of their own."""
-        return Samples(self.x[rows], self.y[rows])
+        return LabeledSamples(self.x[rows], self.y[rows])
 
-    def first(self, count: int | None) -> Samples:
+    def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
+        """The inputs, at most `size` rows at a time, on the device if they have a place there."""
+        yield from self.at(device).x.split(size)
+
+    def head(self, count: int | None) -> LabeledSamples:
         """The first `count` samples (all of them for None)."""
-        return self if count is None else Samples(self.x[:count], self.y[:count])
+        return self if count is None else LabeledSamples(self.x[:count], self.y[:count])
 
 
-def from_dataset(dataset: Any) -> Samples:
+@dataclass(frozen=True, eq=False)
+class SelectedSamples:
+    """Some rows of other samples, copied only while they are read, so that many selections share the memory of one.
+
+    Args:
+        whole: the samples. rows: (M,) int64, which of them.
+    """
+
+    whole: LabeledSamples
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def y(self) -> Tensor:
+        """(M,) their labels."""
+        return self.whole.y[self.rows]
+
+    def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
+        """See `LabeledSamples.chunks`."""
+        x = self.whole.at(device).x
+        for rows in self.rows.split(size):
+            yield x[rows.to(x.device)]
+
+
+def from_dataset(dataset: Any) -> LabeledSamples:
     """All items of a data set in Python, read once: ``torch.utils.data.Dataset``, or one of the package `datasets`.
 
     Args:
@@ -134,7 +165,7 @@ def from_dataset(dataset: Any) -> Samples:
         inputs.append(x)
         labels.append(_label(label, row))
     x = torch.stack(inputs)
-    return Samples(x.float() if x.dtype == torch.float64 else x, torch.tensor(labels))
+    return LabeledSamples(x.float() if x.dtype == torch.float64 else x, torch.tensor(labels))
 
 
 def _pair(item: Any, row: int) -> tuple[Any, Any]:
@@ -199,9 +230,9 @@ def of_so_many(count: int) -> str:
 class ClientData:
     """One client's own rows; validation and test may be empty."""
 
-    train: Samples
-    validation: Samples
-    test: Samples
+    train: LabeledSamples
+    validation: LabeledSamples
+    test: LabeledSamples
 
 
 def classes_up_to(largest: int, where: object) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 SPLITS = {"train": ("train", "training"), "test": ("test", "testing"), "validation": ("validation", "valid", "val")}
 
@@ -69,7 +69,7 @@ def choose_splits(
         raise ConfigError(f"expected train_splits as different splits, none of them 'test', got {list(train_splits)}")
     for split in train:
         if split not in splits:
-            raise ConfigError(f"expected a split '{split}' in {where}, got none{nearest(split, {*splits, *others})}")
+            raise ConfigError(f"expected a split '{split}' in {where}, got none{suggest(split, {*splits, *others})}")
     test = next((split for split in ("test", "validation") if split in splits and split not in train), None)
     return {"train": train, "test": [test]} if test else {"train": train}
 

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from polyfed.data import bounds, parquet_images
 from polyfed.data.column_schema import Columns, column_values
 from polyfed.data.label_encoding import Files, encode_labels
-from polyfed.data.samples import LABEL_NAMES, Samples
+from polyfed.data.samples import LABEL_NAMES, LabeledSamples
 from polyfed.data.split_files import find_split_files
 from polyfed.errors import ConfigError, first_line
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
 
@@ -77,7 +77,7 @@ def read(
         x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
     files = {side: rows_of(parts) for side, parts in sheets.items()}
     numbers, names = encode_labels(infer_types(raw, label, place), Columns("", label, None), files)
-    sides = {side: Samples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
+    sides = {side: LabeledSamples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
     more = {side: extra_columns(parts, columns, needed=side == "train") for side, parts in sheets.items()}
     read = parquet_images.LabeledImages(
         sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label
@@ -247,7 +247,7 @@ def check_column(what: str, name: str, sheet: CsvTable) -> None:
     """Refuse a column that is not there."""
     if name not in sheet.cells:
         raise ConfigError(
-            f"expected the {what} column '{name}' in {sheet.path}, got no such{nearest(name, sheet.cells)}"
+            f"expected the {what} column '{name}' in {sheet.path}, got no such{suggest(name, sheet.cells)}"
         )
 
 

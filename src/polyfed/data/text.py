@@ -25,7 +25,7 @@ from torch import Tensor
 from polyfed.data import bounds
 from polyfed.data.column_schema import Columns
 from polyfed.data.label_encoding import Files, encode_labels
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError, first_line
 
 PADDING = 0
@@ -64,16 +64,16 @@ class TextConfig:
                 raise ConfigError(f"expected {name} to be a whole number >= 1, got {value!r}")
 
     @property
-    def most(self) -> int:
+    def vocab_size(self) -> int:
         """The vocabulary's size at most."""
         return 5000 if self.vocabulary is None else self.vocabulary
 
     @property
     def ids(self) -> int:
         """V of networks that learn vectors: the same whatever the texts are."""
-        return FIRST_WORD + self.most
+        return FIRST_WORD + self.vocab_size
 
-    def given(self) -> str | None:
+    def given_vocabulary(self) -> str | None:
         """The first setting that is not left at its default."""
         values = {"text_column": self.column, "vocab_size": self.vocabulary, "max_length": self.length}
         return next((name for name, v in {**values, "word_vectors": self.vectors}.items() if v is not None), None)
@@ -125,8 +125,8 @@ class RawTexts:
 class LabeledTexts:
     """What was read: x is (N, L) int64; vectors is (V, E) float32, zeros for ids 0 and 1."""
 
-    train: Samples
-    test: Samples | None
+    train: LabeledSamples
+    test: LabeledSamples | None
     class_names: tuple[str, ...]
     vocabulary: Vocabulary
     vectors: Tensor | None
@@ -195,17 +195,17 @@ def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextCon
         raise ConfigError(f"expected labels of two or more classes, got '{class_names[0]}' alone")
     vectors = None
     if how.vectors is None:
-        words = vocabulary(words_in["train"], how.most)
+        words = vocabulary(words_in["train"], how.vocab_size)
     else:
         known = load_word_vectors(Path(how.vectors), {word for text in words_in["train"] for word in text})
-        words = vocabulary(words_in["train"], how.most, known)
+        words = vocabulary(words_in["train"], how.vocab_size, known)
         width = len(next(iter(known.values())))
         vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
     made = Vocabulary(
-        words, 25 if how.length is None else how.length, columns.image, how.most if vectors is None else None
+        words, 25 if how.length is None else how.length, columns.image, how.vocab_size if vectors is None else None
     )
     numbers = {
-        name: Samples(encode_tokens(words_in[name], words, made.length), torch.from_numpy(labels[name]))
+        name: LabeledSamples(encode_tokens(words_in[name], words, made.length), torch.from_numpy(labels[name]))
         for name in sides
     }
     more = {name: side.columns for name, side in sides.items()}

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 _PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
 
 
-def resize(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
+def resize(samples: LabeledSamples, size: int | tuple[int, int] | None) -> LabeledSamples:
     """Images of another size: bilinear, smoothed where they shrink, of the same type.
 
     Args:
@@ -45,7 +45,7 @@ def resize(samples: Samples, size: int | tuple[int, int] | None) -> Samples:
     if x.dtype == torch.uint8:
         parts = [part.round().clamp(0, 255) for part in parts]
     whole = torch.cat([part.to(x.dtype) for part in parts])
-    return Samples(whole, samples.y)
+    return LabeledSamples(whole, samples.y)
 
 
 def convert_channels(x: Tensor, channels: int) -> Tensor:
@@ -183,5 +183,5 @@ def augmentation(name: str) -> Augmentation | None:
         ConfigError: unknown, with the nearest name.
     """
     if name not in AUGMENTATIONS:
-        raise ConfigError(f"unknown augmentation '{name}'{nearest(str(name), AUGMENTATIONS)}")
+        raise ConfigError(f"unknown augmentation '{name}'{suggest(str(name), AUGMENTATIONS)}")
     return AUGMENTATIONS[name]

@@ -14,10 +14,10 @@ from pathlib import Path
 from polyfed.errors import RunError
 from polyfed.results.read import parse_json
 
-__all__ = ["Ledger"]
+__all__ = ["AnswerLedger"]
 
 
-class Ledger:
+class AnswerLedger:
     """A file with a line for every request that was answered.
 
     Args:

@@ -20,11 +20,11 @@ import tomli_w
 from polyfed.config.recipe import Recipe
 from polyfed.deploy.flower_transport import RUN_CONFIG
 from polyfed.deploy.tls import AUTHORITY
-from polyfed.engine.run_folder import write_atomically
+from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import ConfigError
 from polyfed.version import __version__
 
-__all__ = ["APP_FILES", "app_settings", "command_line", "init"]
+__all__ = ["APP_FILES", "app_config", "command_line", "create_app"]
 
 APP_FILES = ("pyproject.toml", "federated_app.py", "recipe.toml")  # what Flower sends to the machines
 _EXAMPLES = (
@@ -40,7 +40,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]*[A-Za-z0-9])?")
 _LONGEST_NAME = 32  # characters, in Flower
 
 
-def init(
+def create_app(
     folder: str | Path,
     recipe: str | Path,
     *,
@@ -73,7 +73,7 @@ def init(
         raise ConfigError(f"expected --host as a name (fl.example.org) or an address, without a port, got '{host}'")
     if place.exists() and not place.is_dir():
         raise ConfigError(f"expected a folder for the app, got the file {place}")
-    settings = app_settings(method=method, overrides=overrides, seed=seed, preset=preset)
+    settings = app_config(method=method, overrides=overrides, seed=seed, preset=preset)
     about = _about(place, chosen, host, command_line(method, overrides, seed, preset))
     files = {name: _filled(name, about) for name in ("federated_app.py", *_EXAMPLES)}
     files["recipe.toml"] = source.read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def init(
     return [_written(place / name, text) for name, text in sorted(files.items())]
 
 
-def app_settings(
+def app_config(
     *,
     method: str | None = None,
     overrides: Sequence[str] = (),
@@ -175,7 +175,7 @@ def _is_same(path: Path, source: Path) -> bool:
 def _written(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
+        atomic_write(path, text.encode())
     except OSError as error:
         raise ConfigError(f"expected a place for {path}, got {error.strerror}") from None
     return path

@@ -22,12 +22,12 @@ from polyfed.config.recipe import Recipe
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_registry import Answer
-from polyfed.deploy.protocol import KINDS, Kind, Letter, Trouble
-from polyfed.deploy.requirements import expect
+from polyfed.deploy.protocol import KINDS, Envelope, Kind, NodeError
+from polyfed.deploy.requirements import require_package
 from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.results.read import parse_json
 from polyfed.tracking.console import Console
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble that are told
-_LARGEST = 2**26  # bytes of a letter's facts
+_LARGEST = 2**26  # bytes of an envelope's facts
 _RECORD = "polyfed"
 _FACTS = "facts"
 _BODY = "body"
@@ -67,7 +67,7 @@ def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()
     Raises:
         ConfigError: Flower is not installed.
     """
-    expect("flwr", "polyfed.deploy.flower_transport")
+    require_package("flwr", "polyfed.deploy.flower_transport")
     from flwr.serverapp import ServerApp
 
     def run(grid: Grid, context: Context) -> None:
@@ -75,7 +75,7 @@ def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()
         wanted = _recipe(recipe, config)
         serve(
             wanted,
-            FlowerWire(grid),
+            FlowerTransport(grid),
             out=config["out"] or None,
             resume=config["resume"],
             force=config["force"],
@@ -96,23 +96,23 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
     `polyfed deploy node` has no use for it: it answers with the polyfed and the recipe of its own machine.
 
     Args:
-        recipe: the same experiment as the server's; a TOML file, read when a letter comes, or a `Recipe`.
+        recipe: the same experiment as the server's; a TOML file, read when an envelope comes, or a `Recipe`.
 
     Raises:
         ConfigError: Flower is not installed.
     """
-    expect("flwr", "polyfed.deploy.flower_transport")
+    require_package("flwr", "polyfed.deploy.flower_transport")
     data = DataCache()
 
-    def answer(letter: Letter, context: Context) -> Letter:
+    def answer(envelope: Envelope, context: Context) -> Envelope:
         wanted = _recipe(recipe, _run_config(context.run_config))
-        return Node(wanted, NodeConfig.read(context.node_config), data).answer(letter)
+        return Node(wanted, NodeConfig.read(context.node_config), data).answer(envelope)
 
     return client_app(answer)
 
 
-def client_app(answer: Callable[[Letter, Context], Letter]) -> ClientApp:
-    """A client app that answers letters so; what goes wrong is a trouble."""
+def client_app(answer: Callable[[Envelope, Context], Envelope]) -> ClientApp:
+    """A client app that answers envelopes so; what goes wrong is a trouble."""
     from flwr.app import Message as FlowerMessage
     from flwr.clientapp import ClientApp
 
@@ -120,10 +120,10 @@ def client_app(answer: Callable[[Letter, Context], Letter]) -> ClientApp:
 
     def answered(message: Message, context: Context) -> Message:
         try:
-            content = _record(answer(_letter(message), context))
+            content = _record(answer(_envelope(message), context))
         except PolyfedError as error:
             logging.getLogger("polyfed").error("%s", error)  # the node's own output
-            content = _record(Trouble(error))
+            content = _record(NodeError(error))
         return FlowerMessage(content, reply_to=message)
 
     app.query("hello")(answered)
@@ -133,7 +133,7 @@ def client_app(answer: Callable[[Letter, Context], Letter]) -> ClientApp:
     return app
 
 
-class FlowerWire:
+class FlowerTransport:
     """Letters as Flower's messages, one per node."""
 
     def __init__(self, grid: Grid) -> None:
@@ -143,14 +143,14 @@ class FlowerWire:
         """See `Wire`."""
         return set(self._grid.get_node_ids())
 
-    def send(self, letters: Sequence[tuple[int, Letter]], seconds: float) -> list[str]:
+    def send(self, envelopes: Sequence[tuple[int, Envelope]], seconds: float) -> list[str]:
         """See `Wire`; the seconds are the messages' time to live."""
         from flwr.app import Message as FlowerMessage
 
         names = []
-        for node, letter in letters:  # one by one, as a request may only be so large
-            group = str(letter.facts.get("round", 0))
-            message = FlowerMessage(_record(letter), node, _TYPES[letter.kind], ttl=seconds, group_id=group)
+        for node, envelope in envelopes:  # one by one, as a request may only be so large
+            group = str(envelope.facts.get("round", 0))
+            message = FlowerMessage(_record(envelope), node, _TYPES[envelope.kind], ttl=seconds, group_id=group)
             names.append(next(iter(self._grid.push_messages([message])), None) or "")
         return names
 
@@ -166,10 +166,10 @@ class FlowerWire:
 
 
 def _record(said: Answer) -> RecordDict:
-    """A letter, or why there is none, as Flower carries it."""
+    """An envelope, or why there is none, as Flower carries it."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-    if isinstance(said, Trouble):
+    if isinstance(said, NodeError):
         return RecordDict({_RECORD: ConfigRecord({_TROUBLE: str(said)})})
     record = RecordDict({_RECORD: ConfigRecord({_FACTS: json.dumps({"kind": said.kind, **said.facts})})})
     if said.body:
@@ -178,8 +178,8 @@ def _record(said: Answer) -> RecordDict:
     return record
 
 
-def _letter(message: Message) -> Letter:
-    """A message's letter.
+def _envelope(message: Message) -> Envelope:
+    """A message's envelope.
 
     Raises:
         RunError: it holds none.
@@ -193,23 +193,23 @@ def _letter(message: Message) -> Letter:
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
     except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise RunError(f"expected a letter of polyfed's, got something else: {error!r}") from None
+        raise RunError(f"expected an envelope of polyfed's, got something else: {error!r}") from None
     if kind not in KINDS:
-        raise RunError(f"expected a letter of one of the kinds {', '.join(KINDS)}, got '{kind}'")
-    return Letter(kind, facts, body)
+        raise RunError(f"expected an envelope of one of the kinds {', '.join(KINDS)}, got '{kind}'")
+    return Envelope(kind, facts, body)
 
 
 def _answer(message: Message) -> Answer:
     """What came back from a node."""
     if message.has_error():
-        return Trouble(f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}")
+        return NodeError(f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}")
     told: Mapping[str, Any] = message.content.config_records.get(_RECORD, {})
     if _TROUBLE in told:
-        return Trouble(str(told[_TROUBLE])[:_LONGEST])
+        return NodeError(str(told[_TROUBLE])[:_LONGEST])
     try:
-        return _letter(message)
+        return _envelope(message)
     except RunError as error:
-        return Trouble(error)
+        return NodeError(error)
 
 
 # settings -----------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _run_config(given: Mapping[str, Any]) -> dict[str, Any]:
     config = {key: default for key, (default, _) in RUN_CONFIG.items()}
     for key, value in given.items():
         if key not in config:
-            raise ConfigError(f"run-config: unknown key '{key}'{nearest(key, config)}")
+            raise ConfigError(f"run-config: unknown key '{key}'{suggest(key, config)}")
         kind = type(config[key])
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ConfigError(f"run-config: expected {kind.__name__} as '{key}', {RUN_CONFIG[key][1]}, got {value!r}")

@@ -30,17 +30,17 @@ import tomli_w
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy import app_template
-from polyfed.deploy.process_group import Processes, free_ports, raise_on_termination
-from polyfed.deploy.requirements import OFFLINE, expect
-from polyfed.deploy.run_progress import Follower
-from polyfed.deploy.tls import AUTHORITY, certify, make_key
+from polyfed.deploy.process_group import ProcessGroup, free_ports, raise_on_termination
+from polyfed.deploy.requirements import OFFLINE, require_package
+from polyfed.deploy.run_progress import RunProgress
+from polyfed.deploy.tls import AUTHORITY, make_node_key, make_server_certificate
 from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation
 from polyfed.tracking.console import Console
 
-__all__ = ["Finished", "Loopback", "local"]
+__all__ = ["LocalCluster", "RunSummary", "local"]
 
 _QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}  # seconds between two looks for work; Flower's own: 1
 _START = 300.0  # seconds that a program has to come up, or to answer; a busy machine takes its time
@@ -53,7 +53,7 @@ _Words = list[str | Path]  # of a command line
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunSummary:
     """A finished deployment: result.json, one record per round, the run folder.
 
     The trained networks are in the folder's models/: `polyfed.experiments.prediction.load_model(run.path, client)`.
@@ -78,7 +78,7 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
     deadline: float = 600.0,
     timeout: float | None = None,
     progress: bool = False,
-) -> Finished:
+) -> RunSummary:
     """Run a recipe with every client in a node of its own.
 
     Args:
@@ -99,7 +99,7 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
 
     Whatever happens, all programs have been ended.
     """
-    expect("flwr", "deploy local")
+    require_package("flwr", "deploy local")
     for what, seconds in (("deadline", deadline), ("timeout", timeout)):
         if seconds is not None and not 0 < seconds < float("inf"):
             raise ConfigError(f"expected --{what} as seconds, more than 0, got {seconds:g}")
@@ -110,8 +110,8 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
         changes.append(f"run.modules={json.dumps(modules)}")
     asked: dict[str, Any] = {"method": method, "overrides": changes, "seed": seed, "preset": preset}
     folder = Path(chosen.folder).absolute()
-    RunFolder(folder).check(chosen.to_dict(), resume, force, chosen.planned)
-    app_template.app_settings(**asked)
+    RunFolder(folder).validate(chosen.to_dict(), resume, force, chosen.planned)
+    app_template.app_config(**asked)
     config = {"out": str(folder), "resume": resume, "force": force, "deadline": float(deadline)}
     _told(config)  # whether Flower's command line can be told all this
     federation = build_federation(chosen, out=folder)  # whether data, models and method fit
@@ -119,25 +119,25 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
         return _read(folder)
     until = None if timeout is None else time.monotonic() + timeout
     with raise_on_termination(), _kept(folder, resume) as kept, _temporary() as temporary:
-        app_template.init(temporary / "app", recipe, **asked)
-        follower = Follower(folder, federation.facts, Console(quiet=not progress), resume)
+        app_template.create_app(temporary / "app", recipe, **asked)
+        follower = RunProgress(folder, federation.facts, Console(quiet=not progress), resume)
         with (
             follower,
-            Loopback(temporary, kept, len(federation.clients), app_template.command_line(**asked)) as loopback,
+            LocalCluster(temporary, kept, len(federation.clients), app_template.command_line(**asked)) as loopback,
         ):
             try:
                 loopback.start()
-                loopback.run(config, follower.look, until)
+                loopback.run(config, follower.poll, until)
             except KeyboardInterrupt:
                 raise RunInterrupted(f"interrupted after {follower.done} whole rounds, which are kept") from None
     return _read(folder)
 
 
-def _read(folder: Path) -> Finished:
-    return Finished(RunFolder(folder).read_result() or {}, History(RunFolder(folder).records(sealed=False)), folder)
+def _read(folder: Path) -> RunSummary:
+    return RunSummary(RunFolder(folder).read_result() or {}, History(RunFolder(folder).records(sealed=False)), folder)
 
 
-class Loopback:
+class LocalCluster:
     """A server and its nodes, each a program of its own on this machine; a block that ends them all.
 
     Args:
@@ -156,9 +156,9 @@ class Loopback:
         self.nodes = nodes
         self.words = words
         self.port, *self._node_ports = free_ports(1 + nodes)
-        self.processes = Processes(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
+        self.processes = ProcessGroup(kept / "logs", {**OFFLINE, **_QUICK, **_paths(), "FLWR_HOME": str(self._home)})
 
-    def __enter__(self) -> Loopback:
+    def __enter__(self) -> LocalCluster:
         self.processes.__enter__()
         return self
 
@@ -185,9 +185,9 @@ class Loopback:
 
     def prepare(self) -> None:
         """Write certificates, keys, and where the `flwr` command finds the server."""
-        certify(self._keys, ["localhost", _HOST])
+        make_server_certificate(self._keys, ["localhost", _HOST])
         for number in range(self.nodes):
-            make_key(self._keys / f"node-{number}")
+            make_node_key(self._keys / f"node-{number}")
         connection = {"address": self.address, "root-certificates": str(self._keys / AUTHORITY)}
         self._home.mkdir(exist_ok=True)
         config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
@@ -202,7 +202,7 @@ class Loopback:
         words: _Words = ["deploy", "server", self._keys, "--host", _HOST, "--port", str(self.port)]
         words += ["--database", self._home / "superlink.db"]
         server = self.processes.start("superlink", [*_polyfed(), *words])
-        self.processes.expect_answer("superlink", self.port, _START)
+        self.processes.wait_for_answer("superlink", self.port, _START)
         return server
 
     def register(self, numbers: Iterable[int]) -> None:
@@ -220,7 +220,7 @@ class Loopback:
                 words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
                 self.processes.start(f"register-{number}", [_program("flwr"), *words])
             for number in some:
-                self.processes.expect_success(f"register-{number}", _START)
+                self.processes.wait_for_success(f"register-{number}", _START)
 
     def start_node(self, number: int) -> Popen[bytes]:
         """Start the node of a client."""
@@ -253,16 +253,16 @@ class Loopback:
             ConfigError, RunError: the server app's own; or the server ended, or the run was not over in time.
         """
         self.submit(config, app)
-        while self.processes.runs("run"):
-            self.processes.expect_alive(["superlink"])
+        while self.processes.is_running("run"):
+            self.processes.check_alive(["superlink"])
             if until is not None and time.monotonic() > until:
-                raise RunError(f"the run was not over in time{self.processes.last_words('run')}")
+                raise RunError(f"the run was not over in time{self.processes.log_tail('run')}")
             look()
             time.sleep(_PAUSE)
         look()
-        self.processes.expect_success("run", _START)
+        self.processes.wait_for_success("run", _START)
         if RunFolder(str(config["out"])).read_result() is None:
-            raise _failure(self.processes.log("run"), f"the run has failed{self.processes.last_words('run')}")
+            raise _failure(self.processes.log("run"), f"the run has failed{self.processes.log_tail('run')}")
 
     def submit(self, config: Mapping[str, Any], app: Path | None = None) -> None:
         """Start the app, and a program "run" that says what the server app says and ends with it."""

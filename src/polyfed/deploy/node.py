@@ -1,7 +1,7 @@
-"""A node: one client with its own data, network and disk, which does what the server's letters ask.
+"""A node: one client with its own data, network and disk, which does what the server's envelopes ask.
 
-What it does with a job is what workers do with theirs (`executors.carry_out`), so that the numbers are the same. It
-keeps nothing in memory: every letter may come to another process.
+What it does with a job is what workers do with theirs (`executors.run_job`), so that the numbers are the same. It
+keeps nothing in memory: every envelope may come to another process.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
-from polyfed.core.message import Message, read_only
+from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method, uses_default_predict
-from polyfed.core.modules import exported, split
-from polyfed.deploy.answer_ledger import Ledger
-from polyfed.deploy.node_checkpoints import Kept, Shelf, secret, token
+from polyfed.core.modules import as_split_model, export_state
+from polyfed.deploy.answer_ledger import AnswerLedger
+from polyfed.deploy.node_checkpoints import ClientSnapshot, NodeCheckpoints, load_or_create_key, token
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.node_data import auxiliary_network, data_of_node, renumbered
 from polyfed.deploy.protocol import (
-    Introduction,
-    Letter,
-    Report,
-    Task,
-    agreed,
-    difference,
-    joined,
-    pack,
-    read,
-    score_told,
-    unpack,
+    ClientHello,
+    Envelope,
+    TaskRequest,
+    TaskResult,
+    deserialize,
+    first_difference,
+    merge_client_state,
+    parse,
+    score_to_json,
+    serialize,
+    shared_config,
 )
-from polyfed.engine.architectures import architectures_of
+from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
-from polyfed.engine.compatibility import check_fit
+from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Memory
-from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring, at_work, carry_out, score_parts
-from polyfed.engine.model_readme import Guide
+from polyfed.engine.evaluation import ScoreCache
+from polyfed.engine.executors.base import EvalJob, JobResult, Scores, TrainJob, run_job, score_parts, working_copy
+from polyfed.engine.model_readme import ModelReadme
 from polyfed.engine.run_folder import RunFolder
-from polyfed.engine.run_loop import one_thread
-from polyfed.engine.weight_store import Store, row_of
+from polyfed.engine.run_loop import single_threaded
+from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache, input_normalization
@@ -64,7 +64,7 @@ class Node:
 
     Args:
         recipe: the same experiment as the server's. place: what is this node's own.
-        data: where data are kept between letters that come to one process.
+        data: where data are kept between envelopes that come to one process.
 
     Raises:
         ConfigError: its data or its network cannot be had.
@@ -77,26 +77,26 @@ class Node:
             recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": place.root})})
         self._recipe = recipe.with_run(device=place.device or recipe.run.device)
 
-    def answer(self, letter: Letter) -> Letter:
-        """What the node says to a letter.
+    def answer(self, envelope: Envelope) -> Envelope:
+        """What the node says to an envelope.
 
         Raises:
             PolyfedError: it cannot do what is asked; says why.
         """
-        task = read(Task, letter.facts)
-        if found := difference(task.settings, agreed(self._recipe)):
+        task = parse(TaskRequest, envelope.facts)
+        if found := first_difference(task.settings, shared_config(self._recipe)):
             raise ConfigError(f"expected the server's recipe at client {self._place.client}, but {found}")
-        with one_thread():
-            turn = Turn(self._recipe, self._place, self._data, task)
-            if letter.kind == "hello":
-                return Letter("hello", turn.introduction().model_dump())
-            self._count(letter, task, turn)
-            message = unpack(letter.body)[0] if task.has_message else None
-            if letter.kind == "train":
+        with single_threaded():
+            turn = NodeTask(self._recipe, self._place, self._data, task)
+            if envelope.kind == "hello":
+                return Envelope("hello", turn.introduction().model_dump())
+            self._count(envelope, task, turn)
+            message = deserialize(envelope.body)[0] if task.has_message else None
+            if envelope.kind == "train":
                 return turn.train(message or {})
-            return turn.score(message) if letter.kind == "score" else turn.finish(message, self._place.share)
+            return turn.score(message) if envelope.kind == "score" else turn.finish(message, self._place.share)
 
-    def _count(self, letter: Letter, task: Task, turn: Turn) -> None:
+    def _count(self, envelope: Envelope, task: TaskRequest, turn: NodeTask) -> None:
         """Note that this is answered.
 
         Raises:
@@ -104,33 +104,33 @@ class Node:
         """
         rounds = self._recipe.training.rounds
         last = rounds + 1 if turn.closes else rounds  # the closing round has a number of its own
-        trains = letter.kind == "train" and not task.closing
+        trains = envelope.kind == "train" and not task.is_final
         if task.round > last or (trains and not 1 <= task.round <= rounds):
             raise ConfigError(f"expected a round from 1 to {rounds}, as in this node's recipe, got {task.round}")
-        own = json.dumps(agreed(self._recipe), sort_keys=True).encode()
-        ledger = Ledger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
+        own = json.dumps(shared_config(self._recipe), sort_keys=True).encode()
+        ledger = AnswerLedger(self._place.state / "answered" / f"{hashlib.sha256(own).hexdigest()[:16]}.jsonl")
         privacy = self._recipe.privacy
         most = self._place.answers or _ANSWERS[bool(privacy.upload_noise_multiplier or privacy.noise_multiplier)]
-        if letter.kind == "train":
-            when = "the closing round" if task.closing else f"round {task.round}"  # which comes once in a run
-            ledger.count(f"training in {when}, passage {task.place}", turn.request(letter), most)
-        elif letter.kind == "score":
-            ledger.count(f"scores in round {task.round}", turn.request(letter), _SCORINGS * most)
+        if envelope.kind == "train":
+            when = "the closing round" if task.is_final else f"round {task.round}"  # which comes once in a run
+            ledger.count(f"training in {when}, passage {task.exchange_index}", turn.request(envelope), most)
+        elif envelope.kind == "score":
+            ledger.count(f"scores in round {task.round}", turn.request(envelope), _SCORINGS * most)
         else:
-            ledger.count(f"the model after round {task.round}", turn.request(letter), most)
+            ledger.count(f"the model after round {task.round}", turn.request(envelope), most)
 
 
-class Turn:
-    """The client at the time of one letter.
+class NodeTask:
+    """The client at the time of one envelope.
 
     Args:
         recipe: the experiment. place: which client it is. data: where data are kept. task: what is asked.
 
     Attributes:
-        client: see `Client`; as it begins, until `become`.
+        client: see `Client`; as it begins, until `restore`.
     """
 
-    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: Task) -> None:
+    def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache, task: TaskRequest) -> None:
         self._task = task
         self._place = place
         self._recipe = recipe
@@ -151,7 +151,7 @@ class Turn:
         plugins = plugins_of(recipe.build_plugins())
         self.client.plugins = plugins
         if place.secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
-            self.client.secret = secret(place.state)
+            self.client.secret = load_or_create_key(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
         for plugin in plugins:
             plugin.prepare_client(self.client, count)
@@ -162,7 +162,7 @@ class Turn:
             name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
             for name in {self._name, beside, *auxiliary_candidates(self._method)}
         }
-        self._architectures = architectures_of(
+        self._model_factory = build_model_factory(
             self._method,
             {self._name: builders[self._name]},
             recipe.run.seed,
@@ -171,31 +171,31 @@ class Turn:
             auxiliary=beside,
             precision=recipe.run.precision,
         )
-        self._store = Store(self._architectures, [self._name])
+        self._store = WeightStore(self._model_factory, [self._name])
         self._folder = place.state / (task.experiment or "none")
-        self._shelf = Shelf(self._folder / f"client-{place.client:03d}")
+        self._checkpoints = NodeCheckpoints(self._folder / f"client-{place.client:03d}")
 
     @property
     def closes(self) -> bool:
         """Whether the method has a closing round."""
         return bool(self._method.final_exchanges())
 
-    def introduction(self) -> Introduction:
+    def introduction(self) -> ClientHello:
         """Who this node is; its data and its network can carry the method.
 
         Raises:
             ConfigError: they cannot.
         """
         client, source = self.client, self._source
-        check_fit(self._method, [client], self._architectures, client.public)
+        check_compatibility(self._method, [client], self._model_factory, client.public)
         self._check_statistics()
-        model = split(self._architectures.as_built(self._name))
+        model = as_split_model(self._model_factory.build_raw(self._name))
         x = client.data.train.x
         augment = client.training.augmentation
         if augment != "none" and x.dim() != 4:
             raise ConfigError(f"training.augmentation '{augment}' expects images, client {client.id} has none")
         words = -1 if isinstance(source.words, Tensor) else source.words or 0
-        return Introduction(
+        return ClientHello(
             client=client.id,
             token=token(self._place.state, self._task.experiment),
             dataset=source.name,
@@ -231,70 +231,76 @@ class Turn:
                 f"{self.client.id}'s own rows are not sent, got neither"
             )
 
-    def request(self, letter: Letter) -> str:
-        """What tells a letter from others: all that the answer depends on, the client's own state with it."""
-        asked = {key: value for key, value in letter.facts.items() if key not in _UNSEEN}
-        parts = (json.dumps(asked, sort_keys=True).encode(), letter.body, self._shelf.stored(self._task.base))
+    def request(self, envelope: Envelope) -> str:
+        """What tells an envelope from others: all that the answer depends on, the client's own state with it."""
+        asked = {key: value for key, value in envelope.facts.items() if key not in _UNSEEN}
+        parts = (json.dumps(asked, sort_keys=True).encode(), envelope.body, self._checkpoints.stored(self._task.base))
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
-    def train(self, message: Message) -> Letter:
+    def train(self, message: Message) -> Envelope:
         """One job, as a worker does it; what the client then is goes to the disk before the answer leaves."""
         task, client = self._task, self.client
         self._take_up()
-        self._shelf.go_back(task.base)
-        done, new = self.carry_out(message)
+        self._checkpoints.rollback(task.base)
+        done, new = self.run_job(message)
         kept: Scores = {}
         if done.counts:
-            row = row_of(client)
-            self._shelf.write(task.mark, Kept("" if row is None else row.variant, row, client.state), task.base)
+            row = client_row(client)
+            self._checkpoints.write(
+                task.mark, ClientSnapshot("" if row is None else row.variant, row, client.state), task.base
+            )
             kept = self.scores(None)
-        return Letter("train", reported(task, done, new, kept).model_dump(), pack(done.message))
+        return Envelope("train", to_result(task, done, new, kept).model_dump(), serialize(done.message))
 
-    def carry_out(self, message: Message) -> tuple[Outcome, bool]:
+    def run_job(self, message: Message) -> tuple[JobResult, bool]:
         """What comes of the job, which the client then is if it counts; and whether it has new weights."""
         task = self._task
         client = self.client
         method = self._method
-        exchanges = method.final_exchanges() if task.closing else method.exchanges(task.round)
-        if task.place >= len(exchanges):
-            raise RunError(f"expected one of {len(exchanges)} passages in round {task.round}, got {task.place}")
-        exchange = exchanges[task.place]
-        job = Job(client, read_only(message), task.variant, exchange, task.round, task.scores, task.auc, task.closing)
-        fresh = functools.partial(self._store.fresh, self._name, task.variant)
-        done = carry_out(job, method, self._architectures, fresh)
+        exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
+        if task.exchange_index >= len(exchanges):
+            raise RunError(
+                f"expected one of {len(exchanges)} passages in round {task.round}, got {task.exchange_index}"
+            )
+        exchange = exchanges[task.exchange_index]
+        job = TrainJob(
+            client, freeze(message), task.variant, exchange, task.round, task.scores, task.from_scores, task.is_final
+        )
+        fresh = functools.partial(self._store.allocate, self._name, task.variant)
+        done = run_job(job, method, self._model_factory, fresh)
         new = done.counts and done.weights is not client.weights
         if done.counts:
             client.weights, client.state = done.weights, done.state
         return done, new
 
-    def score(self, message: Message | None) -> Letter:
+    def score(self, message: Message | None) -> Envelope:
         """The scores asked for, of the client as it stands or after receiving a message; nothing is kept."""
         self._take_up()
-        return Letter("score", {part: score_told(score) for part, score in self.scores(message).items()})
+        return Envelope("score", {part: score_to_json(score) for part, score in self.scores(message).items()})
 
-    def finish(self, message: Message | None, share: bool) -> Letter:
+    def finish(self, message: Message | None, share: bool) -> Envelope:
         """Write the client's personal model to the disk, and hand it out if this node shares it."""
         about = self._entry()
         self._take_up()
         task = self._task
         client = self.client
         method = self._method
-        keeper = at_work(client, task.variant, self._architectures)
+        keeper = working_copy(client, task.variant, self._model_factory)
         keeper.round = task.round
         if message is not None:
-            method.receive(keeper, read_only(message))
+            method.receive(keeper, freeze(message))
         weights = {
-            name: tensor.detach().cpu() for name, tensor in exported(method.personal_model(keeper.model)).items()
+            name: tensor.detach().cpu() for name, tensor in export_state(method.personal_model(keeper.model)).items()
         }
         state = {} if uses_default_predict(method) else keeper.state
         folder = RunFolder(self._folder)
-        guide = Guide(self._architectures)
+        guide = ModelReadme(self._model_factory)
         self._folder.mkdir(parents=True, exist_ok=True)
         with folder.models() as write:
             write(client.id, weights, state, about)
             guide.add(client.id, weights, about)
-        folder.write_guide(guide.text())
-        return Letter("finish", {"shared": share}, pack(joined(weights, state)) if share else b"")
+        folder.write_readme(guide.text())
+        return Envelope("finish", {"shared": share}, serialize(merge_client_state(weights, state)) if share else b"")
 
     def _entry(self) -> Mapping[str, Any]:
         """What the server says of the personal model, for the list of models beside it.
@@ -337,17 +343,17 @@ class Turn:
         """Of the parts asked for that the client has rows of, as it stands or after receiving a message."""
         task = self._task
         parts = [part for part in task.parts if len(getattr(self.client.data, part))]
-        asked = Scoring(self.client, task.variant, message, task.round, parts)
-        return score_parts(asked, self._method, self._architectures, Memory(task.auc)) if parts else {}
+        asked = EvalJob(self.client, task.variant, message, task.round, parts)
+        return score_parts(asked, self._method, self._model_factory, ScoreCache(task.from_scores)) if parts else {}
 
     def _take_up(self) -> None:
         """Be what the client was when it last counted."""
         base = self._task.base
-        if self._place.anew and base not in self._shelf.marks():
+        if self._place.anew and base not in self._checkpoints.marks():
             base = ""
-        self.become(self._shelf.read(base))
+        self.restore(self._checkpoints.read(base))
 
-    def become(self, kept: Kept) -> None:
+    def restore(self, kept: ClientSnapshot) -> None:
         """Be the client that this is.
 
         Raises:
@@ -357,15 +363,15 @@ class Turn:
         client.state = kept.state
         if kept.weights is not None:
             try:
-                client.weights = self._store.kept(0, self._name, kept.variant, kept.weights)
+                client.weights = self._store.store(0, self._name, kept.variant, kept.weights)
             except (ValueError, KeyError) as error:
                 where = f"client {client.id} ('{self._name}')"
                 raise RunError(f"{where}: what its disk holds is not of this network: {error}") from None
 
 
-def reported(task: Task, done: Outcome, new: bool, kept: Scores) -> Report:
-    """What a node tells of a job besides the message; see `Report`."""
-    return Report(
+def to_result(task: TaskRequest, done: JobResult, new: bool, kept: Scores) -> TaskResult:
+    """What a node tells of a job besides the message; see `TaskResult`."""
+    return TaskResult(
         mark=task.mark if done.counts else "",
         variant=task.variant,
         steps=done.trained.steps,
@@ -375,6 +381,6 @@ def reported(task: Task, done: Outcome, new: bool, kept: Scores) -> Report:
         sums=done.sums,
         refused=done.refused,
         new=new,
-        score=None if done.score is None else score_told(done.score),
-        kept={part: score_told(score) for part, score in kept.items()},
+        score=None if done.score is None else score_to_json(done.score),
+        kept={part: score_to_json(score) for part, score in kept.items()},
     )

@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from polyfed.core.message import State
-from polyfed.deploy.protocol import joined, pack, parted, unpack
-from polyfed.engine.run_folder import write_atomically
+from polyfed.deploy.protocol import deserialize, merge_client_state, serialize, split_client_state
+from polyfed.engine.run_folder import atomic_write
 from polyfed.errors import RunError
 
 _ENDING = ".state"
@@ -27,7 +27,7 @@ _BYTES = 32
 
 
 @dataclass(frozen=True)
-class Kept:
+class ClientSnapshot:
     """A client between two rounds. weights: None where it has none of its own yet; of the network `variant`."""
 
     variant: str = ""
@@ -35,7 +35,7 @@ class Kept:
     state: State = field(default_factory=dict)
 
 
-def mark(round: int, place: int) -> str:
+def checkpoint_id(round: int, place: int) -> str:
     """The name of what a client is after passage `place` of a round; they sort in time."""
     return f"{round:06d}-{place:02d}"
 
@@ -44,7 +44,7 @@ def _round(name: str) -> str:
     return name.partition("-")[0]
 
 
-class Shelf:
+class NodeCheckpoints:
     """A folder with what a client was after its last passages, by their marks. It is made with the first of them."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,40 +54,40 @@ class Shelf:
         """What is there, in time."""
         return sorted(path.name.removesuffix(_ENDING) for path in self._folder.glob(f"[0-9]*{_ENDING}"))
 
-    def read(self, wanted: str) -> Kept:
+    def read(self, wanted: str) -> ClientSnapshot:
         """What the client was after `wanted`; "": at its beginning.
 
         Raises:
             RunError: it is not there, or damaged.
         """
         if not wanted:
-            return Kept()
+            return ClientSnapshot()
         try:
             data = self._path(wanted).read_bytes()
         except FileNotFoundError:
             have = ", ".join(self.marks()) or "nothing"
             raise RunError(f"expected the state after '{wanted}' in {self._folder}, got {have}") from None
-        message, facts = unpack(data)
-        weights, state = parted(message)
-        return Kept(str(facts.get("variant", "")), weights if facts.get("own") else None, state)
+        message, facts = deserialize(data)
+        weights, state = split_client_state(message)
+        return ClientSnapshot(str(facts.get("variant", "")), weights if facts.get("own") else None, state)
 
     def stored(self, wanted: str) -> bytes:
         """What `read` reads; b"" where it is not there."""
         path = self._path(wanted)
         return path.read_bytes() if wanted and path.exists() else b""
 
-    def write(self, name: str, kept: Kept, base: str) -> None:
+    def write(self, name: str, kept: ClientSnapshot, base: str) -> None:
         """Keep it under this mark; of the others only `base`, on which it was made, and the last of an earlier round.
 
         A round of several passages may be undone as a whole.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         facts = {"variant": kept.variant, "own": kept.weights is not None}
-        write_atomically(self._path(name), pack(joined(kept.weights or {}, kept.state), facts))
+        atomic_write(self._path(name), serialize(merge_client_state(kept.weights or {}, kept.state), facts))
         earlier = [mark for mark in self.marks() if _round(mark) < _round(name)]
         self._drop(mark for mark in self.marks() if mark not in (name, base, *earlier[-1:]))
 
-    def go_back(self, wanted: str) -> list[str]:
+    def rollback(self, wanted: str) -> list[str]:
         """Drop all that came after `wanted`; what that was."""
         later = [mark for mark in self.marks() if mark > wanted]
         self._drop(later)
@@ -101,7 +101,7 @@ class Shelf:
         return self._folder / f"{name}{_ENDING}"
 
 
-def secret(folder: Path, name: str = _SECRET) -> bytes:
+def load_or_create_key(folder: Path, name: str = _SECRET) -> bytes:
     """The 32 bytes that only this node knows, made when they are first asked for; they lie in `folder`, for its owner.
 
     Args:
@@ -134,6 +134,6 @@ def token(folder: Path, experiment: str) -> str:
     """By which a server knows this node again, wherever its registration has gone: a function of a secret of its own.
 
     Raises:
-        RunError: as `secret`.
+        RunError: as `load_or_create_key`.
     """
-    return hmac.digest(secret(folder, _TOKEN), f"number {experiment}".encode(), "sha256").hex()
+    return hmac.digest(load_or_create_key(folder, _TOKEN), f"number {experiment}".encode(), "sha256").hex()

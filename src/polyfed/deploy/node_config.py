@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 KEYS: Mapping[str, tuple[type, str]] = {
     "client-id": (int, "the number of this node's client, from 0 on"),
@@ -53,7 +53,7 @@ class NodeConfig:
         """
         for key, value in config.items():
             if key not in KEYS:
-                raise ConfigError(f"node-config: unknown key '{key}'{nearest(key, KEYS)}")
+                raise ConfigError(f"node-config: unknown key '{key}'{suggest(key, KEYS)}")
             kind, meaning = KEYS[key]
             if type(value) is not kind or value == "":
                 raise ConfigError(f"node-config: expected {meaning} as '{key}' ({kind.__name__}), got {value!r}")

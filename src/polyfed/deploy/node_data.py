@@ -9,11 +9,11 @@ import torch
 from polyfed.config.recipe import Recipe
 from polyfed.core.method import Method
 from polyfed.data.federated_dataset import FederatedDataset
-from polyfed.data.samples import ClientData, Samples
+from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.registry import MODELS, nearest
+from polyfed.registry import MODELS, suggest
 
 _READING = (
     "image_column",
@@ -63,7 +63,7 @@ def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> Cl
         raise ConfigError(f"expected the classes {', '.join(names)}, got '{missing[0]}' in this node's data")
     number = torch.tensor([names.index(name) for name in own])
     parts = (data.train, data.validation, data.test)
-    return ClientData(*(Samples(part.x, number[part.y]) for part in parts))
+    return ClientData(*(LabeledSamples(part.x, number[part.y]) for part in parts))
 
 
 def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> str:
@@ -71,5 +71,5 @@ def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> st
     wanted = method.auxiliary_model
     known = {own, *MODELS, *recipe.models.architectures, *([] if wanted is None else [wanted.network])}
     if told not in known:
-        raise ConfigError(f"expected an auxiliary model that the recipe knows, got '{told}'{nearest(told, known)}")
+        raise ConfigError(f"expected an auxiliary model that the recipe knows, got '{told}'{suggest(told, known)}")
     return told

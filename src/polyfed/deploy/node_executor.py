@@ -13,18 +13,39 @@ from typing import Any, Protocol
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, first_nonfinite, flatten, nbytes, read_only, shallow, tensor
+from polyfed.core.message import (
+    Group,
+    Message,
+    State,
+    first_nonfinite,
+    flatten,
+    freeze,
+    get_tensor,
+    nbytes,
+    shallow_copy,
+)
 from polyfed.core.method import TrainingResult
-from polyfed.core.upload_forms import Entry, Known
-from polyfed.deploy.node_checkpoints import mark
-from polyfed.deploy.node_registry import Answer, Diary, Office, Roster
-from polyfed.deploy.protocol import Kind, Letter, Report, Task, Trouble, pack, parted, read, score_read, unpack
-from polyfed.engine.evaluation import Score
-from polyfed.engine.executors.base import Job, Outcome, Scores, Scoring
+from polyfed.core.upload_forms import Entry, UploadContext
+from polyfed.deploy.node_checkpoints import checkpoint_id
+from polyfed.deploy.node_registry import Answer, EventLog, NodeRegistry, RequestBroker
+from polyfed.deploy.protocol import (
+    Envelope,
+    Kind,
+    NodeError,
+    TaskRequest,
+    TaskResult,
+    deserialize,
+    parse,
+    score_from_json,
+    serialize,
+    split_client_state,
+)
+from polyfed.engine.evaluation import ClientScore, from_scores_of
+from polyfed.engine.executors.base import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation_parts import FederationParts
-from polyfed.engine.upload_check import misfit
+from polyfed.engine.upload_check import find_mismatch
 from polyfed.errors import PolyfedError, RunError
-from polyfed.plugins.robust_aggregation import Watch, defended
+from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule
 
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters that are told of an error
@@ -33,17 +54,17 @@ _HELD = "held"  # the entry of a client's state at the server: round and passage
 
 
 class DeployedParts(FederationParts, Protocol):
-    """A `polyfed.deploy.server.Deployed`, in which each of these is explained."""
+    """A `polyfed.deploy.server.DeployedFederation`, in which each of these is explained."""
 
     def personal_tensors(self, client: Client) -> Mapping[str, torch.Tensor] | None:
         """What a client's personal model is made of."""
         ...
 
-    def asked_of(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
+    def model_request(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
         """A client's variant, what it receives, and what its model is."""
         ...
 
-    def arrived(self, job: Job, outcome: Outcome) -> Outcome:
+    def arrived(self, job: TrainJob, outcome: JobResult) -> JobResult:
         """An outcome as the method gets it."""
         ...
 
@@ -52,14 +73,14 @@ class DeployedParts(FederationParts, Protocol):
         ...
 
 
-class Nodes:
-    """The executor of a deployed federation: every job is a letter to a node.
+class NodeExecutor:
+    """The executor of a deployed federation: every job is an envelope to a node.
 
     A round is one passage, with the scores of personal models in the same answer. What is scored after receiving
     something needs another passage, in rounds that are evaluated.
 
     Args:
-        federation: whose jobs they are. told: facts of every task. office, roster: reach the nodes. diary: where
+        federation: whose jobs they are. told: facts of every task. broker, registry: reach the nodes. event_log: where
             troubles are told. limit: bytes that an answer may have.
     """
 
@@ -69,28 +90,28 @@ class Nodes:
         self,
         federation: DeployedParts,
         told: Mapping[str, Any],
-        office: Office,
-        roster: Roster,
-        diary: Diary,
+        broker: RequestBroker,
+        registry: NodeRegistry,
+        event_log: EventLog,
         limit: int,
     ) -> None:
         self._federation = federation
         self._told = told
         self._limit = limit
-        self._office = office
-        self._roster = roster
-        self._diary = diary
-        self._auc = "auc" in federation.evaluation.metrics
+        self._broker = broker
+        self._registry = registry
+        self._event_log = event_log
+        self._from_scores = list(from_scores_of(federation.evaluation))
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._forms: dict[tuple[str, str, str], object] = {}  # what uploads looked like that were taken
 
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
-        self._diary.round = jobs[0].round if jobs else self._diary.round
-        asked = [(self._roster.node_of.get(job.client.id), self._letter(job)) for job in jobs]
-        answers = self._office.ask(asked, done)
+        self._event_log.round = jobs[0].round if jobs else self._event_log.round
+        asked = [(self._registry.node_of.get(job.client.id), self._envelope(job)) for job in jobs]
+        answers = self._broker.request(asked, done)
         outcomes = [self._outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
-        return self._judged(jobs, outcomes)
+        return self._validated(jobs, outcomes)
 
     def taken_in(self, uploads: Mapping[int, Message], take: Callable[[Mapping[int, Message]], None]) -> None:
         """Have the server take in what came; where that fails, without those of whom it fails.
@@ -99,7 +120,7 @@ class Nodes:
             take: changes the server, or raises.
         """
         server = self._federation.server
-        before = shallow(server.state)
+        before = shallow_copy(server.state)
         log = dict(server.log)
         try:
             take(uploads)
@@ -109,30 +130,30 @@ class Nodes:
             if not fit or not unfit:  # it is the method that fails
                 raise
             for number, problem in unfit.items():
-                self._trouble(self._federation.clients[number], Trouble(f"{_NOT_TAKEN}: {problem}"))
+                self._trouble(self._federation.clients[number], NodeError(f"{_NOT_TAKEN}: {problem}"))
             take(fit)
 
-    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         known = [None if each.message is not None else self._recall(each) for each in asked]
         places = [place for place, scores in enumerate(known) if scores is None]
-        letters = [(self._roster.node_of.get(asked[p].client.id), self._scoring(asked[p])) for p in places]
-        answers = dict(zip(places, self._office.ask(letters), strict=True)) if letters else {}
+        envelopes = [(self._registry.node_of.get(asked[p].client.id), self._scoring(asked[p])) for p in places]
+        answers = dict(zip(places, self._broker.request(envelopes), strict=True)) if envelopes else {}
         return [scores if scores is not None else self._scores(asked[p], answers[p]) for p, scores in enumerate(known)]
 
-    def finish(self, clients: Sequence[Client]) -> list[tuple[Client, tuple[Group, State]]]:
+    def save_models(self, clients: Sequence[Client]) -> list[tuple[Client, tuple[Group, State]]]:
         """Have clients' nodes write their models; the weights and states of those that are shared."""
-        letters = []
+        envelopes = []
         for client in clients:
-            variant, message, about = self._federation.asked_of(client)
+            variant, message, about = self._federation.model_request(client)
             facts = {"round": self._federation.server.round, "variant": variant, "base": _held(client), "about": about}
-            letters.append((self._roster.node_of.get(client.id), self._written("finish", facts, message)))
-        answers = self._office.ask(letters)
+            envelopes.append((self._registry.node_of.get(client.id), self._written("finish", facts, message)))
+        answers = self._broker.request(envelopes)
         shared = []
         for client, answer in zip(clients, answers, strict=True):
             with self._guarded(client):
                 if message := self._opened(answer)[1]:
-                    weights = parted(message)
+                    weights = split_client_state(message)
                     self._check_model(client, weights)
                     shared.append((client, weights))
         return shared
@@ -156,21 +177,28 @@ class Nodes:
     def close(self) -> None:
         """See `Executor`."""
 
-    # letters and what comes back --------------------------------------------------------------------------------
+    # envelopes and what comes back --------------------------------------------------------------------------------
 
-    def _written(self, kind: Kind, facts: Mapping[str, Any], message: Message | None) -> Letter:
-        task = Task(**self._told, **facts, has_message=message is not None)
-        return Letter(kind, task.model_dump(), b"" if message is None else pack(message))
+    def _written(self, kind: Kind, facts: Mapping[str, Any], message: Message | None) -> Envelope:
+        task = TaskRequest(**self._told, **facts, has_message=message is not None)
+        return Envelope(kind, task.model_dump(), b"" if message is None else serialize(message))
 
-    def _letter(self, job: Job) -> Letter:
-        facts = {name: getattr(job, name) for name in ("round", "place", "closing", "variant", "scores", "auc")}
-        facts |= {"base": _held(job.client), "mark": mark(job.round, job.place), "parts": self._parts(job)}
+    def _envelope(self, job: TrainJob) -> Envelope:
+        facts = {name: getattr(job, name) for name in ("round", "exchange_index", "is_final", "variant", "scores")}
+        facts["from_scores"] = list(job.from_scores)
+        facts |= {
+            "base": _held(job.client),
+            "mark": checkpoint_id(job.round, job.exchange_index),
+            "parts": self._parts(job),
+        }
         return self._written("train", facts, job.message)
 
-    def _parts(self, job: Job) -> list[str]:
+    def _parts(self, job: TrainJob) -> list[str]:
         """What is scored right after the job, as the personal model will be asked for in this round."""
         evaluation, stages = self._federation.evaluation, self._federation.stages
-        due = job.closing or job.round % evaluation.every_n_rounds == 0 or job.round == self._federation.training.rounds
+        due = (
+            job.is_final or job.round % evaluation.every_n_rounds == 0 or job.round == self._federation.training.rounds
+        )
         parts = []
         if due and "personal" in stages:
             parts.append("test")
@@ -178,27 +206,32 @@ class Nodes:
             parts.append("validation")
         return parts
 
-    def _scoring(self, asked: Scoring) -> Letter:
-        facts = {"round": asked.round, "variant": asked.variant, "base": _held(asked.client), "auc": self._auc}
+    def _scoring(self, asked: EvalJob) -> Envelope:
+        facts = {
+            "round": asked.round,
+            "variant": asked.variant,
+            "base": _held(asked.client),
+            "from_scores": self._from_scores,
+        }
         return self._written("score", {**facts, "parts": list(asked.parts)}, asked.message)
 
-    def _recall(self, asked: Scoring) -> Scores | None:
+    def _recall(self, asked: EvalJob) -> Scores | None:
         """The scores that came with the client's last job, if they are all there."""
         at, kept = self._kept.get(asked.client.id, ("", {}))
         known = at == _held(asked.client) and all(part in kept for part in asked.parts)
         return {part: kept[part] for part in asked.parts} if known else None
 
-    def _scores(self, asked: Scoring, answer: Answer) -> Scores:
-        found: dict[str, Score] = {}
+    def _scores(self, asked: EvalJob, answer: Answer) -> Scores:
+        found: dict[str, ClientScore] = {}
         with self._guarded(asked.client):
             facts, _ = self._opened(answer)
             found = {part: self._score(facts[part], asked.client, part) for part in asked.parts if part in facts}
         return found
 
-    def _score(self, told: Mapping[str, Any], client: Client, part: str) -> Score:
+    def _score(self, told: Mapping[str, Any], client: Client, part: str) -> ClientScore:
         """Counts of all the rows that a client said it has, and of no others."""
         others = self._federation.method.alternative_predictors if part == "test" else ()
-        return score_read(told, self._federation.classes, len(getattr(client.data, part)), others)
+        return score_from_json(told, self._federation.classes, len(getattr(client.data, part)), others)
 
     def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
         """An answer's facts and message.
@@ -206,11 +239,11 @@ class Nodes:
         Raises:
             RunError: there is no answer, it is too large, or its message is none.
         """
-        if isinstance(answer, Trouble):
+        if isinstance(answer, NodeError):
             raise RunError(answer)
         if len(answer.body) > self._limit:
             raise RunError(f"expected an answer of at most {self._limit} bytes, got {len(answer.body)}")
-        return answer.facts, read_only(unpack(answer.body)[0] if answer.body else {})
+        return answer.facts, freeze(deserialize(answer.body)[0] if answer.body else {})
 
     @contextlib.contextmanager
     def _guarded(self, client: Client) -> Iterator[None]:
@@ -218,19 +251,19 @@ class Nodes:
         try:
             yield
         except PolyfedError as error:
-            self._trouble(client, Trouble(error))
+            self._trouble(client, NodeError(error))
         except Exception as error:
-            self._trouble(client, Trouble(f"its answer cannot be read: {_in_a_line(error)}"))
+            self._trouble(client, NodeError(f"its answer cannot be read: {_in_a_line(error)}"))
 
-    def _outcome(self, job: Job, answer: Answer) -> Outcome:
+    def _outcome(self, job: TrainJob, answer: Answer) -> JobResult:
         """What came of a job; whoever says nothing, or nothing that can be read, has dropped out."""
         client = job.client
-        outcome = Outcome(client.id, read_only({}), client.weights, client.state, TrainingResult(), dropped=True)
+        outcome = JobResult(client.id, freeze({}), client.weights, client.state, TrainingResult(), dropped=True)
         with self._guarded(client):
             outcome = self._read(job, answer)
         return outcome
 
-    def _read(self, job: Job, answer: Answer) -> Outcome:
+    def _read(self, job: TrainJob, answer: Answer) -> JobResult:
         """What came of a job, held against all that is known of it before anything of it counts.
 
         Raises:
@@ -239,11 +272,11 @@ class Nodes:
         client = job.client
         largest = self._federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
         facts, message = self._opened(answer)
-        report = read(Report, facts)
+        report = parse(TaskResult, facts)
         trained = TrainingResult(report.steps, report.samples, report.loss)
         refused = report.refused
-        if refused is None and report.mark != mark(job.round, job.place):
-            raise RunError(f"expected the mark {mark(job.round, job.place)}, got '{report.mark}'")
+        if refused is None and report.mark != checkpoint_id(job.round, job.exchange_index):
+            raise RunError(f"expected the mark {checkpoint_id(job.round, job.exchange_index)}, got '{report.mark}'")
         if refused is None and not abs(report.loss) <= largest:
             refused = f"the training loss is {report.loss:g}"
         if refused is None and (odd := _too_large(report.sums, largest * max(report.steps, 1))):
@@ -257,22 +290,24 @@ class Nodes:
         if refused is None:
             self._kept[client.id] = (report.mark, kept)
         store = self._federation.store
-        weights = store.fresh(client.architecture, job.variant) if report.new and refused is None else client.weights
-        state: State = {_HELD: torch.tensor([job.round, job.place])}
+        weights = store.allocate(client.architecture, job.variant) if report.new and refused is None else client.weights
+        state: State = {_HELD: torch.tensor([job.round, job.exchange_index])}
         counted = {} if refused is not None else report.sums
-        return Outcome(client.id, message, weights, state, trained, size, counted, score, refused)
+        return JobResult(client.id, message, weights, state, trained, size, counted, score, refused)
 
-    def _objection(self, job: Job, message: Message) -> str | None:
+    def _objection(self, job: TrainJob, message: Message) -> str | None:
         """Why an upload is refused, if it is: its numbers, or a form that is not the method's."""
         federation = self._federation
         if name := first_nonfinite(message):
             return f"the upload is not finite ({name[:60]!r})"
-        outcome = Outcome(job.client.id, message, None, {}, TrainingResult())
+        outcome = JobResult(job.client.id, message, None, {}, TrainingResult())
         came = federation.arrived(job, outcome)
         form = federation.method.form
         if came.refused is not None or form is None:
             return came.refused or _odd_labels(message, federation.classes)
-        return misfit(form, came.message, Known(federation.method, federation.server, job.client.id, job.message))
+        return find_mismatch(
+            form, came.message, UploadContext(federation.method, federation.server, job.client.id, job.message)
+        )
 
     def _emptied(self, message: Message) -> Message:
         """What a refused upload was about, for the count of releases, and none of its numbers."""
@@ -280,14 +315,14 @@ class Nodes:
         kinds = {name: isinstance(value, torch.Tensor) for name, value in message.items()}
         if method.form is not None:
             kinds = {name: isinstance(entry, Entry) for name, entry in method.form.items() if name in message}
-        empty = read_only({name: torch.empty(0) if alone else {} for name, alone in kinds.items()})
+        empty = freeze({name: torch.empty(0) if alone else {} for name, alone in kinds.items()})
         try:
             method.nbytes_in_paper(empty)
         except Exception:  # of a method that says no form, whose own count it breaks
-            return read_only({})
+            return freeze({})
         return empty
 
-    def _judged(self, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def _validated(self, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
         """The same, with uploads refused that the method cannot take in, alone or beside those that it can.
 
         It is tried on a copy of the server where uploads look otherwise than those that were taken before: other
@@ -331,20 +366,20 @@ class Nodes:
         """Why the method cannot take these in, if it cannot; the server stays as it is."""
         method, server = self._federation.method, self._federation.server
         trial = copy.copy(server)
-        trial.state = shallow(server.state)
+        trial.state = shallow_copy(server.state)
         trial.log = {}
         trial.cache = {}
         try:
             settings = self._federation.plugin("robust_aggregation").settings
-            method.aggregate(trial, defended(settings, method, trial, uploads, Watch()))
+            method.aggregate(trial, apply_rule(settings, method, trial, uploads, DefenseLog()))
         except Exception as error:
             return _in_a_line(error)
         return None
 
-    def _trouble(self, client: Client, reason: Trouble) -> None:
-        node = self._roster.node_of.get(client.id)
-        self._diary.note("trouble", client=client.id, node=node, reason=str(reason))
-        self._federation.say(f"round {self._diary.round}: client {client.id}: {reason}")
+    def _trouble(self, client: Client, reason: NodeError) -> None:
+        node = self._registry.node_of.get(client.id)
+        self._event_log.note("trouble", client=client.id, node=node, reason=str(reason))
+        self._federation.say(f"round {self._event_log.round}: client {client.id}: {reason}")
 
 
 def _in_a_line(error: Exception) -> str:
@@ -368,8 +403,8 @@ def _held(client: Client) -> str:
     """The mark of what the client's node had when it last counted."""
     if _HELD not in client.state:
         return ""
-    number, place = tensor(client.state, _HELD).tolist()
-    return mark(number, place)
+    number, place = get_tensor(client.state, _HELD).tolist()
+    return checkpoint_id(number, place)
 
 
 def _look(message: Message) -> tuple[object, ...]:

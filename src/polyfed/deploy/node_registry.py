@@ -1,4 +1,4 @@
-"""Who is there: which node is which client, what it said of itself, and the diary of what happened to nodes."""
+"""Who is there: which node is which client, what it said of itself, and the event log of what happened to nodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Protocol
 
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
-from polyfed.deploy.protocol import Introduction, Letter, Task, Trouble, agreed, read
-from polyfed.engine.run_folder import held, write_atomically, writing
+from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, parse, shared_config
+from polyfed.engine.run_folder import atomic_write, explain_disk_errors, lock_folder
 from polyfed.errors import ConfigError, RunError
 from polyfed.results.read import check_links, parse_json
 
-DIARY, _RELEASED = "nodes.jsonl", "released"
+EVENT_LOG, _RELEASED = "nodes.jsonl", "released"
 PAUSE = 0.2  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that could not say who it is, or was turned away, is asked again
 _INPUT = 2**22
@@ -29,18 +29,18 @@ _HEAD = 2**24  # numbers that an input may have, and a head in all
 _FEW = 5  # names that are told of many
 _REASON = 1000  # characters that are told of why somebody is turned away
 _EXPERIMENT = re.compile("[0-9a-f]{16}")
-Answer = Letter | Trouble
+Answer = Envelope | NodeError
 
 
-class Wire(Protocol):
-    """Carries letters to nodes and back. Nodes have numbers, which are not those of clients."""
+class Transport(Protocol):
+    """Carries envelopes to nodes and back. Nodes have numbers, which are not those of clients."""
 
     def nodes(self) -> set[int]:
         """Who can be written to now."""
         ...
 
-    def send(self, letters: Sequence[tuple[int, Letter]], seconds: float) -> list[str]:
-        """Send each letter to its node, to be answered within so many seconds; a name for each, for `collect`.
+    def send(self, envelopes: Sequence[tuple[int, Envelope]], seconds: float) -> list[str]:
+        """Send each envelope to its node, to be answered within so many seconds; a name for each, for `collect`.
 
         "" where it could not be sent.
         """
@@ -58,7 +58,7 @@ class Owner(NamedTuple):
     token: str
 
 
-class Diary:
+class EventLog:
     """`nodes.jsonl` of a run folder: a line for the experiment, and one for whatever happens to nodes.
 
     Lines wait until `open`, as nothing is written before a run begins.
@@ -73,7 +73,7 @@ class Diary:
 
     def __init__(self, path: Path, resume: bool) -> None:
         self._path, self._whole = path, ""
-        self.introductions: dict[int, Introduction] = {}
+        self.introductions: dict[int, ClientHello] = {}
         self.owners: dict[int, Owner] = {}
         self.experiment = secrets.token_hex(8)
         self.round = 0
@@ -93,13 +93,13 @@ class Diary:
             for line in lines:
                 self._take(line)
         except (OSError, ValueError, KeyError, IndexError, TypeError, RunError) as error:
-            raise ConfigError(f"expected the diary of nodes in {self._path}, got something else: {error}") from None
+            raise ConfigError(f"expected the event log of nodes in {self._path}, got something else: {error}") from None
         self._whole = "".join(json.dumps(line) + "\n" for line in lines)
 
     def _take(self, line: Mapping[str, Any]) -> None:
         """What a line says of who is which client."""
         if line["event"] == "hello":
-            known = read(Introduction, line["said"])
+            known = parse(ClientHello, line["said"])
             node = line["node"]
             if type(node) is not int:
                 raise ValueError(f"no number of a node: {node!r}")
@@ -113,7 +113,7 @@ class Diary:
         self.introductions.pop(client, None)
         self.owners.pop(client, None)
 
-    def welcome(self, said: Introduction, node: int) -> None:
+    def welcome(self, said: ClientHello, node: int) -> None:
         """Somebody is a client: its number is that node's from now on."""
         self.introductions[said.client] = said
         self.owners[said.client] = Owner(node, said.token)
@@ -124,7 +124,7 @@ class Diary:
         line = json.dumps({"event": event, "round": self.round, "time": round(time.time(), 3), **facts}) + "\n"
         self._whole += line
         if self._open:
-            with writing(self._path.parent), self._path.open("ab") as file:
+            with explain_disk_errors(self._path.parent), self._path.open("ab") as file:
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
@@ -132,8 +132,8 @@ class Diary:
     def open(self) -> None:
         """Write what waits, and from now on at once."""
         if not self._open:
-            with writing(self._path.parent):
-                write_atomically(self._path, self._whole.encode())
+            with explain_disk_errors(self._path.parent):
+                atomic_write(self._path, self._whole.encode())
             self._open = True
 
 
@@ -147,72 +147,72 @@ def release(folder: str | Path, client: int) -> Owner:
         Whose it was.
 
     Raises:
-        ConfigError: the folder has no diary of nodes, the number is nobody's, or a part of the folder is a link.
+        ConfigError: the folder has no event log of nodes, the number is nobody's, or a part of the folder is a link.
     """
     check_links(Path(folder))
-    path = Path(folder) / DIARY
+    path = Path(folder) / EVENT_LOG
     if not path.is_file():
-        raise ConfigError(f"expected a run folder of a deployment with its {DIARY}, got {folder}")
-    with held(Path(folder)):
-        diary = Diary(path, resume=True)
-        owner = diary.owners.get(client)
+        raise ConfigError(f"expected a run folder of a deployment with its {EVENT_LOG}, got {folder}")
+    with lock_folder(Path(folder)):
+        event_log = EventLog(path, resume=True)
+        owner = event_log.owners.get(client)
         if owner is None:
-            taken = ", ".join(map(str, sorted(diary.owners))) or "none"
+            taken = ", ".join(map(str, sorted(event_log.owners))) or "none"
             raise ConfigError(f"expected a client whose number belongs to a node ({taken}), got {client}")
-        diary.open()
-        diary.note(_RELEASED, client=client, node=owner.node)
+        event_log.open()
+        event_log.note(_RELEASED, client=client, node=owner.node)
     return owner
 
 
-class Office:
-    """Sends letters and waits for what comes back.
+class RequestBroker:
+    """Sends envelopes and waits for what comes back.
 
     Args:
         wire: what carries them. deadline: seconds that a node has for an answer.
     """
 
-    def __init__(self, wire: Wire, deadline: float) -> None:
+    def __init__(self, wire: Transport, deadline: float) -> None:
         self.wire, self.deadline = wire, deadline
 
-    def ask(
-        self, letters: Sequence[tuple[int | None, Letter]], done: Callable[[int], None] = lambda _: None
+    def request(
+        self, envelopes: Sequence[tuple[int | None, Envelope]], done: Callable[[int], None] = lambda _: None
     ) -> list[Answer]:
-        """The answers to letters to nodes (None: nobody knows where it is), in their order.
+        """The answers to envelopes to nodes (None: nobody knows where it is), in their order.
 
         Args:
             done: called with how many are through, whenever there are more.
         """
         online = self.wire.nodes()
         found: list[Answer | None] = [
-            None if node in online else Trouble("its node is not there") for node, _ in letters
+            None if node in online else NodeError("its node is not there") for node, _ in envelopes
         ]
         places = [place for place, answer in enumerate(found) if answer is None]
-        to_send = [letters[place] for place in places]
-        sent = [(node, letter) for node, letter in to_send if node is not None]
+        to_send = [envelopes[place] for place in places]
+        sent = [(node, envelope) for node, envelope in to_send if node is not None]
         names = self.wire.send(sent, self.deadline) if sent else []
         for place in (place for name, place in zip(names, places, strict=True) if not name):
-            found[place] = Trouble("its node could not be written to")
+            found[place] = NodeError("its node could not be written to")
         waiting = {name: place for name, place in zip(names, places, strict=True) if name}
         late = time.monotonic() + self.deadline
         while waiting:
             if answers := self.wire.collect(list(waiting)):
                 for name, answer in answers.items():
                     found[waiting.pop(name)] = answer
-                done(len(letters) - len(waiting))
+                done(len(envelopes) - len(waiting))
             elif time.monotonic() > late:
                 break
             else:
                 time.sleep(PAUSE)
-        silent = Trouble(f"no answer within {self.deadline:g} s")
+        silent = NodeError(f"no answer within {self.deadline:g} s")
         return [silent if answer is None else answer for answer in found]
 
 
-class Roster:
+class NodeRegistry:
     """The clients that have said who they are.
 
     Args:
-        recipe: what they must have, too. office: asks them. diary: where it is told. count: clients of the federation.
-        say: told what somebody who waits should know.
+        recipe: what they must have, too. broker: asks them. event_log: where it is noted. count: clients of the
+            federation. say: told what somebody who waits should know.
 
     Attributes:
         count: see above.
@@ -220,24 +220,26 @@ class Roster:
         class_names: those of the task, once the first have come.
     """
 
-    def __init__(self, recipe: Recipe, office: Office, diary: Diary, count: int, say: Callable[[str], None]) -> None:
-        self._settings = agreed(recipe)
-        self._office = office
-        self._diary = diary
+    def __init__(
+        self, recipe: Recipe, broker: RequestBroker, event_log: EventLog, count: int, say: Callable[[str], None]
+    ) -> None:
+        self._settings = shared_config(recipe)
+        self._broker = broker
+        self._event_log = event_log
         self.count = count
         self._say = say
-        self.known = {i: said for i, said in diary.introductions.items() if i < count}
+        self.known = {i: said for i, said in event_log.introductions.items() if i < count}
         self.node_of: dict[int, int] = {}
         told = recipe.data.class_names
         self.class_names = told or next((said.class_names for said in self.known.values()), None)
         self._asked: dict[str, int] = {}  # greetings under way
         self._resting: dict[int, tuple[float, str]] = {}  # who is not asked before when, and why
 
-    def gather(self, wanted: int) -> None:
+    def wait_for_clients(self, wanted: int) -> None:
         """Wait until so many clients are there; the first of them settle what the classes are called."""
         told = -1
         while True:
-            self.look()
+            self.poll()
             if len(self.node_of) >= wanted and self.class_names is None:
                 self._settle()
             if told != len(self.node_of):
@@ -247,36 +249,36 @@ class Roster:
                 return
             time.sleep(PAUSE)
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Greet nodes that are new, take in what greeted ones say; whether somebody is a client that was not known."""
         before = set(self.known)
         self._hear()
-        online = self._office.wire.nodes()
+        online = self._broker.wire.nodes()
         now = time.monotonic()
         self._resting = {node: rest for node, rest in self._resting.items() if node in online}
         resting = {node for node, (until, _) in self._resting.items() if now < until}
         if fresh := sorted(online - {*self.node_of.values(), *self._asked.values()} - resting):
-            letter = self._greeting()
-            sent = self._office.wire.send([(node, letter) for node in fresh], self._office.deadline)
+            envelope = self._greeting()
+            sent = self._broker.wire.send([(node, envelope) for node in fresh], self._broker.deadline)
             self._asked |= {name: node for name, node in zip(sent, fresh, strict=True) if name}
             self._hear()
         return bool(set(self.known) - before)
 
-    def _greeting(self) -> Letter:
-        return Letter("hello", Task(**self.facts()).model_dump())
+    def _greeting(self) -> Envelope:
+        return Envelope("hello", TaskRequest(**self.task_facts()).model_dump())
 
     def _hear(self) -> None:
         if not self._asked:
             return
-        for name, answer in self._office.wire.collect(list(self._asked)).items():
+        for name, answer in self._broker.wire.collect(list(self._asked)).items():
             self._take(self._asked.pop(name), answer)
 
     def _take(self, node: int, answer: Answer) -> None:
         """A node's answer to a greeting."""
         try:
-            if isinstance(answer, Trouble):
+            if isinstance(answer, NodeError):
                 raise RunError(answer)
-            said = read(Introduction, answer.facts)
+            said = parse(ClientHello, answer.facts)
             said = said.model_copy(update={"token": hashlib.sha256(said.token.encode()).hexdigest()})
             self._check(said, node)
         except (RunError, ConfigError) as error:
@@ -286,22 +288,22 @@ class Roster:
             self._turn_away(node, f"its introduction cannot be read: {type(error).__name__}")
             return
         self.known[said.client], self.node_of[said.client] = said, node
-        self._diary.welcome(said, node)
+        self._event_log.welcome(said, node)
 
-    def dismiss(self, client: int, reason: str) -> None:
+    def reject(self, client: int, reason: str) -> None:
         """Turn somebody away that has said hello, as the others' federation has no place for it."""
         del self.known[client]
-        self._diary.forget(client)
+        self._event_log.forget(client)
         self._turn_away(self.node_of.pop(client), reason, client=client)
 
     def _turn_away(self, node: int, reason: str, **more: int) -> None:
         reason = reason[:_REASON]
         if self._resting.get(node, (0.0, ""))[1] != reason:  # else it is an old story
-            self._diary.note("turned away", node=node, reason=reason, **more)
+            self._event_log.note("turned away", node=node, reason=reason, **more)
             self._say(f"node {node} is no client: {reason}")
         self._resting[node] = (time.monotonic() + REST, reason)
 
-    def _check(self, said: Introduction, node: int) -> None:
+    def _check(self, said: ClientHello, node: int) -> None:
         """Whether this can be a client.
 
         Raises:
@@ -320,9 +322,9 @@ class Roster:
         other = self.node_of.get(said.client)
         if number >= self.count:
             raise ConfigError(f"expected a client-id below {self.count}, got {number}")
-        if other is not None and other != node and other in self._office.wire.nodes():
+        if other is not None and other != node and other in self._broker.wire.nodes():
             raise ConfigError(f"client-id {number} is taken by node {other}")
-        owner = self._diary.owners.get(number)
+        owner = self._event_log.owners.get(number)
         if owner is not None and node != owner.node and said.token != owner.token:
             raise ConfigError(
                 f"client-id {number} belongs to the node that came as {owner.node}, got another; where "
@@ -340,14 +342,14 @@ class Roster:
         said = Counter(tuple(one.class_names) for _, one in sorted(self.known.items()))
         self.class_names = list(said.most_common(1)[0][0])
         others = [i for i, one in sorted(self.known.items()) if one.class_names != self.class_names]
-        answers = self._office.ask([(self.node_of[i], self._greeting()) for i in others]) if others else []
+        answers = self._broker.request([(self.node_of[i], self._greeting()) for i in others]) if others else []
         for number, answer in zip(others, answers, strict=True):
             del self.known[number]
             self._take(self.node_of.pop(number), answer)
 
-    def facts(self) -> Mapping[str, Any]:
+    def task_facts(self) -> Mapping[str, Any]:
         """What every task tells: the experiment, the settings, the classes' names."""
-        return {"experiment": self._diary.experiment, "settings": self._settings, "class_names": self.class_names}
+        return {"experiment": self._event_log.experiment, "settings": self._settings, "class_names": self.class_names}
 
 
 def _listed(names: Sequence[str]) -> str:

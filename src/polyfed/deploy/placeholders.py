@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.model_factory import Builder
-from polyfed.data.samples import Samples
-from polyfed.deploy.protocol import Introduction
-from polyfed.engine.weight_store import Layout, Row, Store
+from polyfed.data.samples import LabeledSamples
+from polyfed.deploy.protocol import ClientHello
+from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError
 from polyfed.models.split import SplitModel
 from polyfed.models.zoo import build
@@ -21,29 +21,29 @@ from polyfed.registry import MODELS
 
 _SMALL = 2**18  # numbers of an input, or words, for which no network is too large
 _LARGEST = 2**28  # numbers of a network
-UNSEEN = "extractor.unseen"  # the tensor by which an `Unseen` network in a message is known
+UNSEEN = "extractor.unseen"  # the tensor by which an `PlaceholderModel` network in a message is known
 
 
-class Elsewhere(Store):
+class RemoteStore(WeightStore):
     """A store whose rows say of which network they are and hold nothing: the weights lie with the nodes."""
 
-    def layout(self, architecture: str, variant: str = "") -> Layout:
-        """See `Store`; an empty one."""
-        return Layout({})
+    def layout(self, architecture: str, variant: str = "") -> RowLayout:
+        """See `WeightStore`; an empty one."""
+        return RowLayout({})
 
-    def fresh(self, architecture: str, variant: str = "") -> Row:
-        """See `Store`; nothing can be written into it."""
+    def allocate(self, architecture: str, variant: str = "") -> WeightRow:
+        """See `WeightStore`; nothing can be written into it."""
         layout = self.layout(architecture, variant)
-        return Row(architecture, variant, layout, 0, torch.zeros(layout.nbytes, dtype=torch.uint8))
+        return WeightRow(architecture, variant, layout, 0, torch.zeros(layout.nbytes, dtype=torch.uint8))
 
 
-class Unseen(SplitModel):
+class PlaceholderModel(SplitModel):
     """Stands for a network that only its node has: what enters the head is zeros, the head is as the node told.
 
     Its body has one tensor without entries, by whose name a message with such a network in it is known.
     """
 
-    def __init__(self, told: Introduction, classes: int) -> None:
+    def __init__(self, told: ClientHello, classes: int) -> None:
         super().__init__(told.architecture, told.feature_dim)
         self.extractor = _Named({UNSEEN.partition(".")[2]: [0]})
         self._classes = classes
@@ -79,45 +79,45 @@ class _Named(nn.Module):
             self.add_module(first, _Named(below))
 
 
-class _Blank(Samples):
+class _Blank(LabeledSamples):
     """Samples that are not looked at."""
 
     def __post_init__(self) -> None:
         """Nothing to check, which would take memory for all of them."""
 
 
-def blank(count: int, told: Introduction) -> Samples:
+def placeholder_samples(count: int, told: ClientHello) -> LabeledSamples:
     """So many samples of the kind that was told, which take no memory."""
     x = torch.zeros((), dtype=getattr(torch, told.dtype)).expand(count, *told.shape)
     return _Blank(x, torch.zeros((), dtype=torch.int64).expand(count))
 
 
-def is_known(said: Introduction, recipe: Recipe) -> bool:
+def can_build(said: ClientHello, recipe: Recipe) -> bool:
     """Whether the server can build a client's network: the recipe names it, or polyfed has it."""
     return said.words >= 0 and (said.architecture in recipe.models.architectures or said.architecture in MODELS)
 
 
-def builder(said: Introduction, recipe: Recipe, classes: int) -> Builder:
+def placeholder_builder(said: ClientHello, recipe: Recipe, classes: int) -> Builder:
     """What makes a client's network here, or what stands for it."""
-    if not is_known(said, recipe):
-        return functools.partial(Unseen, said, classes)
+    if not can_build(said, recipe):
+        return functools.partial(PlaceholderModel, said, classes)
     words = said.words or None
     width = recipe.models.feature_dim
     shape = tuple(said.shape)
     return functools.partial(build, said.architecture, shape, classes, width, words, beside=recipe.beside)
 
 
-def check_size(said: Introduction, recipe: Recipe, classes: int) -> None:
+def check_size(said: ClientHello, recipe: Recipe, classes: int) -> None:
     """Whether a network that the server builds for a client is one that it can hold; weighed without being built.
 
     Raises:
         ConfigError: it is not.
     """
-    if not is_known(said, recipe) or max(math.prod(said.shape), said.words) <= _SMALL:
+    if not can_build(said, recipe) or max(math.prod(said.shape), said.words) <= _SMALL:
         return
     try:
         with torch.device("meta"):
-            count = sum(tensor.numel() for tensor in builder(said, recipe, classes)().state_dict().values())
+            count = sum(tensor.numel() for tensor in placeholder_builder(said, recipe, classes)().state_dict().values())
     except (NotImplementedError, RuntimeError):  # one that cannot be weighed so
         return
     if count > _LARGEST:

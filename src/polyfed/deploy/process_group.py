@@ -19,14 +19,14 @@ from pathlib import Path
 from polyfed.errors import RunError
 from polyfed.signals import TERMINATION_SIGNALS, raise_on_termination
 
-__all__ = ["Processes", "free_ports", "raise_on_termination"]
+__all__ = ["ProcessGroup", "free_ports", "raise_on_termination"]
 
 _MARK = "POLYFED_STARTED_BY"
 _GRACE = 10.0  # seconds that a program has to end when it is asked to
 _PAUSE = 0.1  # seconds between two looks
 
 
-class Processes:
+class ProcessGroup:
     """Programs that end with the block that holds them, last started first ended.
 
     Args:
@@ -41,7 +41,7 @@ class Processes:
         self._logs = logs
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> ProcessGroup:
         self._logs.mkdir(parents=True, exist_ok=True)
         for old in self._logs.glob("*.log"):
             old.unlink()
@@ -81,11 +81,11 @@ class Processes:
         self._running[name] = process
         return process
 
-    def runs(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Whether a program has not ended yet."""
         return self._running[name].poll() is None
 
-    def expect_success(self, name: str, limit: float) -> None:
+    def wait_for_success(self, name: str, limit: float) -> None:
         """Wait for a program that has to end well.
 
         Raises:
@@ -94,11 +94,11 @@ class Processes:
         try:
             status = self._running[name].wait(limit)
         except subprocess.TimeoutExpired:
-            raise RunError(f"{name} has not ended within {limit:g} s{self.last_words(name)}") from None
+            raise RunError(f"{name} has not ended within {limit:g} s{self.log_tail(name)}") from None
         if status:
-            raise RunError(f"{name} ended with status {status}{self.last_words(name)}")
+            raise RunError(f"{name} ended with status {status}{self.log_tail(name)}")
 
-    def expect_alive(self, names: Sequence[str]) -> None:
+    def check_alive(self, names: Sequence[str]) -> None:
         """Whether these programs still run.
 
         Raises:
@@ -106,9 +106,9 @@ class Processes:
         """
         for name in names:
             if (status := self._running[name].poll()) is not None:
-                raise RunError(f"{name} has ended, with status {status}{self.last_words(name)}")
+                raise RunError(f"{name} has ended, with status {status}{self.log_tail(name)}")
 
-    def expect_answer(self, name: str, port: int, limit: float) -> None:
+    def wait_for_answer(self, name: str, port: int, limit: float) -> None:
         """Wait until a program takes connections on a port of this machine.
 
         Raises:
@@ -116,14 +116,14 @@ class Processes:
         """
         deadline = time.monotonic() + limit
         while True:
-            self.expect_alive([name])
+            self.check_alive([name])
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                 return
             if time.monotonic() > deadline:
-                raise RunError(f"{name} does not answer within {limit:g} s{self.last_words(name)}")
+                raise RunError(f"{name} does not answer within {limit:g} s{self.log_tail(name)}")
             time.sleep(_PAUSE)
 
-    def last_words(self, name: str) -> str:
+    def log_tail(self, name: str) -> str:
         """What a program said last, for the end of a message, and where the rest is."""
         try:
             lines = self.log(name).read_text(encoding="utf-8", errors="replace").split("\n")
@@ -144,11 +144,11 @@ class Processes:
                 deadline = time.monotonic() + _GRACE
                 for process in alike:
                     _make(process, deadline)
-            for number in self.left():
+            for number in self.survivors():
                 with contextlib.suppress(OSError):
                     os.kill(number, signal.SIGKILL)
 
-    def left(self) -> list[int]:
+    def survivors(self) -> list[int]:
         """The numbers of processes that bear our mark; none where the system does not tell."""
         left = []
         for place in Path("/proc").glob("[0-9]*/environ"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,9 +17,19 @@ import torch
 from pydantic import Field, ValidationError
 
 from polyfed.config.recipe import Recipe
-from polyfed.core.message import Group, Message, State, flatten, from_bytes, group, shallow, to_bytes, unflatten
+from polyfed.core.message import (
+    Group,
+    Message,
+    State,
+    flatten,
+    from_bytes,
+    get_group,
+    shallow_copy,
+    to_bytes,
+    unflatten,
+)
 from polyfed.core.settings import Settings
-from polyfed.engine.evaluation import Score
+from polyfed.engine.evaluation import FROM_SCORES, ClientScore
 from polyfed.errors import RunError
 
 Kind = Literal["hello", "train", "score", "finish"]
@@ -39,14 +50,14 @@ _Path = Annotated[str, Field(max_length=200, pattern=r"^[^.]+(\.[^.]+){0,15}$")]
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
 
-class Task(Settings):
-    """What a node is asked; which of it counts depends on the kind of letter.
+class TaskRequest(Settings):
+    """What a node is asked; which of it counts depends on the kind of envelope.
 
-    experiment: which run it is, "" before it is known. settings: see `agreed`. class_names: of the task; None: as the
-    node's own data have them. auxiliary_model: its network, "" without one. base: mark of what the client
+    experiment: which run it is, "" before it is known. settings: see `shared_config`. class_names: of the task; None:
+    as the node's own data have them. auxiliary_model: its network, "" without one. base: mark of what the client
     was when it last counted, "" at its beginning; mark: of what it will be. parts: of its data that are to be scored.
-    has_message: whether the body is one for the client (an empty one is one, too). The others: see `executors.Job`.
-    about: entry of a run folder's models/index.json.
+    has_message: whether the body is one for the client (an empty one is one, too). The others: see
+    `executors.TrainJob`. about: entry of a run folder's models/index.json.
     """
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
@@ -54,11 +65,11 @@ class Task(Settings):
     class_names: _Names | None = None
     auxiliary_model: str = ""
     round: Count = 0
-    place: Count = 0
-    closing: bool = False
+    exchange_index: Count = 0
+    is_final: bool = False
     variant: str = ""
     scores: bool = False
-    auc: bool = False
+    from_scores: list[Literal["auc", "calibration_error"]] = Field(default_factory=list)
     base: _Mark = ""
     mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
@@ -66,7 +77,7 @@ class Task(Settings):
     about: dict[str, Any] = Field(default_factory=dict)
 
 
-class Introduction(Settings):
+class ClientHello(Settings):
     """Who a node is: its client's number, its data (counts, classes, what inputs look like), its network.
 
     shape, dtype: of one stored input. mean, std, table: see `Prepare`. words: of texts, how many ids there are; 0: no
@@ -94,8 +105,8 @@ class Introduction(Settings):
     linear: bool
 
 
-class Report(Settings):
-    """What came of a job: see `executors.Outcome`. new: whether the client has new weights. kept: scores after it.
+class TaskResult(Settings):
+    """What came of a job: see `executors.JobResult`. new: whether the client has new weights. kept: scores after it.
 
     mark: of what the client now is; "": it is as it was, for the reason `refused`.
     """
@@ -116,7 +127,7 @@ class Report(Settings):
 _Facts = TypeVar("_Facts", bound=Settings)
 
 
-def read(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
+def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
     """Facts as they came, checked.
 
     Raises:
@@ -127,24 +138,24 @@ def read(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        what = kind.__name__.lower()
-        raise RunError(f"expected the facts of a letter ({what}), got others at '{where}': {first['msg']}") from None
+        what = re.sub("(?<!^)(?=[A-Z])", " ", kind.__name__).lower()  # "client hello"
+        raise RunError(f"expected the facts of an envelope ({what}), got others at '{where}': {first['msg']}") from None
 
 
 @dataclass(frozen=True)
-class Letter:
-    """What the server asks of a node, or what the node answers. body: a message, see `pack`; b"": none."""
+class Envelope:
+    """What the server asks of a node, or what the node answers. body: a message, see `serialize`; b"": none."""
 
     kind: Kind
     facts: Mapping[str, Any]
     body: bytes = b""
 
 
-class Trouble(str):
+class NodeError(str):
     """Why a node gave no answer."""
 
 
-def pack(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
+def serialize(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
     """A message as bytes, with facts if there are any.
 
     Raises:
@@ -155,11 +166,11 @@ def pack(message: Message, facts: Mapping[str, Any] | None = None) -> bytes:
     return len(header).to_bytes(_LENGTH, "little") + header + to_bytes(message)
 
 
-def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
-    """The inverse of `pack`: message and facts.
+def deserialize(data: bytes) -> tuple[State, dict[str, Any]]:
+    """The inverse of `serialize`: message and facts.
 
     Raises:
-        RunError: they are not what `pack` makes.
+        RunError: they are not what `serialize` makes.
     """
     try:
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
@@ -181,30 +192,31 @@ def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
         raise RunError(f"expected a message as bytes, got {len(data)} that are none: {reason}") from None
 
 
-def joined(weights: Mapping[str, torch.Tensor], state: Message) -> State:
+def merge_client_state(weights: Mapping[str, torch.Tensor], state: Message) -> State:
     """A network's weights and the state beside it as one message."""
-    return {_WEIGHTS: dict(weights), **{f"{_OF_STATE}{name}": value for name, value in shallow(state).items()}}
+    return {_WEIGHTS: dict(weights), **{f"{_OF_STATE}{name}": value for name, value in shallow_copy(state).items()}}
 
 
-def parted(message: Message) -> tuple[Group, State]:
-    """The inverse of `joined`.
+def split_client_state(message: Message) -> tuple[Group, State]:
+    """The inverse of `merge_client_state`.
 
     Raises:
         RunError: it has no group of weights.
     """
-    state = {name.removeprefix(_OF_STATE): value for name, value in shallow(message).items() if name != _WEIGHTS}
-    return group(message, _WEIGHTS), state
+    state = {name.removeprefix(_OF_STATE): value for name, value in shallow_copy(message).items() if name != _WEIGHTS}
+    return get_group(message, _WEIGHTS), state
 
 
-def score_told(score: Score) -> dict[str, Any]:
+def score_to_json(score: ClientScore) -> dict[str, Any]:
     """A score in plain numbers."""
-    auc = None if math.isnan(score.auc) else score.auc
-    others = {name: score_told(other) for name, other in score.others.items()}
-    return {"confusion": score.confusion.tolist(), "auc": auc, "others": others}
+    shares = {name: getattr(score, name) for name in FROM_SCORES}
+    known = {name: None if math.isnan(value) else value for name, value in shares.items()}
+    others = {name: score_to_json(other) for name, other in score.others.items()}
+    return {"confusion": score.confusion.tolist(), **known, "others": others}
 
 
-def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> Score:
-    """The inverse of `score_told`, of a client with so many rows.
+def score_from_json(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> ClientScore:
+    """The inverse of `score_to_json`, of a client with so many rows.
 
     Args:
         classes: of the task. others: the other predictors that there may be.
@@ -218,13 +230,14 @@ def score_read(told: Mapping[str, Any], classes: int, rows: int, others: Collect
             raise ValueError(f"counts of shape {tuple(counts.shape)}, with {classes} classes")
         if bool(((counts < 0) | (counts > rows)).any()) or int(counts.sum()) != rows:
             raise ValueError(f"counts of another number of rows than {rows}")
-        auc = math.nan if told["auc"] is None else float(told["auc"])
-        if not (math.isnan(auc) or 0 <= auc <= 1):
-            raise ValueError(f"an area of {auc:g}")
+        shares = {name: math.nan if told[name] is None else float(told[name]) for name in FROM_SCORES}
+        for name, value in shares.items():
+            if not (math.isnan(value) or 0 <= value <= 1):
+                raise ValueError(f"{name} of {value:g}")
         if foreign := [name for name in told["others"] if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
-        named = {name: score_read(other, classes, rows) for name, other in told["others"].items()}
-        return Score(counts, auc, named)
+        named = {name: score_from_json(other, classes, rows) for name, other in told["others"].items()}
+        return ClientScore(counts, shares["auc"], named, shares["calibration_error"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
 
@@ -235,7 +248,7 @@ _AGREED = ("method", "training", "evaluation", "privacy", "compression", "plugin
 _OF_ALL = ("class_names", "mean", "std")  # of [data], what holds for all clients' rows
 
 
-def agreed(recipe: Recipe) -> dict[str, Any]:
+def shared_config(recipe: Recipe) -> dict[str, Any]:
     """What server and nodes must have alike in their recipes, by section and key, as JSON has it."""
     settings = recipe.to_dict()
     told = {section: settings[section] for section in _AGREED if section in settings}
@@ -246,13 +259,13 @@ def agreed(recipe: Recipe) -> dict[str, Any]:
     return dict(json.loads(json.dumps(told)))
 
 
-def difference(told: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
+def first_difference(told: Mapping[str, Any], own: Mapping[str, Any], place: str = "") -> str | None:
     """The first key in which the server's settings and a node's differ, both values with it; None: they do not."""
     for key in sorted({*told, *own}):
         theirs = told.get(key)
         mine = own.get(key)
         if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-            if found := difference(theirs, mine, f"{place}{key}."):
+            if found := first_difference(theirs, mine, f"{place}{key}."):
                 return found
         elif theirs != mine:
             return f"{place}{key} is {theirs!r} at the server and {mine!r} here"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from polyfed.errors import ConfigError
 
-__all__ = ["OFFLINE", "expect"]
+__all__ = ["OFFLINE", "require_package"]
 
 OFFLINE: Mapping[str, str] = {  # what keeps Flower from calling home, and from installing anything
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -16,7 +16,7 @@ OFFLINE: Mapping[str, str] = {  # what keeps Flower from calling home, and from 
 }
 
 
-def expect(package: str, purpose: str) -> None:
+def require_package(package: str, purpose: str) -> None:
     """Whether a package of the extra is there, without importing it.
 
     Args:

@@ -14,10 +14,10 @@ from polyfed.results.schema import RoundRecord
 from polyfed.results.stored_files import NodeEvent
 from polyfed.tracking.console import Console
 
-__all__ = ["Follower"]
+__all__ = ["RunProgress"]
 
 
-class Follower:
+class RunProgress:
     """Shows the rounds that a run folder gains, and what happens to its nodes, as a run's own progress is shown.
 
     A block of it ends with the result.
@@ -47,7 +47,7 @@ class Follower:
         """How many rounds are complete."""
         return len(self._seconds)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Show what is new."""
         for event in self._events.new():
             if text := _told(event):
@@ -58,7 +58,7 @@ class Follower:
                 pace = sum(self._seconds) / len(self._seconds)
                 self._console.round(record, pace * max(0, self._total - len(self._seconds)))
 
-    def __enter__(self) -> Follower:
+    def __enter__(self) -> RunProgress:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:

@@ -19,31 +19,38 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.model_factory import BY_SIZE, Builder
-from polyfed.core.modules import exported, split
+from polyfed.core.modules import as_split_model, export_state
 from polyfed.data.transforms import Prepare
-from polyfed.deploy.node_executor import Nodes
-from polyfed.deploy.node_registry import DIARY, Diary, Office, Roster, Wire
-from polyfed.deploy.placeholders import UNSEEN, Elsewhere, blank, builder, check_size, is_known
-from polyfed.deploy.protocol import Introduction
-from polyfed.engine.executors.base import Executor, Job, Outcome, has_own
+from polyfed.deploy.node_executor import NodeExecutor
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodeRegistry, RequestBroker, Transport
+from polyfed.deploy.placeholders import (
+    UNSEEN,
+    RemoteStore,
+    can_build,
+    check_size,
+    placeholder_builder,
+    placeholder_samples,
+)
+from polyfed.deploy.protocol import ClientHello
+from polyfed.engine.executors.base import Executor, JobResult, TrainJob, has_weights
 from polyfed.engine.federation import Federation, Run
-from polyfed.engine.model_readme import Guide
+from polyfed.engine.model_readme import ModelReadme
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.preview import preview
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.engine.weight_store import Store
+from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
 from polyfed.models.zoo import build
-from polyfed.tracking.base import tell
+from polyfed.tracking.base import notify
 
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
 
 
-class Joined(Exception):
+class ClientJoined(Exception):
     """Somebody has come; the federation has to be made anew, with them."""
 
 
@@ -79,13 +86,13 @@ class NodePresence(Plugin):
 # the federation -----------------------------------------------------------------------------------------------------
 
 
-class Deployed(Federation):
+class DeployedFederation(Federation):
     """A federation whose clients are nodes.
 
     Args:
-        recipe: the experiment. roster: who the clients are. office: reaches them. diary: where troubles are told.
+        recipe: the experiment. registry: who the clients are. broker: reaches them. event_log: where troubles are told.
         data: for rows that everybody may see. out: run folder. trackers: who watches. limit: bytes of an answer.
-        known: the clients it is made with; default: all that the roster knows.
+        known: the clients it is made with; default: all that the registry knows.
 
     Raises:
         ConfigError: as `Federation`; or the method needs a network that only a node has.
@@ -94,36 +101,24 @@ class Deployed(Federation):
     def __init__(
         self,
         recipe: Recipe,
-        roster: Roster,
-        office: Office,
-        diary: Diary,
+        registry: NodeRegistry,
+        broker: RequestBroker,
+        event_log: EventLog,
         data: DataCache,
         out: Path,
         trackers: Sequence[object] = (),
         limit: int = LIMIT,
-        known: Mapping[int, Introduction] | None = None,
+        known: Mapping[int, ClientHello] | None = None,
     ) -> None:
-        if recipe.devices.on:
-            raise ConfigError(
-                "[devices]: expected none, as nodes are devices of their own, got a section that deals some"
-            )
-        if recipe.run.keep != "last":
-            raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
-        if recipe.privacy.target_epsilon:
-            raise ConfigError(
-                f"privacy.target_epsilon: expected noise in numbers, which every node reads in its own recipe, got "
-                f"{recipe.privacy.target_epsilon:g}"
-            )
-        if recipe.method.alone or recipe.run.control:
-            raise ConfigError("expected a federation's own method in a deployment, got a control: run it at one place")
+        _check_recipe(recipe)
         method = recipe.chosen_method
         if known is None:
-            known = roster.known
+            known = registry.known
         known = dict(sorted(known.items()))
         usual = Counter(map(kind, known.values())).most_common(1)[0][0]
         first = next(said for said in known.values() if kind(said) == usual)
-        count = roster.count
-        names = list(roster.class_names or first.class_names)
+        count = registry.count
+        names = list(registry.class_names or first.class_names)
         if recipe.data.test == "global" and (odd := [i for i, said in known.items() if said.test != first.test]):
             raise ConfigError(
                 f"client {odd[0]}: expected the {first.test} test rows of everybody, got {known[odd[0]].test}"
@@ -132,7 +127,7 @@ class Deployed(Federation):
             known.get(i, first.model_copy(update={"architecture": name}))
             for i, name in enumerate(assign_architectures(recipe, count))
         ]
-        self.unseen = {said.architecture for said in expected if not is_known(said, recipe)}
+        self.unseen = {said.architecture for said in expected if not can_build(said, recipe)}
         builders: dict[str, Builder] = {
             name: functools.partial(
                 build,
@@ -146,20 +141,20 @@ class Deployed(Federation):
             for name in auxiliary_candidates(method)
         }
         for said in reversed(expected):  # of two of one name, the first counts
-            builders[said.architecture] = builder(said, recipe, len(names))
+            builders[said.architecture] = placeholder_builder(said, recipe, len(names))
         for said in known.values():
             check_size(said, recipe, len(names))
-        self._office = office
-        self._roster = roster
-        self._diary = diary
+        self._broker = broker
+        self._registry = registry
+        self._event_log = event_log
         self._limit = limit
         super().__init__(
             [
                 Client(
                     said.architecture,
-                    blank(said.train, said),
-                    blank(said.test, said),
-                    blank(said.validation, said),
+                    placeholder_samples(said.train, said),
+                    placeholder_samples(said.test, said),
+                    placeholder_samples(said.validation, said),
                     prepare=Prepare(tuple(said.mean), tuple(said.std), table=said.table),
                 )
                 for said in expected
@@ -172,7 +167,7 @@ class Deployed(Federation):
                 classes=len(names),
                 class_names=names,
                 public=data.public(recipe),
-                test=blank(first.test, first) if recipe.data.test == "global" else None,
+                test=placeholder_samples(first.test, first) if recipe.data.test == "global" else None,
                 dataset=first.dataset if all(said.dataset == first.dataset for said in expected) else "own data",
                 feature_names=first.feature_names,
                 label_column=recipe.data.label_column,
@@ -182,24 +177,24 @@ class Deployed(Federation):
             out=Output(out, checkpoint_every=1, label=recipe.run.label, settings=recipe.to_dict()),
             seed=recipe.run.seed,
             builders=builders,
-            trackers=[_Opens(diary), *trackers],
+            trackers=[_Opens(event_log), *trackers],
         )
-        _check_told(self, {i: said for i, said in enumerate(expected) if i in known})
+        _check_hellos(self, {i: said for i, said in enumerate(expected) if i in known})
 
-    def _make_store(self) -> Store:
+    def _make_store(self) -> WeightStore:
         """Rows that say how large a client's weights are; these are with its node."""
-        return Elsewhere(self.architectures, [client.architecture for client in self.clients])
+        return RemoteStore(self.model_factory, [client.architecture for client in self.clients])
 
     def _make_executor(self) -> Executor:
         """The nodes."""
-        auxiliary = self.architectures.chosen
-        told = {**self._roster.facts(), "auxiliary_model": "" if auxiliary is None else auxiliary.network}
-        self._nodes = Nodes(self, told, self._office, self._roster, self._diary, self._limit)
+        auxiliary = self.model_factory.chosen
+        told = {**self._registry.task_facts(), "auxiliary_model": "" if auxiliary is None else auxiliary.network}
+        self._nodes = NodeExecutor(self, told, self._broker, self._registry, self._event_log, self._limit)
         return self._nodes
 
     def _look(self) -> None:
-        if self._roster.look():
-            raise Joined
+        if self._registry.poll():
+            raise ClientJoined
 
     def export(self, client_id: int) -> nn.Module:
         """Not to be had here."""
@@ -207,13 +202,13 @@ class Deployed(Federation):
 
     def _write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's personal model; those that are shared come into the run folder."""
-        guide = Guide(self.architectures)
+        guide = ModelReadme(self.model_factory)
         with folder.models() as write:
-            for client, (weights, state) in self._nodes.finish(self.exporter.present()):
+            for client, (weights, state) in self._nodes.save_models(self.exporter.present()):
                 about = self.exporter.about(client, None)
                 write(client.id, weights, state, about)
                 guide.add(client.id, weights, about)
-        folder.write_guide(guide.text())
+        folder.write_readme(guide.text())
 
     def class_remarks(self) -> list[str]:
         """None: labels are with the nodes."""
@@ -225,16 +220,16 @@ class Deployed(Federation):
 
     def _aggregate(self, round: Round, uploads: Mapping[int, Message]) -> None:
         """As any federation, without those of whom it fails."""
-        self._nodes.taken_in(uploads, lambda fit: super(Deployed, self)._aggregate(round, fit))
+        self._nodes.taken_in(uploads, lambda fit: super(DeployedFederation, self)._aggregate(round, fit))
 
     def personal_tensors(self, client: Client) -> Mapping[str, Tensor] | None:
         """What a client's personal model is made of; None where its network is its own."""
         if client.architecture in self.unseen:
             return None
         variant = self.method.variant(self.server, client.id)
-        return exported(self.method.personal_model(self.architectures.template(client.architecture, variant)))
+        return export_state(self.method.personal_model(self.model_factory.module(client.architecture, variant)))
 
-    def arrived(self, job: Job, outcome: Outcome) -> Outcome:
+    def arrived(self, job: TrainJob, outcome: JobResult) -> JobResult:
         """An outcome as the method gets it: restored from compression, and rejected where the server objects."""
         for plugin in reversed(self.plugins):
             outcome = plugin.decoded(job, outcome, self.method)
@@ -244,10 +239,10 @@ class Deployed(Federation):
         """Tell whoever watches."""
         self.tell("message", text)
 
-    def asked_of(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
+    def model_request(self, client: Client) -> tuple[str, Message | None, dict[str, Any]]:
         """For a client's personal model: its variant, what it receives if it has none yet, and what the model is."""
         variant = self.method.variant(self.server, client.id)
-        own = has_own(client, variant, self.architectures)
+        own = has_weights(client, variant, self.model_factory)
         return (
             variant,
             None if own else self.method.broadcast(self.server, client.id),
@@ -256,24 +251,45 @@ class Deployed(Federation):
 
 
 class _Opens:
-    """A tracker that opens the diary when the run folder is there."""
+    """A tracker that opens the event log when the run folder is there."""
 
-    def __init__(self, diary: Diary) -> None:
-        self._diary = diary
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
 
     def start(self, info: Mapping[str, Any]) -> None:
         """See `Tracker`."""
-        self._diary.open()
+        self._event_log.open()
 
 
-def kind(said: Introduction) -> tuple[object, ...]:
+def _check_recipe(recipe: Recipe) -> None:
+    """Refuse what nodes cannot do."""
+    if recipe.devices.enabled:
+        raise ConfigError("[devices]: expected none, as nodes are devices of their own, got a section that deals some")
+    if recipe.run.keep != "last":
+        raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
+    if recipe.privacy.target_epsilon:
+        raise ConfigError(
+            f"privacy.target_epsilon: expected noise in numbers, which every node reads in its own recipe, got "
+            f"{recipe.privacy.target_epsilon:g}"
+        )
+    if recipe.method.alone or recipe.run.control:
+        raise ConfigError("expected a federation's own method in a deployment, got a control: run it at one place")
+    if recipe.evaluation.missing_classes:
+        raise ConfigError(
+            "evaluation.missing_classes: expected false, as nodes do not have each other's test rows, got true"
+        )
+    if recipe.evaluation.held_out:
+        raise ConfigError("evaluation.held_out: expected none, as all nodes train, got some")
+
+
+def kind(said: ClientHello) -> tuple[object, ...]:
     """What clients of one federation have alike more often than not."""
     alike = (said.shape, said.dtype, said.table, said.feature_names, said.words, said.class_names)
     return tuple(repr(value) for value in alike)
 
 
 def unfit(
-    make: Callable[[Mapping[int, Introduction]], object], known: Mapping[int, Introduction], settled: Collection[int]
+    make: Callable[[Mapping[int, ClientHello]], object], known: Mapping[int, ClientHello], settled: Collection[int]
 ) -> dict[int, str]:
     """Of clients with whom there can be no federation, who is to go and why; those of the most common kind are kept.
 
@@ -296,7 +312,7 @@ def unfit(
     return found if fit else {}
 
 
-def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
+def _check_hellos(federation: DeployedFederation, told: Mapping[int, ClientHello]) -> None:
     """Whether networks are what nodes say they are, and the method can do without those that only nodes have.
 
     Raises:
@@ -304,9 +320,9 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
     """
     method = federation.method
     server = federation.server
-    seen = federation.architectures
+    seen = federation.model_factory
     for number, said in told.items():
-        model = split(seen.as_built(said.architecture))
+        model = as_split_model(seen.build_raw(said.architecture))
         here = {name: list(tensor.shape) for name, tensor in model.head.state_dict().items()}
         if (model.feature_dim, here) != (said.feature_dim, said.head):
             raise ConfigError(
@@ -332,7 +348,7 @@ def _check_told(federation: Deployed, told: Mapping[int, Introduction]) -> None:
 
 def serve(
     recipe: Recipe,
-    wire: Wire,
+    wire: Transport,
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -358,27 +374,29 @@ def serve(
     count = _check_request(recipe, min_nodes, deadline, max_megabytes)
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
-    folder.check(recipe.to_dict(), resume, force, recipe.planned)
+    folder.validate(recipe.to_dict(), resume, force, recipe.planned)
 
     def say(text: str) -> None:
-        tell(trackers, "message", text)
+        notify(trackers, "message", text)
 
-    diary = Diary(path / DIARY, resume)
-    office = Office(wire, deadline)
+    event_log = EventLog(path / EVENT_LOG, resume)
+    broker = RequestBroker(wire, deadline)
     data = DataCache()
-    roster = Roster(recipe, office, diary, count, say)
-    if not (resume and roster.known and folder.finished(recipe.to_dict()) is not None):
-        roster.gather(min_nodes or count)
-    make = functools.partial(Deployed, recipe, roster, office, diary, data, path, trackers, int(max_megabytes * 1e6))
+    registry = NodeRegistry(recipe, broker, event_log, count, say)
+    if not (resume and registry.known and folder.finished(recipe.to_dict()) is not None):
+        registry.wait_for_clients(min_nodes or count)
+    make = functools.partial(
+        DeployedFederation, recipe, registry, broker, event_log, data, path, trackers, int(max_megabytes * 1e6)
+    )
     settled: set[int] = set()  # clients with whom there is a federation
     while True:
-        federation = _federation_of_fitting_nodes(make, roster, settled, min_nodes or count)
-        settled = set(roster.known)
+        federation = _federation_of_fitting_nodes(make, registry, settled, min_nodes or count)
+        settled = set(registry.known)
         try:
             return federation.run(resume=resume, force=force)
-        except Joined:
+        except ClientJoined:
             resume, force = True, False
-            say(f"{len(roster.known)} of {count} clients are known now")
+            say(f"{len(registry.known)} of {count} clients are known now")
 
 
 def _check_request(recipe: Recipe, min_nodes: int | None, deadline: float, max_megabytes: float) -> int:
@@ -396,14 +414,14 @@ def _check_request(recipe: Recipe, min_nodes: int | None, deadline: float, max_m
         raise ConfigError(f"deadline: expected seconds above 0, got {deadline}")
     if not max_megabytes > 0:
         raise ConfigError(f"max-megabytes: expected more than 0, got {max_megabytes}")
-    if recipe.adversaries.in_effect():
+    if recipe.adversaries.effective():
         raise ConfigError("adversaries: expected none in a deployment, whose clients are what they are, got some")
     return count
 
 
 def _federation_of_fitting_nodes(
-    make: Callable[..., Deployed], roster: Roster, settled: Collection[int], wanted: int
-) -> Deployed:
+    make: Callable[..., DeployedFederation], registry: NodeRegistry, settled: Collection[int], wanted: int
+) -> DeployedFederation:
     """A federation of all nodes that are known, without those with whom there can be none.
 
     Args:
@@ -413,10 +431,10 @@ def _federation_of_fitting_nodes(
         try:
             return make()
         except Exception:
-            gone = unfit(lambda known: make(known=known), roster.known, settled)
+            gone = unfit(lambda known: make(known=known), registry.known, settled)
             if not gone:
                 raise
         for client, reason in gone.items():
-            roster.dismiss(client, reason)
-        if not settled and len(roster.node_of) < wanted:
-            roster.gather(wanted)
+            registry.reject(client, reason)
+        if not settled and len(registry.node_of) < wanted:
+            registry.wait_for_clients(wanted)

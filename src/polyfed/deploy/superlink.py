@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from polyfed.deploy.gate import Gate, check_system, keeper
-from polyfed.deploy.requirements import OFFLINE, expect
+from polyfed.deploy.requirements import OFFLINE, require_package
 from polyfed.deploy.tls import AUTHORITY, SERVER, SERVER_KEY
 from polyfed.errors import ConfigError
 
@@ -31,7 +31,7 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
     Raises:
         ConfigError: a file is missing, Flower or a part of it is not installed, or the system is not Linux.
     """
-    expect("flwr", "deploy server")
+    require_package("flwr", "deploy server")
     check_system()
     for name in _FILES.values():
         if not (Path(keys) / name).is_file():

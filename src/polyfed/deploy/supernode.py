@@ -23,8 +23,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.deploy.flower_transport import client_app
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
-from polyfed.deploy.protocol import Letter, Task, agreed
-from polyfed.deploy.requirements import OFFLINE, expect
+from polyfed.deploy.protocol import Envelope, TaskRequest, shared_config
+from polyfed.deploy.requirements import OFFLINE, require_package
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.signals import raise_on_termination
@@ -53,17 +53,17 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         ConfigError: a setting is wrong, a file is missing, or data and network cannot be had.
         RunError: the SuperNode has ended: the server does not know the key, for one.
     """
-    expect("flwr", "deploy node")
+    require_package("flwr", "deploy node")
     for file, maker in ((authority, "certify"), (key, "key")):
         if not Path(file).is_file():
             raise ConfigError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     place = NodeConfig.read(_settings(config))
     data = DataCache()
-    Node(recipe, place, data).answer(Letter("hello", Task(settings=agreed(recipe)).model_dump()))
+    Node(recipe, place, data).answer(Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
 
-    def answer(letter: Letter, _: object) -> Letter:
-        return Node(recipe, place, data).answer(letter)
+    def answer(envelope: Envelope, _: object) -> Envelope:
+        return Node(recipe, place, data).answer(envelope)
 
     words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
     with raise_on_termination(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyfed.deploy.requirements import expect
+from polyfed.deploy.requirements import require_package
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-__all__ = ["AUTHORITY", "AUTHORITY_KEY", "SERVER", "SERVER_KEY", "certify", "make_key"]
+__all__ = ["AUTHORITY", "AUTHORITY_KEY", "SERVER", "SERVER_KEY", "make_node_key", "make_server_certificate"]
 
 AUTHORITY = "ca.crt"
 AUTHORITY_KEY = "ca.key"
@@ -37,7 +37,9 @@ _LONGEST = 36500  # days that a server's certificate may be good for
 _NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)")  # one part of a host name
 
 
-def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bool = False) -> list[Path]:
+def make_server_certificate(
+    folder: str | Path, hosts: Sequence[str], days: int = 365, force: bool = False
+) -> list[Path]:
     """Write a server's certificate, and the authority that signs it where the folder has none yet.
 
     Args:
@@ -53,7 +55,7 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
         ConfigError: no host, a host that is neither name nor address, a certificate is there already, half an
             authority, or `cryptography` is missing.
     """
-    expect("cryptography", "making keys")
+    require_package("cryptography", "making keys")
     check_name(folder)
     place = Path(folder)
     names = [_subject_name(host) for host in dict.fromkeys((*hosts, *_HERE))]
@@ -76,13 +78,13 @@ def certify(folder: str | Path, hosts: Sequence[str], days: int = 365, force: bo
     return [*written, place / SERVER, place / SERVER_KEY]
 
 
-def make_key(path: str | Path, force: bool = False) -> list[Path]:
+def make_node_key(path: str | Path, force: bool = False) -> list[Path]:
     """Write a node's key pair: `path` and, beside it, `path`.pub, both in OpenSSH's form, as SuperNodes read them.
 
     Raises:
         ConfigError: one of the files is there already, or `cryptography` is missing.
     """
-    expect("cryptography", "making keys")
+    require_package("cryptography", "making keys")
     from cryptography.hazmat.primitives import serialization as form
 
     check_name(path)

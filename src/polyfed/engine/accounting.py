@@ -31,7 +31,7 @@ _LOUDEST = 2.0**20  # noise beyond which none is looked for
 _TAIL = 1e-16  # delta beyond the largest of them
 
 
-def epsilon_of(releases: Iterable[Release], delta: float, accountant: Accountant = "rdp") -> float:
+def compute_epsilon(releases: Iterable[Release], delta: float, accountant: Accountant = "rdp") -> float:
     """Epsilon of these releases of one client together, all of one unit, at this delta. Nothing has 0.
 
     Args:
@@ -46,11 +46,11 @@ def epsilon_of(releases: Iterable[Release], delta: float, accountant: Accountant
     plain = gaussian_epsilon(sum(one.times / one.noise**2 for one in counted) ** -0.5, 1.0, delta)
     if not any(one.sampled for one in counted):
         return plain
-    bound = _by_divergences if accountant == "rdp" else _by_losses
+    bound = _rdp_epsilon if accountant == "rdp" else _pld_epsilon
     return min(plain, bound(counted, delta))
 
 
-def least_noise(released: Callable[[float], Iterable[Iterable[Release]]], settings: Privacy) -> float:
+def calibrate_noise(released: Callable[[float], Iterable[Iterable[Release]]], settings: Privacy) -> float:
     """The smallest noise for which no client's epsilon is above the settings' target, to a thousandth of it.
 
     Args:
@@ -62,10 +62,10 @@ def least_noise(released: Callable[[float], Iterable[Iterable[Release]]], settin
 
     @functools.cache
     def fits(noise: float) -> bool:
-        distinct = {frozenset(counted(each).items()) for each in released(noise)}
+        distinct = {frozenset(group_releases(each).items()) for each in released(noise)}
         accounts = [[replace(one, times=times) for one, times in account] for account in distinct]
         return all(
-            epsilon_of(each, settings.delta, settings.accountant) <= settings.target_epsilon for each in accounts
+            compute_epsilon(each, settings.delta, settings.accountant) <= settings.target_epsilon for each in accounts
         )
 
     high = 1.0
@@ -84,7 +84,7 @@ def least_noise(released: Callable[[float], Iterable[Iterable[Release]]], settin
     return high
 
 
-def counted(releases: Iterable[Release]) -> Counter[Release]:
+def group_releases(releases: Iterable[Release]) -> Counter[Release]:
     """Release of one time -> how often."""
     found: Counter[Release] = Counter()
     for one in releases:
@@ -92,7 +92,7 @@ def counted(releases: Iterable[Release]) -> Counter[Release]:
     return found
 
 
-def require(releases: Iterable[Release]) -> None:
+def require_packages(releases: Iterable[Release]) -> None:
     """Whether these can be accounted for here.
 
     Raises:
@@ -116,7 +116,7 @@ def _package() -> Any:
     return dp_accounting
 
 
-def _by_divergences(releases: list[Release], delta: float) -> float:
+def _rdp_epsilon(releases: list[Release], delta: float) -> float:
     total = sum(one.times * _divergences(replace(one, times=1)) for one in releases)
     return float(_package().rdp.compute_epsilon(_ORDERS, total, delta)[0])
 
@@ -137,8 +137,8 @@ def _divergences(one: Release) -> Any:
     return dp.rdp.RdpAccountant(_ORDERS, relation).compose(event).rdp
 
 
-def _by_losses(releases: list[Release], delta: float) -> float:
-    composed = [_losses(one).self_compose(times) for one, times in counted(releases).items()]
+def _pld_epsilon(releases: list[Release], delta: float) -> float:
+    composed = [_losses(one).self_compose(times) for one, times in group_releases(releases).items()]
     return float(functools.reduce(lambda a, b: a.compose(b), composed).get_epsilon_for_delta(delta))
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Architectures, Builder, Precision
+from polyfed.core.model_factory import Builder, ModelFactory, Precision
 
 
-def architectures_of(
+def build_model_factory(
     method: Method,
     builders: Mapping[str, Builder],
     seed: int,
@@ -20,7 +21,7 @@ def architectures_of(
     others: Mapping[str, Builder] | None = None,
     auxiliary: str | None = None,
     precision: Precision = "float32",
-) -> Architectures:
+) -> ModelFactory:
     """The networks that a method's clients and server use.
 
     Args:
@@ -34,10 +35,15 @@ def architectures_of(
     alone = getattr(method.join_models, "__func__", None) is Method.join_models  # clients train nothing but their own
     beside = None if alone else method.join_models
     starts = {"blank": method.ignores_initial_weights, "common_head": method.common_head}
-    return Architectures(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)
+    return ModelFactory(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)
 
 
-def trained_counts(architectures: Architectures, names: Iterable[str]) -> dict[str, int]:
-    """How many numbers of clients' own networks are trained: architecture -> count. names: of the architectures."""
-    networks = {name: architectures.as_built(name) for name in names}
+def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> dict[str, int]:
+    """How many numbers of clients' own networks are trained: architecture -> count."""
+    networks = {name: model_factory.build_raw(name) for name in first_by_architecture(clients)}
     return {name: sum(p.numel() for p in one.parameters() if p.requires_grad) for name, one in networks.items()}
+
+
+def first_by_architecture(clients: Sequence[Client]) -> dict[str, Client]:
+    """The first client of each architecture."""
+    return {client.architecture: client for client in reversed(clients)}

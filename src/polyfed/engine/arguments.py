@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from polyfed.core.client import Client, PublicData, as_floats, samples_of
+from polyfed.core.client import Client, PublicData, samples_of, to_float
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder
 from polyfed.core.settings import Evaluation, Settings
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import ClientData, Samples, classes_up_to
+from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to
 from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.errors import ConfigError, described, nearest
+from polyfed.errors import ConfigError, described, suggest
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
 from polyfed.places import check_characters
@@ -218,9 +218,9 @@ def _check_named(client: Client, own: Collection[str]) -> None:
     if ":" not in name and name.partition("?")[0] not in MODELS:
         raise ConfigError(
             f"client {client.id}: expected a network, a name in builders or that of a registered model, got '{name}'"
-            f"{nearest(name, [*MODELS, *own])}"
+            f"{suggest(name, [*MODELS, *own])}"
         )
-    if client.prepare is not as_floats or client.data.train.x.dtype != torch.uint8:
+    if client.prepare is not to_float or client.data.train.x.dtype != torch.uint8:
         return
     if (wanted := pretrained_normalization(name)) is not None:
         raise ConfigError(
@@ -295,6 +295,6 @@ def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: 
             )
 
 
-def _largest_label(data: ClientData, test: Samples | None) -> int:
+def _largest_label(data: ClientData, test: LabeledSamples | None) -> int:
     parts = [data.train, data.validation, data.test, *([] if test is None else [test])]
     return max(int(part.y.max()) for part in parts if len(part))

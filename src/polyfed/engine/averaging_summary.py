@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import Tensor, nn
 
 from polyfed.core.method import Method
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.models.split import Part, SplitModel
 
 __all__ = ["averaged", "listed", "only_heads_shared"]
@@ -74,7 +74,7 @@ def _common(
     templates: Mapping[str, nn.Module], parts: Collection[Part] | None
 ) -> dict[tuple[str, ...], dict[str, Tensor]]:
     """Architectures, at least two, -> what all of these and no others have; most weights first."""
-    held = {architecture: floats(module, parts=parts) for architecture, module in templates.items()}
+    held = {architecture: float_state(module, parts=parts) for architecture, module in templates.items()}
     groups: dict[tuple[str, ...], dict[str, Tensor]] = {}
     for name, tensor in {name: t for tensors in held.values() for name, t in tensors.items()}.items():
         owners = tuple(architecture for architecture, tensors in held.items() if name in tensors)
@@ -85,7 +85,7 @@ def _common(
 
 def _head(module: nn.Module) -> set[str]:
     """Names of the head's tensors; of a network that is not split, of its last layer's."""
-    names = list(floats(module))
+    names = list(float_state(module))
     if isinstance(module, SplitModel):
         return {name for name in names if module.part_of(name) == "head"}
     last = names[-1].rpartition(".")[0] if names else ""

@@ -27,10 +27,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polyfed.core.message import State, flatten, from_bytes, group, read_only, tensor, unflatten
+from polyfed.core.message import State, flatten, freeze, from_bytes, get_group, get_tensor, unflatten
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.run_folder import sync_folder
-from polyfed.engine.weight_store import Layout, Row, Store
+from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.results.read import parse_json, seal, unseal
 
@@ -55,7 +55,7 @@ class Snapshot:
 
     round: int
     server: State
-    weights: Mapping[int, Row | None]
+    weights: Mapping[int, WeightRow | None]
     states: Mapping[int, State]
     late: Sequence[LateUpload] = ()
 
@@ -103,7 +103,7 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
 def latest(
     folder: Path,
     clients: int,
-    store: Store | None = None,
+    store: WeightStore | None = None,
     records: Callable[[int], object] = lambda _: None,
     before: int | None = None,
 ) -> Snapshot | None:
@@ -141,7 +141,7 @@ def latest(
     return None
 
 
-def of_round(folder: Path, number: int, clients: int, store: Store) -> Snapshot:
+def of_round(folder: Path, number: int, clients: int, store: WeightStore) -> Snapshot:
     """The checkpoint of a round.
 
     Raises:
@@ -204,7 +204,7 @@ def _read(path: Path, clients: int) -> Snapshot:
     index = _verified(path)
     server, stored = (from_bytes((path / name).read_bytes()) for name in (_SERVER, _CLIENTS))
     names = {i: f"{_CLIENT} {i} state" for i in range(clients)}
-    states = {i: unflatten(group(stored, name)) if name in stored else {} for i, name in names.items()}
+    states = {i: unflatten(get_group(stored, name)) if name in stored else {} for i, name in names.items()}
     late = _unpacked(from_bytes((path / _LATE).read_bytes())) if _LATE in index["sha256"] else []
     return Snapshot(int(index["round"]), server, dict.fromkeys(range(clients)), states, late)
 
@@ -212,7 +212,7 @@ def _read(path: Path, clients: int) -> Snapshot:
 # rows -------------------------------------------------------------------------------------------------------------
 
 
-def _grouped(rows: Mapping[int, Row]) -> tuple[dict[str, _Entry], list[dict[str, Any]]]:
+def _grouped(rows: Mapping[int, WeightRow]) -> tuple[dict[str, _Entry], list[dict[str, Any]]]:
     """The entries of the file of weights, and what is said of them; rows by number of client."""
     groups: dict[tuple[str, str], list[int]] = {}
     for number, row in rows.items():
@@ -231,17 +231,17 @@ def _grouped(rows: Mapping[int, Row]) -> tuple[dict[str, _Entry], list[dict[str,
     return entries, described
 
 
-def _rows(path: Path, clients: int, store: Store) -> dict[int, Row | None]:
+def _rows(path: Path, clients: int, store: WeightStore) -> dict[int, WeightRow | None]:
     """The clients' rows, in the store; ValueError where they are not those of its clients and networks."""
-    rows: dict[int, Row | None] = dict.fromkeys(range(clients))
+    rows: dict[int, WeightRow | None] = dict.fromkeys(range(clients))
     with safetensors.safe_open(path / _WEIGHTS, "pt") as file:
         names = set(file.keys())
         for place, about in enumerate(parse_json(file.metadata()[_ROWS].encode())):
-            layout = Layout.read(about["tensors"])
+            layout = RowLayout.read(about["tensors"])
             parts = [file.get_slice(name) for name in (f"{place} floats", f"{place} others") if name in names]
             for k, number in enumerate(about["clients"]):
                 content = torch.cat([part[k].view(torch.uint8) for part in parts])
-                rows[number] = store.kept(number, about["architecture"], about["variant"], layout.views(content))
+                rows[number] = store.store(number, about["architecture"], about["variant"], layout.views(content))
     return rows
 
 
@@ -317,6 +317,6 @@ def _packed(late: Sequence[LateUpload]) -> State:
 
 
 def _unpacked(stored: State) -> list[LateUpload]:
-    facts = parse_json(bytes(tensor(stored, "facts").tolist()))
-    messages = [unflatten(group(stored, str(place)) if str(place) in stored else {}) for place in range(len(facts))]
-    return [LateUpload(i, sent, name, read_only(m)) for (i, sent, name), m in zip(facts, messages, strict=True)]
+    facts = parse_json(bytes(get_tensor(stored, "facts").tolist()))
+    messages = [unflatten(get_group(stored, str(place)) if str(place) in stored else {}) for place in range(len(facts))]
+    return [LateUpload(i, sent, name, freeze(m)) for (i, sent, name), m in zip(facts, messages, strict=True)]

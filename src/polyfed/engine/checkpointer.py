@@ -9,10 +9,10 @@ from polyfed.core.settings import Evaluation
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.evaluation import NOT_EVALUATED
-from polyfed.engine.history import best_round, stopped_after
-from polyfed.engine.run_folder import RunFolder, writing
+from polyfed.engine.history import best_round, early_stop_round
+from polyfed.engine.run_folder import RunFolder, explain_disk_errors
 from polyfed.engine.transaction import Transaction
-from polyfed.engine.weight_store import Store
+from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ class Checkpointer:
         transaction: Transaction,
         history: list[dict[str, Any]],
         folder: RunFolder | None,
-        store: Store,
+        store: WeightStore,
         clients: int,
         evaluation: Evaluation,
         keep: Literal["last", "best"],
@@ -54,7 +54,7 @@ class Checkpointer:
     def save(self, number: int) -> None:
         """Keep the present state, after round `number`."""
         if self._folder is not None:
-            with writing(self._folder.path):
+            with explain_disk_errors(self._folder.path):
                 snapshot = self._transaction.snapshot(number)
                 checkpoint.write(self._folder.checkpoints, snapshot, self.best_round)
         elif self.best_round(number) == number:
@@ -139,7 +139,7 @@ class Checkpointer:
 
     def has_stopped(self) -> bool:
         """Whether the run stops early after its records so far."""
-        return stopped_after(self._history, self._evaluation.patience, self._evaluation.min_delta) is not None
+        return early_stop_round(self._history, self._evaluation.patience, self._evaluation.min_delta) is not None
 
     def _forget_last_scores(self, folder: RunFolder) -> None:
         """Take the scores out of the record of the round that was to be the last one, if it is not due otherwise."""

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.method import Method, Requirements
-from polyfed.core.model_factory import BY_SIZE, Architectures
-from polyfed.core.modules import floats, split
+from polyfed.core.model_factory import BY_SIZE, ModelFactory
+from polyfed.core.modules import as_split_model, float_state
 from polyfed.engine.averaging_summary import listed, only_heads_shared
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.functional.feature_pooling import layout
-from polyfed.functional.modes import evaluating
-from polyfed.models.split import SplitModel, cuts
-from polyfed.registry import nearest
+from polyfed.functional.modes import eval_mode
+from polyfed.models.split import SplitModel, cut_shapes
+from polyfed.registry import suggest
 
 
-class Unfit(ConfigError):
+class IncompatibleError(ConfigError):
     """Models or data do not fit the method.
 
     Attributes:
@@ -34,8 +34,8 @@ class Unfit(ConfigError):
         self.problems = tuple(problems)
 
 
-def check_fit(
-    method: Method, clients: Sequence[Client], architectures: Architectures, public: PublicData | None
+def check_compatibility(
+    method: Method, clients: Sequence[Client], model_factory: ModelFactory, public: PublicData | None
 ) -> None:
     """Check every architecture against its clients' data and against `method.requirements`.
 
@@ -44,25 +44,25 @@ def check_fit(
     """
     first = {client.architecture: client for client in reversed(clients)}
     problems: list[str] = []
-    templates = _working(method, architectures, first, problems)
-    for question in _questions(method, clients, architectures, public, templates, first):
+    templates = _working(method, model_factory, first, problems)
+    for question in _questions(method, clients, model_factory, public, templates, first):
         try:
             question()
         except ConfigError as error:
             problems.append(str(error))
     if problems:
-        raise Unfit(problems)
+        raise IncompatibleError(problems)
 
 
 def _working(
-    method: Method, architectures: Architectures, first: Mapping[str, Client], problems: list[str]
+    method: Method, model_factory: ModelFactory, first: Mapping[str, Client], problems: list[str]
 ) -> dict[str, nn.Module]:
     """The networks that can be made and take their clients' data, in the order of these; why not, of the others."""
     templates = {}
     for architecture, client in sorted(first.items(), key=lambda one: one[1].id):
         try:
-            module = architectures.template(architecture, alone=True)
-            module = module if architectures.together else method.personal_model(module)
+            module = model_factory.module(architecture, alone=True)
+            module = module if model_factory.together else method.personal_model(module)
             _check_forward(client, module)
         except ConfigError as error:
             problems.append(str(error))
@@ -74,7 +74,7 @@ def _working(
 def _questions(
     method: Method,
     clients: Sequence[Client],
-    architectures: Architectures,
+    model_factory: ModelFactory,
     public: PublicData | None,
     templates: Mapping[str, nn.Module],
     first: Mapping[str, Client],
@@ -98,8 +98,8 @@ def _questions(
         yield lambda: _check_more_than_head(name, needs, templates, clients)
     if needs.twice_differentiable:
         yield lambda: _check_second_derivatives(name, needs, templates, first)
-    if architectures.auxiliary_model and templates:
-        yield lambda: _check_together(method, architectures, {a: first[a] for a in templates})
+    if model_factory.auxiliary_model and templates:
+        yield lambda: _check_together(method, model_factory, {a: first[a] for a in templates})
 
 
 def _questions_of_parts(
@@ -140,20 +140,20 @@ def check_auxiliary_model(method: Method, known: Collection[str]) -> None:
     if wanted is not None and wanted.network not in (*BY_SIZE, *known):
         raise ConfigError(
             f"{method.display_name}: expected 'smallest', 'largest' or a network that can be built "
-            f"as auxiliary model, got '{wanted.network}'{nearest(wanted.network, [*BY_SIZE, *known])}"
+            f"as auxiliary model, got '{wanted.network}'{suggest(wanted.network, [*BY_SIZE, *known])}"
         )
 
 
-def one_input(client: Client, module: nn.Module) -> Tensor:
+def example_input(client: Client, module: nn.Module) -> Tensor:
     """The client's first training sample as `module` takes it, a batch of one."""
     return client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
 
 
 def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
     who = who or f"client {client.id} ('{client.architecture}')"
-    x = one_input(client, module)
+    x = example_input(client, module)
     try:
-        with torch.inference_mode(), evaluating(module):
+        with torch.inference_mode(), eval_mode(module):
             scores = module(x)
     except Exception as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -163,13 +163,13 @@ def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
         raise ConfigError(f"expected scores for {client.classes} classes per sample from {who}, got {came}")
 
 
-def _check_together(method: Method, architectures: Architectures, first: Mapping[str, Client]) -> None:
+def _check_together(method: Method, model_factory: ModelFactory, first: Mapping[str, Client]) -> None:
     """Check that the auxiliary model takes every client's inputs, and that the joined networks give scores."""
     name = method.display_name
-    auxiliary = architectures.auxiliary_model
+    auxiliary = model_factory.auxiliary_model
     who = f"the auxiliary model '{auxiliary}'"
     try:
-        module = architectures.template(auxiliary, alone=True)
+        module = model_factory.module(auxiliary, alone=True)
     except PolyfedError:
         raise
     except Exception as error:  # the builder may be the user's
@@ -180,18 +180,23 @@ def _check_together(method: Method, architectures: Architectures, first: Mapping
             f"{name} needs split models; {who} is a plain {type(module).__name__}; split it with polyfed.split(module, "
             f"head=..., extractor=...)"
         )
-    theirs = architectures.template(next(iter(first)), alone=True)
-    if method.requirements.same_head and isinstance(theirs, SplitModel) and _head(split(module)) != _head(theirs):
+    theirs = model_factory.module(next(iter(first)), alone=True)
+    if (
+        method.requirements.same_head
+        and isinstance(theirs, SplitModel)
+        and _head(as_split_model(module)) != _head(theirs)
+    ):
         raise ConfigError(
-            f"{name} needs heads with the same tensors; {who} gives {_head(split(module))}, the clients' networks "
-            f"{_head(theirs)}" + (f"; {method.requirements.hint}" if method.requirements.hint else "")
+            f"{name} needs heads with the same tensors; {who} gives {_head(as_split_model(module))}, "
+            f"the clients' networks {_head(theirs)}"
+            + (f"; {method.requirements.hint}" if method.requirements.hint else "")
         )
     for client in first.values():
         _check_forward(client, module, who)
-    if not architectures.together:
+    if not model_factory.together:
         return
     for architecture, client in first.items():
-        _check_forward(client, method.personal_model(architectures.template(architecture)))
+        _check_forward(client, method.personal_model(model_factory.module(architecture)))
 
 
 def _check_public(name: str, needs: Requirements, public: PublicData | None) -> None:
@@ -254,8 +259,8 @@ def _check_second_derivatives(
     for architecture, module in templates.items():
         w = {n: p.detach().requires_grad_() for n, p in module.named_parameters() if p.requires_grad}
         try:
-            with evaluating(module):
-                scores = torch.func.functional_call(module, dict(w), (one_input(first[architecture], module),))
+            with eval_mode(module):
+                scores = torch.func.functional_call(module, dict(w), (example_input(first[architecture], module),))
             grads = torch.autograd.grad(scores.square().sum(), tuple(w.values()), create_graph=True, allow_unused=True)
             # backward reaches every node, also those that only raise; grad would pass them by, and give too little
             torch.stack([g.square().sum() for g in grads if g is not None]).sum().backward()
@@ -268,7 +273,7 @@ def _check_second_derivatives(
 
 def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
     for architecture, module in templates.items():
-        head = split(module).head
+        head = as_split_model(module).head
         if not isinstance(head, nn.Linear) or head.bias is None:
             raise ConfigError(
                 f"{name} needs a head that is one linear layer with a bias; client {first[architecture].id} "
@@ -292,7 +297,7 @@ def _check_equal(
 
 
 def _check_grid(name: str, client: Client, module: nn.Module) -> None:
-    into, _ = cuts(split(module), one_input(client, module))
+    into, _ = cut_shapes(as_split_model(module), example_input(client, module))
     try:
         layout(into)
     except ValueError as error:
@@ -305,7 +310,7 @@ def _check_nested(
 ) -> None:
     known: dict[str, tuple[tuple[int, ...], str]] = {}
     for architecture in sorted(templates, key=lambda a: first[a].id):
-        for tensor_name, tensor in floats(templates[architecture], parts=needs.shared_parts).items():
+        for tensor_name, tensor in float_state(templates[architecture], parts=needs.shared_parts).items():
             shape, owner = known.setdefault(tensor_name, (tuple(tensor.shape), architecture))
             if shape != tuple(tensor.shape):
                 facts = {architecture: f"'{tensor_name}' {tuple(tensor.shape)}", owner: f"'{tensor_name}' {shape}"}
@@ -341,5 +346,5 @@ def _head(model: SplitModel) -> str:
 
 def _cut_shapes(client: Client, module: nn.Module) -> str:
     assert isinstance(module, SplitModel)
-    into, out = cuts(module, one_input(client, module))
+    into, out = cut_shapes(module, example_input(client, module))
     return f"{tuple(into)} and {tuple(out)}"

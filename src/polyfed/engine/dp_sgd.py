@@ -27,15 +27,15 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import to_bytes
-from polyfed.core.method import BY_ROW, Batch, Context, Method, Phase, StepResult
-from polyfed.core.model_factory import Architectures
-from polyfed.core.modules import trainable
+from polyfed.core.method import PER_SAMPLE_GRAD, Batch, Context, Method, Phase, StepResult
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
 from polyfed.errors import ConfigError
-from polyfed.functional.drift import Normals, released
+from polyfed.functional.drift import Normals, clip_and_noise
 from polyfed.functional.modes import channels_first, has_batchnorm
-from polyfed.functional.secure_noise import KeyedNormals, KeyedUniforms
+from polyfed.functional.secure_noise import KeyedGaussian, KeyedUniforms
 
 Loss = Callable[[Any, Batch, Context], Any]
 _TRIED = 3  # rows of a trial
@@ -80,25 +80,25 @@ def draws_of(client: Client, order: torch.Generator) -> Draws:
         hashlib.sha256(part).digest() for part in (place, to_bytes(weights), to_bytes({"x": train.x, "y": train.y}))
     ]
     noise, chance = (hmac.digest(client.secret, what + b"".join(said), "sha256") for what in (b"sgd noise", b"batches"))
-    return Draws(KeyedNormals(noise), KeyedUniforms(chance))
+    return Draws(KeyedGaussian(noise), KeyedUniforms(chance))
 
 
 @contextlib.contextmanager
-def by_row(client: Client, draws: torch.Generator | Normals) -> Iterator[dict[str, Any]]:
+def per_sample_gradients(client: Client, draws: torch.Generator | Normals) -> Iterator[dict[str, Any]]:
     """What the contexts of a client at work have within the block, so that gradients are bounded; {} where none are.
 
     draws: where the noise comes from, on the CPU.
     """
     settings = client.privacy
-    if not settings.max_grad_norm or not trainable(client.model)[0]:
+    if not settings.max_grad_norm or not trainable_parameters(client.model)[0]:
         yield {}
         return
-    with _Rows(client.model, settings, draws) as rows:
+    with _PerSampleModel(client.model, settings, draws) as rows:
         expected = min(client.training.batch_size, client.n) if settings.poisson else None
-        yield {BY_ROW: lambda loss, model, batch, context: rows.gradients(loss, batch, context, expected)}
+        yield {PER_SAMPLE_GRAD: lambda loss, model, batch, context: rows.gradients(loss, batch, context, expected)}
 
 
-class _Rows:
+class _PerSampleModel:
     """A network whose gradients are taken row by row; within the block only.
 
     Args:
@@ -107,7 +107,7 @@ class _Rows:
 
     def __init__(self, model: nn.Module, settings: Privacy, draws: torch.Generator | Normals) -> None:
         sampler, optimizer = _package()
-        self._names, self._parameters = trainable(model)
+        self._names, self._parameters = trainable_parameters(model)
         noise = None
         self._own: Normals | None = None  # of the noise that is not Opacus's
         if isinstance(draws, torch.Generator):
@@ -128,7 +128,7 @@ class _Rows:
             generator=noise,
         )
 
-    def __enter__(self) -> _Rows:
+    def __enter__(self) -> _PerSampleModel:
         self._warnings = warnings.catch_warnings()
         self._warnings.__enter__()
         self._layout.__enter__()
@@ -150,7 +150,7 @@ class _Rows:
         self._steps.pre_step()
         found = {name: p.grad for name, p in zip(self._names, self._parameters, strict=True)}
         if self._own is not None:
-            noisy = released({name: g for name, g in found.items() if g is not None}, 0.0, self._std, self._own)
+            noisy = clip_and_noise({name: g for name, g in found.items() if g is not None}, 0.0, self._std, self._own)
             found |= {name: tensor / (expected or len(batch.y)) for name, tensor in noisy.items()}
         self._steps.zero_grad(set_to_none=True)
         return StepResult(found, value, sums)
@@ -178,8 +178,8 @@ class _Rows:
         return found
 
 
-def check_rows(
-    method: Method, settings: Privacy, clients: Sequence[Client], architectures: Architectures, precision: str
+def check_dp_sgd(
+    method: Method, settings: Privacy, clients: Sequence[Client], model_factory: ModelFactory, precision: str
 ) -> None:
     """Whether these networks can be trained so, in this method.
 
@@ -207,7 +207,7 @@ def check_rows(
             )
     _package()
     for client in clients:
-        module = architectures.template(client.architecture, alone=True)
+        module = model_factory.module(client.architecture, alone=True)
         try:
             _try_rows(method, settings, client, module)
         except ConfigError as problem:
@@ -228,7 +228,7 @@ def _try_rows(method: Method, settings: Privacy, client: Client, module: nn.Modu
     y = train.y[:_TRIED].to(device)
     with _training_without_dropout(module):
         try:
-            with _Rows(module, settings, torch.Generator()) as rows:
+            with _PerSampleModel(module, settings, torch.Generator()) as rows:
                 found = rows.each(method.loss, Batch(x, y, torch.ones(len(y), device=device)))
             for place in range(len(y)):
                 row = slice(place, place + 1)
@@ -246,7 +246,7 @@ def _compare_row(method: Method, module: nn.Module, batch: Batch, found: Sequenc
     Args:
         batch: of the row alone. found: of every parameter, the gradients by row, (B, ...). place: of the row there.
     """
-    names, parameters = trainable(module)
+    names, parameters = trainable_parameters(module)
     alone = method.loss(module, batch, {})
     value = alone[0] if isinstance(alone, tuple) else alone
     gradients = torch.autograd.grad(value, parameters, allow_unused=True)

@@ -7,7 +7,7 @@ import hashlib
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -17,32 +17,40 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, uses_default_predict
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.settings import Evaluation, Metric, Stage
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional import metrics
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
 _REMEMBERED = 256 * 2**20  # bytes of representations that are kept at most
+# figures that need more than counts: the scores of all samples (N, C) and their labels (N,)
+FROM_SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
+    "auc": metrics.auc,
+    "calibration_error": metrics.calibration_error,
+}
 Measure = Callable[[Tensor], float]  # of a client's counts (C, C), int64, rows the true class; NaN: not defined
 _Place = tuple[int, str, int]  # client, variant, identity of the samples
 
 
 @dataclass(frozen=True, eq=False)
-class Score:
+class ClientScore:
     """A client's counts, from which every figure is made.
 
-    confusion: (C, C) int64; rows the true class, columns the predicted one. auc: NaN where it was not asked for, or is
-    not defined. others: by the other predictors that the method names (`alternative_predictors`).
+    confusion: (C, C) int64; rows the true class, columns the predicted one. auc, calibration_error: NaN where they were
+    not asked for, or are not defined. others: by the other predictors that the method names
+    (`alternative_predictors`). missing: on the classes that the client never had; None where these were not asked for.
     """
 
     confusion: Tensor
     auc: float = math.nan
-    others: Mapping[str, Score] = field(default_factory=dict)
+    others: Mapping[str, ClientScore] = field(default_factory=dict)
+    calibration_error: float = math.nan
+    missing: ClientScore | None = None
 
     @functools.cached_property
     def total(self) -> int:
@@ -64,60 +72,79 @@ class Score:
         """Macro F1 over the classes that the client has test samples of."""
         return metrics.f1(self.confusion)
 
+    @functools.cached_property
+    def own(self) -> ClientScore:
+        """On the classes that the client has; `missing` has rows of all others that it has test samples of."""
+        if self.missing is None:
+            return self
+        had = self.missing.confusion.sum(dim=1) == 0
+        counts = self.confusion.clone()
+        counts[: len(had)][~had[: len(counts)]] = 0
+        return ClientScore(counts)
+
 
 @timed("score")
-def score_model(
+def evaluate_model(
     client: Client,
     method: Method,
-    samples: Samples,
-    auc: bool = False,
+    samples: LabeledSamples,
+    from_scores: Collection[str] = (),
     others: bool = True,
     represented: Sequence[Tensor] | None = None,
-) -> Score:
+) -> ClientScore:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
     Args:
         client: at work. method: whose `predict` gives the scores. samples: what to score on.
-        auc: also the area under the ROC curve, for which the scores of all samples are kept.
-        others: also by the other predictors that the method names, from the same weights and state.
+        from_scores: those of `FROM_SCORES` that are taken, too, for which the scores of all samples are kept.
+        others: also by the other predictors that the method names, from the same weights and state; and on the classes
+            that the client never had, where it has samples of them.
         represented: of a split model's, the samples' representations, `CHUNK` rows each, where they are known.
     """
     named = method.alternative_predictors if others else {}
     return replace(
-        _score(client, method, samples, auc, represented),
-        others={name: _score(client, other, samples, False) for name, other in named.items()},
+        _score(client, method, samples, from_scores, represented),
+        others={name: _score(client, other, samples) for name, other in named.items()},
+        missing=_score(client, method, client.missing) if others and client.missing is not None else None,
     )
 
 
 def _score(
-    client: Client, method: Method, samples: Samples, auc: bool, represented: Sequence[Tensor] | None = None
-) -> Score:
+    client: Client,
+    method: Method,
+    samples: LabeledSamples | SelectedSamples,
+    from_scores: Collection[str] = (),
+    represented: Sequence[Tensor] | None = None,
+) -> ClientScore:
     model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
     predicted = []
     kept = []
-    with torch.inference_mode(), evaluating(model):
-        for place, x in enumerate(samples.at(device).x.split(CHUNK)):
+    with torch.inference_mode(), eval_mode(model):
+        for place, x in enumerate(samples.chunks(CHUNK, device)):
             if represented is None:
                 scores = method.predict(model, client.prepare(x.to(device)), client.state)
             else:
-                scores = split(model).head(represented[place])
+                scores = as_split_model(model).head(represented[place])
             predicted.append(scores.argmax(dim=1))
-            if auc:
+            if from_scores:
                 kept.append(scores)
-    counts = metrics.confusion(samples.y, torch.cat(predicted).cpu(), client.classes)
-    return Score(counts, metrics.auc(torch.cat(kept).cpu(), samples.y) if auc else math.nan)
+    y = samples.y
+    counts = metrics.confusion_matrix(y, torch.cat(predicted).cpu(), client.classes)
+    whole = torch.cat(kept).cpu() if from_scores else None
+    taken = {name: FROM_SCORES[name](whole, y) for name in from_scores if whole is not None}
+    return ClientScore(counts, taken.get("auc", math.nan), calibration_error=taken.get("calibration_error", math.nan))
 
 
-def _represented(client: Client, samples: Samples, model: SplitModel) -> list[Tensor]:
+def _represented(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
     """What enters the head, `CHUNK` rows each."""
     device = next(iter(model.parameters())).device
-    with torch.inference_mode(), evaluating(model):
-        return [model.represent(client.prepare(x.to(device))) for x in samples.at(device).x.split(CHUNK)]
+    with torch.inference_mode(), eval_mode(model):
+        return [model.represent(client.prepare(x.to(device))) for x in samples.chunks(CHUNK, device)]
 
 
-def summary(
-    scores: Iterable[Score], mean: str, figure: str | Callable[[Score], float] = "accuracy"
+def summarize(
+    scores: Iterable[ClientScore], mean: str, figure: str | Callable[[ClientScore], float] = "accuracy"
 ) -> dict[str, float]:
     """Mean, standard deviation over clients (population), minimum and maximum of a figure; n clients.
 
@@ -127,7 +154,7 @@ def summary(
         scores: one per client that has test data. Those for which the figure is not defined are left out.
         mean: "clients" (each counts once) or "samples" (each as often as it has samples; for the accuracy that is the
             accuracy over all samples, for the others the mean of the clients' own figures).
-        figure: "accuracy", "balanced_accuracy", "f1" or "auc", or a function of the score.
+        figure: "accuracy", "balanced_accuracy", "f1", "auc" or "calibration_error", or a function of the score.
     """
     value_of = operator.attrgetter(figure) if isinstance(figure, str) else figure
     pairs = [(float(value_of(score)), score.total) for score in scores]
@@ -145,8 +172,8 @@ def summary(
     return {**found, "n": len(values)}
 
 
-def figures(
-    stages: Mapping[Stage, Mapping[int, Score]],
+def evaluation_record(
+    stages: Mapping[Stage, Mapping[int, ClientScore]],
     architectures: Sequence[str],
     evaluation: Evaluation,
     measures: Mapping[str, Measure] | None = None,
@@ -161,33 +188,49 @@ def figures(
         RunError: one of the further figures fails, or is no number.
     """
     main = next(iter(stages.values()))
-    by_architecture: dict[str, list[Score]] = {}
+    by_architecture: dict[str, list[ClientScore]] = {}
     for number, score in sorted(main.items()):
         by_architecture.setdefault(architectures[number], []).append(score)
     scored = {stage: list(scores.values()) for stage, scores in stages.items()}
-    asked: dict[str, str | Callable[[Score], float]] = {n: n for n in evaluation.metrics if n != "confusion"}
+    asked: dict[str, str | Callable[[ClientScore], float]] = {n: n for n in evaluation.metrics if n != "confusion"}
     asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
     clients = [main[number].accuracy if number in main else math.nan for number in range(len(architectures))]
     return {
-        "accuracy": _known({stage: summary(scores, evaluation.weighting) for stage, scores in scored.items()}),
+        "accuracy": _known({stage: summarize(scores, evaluation.weighting) for stage, scores in scored.items()}),
         "accuracy_by_predictor": _known(
             {
-                stage: {name: summary(found, evaluation.weighting) for name, found in _by_predictor(scores).items()}
+                stage: {name: summarize(found, evaluation.weighting) for name, found in _by_predictor(scores).items()}
                 for stage, scores in scored.items()
             }
         ),
         "accuracy_per_client": [None if math.isnan(value) else value for value in clients],
         "accuracy_per_architecture": _known(
-            {name: summary(scores, evaluation.weighting) for name, scores in by_architecture.items()}
+            {name: summarize(scores, evaluation.weighting) for name, scores in by_architecture.items()}
         ),
         "metrics": _known(
             {
-                stage: _known({name: summary(scores, evaluation.weighting, figure) for name, figure in asked.items()})
+                stage: _known({name: summarize(scores, evaluation.weighting, figure) for name, figure in asked.items()})
                 for stage, scores in scored.items()
             }
         ),
         "confusion": _summed(main.values()).tolist() if "confusion" in evaluation.metrics and main else None,
+        **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
     }
+
+
+def _by_classes(stages: Mapping[Stage, Sequence[ClientScore]], weighting: str) -> dict[str, Mapping[str, Any]]:
+    """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for stage, scores in stages.items():
+        lacking = [score.missing for score in scores if score.missing is not None]
+        parts = {"own": summarize([score.own for score in scores], weighting), "missing": summarize(lacking, weighting)}
+        found[stage] = _known(parts)
+    return _known(found)
+
+
+def from_scores_of(evaluation: Evaluation) -> tuple[str, ...]:
+    """The figures asked for that need the scores of all samples."""
+    return tuple(name for name in evaluation.metrics if name in FROM_SCORES)
 
 
 NOT_EVALUATED: Mapping[str, Any] = {
@@ -201,7 +244,7 @@ NOT_EVALUATED: Mapping[str, Any] = {
 }
 
 
-def check_measures(measures: Mapping[str, Measure]) -> dict[str, Measure]:
+def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
     """Figures of the user's own, by name.
 
     Raises:
@@ -219,7 +262,7 @@ def check_measures(measures: Mapping[str, Measure]) -> dict[str, Measure]:
     return dict(measures)
 
 
-def _measured(name: str, measure: Measure, score: Score) -> float:
+def _measured(name: str, measure: Measure, score: ClientScore) -> float:
     try:
         return float(measure(score.confusion.clone()))
     except Exception as error:
@@ -230,16 +273,16 @@ def _known(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, A
     return {name: entry for name, entry in entries.items() if entry}
 
 
-def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
+def _by_predictor(scores: Iterable[ClientScore]) -> dict[str, list[ClientScore]]:
     """The clients' scores by each of the other predictors."""
-    found: dict[str, list[Score]] = {}
+    found: dict[str, list[ClientScore]] = {}
     for score in scores:
         for name, other in score.others.items():
             found.setdefault(name, []).append(other)
     return found
 
 
-def _summed(scores: Iterable[Score]) -> Tensor:
+def _summed(scores: Iterable[ClientScore]) -> Tensor:
     """The clients' counts together, as large as the largest."""
     counts = [score.confusion for score in scores]
     size = max(len(each) for each in counts)
@@ -262,27 +305,27 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-class Memory:
+class ScoreCache:
     """Scores already taken. A client is scored again only when its weights, its state or what it is sent changed.
 
     Where all clients share one test set, models that are equal bit for bit, and are given the same inputs, are scored
     once. Where all but the head is as the client keeps it, its representations are taken once.
     """
 
-    def __init__(self, auc: bool = False) -> None:
-        self.auc = auc  # taken with every score
-        self._by_client: dict[tuple[int, bool, str], tuple[object, Score]] = {}
-        self._by_content: dict[object, Score] = {}
+    def __init__(self, from_scores: Collection[str] = ()) -> None:
+        self.from_scores = from_scores  # taken with every score
+        self._by_client: dict[tuple[int, bool, str], tuple[object, ClientScore]] = {}
+        self._by_content: dict[object, ClientScore] = {}
         self._represented: dict[_Place, tuple[int, list[Tensor]]] = {}
         self._held = 0  # bytes of representations
         self.scored = 0  # forward passes over a test set that were really made
 
-    def recall(self, client_id: int, received: bool, part: str, key: object) -> Score | None:
+    def recall(self, client_id: int, received: bool, part: str, key: object) -> ClientScore | None:
         """The score under this key, if the client was scored under it last time."""
         known = self._by_client.get((client_id, received, part))
         return known[1] if known is not None and known[0] == key else None
 
-    def keep(self, client_id: int, received: bool, part: str, key: object, score: Score) -> None:
+    def keep(self, client_id: int, received: bool, part: str, key: object, score: ClientScore) -> None:
         """Remember it until the key changes."""
         self._by_client[client_id, received, part] = (key, score)
 
@@ -290,35 +333,39 @@ class Memory:
         self,
         client: Client,
         method: Method,
-        samples: Samples,
+        samples: LabeledSamples,
         shared: bool,
         others: bool = True,
         own_body: str | None = None,
-    ) -> Score:
+    ) -> ClientScore:
         """Score a working client; with `shared` samples, equal models once.
 
-        others: see `score_model`. own_body: the network's variant, where all of it but the head is as in the client's
-        own weights.
+        others: see `evaluate_model`. own_body: the network's variant, where all of it but the head is as in the
+        client's own weights.
         """
         if not shared:
             return self._take(client, method, samples, others, own_body)
         model = method.personal_model(client.model)
-        inputs = (id(samples), id(client.prepare))
+        inputs = (id(samples), id(client.prepare), id(client.missing))
         content = (client.architecture, inputs, fingerprint(_content(model.state_dict(), client.state)))
         if content not in self._by_content:
             self._by_content[content] = self._take(client, method, samples, others, own_body)
         return self._by_content[content]
 
-    def _take(self, client: Client, method: Method, samples: Samples, others: bool, own_body: str | None) -> Score:
+    def _take(
+        self, client: Client, method: Method, samples: LabeledSamples, others: bool, own_body: str | None
+    ) -> ClientScore:
         model = method.personal_model(client.model)
         known = None
         if own_body is not None and uses_default_predict(method) and isinstance(model, SplitModel):
             known = self._representations(client, own_body, samples, model)
         else:
             self.scored += 1
-        return score_model(client, method, samples, self.auc, others, known)
+        return evaluate_model(client, method, samples, self.from_scores, others, known)
 
-    def _representations(self, client: Client, variant: str, samples: Samples, model: SplitModel) -> list[Tensor]:
+    def _representations(
+        self, client: Client, variant: str, samples: LabeledSamples, model: SplitModel
+    ) -> list[Tensor]:
         """Those by the client's own weights, anew if these have changed."""
         place = (client.id, variant, id(samples))
         version, known = self._represented.get(place, (-1, []))

@@ -9,12 +9,13 @@ from typing import Any
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Architectures
+from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage
-from polyfed.data.samples import Samples
-from polyfed.engine.evaluation import Measure, Memory, Score, figures, summary
-from polyfed.engine.executors.base import Executor, Scoring, has_own
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.evaluation import ClientScore, Measure, ScoreCache, evaluation_record, from_scores_of, summarize
+from polyfed.engine.executors.base import EvalJob, Executor, has_weights
+from polyfed.engine.held_out import Newcomers
 
 
 class _ScoreKey:
@@ -52,6 +53,7 @@ class Evaluator:
         clients: by number. executor: does the work.
         stages: the main one first. metrics: figures of the user's own. shared_test: the samples all are tested on.
         excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
+        held_out: who never trains, and is scored as a newcomer.
     """
 
     def __init__(  # noqa: PLR0913 - what scoring needs of a federation
@@ -59,27 +61,31 @@ class Evaluator:
         method: Method,
         clients: Sequence[Client],
         server: Server,
-        architectures: Architectures,
+        model_factory: ModelFactory,
         executor: Executor,
         evaluation: Evaluation,
         stages: Sequence[Stage],
         metrics: Mapping[str, Measure],
-        shared_test: Samples | None,
+        shared_test: LabeledSamples | None,
         excluded: Mapping[int, str],
         unscored: Collection[int],
+        held_out: Collection[int] = (),
     ) -> None:
         self._method = method
         self._clients = clients
         self._server = server
-        self._architectures, self._executor = architectures, executor
+        self._architectures, self._executor = model_factory, executor
         self._evaluation = evaluation
         self._stages = stages
         self._metrics = metrics
         self._shared_test = shared_test
         self._excluded = excluded
         self._unscored = unscored
-        self.auc = "auc" in evaluation.metrics
-        self._memory = Memory(self.auc)
+        self.from_scores = from_scores_of(evaluation)
+        self._memory = ScoreCache(self.from_scores)
+        self._newcomers = Newcomers(
+            method, clients, server, executor, evaluation, held_out, self.from_scores, shared_test
+        )
 
     @property
     def scores_after_training(self) -> bool:
@@ -88,27 +94,28 @@ class Evaluator:
 
     def forget(self) -> None:
         """Take every score anew from now on."""
-        self._memory = Memory(self.auc)
+        self._memory = ScoreCache(self.from_scores)
 
-    def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
+    def record(self, after_training: Mapping[int, ClientScore]) -> dict[str, Any]:
         """The figures of all stages, and the validation accuracy of the main one, for the round's record."""
         main = self._stages[0]
         validated = "personal" if main == "after_training" else main
         wanted = [(stage, "test") for stage in self._stages if stage != "after_training"]
         wanted.append((validated, "validation"))
         found = self._scores(wanted)
-        scores: dict[Stage, Mapping[int, Score]] = {}
+        scores: dict[Stage, Mapping[int, ClientScore]] = {}
         for stage in self._stages:
             if stage == "after_training":
                 scores[stage] = {n: score for n, score in after_training.items() if n not in self._unscored}
             else:
                 scores[stage] = found[stage, "test"]
         names = [client.architecture for client in self._clients]
-        record = figures(scores, names, self._evaluation, self._metrics)
+        record = evaluation_record(scores, names, self._evaluation, self._metrics)
         validation = found[validated, "validation"].values()
-        return {**record, "validation": summary(validation, self._evaluation.weighting).get("mean")}
+        mean = summarize(validation, self._evaluation.weighting).get("mean")
+        return {**record, "validation": mean, **self._newcomers.record()}
 
-    def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
+    def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, ClientScore]]:
         """The scores of those present by (stage, part of the data)."""
         there = self._server.clients.keys() | self._excluded.keys()
         judged = [client for client in self._clients if client.id in there and client.id not in self._unscored]
@@ -118,7 +125,7 @@ class Evaluator:
         for view, scores in zip(missing, taken, strict=True):
             for part, score in scores.items():
                 self._memory.keep(view.client.id, view.message is not None, part, view.key, score)
-        found: dict[tuple[str, str], dict[int, Score]] = {}
+        found: dict[tuple[str, str], dict[int, ClientScore]] = {}
         for stage, part in wanted:
             known = {number: self._recall(of_stage[stage], part) for number, of_stage in views.items()}
             found[stage, part] = {number: score for number, score in known.items() if score is not None}
@@ -144,7 +151,7 @@ class Evaluator:
             view = _ScoredClient(client, variant, None, _ScoreKey(client.version, variant, {}))
             return dict.fromkeys(stages, view)
         variant = self._method.variant(self._server, client.id)
-        own = has_own(client, variant, self._architectures)
+        own = has_weights(client, variant, self._architectures)
         receives = {stage: stage == "received" or not own for stage in stages}  # who never took part, say
         as_it_stands = _ScoredClient(client, variant, None, _ScoreKey(client.version, variant, {}))
         received = as_it_stands
@@ -154,9 +161,9 @@ class Evaluator:
                 received = _ScoredClient(client, variant, message, _ScoreKey(client.version, variant, message))
         return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
 
-    def _recall(self, view: _ScoredClient, part: str) -> Score | None:
+    def _recall(self, view: _ScoredClient, part: str) -> ClientScore | None:
         return self._memory.recall(view.client.id, view.message is not None, part, view.key)
 
-    def _scoring(self, view: _ScoredClient, parts: Sequence[str]) -> Scoring:
+    def _scoring(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:
         shared = [part for part in parts if getattr(view.client.data, part) is self._shared_test]
-        return Scoring(view.client, view.variant, view.message, self._server.round, parts, shared)
+        return EvalJob(view.client, view.variant, view.message, self._server.round, parts, shared)

@@ -17,8 +17,8 @@ from polyfed.core.server import ClientInfo, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import ClientData, Samples
-from polyfed.engine.architectures import architectures_of, trained_counts
+from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.engine.architectures import build_model_factory, first_by_architecture, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
     check_texts,
@@ -37,13 +37,15 @@ from polyfed.engine.arguments import (
 )
 from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
-from polyfed.engine.compatibility import check_auxiliary_model, check_fit
+from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Measure, check_measures
+from polyfed.engine.evaluation import Measure, from_scores_of, validate_metrics
 from polyfed.engine.evaluator import Evaluator
-from polyfed.engine.executors.base import Crew, Executor
-from polyfed.engine.executors.process_pool import chosen
-from polyfed.engine.history import History, result_of
+from polyfed.engine.executors.base import Executor, WorkerContext
+from polyfed.engine.executors.process_pool import make_executor
+from polyfed.engine.held_out import held_out_of, remarks_on
+from polyfed.engine.history import History, summarize_run
+from polyfed.engine.missing_classes import select_missing
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
 from polyfed.engine.plugin import Plugin, Setup
@@ -57,11 +59,10 @@ from polyfed.engine.run_loop import RunLoop
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.unread_settings import unread_settings
-from polyfed.engine.weight_store import Store
+from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, described
 from polyfed.registry import TRACKERS
-from polyfed.tracking.base import Tracker as Tracker
-from polyfed.tracking.base import tell, watcher
+from polyfed.tracking.base import as_tracker, notify
 from polyfed.units import human_count
 
 
@@ -82,13 +83,13 @@ class Federation:
         seed: every random draw of the run is derived from it.
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
             a network that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
-        trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
+        trackers: functions of a round's record, and objects with any of `Tracker`'s methods.
         metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
-            the predicted one; NaN where it is not defined. They stand in records and tables beside the others.
+            the predicted one; NaN where it is not defined.
 
     Raises:
         ConfigError: models or data do not fit the method or the settings, or a simulated device's memory; a device is
-            not there, the executor is not possible here, there are no clients, or a tracker or a metric is none.
+            not there, the executor is not possible here, or an argument is of another type.
     """
 
     def __init__(  # noqa: PLR0913 - what a user may choose, each by its name
@@ -109,8 +110,8 @@ class Federation:
     ) -> None:
         self.clients = clients_of(clients)
         self.method = method = method_of(method)
-        self.trackers = [watcher(given) for given in list_of("trackers", trackers)]
-        self.metrics = check_measures(mapping_of("metrics", metrics))
+        self.trackers = [as_tracker(given) for given in list_of("trackers", trackers)]
+        self.metrics = validate_metrics(mapping_of("metrics", metrics))
         self.training = settings_of("training", training, Training)
         self.evaluation = settings_of("evaluation", evaluation, Evaluation)
         self.plugins: Sequence[Plugin] = plugins_of(plugins)
@@ -121,7 +122,11 @@ class Federation:
         task = task_of(task)
         check_texts(task, self.output, self.metrics)
         self.task = complete_task(task, self.clients)
+        self._shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
+        self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
+        if self.evaluation.missing_classes:
+            select_missing(self.clients, self._shared_test)
         check_validation(self.clients, self.evaluation, self.output)
         self.server = self._build_server(mapping_of("builders", builders))
         self.history: list[dict[str, Any]] = []
@@ -133,20 +138,21 @@ class Federation:
         self.settings = self.output.settings if self.output.settings is not None else settings_of_python(self)
         self.transaction = Transaction(self.server, self.clients, self.plugins, self.history, self.present)
         self.exporter = ModelExport(
-            method, self.clients, self.server, self.architectures, self.task, self.settings, self.facts, self._by_name
+            method, self.clients, self.server, self.model_factory, self.task, self.settings, self.facts, self._by_name
         )
         self.evaluator = Evaluator(
             method,
             self.clients,
             self.server,
-            self.architectures,
+            self.model_factory,
             self.executor,
             self.evaluation,
             self.stages,
             self.metrics,
-            self.task.test if isinstance(self.task.test, Samples) else None,
+            self._shared_test,
             self.setup.excluded,
             self.setup.unscored,
+            self.held_out,
         )
         self.checkpointer = Checkpointer(
             self.transaction,
@@ -158,7 +164,7 @@ class Federation:
             self.output.keep,
             self.settings,
             self.is_last,
-            lambda records: result_of(records, self.facts, self._members()),
+            lambda records: summarize_run(records, self.facts, self._members()),
         )
         self.runner = RoundRunner(
             method,
@@ -177,8 +183,8 @@ class Federation:
     def _number_clients(self) -> None:
         """Tell every client its number and what all of them share."""
         for number, client in enumerate(self.clients):
-            if isinstance(self.task.test, Samples):
-                client.data = ClientData(client.data.train, client.data.validation, self.task.test)
+            if self._shared_test is not None:
+                client.data = ClientData(client.data.train, client.data.validation, self._shared_test)
             client.id = number
             client.classes = self.classes
             client.seed = self.seed
@@ -194,13 +200,13 @@ class Federation:
         named = name_architectures(self.clients, {**builders, **self._by_name})
         check_auxiliary_model(method, [*named, *builders])
         device = parse_device(str(self.execution.device))
-        self.architectures = architectures_of(
+        self.model_factory = build_model_factory(
             method, named, self.seed, device, others=builders, precision=self.execution.precision
         )
-        check_fit(method, self.clients, self.architectures, task.public)
+        check_compatibility(method, self.clients, self.model_factory, task.public)
         return Server(
             {client.id: ClientInfo(client.architecture, client.n) for client in self.clients},
-            self.architectures,
+            self.model_factory,
             rounds=self.training.rounds,
             classes=self.classes,
             seed=self.seed,
@@ -217,7 +223,7 @@ class Federation:
             self.method,
             self.clients,
             self.server,
-            self.architectures,
+            self.model_factory,
             self.training,
             self.evaluation,
             self.seed,
@@ -225,6 +231,7 @@ class Federation:
             self.plugins,
             self.present,
             self.cohort,
+            held_out=self.held_out,
         )
         for plugin in self.plugins:
             plugin.validate(setup)
@@ -232,18 +239,20 @@ class Federation:
             raise ConfigError("expected a client in round 1, got none: all are left out or join later")
         return setup
 
-    def _make_store(self) -> Store:
+    def _make_store(self) -> WeightStore:
         """Where clients' weights are kept."""
         beside = None if self.folder is None else self.folder.path
-        return Store(self.architectures, [client.architecture for client in self.clients], beside)
+        return WeightStore(self.model_factory, [client.architecture for client in self.clients], beside)
 
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        crew = Crew(self.method, self.architectures, self.clients, self.store, "auc" in self.evaluation.metrics)
+        context = WorkerContext(
+            self.method, self.model_factory, self.clients, self.store, from_scores_of(self.evaluation)
+        )
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
-        executor = chosen(asked.executor, workers, crew, self.training, say, asked.rebuild)
+        executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
         return executor if asked.wrap is None else asked.wrap(executor)
 
     # what it is -----------------------------------------------------------------------------------------------
@@ -273,7 +282,7 @@ class Federation:
     def present(self, number: int) -> list[int]:
         """Who is in the federation in round `number`, asked or not."""
         absent = {client for plugin in self.plugins for client in plugin.absent(number)}
-        return [client.id for client in self.clients if client.id not in absent]
+        return [client.id for client in self.clients if client.id not in absent | self.held_out]
 
     def cohort(self, number: int) -> list[int]:
         """Who is to take part in a round, as far as nobody drops out."""
@@ -283,13 +292,13 @@ class Federation:
 
     def __repr__(self) -> str:
         facts = self.facts
-        kinds = human_count(len(first_of(self.clients)), "architecture")
+        kinds = human_count(len(first_by_architecture(self.clients)), "architecture")
         who = f"{human_count(len(self.clients), 'client')} with {kinds}"
         what = f"{human_count(facts['rounds'], 'round')}, seed {self.seed}"
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
     def _repr_html_(self) -> str:
-        return of_federation(self.facts, self.clients, trained_counts(self.architectures, first_of(self.clients)))
+        return of_federation(self.facts, self.clients, trained_counts(self.model_factory, self.clients))
 
     @property
     def averaged(self) -> str:
@@ -297,7 +306,7 @@ class Federation:
         if self.method.alone or not hasattr(self.method, "aggregation"):
             return ""
         owners = [client.architecture for client in self.clients]
-        templates = {name: self.architectures.template(name, alone=True) for name in first_of(self.clients)}
+        templates = {name: self.model_factory.module(name, alone=True) for name in first_by_architecture(self.clients)}
         return averaged(self.method, owners, {name: self.method.personal_model(one) for name, one in templates.items()})
 
     # running ------------------------------------------------------------------------------------------------
@@ -332,7 +341,7 @@ class Federation:
     def _run(self, resume: bool, force: bool) -> Run:
         if self.folder is None:
             return self._finished(RunLoop(self).run())
-        self.folder.check(self.settings, resume, force, self.method.planned)
+        self.folder.validate(self.settings, resume, force, self.method.planned)
         result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
@@ -341,7 +350,7 @@ class Federation:
 
     def write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""
-        result = result_of(self.history, self.facts, self._members())
+        result = summarize_run(self.history, self.facts, self._members())
         result["models_of_round"] = self.checkpointer.show_wanted_round()
         if self.folder is not None:
             if self.folder.read_result() is not None:  # of fewer rounds
@@ -386,6 +395,7 @@ class Federation:
         members = []
         for client, seen in zip(self.clients, self._seen(), strict=True):
             member = {"id": client.id, "architecture": client.architecture, "samples": client.n, **seen}
+            member |= {"held_out": True} if client.id in self.held_out else {}
             for plugin in self.plugins:
                 member |= plugin.about_client(client.id)
             members.append(member)
@@ -393,8 +403,8 @@ class Federation:
 
     def remarks(self) -> list[str]:
         """What a user should know before round 1: who is averaged with whom, odd classes, settings not read."""
-        averaging = [self.averaged] if len(first_of(self.clients)) > 1 and self.averaged else []
-        return [*averaging, *self.class_remarks(), *unread_settings(self)]
+        averaging = [self.averaged] if len(first_by_architecture(self.clients)) > 1 and self.averaged else []
+        return [*averaging, *remarks_on(self.held_out), *self.class_remarks(), *unread_settings(self)]
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""
@@ -405,7 +415,7 @@ class Federation:
 
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""
-        parameters = trained_counts(self.architectures, first_of(self.clients))
+        parameters = trained_counts(self.model_factory, self.clients)
         return [
             {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
             for client in self.clients
@@ -413,8 +423,7 @@ class Federation:
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
-        models = PersonalModels(self.export, list(self.server.clients))
-        return Run(result, History(self.history), models, path)
+        return Run(result, History(self.history), PersonalModels(self.export, list(self.server.clients)), path)
 
     def _read(self, result: Mapping[str, Any]) -> Run:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
@@ -438,9 +447,4 @@ class Federation:
         self.tell("client_done", done, total)
 
     def tell(self, event: str, *what: Any) -> None:
-        tell(self.trackers, event, *what)
-
-
-def first_of(clients: Sequence[Client]) -> dict[str, Client]:
-    """The first client of each architecture."""
-    return {client.architecture: client for client in reversed(clients)}
+        notify(self.trackers, event, *what)

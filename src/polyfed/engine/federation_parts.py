@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Architectures
+from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage, Training
 from polyfed.engine.checkpointer import Checkpointer
@@ -18,7 +18,7 @@ from polyfed.engine.round import RoundRunner
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.transaction import Transaction
-from polyfed.engine.weight_store import Store
+from polyfed.engine.weight_store import WeightStore
 
 
 class FederationParts(Protocol):
@@ -36,11 +36,11 @@ class FederationParts(Protocol):
     stages: list[Stage]
     task: Task
     server: Server
-    architectures: Architectures
+    model_factory: ModelFactory
     history: list[dict[str, Any]]
     setup: Setup
     folder: RunFolder | None
-    store: Store
+    store: WeightStore
     executor: Executor
     facts: dict[str, Any]
     transaction: Transaction

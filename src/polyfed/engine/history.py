@@ -55,11 +55,14 @@ class History(list[dict[str, Any]]):
         return pandas.DataFrame(rows, index=index, columns=columns)
 
 
+_BY_CLIENT = ("bytes_by_client", "simulated_by_client", "held_out_per_client")
+
+
 def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float | None]]:
     """The numbers of a record by their paths; None where one is not known."""
     for name, value in record.items():
         path = f"{above}{name}"
-        if isinstance(value, Mapping) and path not in ("bytes_by_client", "simulated_by_client"):
+        if isinstance(value, Mapping) and path not in _BY_CLIENT:
             yield from _numbers(value, f"{path}.")
         elif isinstance(value, int | float) or (value is None and path != "confusion"):
             yield path, value
@@ -83,7 +86,7 @@ def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> floa
     return float(best["accuracy"][stage]["mean"])
 
 
-def stopped_after(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
+def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
     """The round after which a run stops early; None where it goes on.
 
     Args:
@@ -107,7 +110,7 @@ def stopped_after(records: Sequence[Mapping[str, Any]], patience: int, min_delta
     return None
 
 
-def result_of(
+def summarize_run(
     records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """`result.json`: the run's facts, and what its records add up to. A resumed run gives the same.
@@ -133,6 +136,7 @@ def result_of(
         "accuracy_by_stage": last["accuracy"],
         "accuracy_by_predictor": last.get("accuracy_by_predictor", {}),
         **{name: last[name] for name in _OF_THE_LAST},
+        **{name: last[name] for name in _IF_ASKED if name in last},
         "clients_table": _clients_table(records, clients, last["accuracy_per_client"]),
         "bytes_up": _total(records, "bytes_up"),
         "bytes_down": _total(records, "bytes_down"),
@@ -149,12 +153,14 @@ def result_of(
         "samples_per_second": samples / seconds if seconds else None,
         **_simulated(records),
         **_timings(records),
-        "versions": versions(),
+        "versions": environment_versions(),
     }
 
 
 # what a result has of the last evaluated round as it is
 _OF_THE_LAST = ("accuracy_per_client", "accuracy_per_architecture", "metrics", "confusion", "validation")
+
+_IF_ASKED = ("accuracy_by_classes", "held_out", "held_out_per_client")  # likewise, where it was asked for
 
 
 def _total(records: Sequence[Mapping[str, Any]], key: str) -> int:
@@ -181,7 +187,7 @@ def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -
     if done >= facts["rounds"]:
         return {"stopped_after": None, "stopped_by": None}
     evaluation = facts["evaluation"]
-    patient = stopped_after(records, evaluation.get("patience", 0), evaluation.get("min_delta", 0.0))
+    patient = early_stop_round(records, evaluation.get("patience", 0), evaluation.get("min_delta", 0.0))
     return {"stopped_after": done, "stopped_by": "patience" if patient == done else "budget"}
 
 
@@ -274,7 +280,7 @@ def _clients_table(
     return rows
 
 
-def versions() -> dict[str, str]:
+def environment_versions() -> dict[str, str]:
     """Of what the numbers depend on."""
     return {
         "polyfed": __version__,

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, Prepare
-from polyfed.core.message import Group, group, numbers_of, tensor
+from polyfed.core.message import Group, get_group, get_tensor, numbers_of
 from polyfed.core.method import Batch, Context, Method, Phase, TrainingResult
-from polyfed.core.modules import split, steady
-from polyfed.data.samples import Samples
+from polyfed.core.modules import as_split_model, cache_trainable
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import augmentation
-from polyfed.engine.dp_sgd import by_row, draws_of
+from polyfed.engine.dp_sgd import draws_of, per_sample_gradients
 from polyfed.engine.optimizers import Optimizer
 from polyfed.errors import RunError
 from polyfed.functional.modes import has_batchnorm
@@ -41,7 +41,7 @@ def train(
         client: at work. method: whose gradients. context: what `receive` returned.
         most: so many batches of each phase at most, for a trial; None: all.
         phases: those of the exchange; None: the method's own.
-        step: gives a block for the passes of each step (`Architectures.training`).
+        step: gives a block for the passes of each step (`ModelFactory.training`).
 
     Returns:
         Steps, samples, mean loss and the method's sums. The loss may be NaN: the caller judges.
@@ -59,9 +59,13 @@ def train(
         phases = method.phases(client.training)
     for phase in phases:
         client.phase = phase.name
-        rows = None if phase.rows is None else tensor(context, phase.rows)
-        mask = None if phase.mask is None else group(context, phase.mask)
-        with only(model, phase), steady(model) as (names, parameters), by_row(client, hiding.noise) as bounded:
+        rows = None if phase.rows is None else get_tensor(context, phase.rows)
+        mask = None if phase.mask is None else get_group(context, phase.mask)
+        with (
+            train_only(model, phase),
+            cache_trainable(model) as (names, parameters),
+            per_sample_gradients(client, hiding.noise) as bounded,
+        ):
             if not parameters:
                 continue
             optimizer = Optimizer(parameters, client.training, client.training.lr_at(client.round, phase.lr))
@@ -90,7 +94,7 @@ def _add(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
         sums[name] = sums[name] + value if name in sums else value
 
 
-def data_of(client: Client, phase: Phase) -> tuple[Samples, Prepare]:
+def phase_data(client: Client, phase: Phase) -> tuple[LabeledSamples, Prepare]:
     """What a phase trains on, and how it becomes input."""
     if phase.data != "public":
         return getattr(client.data, phase.data), client.prepare
@@ -107,14 +111,18 @@ def _batches(
     noise: torch.Generator,
     chance: torch.Generator | KeyedUniforms,
 ) -> Iterator[Batch]:
-    """The minibatches of a phase, see `shuffled` and `by_chance`."""
-    samples, prepare = data_of(client, phase)
+    """The minibatches of a phase, see `shuffled_batches` and `poisson_batches`."""
+    samples, prepare = phase_data(client, phase)
     device = next(iter(client.model.parameters())).device
     augment = augmentation(client.training.augmentation)
     held = len(samples)
     there = samples.at(device)
     by_itself = client.privacy.poisson
-    dealt = by_chance(client, phase, held, rows, chance) if by_itself else shuffled(client, phase, held, rows, order)
+    dealt = (
+        poisson_batches(client, phase, held, rows, chance)
+        if by_itself
+        else shuffled_batches(client, phase, held, rows, order)
+    )
     for chosen in dealt:
         places = chosen.to(device)
         x = there.x[chosen if there.x.is_cpu else places]
@@ -125,7 +133,9 @@ def _batches(
         yield Batch(x, y, torch.ones(len(chosen), device=device), places)
 
 
-def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order: torch.Generator) -> Iterator[Tensor]:
+def shuffled_batches(
+    client: Client, phase: Phase, held: int, rows: Tensor | None, order: torch.Generator
+) -> Iterator[Tensor]:
     """Which of the `held` samples of a phase's data make up each of its minibatches, (B,) each, the last one ragged.
 
     rows: (M,) those that the phase is about; None: all. A single one is left out where BatchNorm could not take it.
@@ -139,10 +149,10 @@ def shuffled(client: Client, phase: Phase, held: int, rows: Tensor | None, order
                 yield rows[places]
 
 
-def by_chance(
+def poisson_batches(
     client: Client, phase: Phase, held: int, rows: Tensor | None, chance: torch.Generator | KeyedUniforms
 ) -> Iterator[Tensor]:
-    """As `shuffled`, but every row is in each minibatch by itself, with probability B / M; one may be empty.
+    """As `shuffled_batches`, but every row is in each minibatch by itself, with probability B / M; one may be empty.
 
     There are as many of them, and B rows in each on average.
     """
@@ -157,13 +167,13 @@ def by_chance(
 
 
 @contextlib.contextmanager
-def only(model: nn.Module, phase: Phase) -> Iterator[None]:
+def train_only(model: nn.Module, phase: Phase) -> Iterator[None]:
     """Within the block only the phase's parameters take a gradient; layers of which none does run in eval mode."""
     if phase.trains is None:
         yield
         return
     parts = phase.trains
-    trains = (lambda name: split(model).part_of(name) in parts) if isinstance(parts, tuple) else parts
+    trains = (lambda name: as_split_model(model).part_of(name) in parts) if isinstance(parts, tuple) else parts
     still = [(name, p) for name, p in model.named_parameters() if p.requires_grad and not trains(name)]
     for _, parameter in still:
         parameter.requires_grad_(False)

@@ -14,7 +14,7 @@ def rounds_of(settings: Table) -> int:
     return rounds if isinstance(rounds, int) else 0
 
 
-def obstacle(asked: Table, result: Table | None, planned: str) -> str | None:
+def why_not_longer(asked: Table, result: Table | None, planned: str) -> str | None:
     """Why the rounds that are done would have been others, or there would be no more of them; None: they go on.
 
     Args:

@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import nn
 
-from polyfed.core.client import Client, as_floats
-from polyfed.core.message import Message, read_only
+from polyfed.core.client import Client, to_float
+from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method, uses_default_predict
-from polyfed.core.model_factory import Architectures
-from polyfed.core.modules import exported
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.modules import export_state
 from polyfed.core.server import Server
 from polyfed.data.transforms import Prepare
-from polyfed.engine.executors.base import at_work, has_own
-from polyfed.engine.model_readme import Guide
+from polyfed.engine.executors.base import has_weights, working_copy
+from polyfed.engine.model_readme import ModelReadme
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
@@ -36,7 +36,7 @@ class ModelExport:
         method: Method,
         clients: Sequence[Client],
         server: Server,
-        architectures: Architectures,
+        model_factory: ModelFactory,
         task: Task,
         settings: Mapping[str, Any],
         facts: Mapping[str, Any],
@@ -45,7 +45,7 @@ class ModelExport:
         self._method = method
         self._clients = clients
         self._server = server
-        self._architectures = architectures
+        self._model_factory = model_factory
         self._task = task
         self._settings = settings
         self._facts, self._by_name = facts, by_name
@@ -64,18 +64,18 @@ class ModelExport:
     def write(self, folder: RunFolder) -> None:
         """Write the models of everybody present into the run folder, and a guide to them."""
         alone = uses_default_predict(self._method)  # else what clients keep may have a say
-        guide = Guide(self._architectures, alone)
+        guide = ModelReadme(self._model_factory, alone)
         vocabulary = self._task.vocabulary
         with folder.models() as write:
-            words = None if vocabulary is None else folder.write_words(vocabulary.words)
+            words = None if vocabulary is None else folder.write_vocabulary(vocabulary.words)
             for client in self.present():
                 personal = self._personal_client(client.id)
-                weights = exported(self._method.personal_model(personal.model))
+                weights = export_state(self._method.personal_model(personal.model))
                 about = self.about(client, words)
                 state = {} if alone else personal.state
                 write(client.id, weights, state, about)
                 guide.add(client.id, weights, about)
-        folder.write_guide(guide.text())
+        folder.write_readme(guide.text())
 
     def present(self) -> list[Client]:
         """The clients in the federation now."""
@@ -86,12 +86,12 @@ class ModelExport:
         client = self._clients[client_id]
         variant = self._method.variant(self._server, client_id)
         message: Message | None = None
-        if not has_own(client, variant, self._architectures):
+        if not has_weights(client, variant, self._model_factory):
             message = self._method.broadcast(self._server, client_id)
-        worker = at_work(client, variant, self._architectures)
+        worker = working_copy(client, variant, self._model_factory)
         worker.round = self._server.round
         if message is not None:
-            self._method.receive(worker, read_only(message))
+            self._method.receive(worker, freeze(message))
         return worker
 
     def about(self, client: Client, words: str | None) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class ModelExport:
         modules = self._settings.get("run", {}).get("modules")
         texts = self._task.vocabulary
         normalized = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
-        plain = "plain" if prepare is as_floats else None
+        plain = "plain" if prepare is to_float else None
         return {
             "architecture": client.architecture,
             "classes": self._task.classes,
@@ -124,7 +124,7 @@ class ModelExport:
             "method": self._facts["method"],
             "hyperparameters": self._facts["hyperparameters"],
             "variant": self._method.variant(self._server, client.id),
-            "auxiliary_model": None if self._architectures.chosen is None else self._architectures.chosen.network,
+            "auxiliary_model": None if self._model_factory.chosen is None else self._model_factory.chosen.network,
             "round": self._server.round,
             **({} if modules is None else {"modules": modules}),
         }

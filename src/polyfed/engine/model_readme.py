@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyfed.core.model_factory import Architectures
-from polyfed.core.modules import exported
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.modules import export_state
 from polyfed.data.text import FIRST_WORD, PATTERN, TextConfig
 from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
@@ -35,15 +35,15 @@ _NO_SCORES = "# the method scores by more than the network's output: see `polyfe
 _SHOWN = 10  # clients named per architecture, and classes
 
 
-class Guide:
+class ModelReadme:
     """Gathers who has which network, and says how each is loaded.
 
     Args:
         architectures: makes networks by name. scores: whether a network's output is what the method scores by.
     """
 
-    def __init__(self, architectures: Architectures, scores: bool = True) -> None:
-        self._architectures = architectures
+    def __init__(self, model_factory: ModelFactory, scores: bool = True) -> None:
+        self._model_factory = model_factory
         self._scores = scores
         self._own: dict[str, nn.Module] = {}
         self._clients: dict[tuple[str, bool], list[int]] = {}
@@ -55,9 +55,9 @@ class Guide:
         """One client: its number, its exported weights, and its entry in index.json."""
         name = about["architecture"]
         if name not in self._own:
-            self._own[name] = self._architectures.as_built(name)
+            self._own[name] = self._model_factory.build_raw(name)
             self._about[name] = about
-        shapes = {key: tensor.shape for key, tensor in exported(self._own[name]).items()}
+        shapes = {key: tensor.shape for key, tensor in export_state(self._own[name]).items()}
         as_built = shapes == {key: tensor.shape for key, tensor in weights.items()}
         self._clients.setdefault((name, as_built), []).append(number)
         if (as_built and about.get("vectors") is None) or (not as_built and about["zoo"]):

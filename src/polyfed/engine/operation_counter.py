@@ -18,18 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from polyfed.core.client import Client
-from polyfed.core.message import shallow, tensor
+from polyfed.core.message import get_tensor, shallow_copy
 from polyfed.core.method import Batch, Context, Method, Phase
-from polyfed.core.modules import steady
-from polyfed.core.randomness import derive, seeded_global_rng
-from polyfed.engine.executors.context_stacking import outline
-from polyfed.engine.local_training import data_of, only
+from polyfed.core.modules import cache_trainable
+from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.engine.executors.context_stacking import structure
+from polyfed.engine.local_training import phase_data, train_only
 from polyfed.engine.optimizers import Optimizer
-from polyfed.engine.round_costs import Allocations
+from polyfed.engine.round_costs import AllocationTracker
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import has_batchnorm
 
-__all__ = ["Operations", "step_memory", "training_operations"]
+__all__ = ["OperationCounter", "training_memory", "training_operations"]
 
 Step = Callable[[], AbstractContextManager[Any]]
 
@@ -74,13 +74,13 @@ _OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does no
 }
 
 
-class Operations(TorchDispatchMode):
+class OperationCounter(TorchDispatchMode):
     """Counts the floating-point operations of what is done within the block, which gives what it gives without.
 
     Attributes:
         count: so many until now.
 
-    >>> with Operations() as done:
+    >>> with OperationCounter() as done:
     ...     product = torch.ones(2, 3) @ torch.ones(3, 5)
     >>> done.count
     60
@@ -113,25 +113,25 @@ def training_operations(client: Client, method: Method, context: Context, phases
 
     Args:
         client: at work. method: whose gradients. context: what `receive` returned. phases: those to be trained.
-        step: gives a block for the passes of each step (`Architectures.training`).
+        step: gives a block for the passes of each step (`ModelFactory.training`).
     """
     worker = copy.copy(client)
-    worker.state = shallow(client.state)
+    worker.state = shallow_copy(client.state)
     buffers = [(buffer, buffer.clone()) for buffer in client.model.buffers()]
     worker.model.train()
     draws = client.generator("inputs")
     total = 0
     taken = 0
-    with seeded_global_rng(derive(client.seed, "operations", client.exchange, client.round, client.id)):
+    with seeded_global_rng(derive_seed(client.seed, "operations", client.exchange, client.round, client.id)):
         for phase in phases:
             worker.phase = phase.name
             known: dict[Hashable, int] = {}
-            with only(worker.model, phase), steady(worker.model) as (_, parameters):
+            with train_only(worker.model, phase), cache_trainable(worker.model) as (_, parameters):
                 if not parameters:
                     continue
                 for rows in _sizes(worker, phase, context):
                     inputs = method.step_inputs(worker, taken, draws)
-                    kind = (rows, outline(inputs, exact=True))
+                    kind = (rows, structure(inputs, exact=True))
                     if kind not in known:
                         known[kind] = _one_step(worker, method, {**context, **inputs}, phase, rows, step)
                     total += known[kind]
@@ -143,7 +143,7 @@ def training_operations(client: Client, method: Method, context: Context, phases
 
 def _sizes(client: Client, phase: Phase, context: Context) -> list[int]:
     """Rows of each of a phase's minibatches, as `shuffled` deals them."""
-    held = len(data_of(client, phase)[0] if phase.rows is None else tensor(context, phase.rows))
+    held = len(phase_data(client, phase)[0] if phase.rows is None else get_tensor(context, phase.rows))
     size = client.training.batch_size
     smallest = 2 if has_batchnorm(client.model) else 1
     whole, left = divmod(held, size)
@@ -152,18 +152,18 @@ def _sizes(client: Client, phase: Phase, context: Context) -> list[int]:
 
 def _one_step(client: Client, method: Method, context: Context, phase: Phase, count: int, step: Step) -> int:
     """The operations of one step with the first `count` rows of a phase's data."""
-    samples, prepare = data_of(client, phase)
-    rows = torch.arange(len(samples)) if phase.rows is None else tensor(context, phase.rows).cpu()
+    samples, prepare = phase_data(client, phase)
+    rows = torch.arange(len(samples)) if phase.rows is None else get_tensor(context, phase.rows).cpu()
     chosen = rows[:count]
     device = next(iter(client.model.parameters())).device
     ones = torch.ones(count, device=device)
     batch = Batch(prepare(samples.x[chosen].to(device)), samples.y[chosen].to(device), ones, chosen.to(device))
-    with Operations() as done, step():
+    with OperationCounter() as done, step():
         method.gradients(client.model, batch, context)
     return int(done.count)
 
 
-def step_memory(client: Client, module: nn.Module) -> int:
+def training_memory(client: Client, module: nn.Module) -> int:
     """Bytes that a network takes while it is trained plainly, by cross entropy: a batch, activations, gradients, the
     optimizer's state, and the network itself.
 
@@ -172,7 +172,7 @@ def step_memory(client: Client, module: nn.Module) -> int:
     """
     model = copy.deepcopy(module).train()
     rows = torch.arange(client.training.batch_size) % client.n
-    with steady(model) as (_, parameters), Allocations() as made:
+    with cache_trainable(model) as (_, parameters), AllocationTracker() as made:
         device = next(iter(model.parameters())).device
         optimizer = Optimizer(parameters, client.training, client.lr)
         for _ in range(2):  # in the second, the optimizer has its state

@@ -41,7 +41,7 @@ class Optimizer:
                 step = self._sgd if self._training.optimizer == "sgd" else self._adam
                 step(places, given)
 
-    def inherit(self, other: Optimizer, index: Tensor) -> None:
+    def copy_state_from(self, other: Optimizer, index: Tensor) -> None:
         """Remember what `other` does of some rows of its parameters, which are this one's. index: (M,) which."""
         self._kept = [
             {name: t[index] if t.dim() else t.clone() for name, t in kept.items()} for kept in other._kept

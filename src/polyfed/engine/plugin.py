@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, read_only
+from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Architectures, Precision
+from polyfed.core.model_factory import ModelFactory, Precision
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
-from polyfed.engine.executors.base import Job, Outcome
+from polyfed.engine.executors.base import JobResult, TrainJob
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.preview import preview
 from polyfed.engine.rejected import Rejected as Rejected
@@ -44,12 +44,13 @@ class Setup:
         cohort: number of a round -> who is to take part in it, as far as nobody drops out.
         excluded: clients that take no part at all -> the variant of their network. Plugins add to it.
         unscored: clients that are not scored. Plugins add to it.
+        held_out: clients that never train, and are scored as newcomers.
     """
 
     method: Method
     clients: Sequence[Client]
     server: Server
-    architectures: Architectures
+    model_factory: ModelFactory
     training: Training
     evaluation: Evaluation
     seed: int
@@ -59,6 +60,7 @@ class Setup:
     cohort: Callable[[int], list[int]]
     excluded: dict[int, str] = field(default_factory=dict)
     unscored: set[int] = field(default_factory=set)
+    held_out: frozenset[int] = frozenset()
 
     @functools.cached_property
     def preview(self) -> Server:
@@ -112,7 +114,7 @@ class Plugin:
 
     def facts(self) -> dict[str, Any]:
         """What the run's result says of the settings; nothing where they are off."""
-        said = {} if self.settings is None else self.settings.in_effect()
+        said = {} if self.settings is None else self.settings.effective()
         return {self.name: said} if said else {}
 
     def absent(self, number: int) -> Collection[int]:
@@ -125,7 +127,7 @@ class Plugin:
         A final round reaches everybody who is present: most plugins leave it alone.
         """
 
-    def serving(self, round: Round) -> AbstractContextManager[None]:
+    def server_time(self, round: Round) -> AbstractContextManager[None]:
         """Within the block the server works: it plans, broadcasts, aggregates."""
         return contextlib.nullcontext()
 
@@ -140,7 +142,7 @@ class Plugin:
         """
         return upload
 
-    def decode(self, upload: Message, job: Job, method: Method) -> Message:
+    def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """What the server reads of an upload as it arrived.
 
         Raises:
@@ -148,23 +150,25 @@ class Plugin:
         """
         return upload
 
-    def receive(self, round: Round, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def receive(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
         """What the server reads of all uploads of an exchange; by default, what `decode` makes of each."""
         if type(self).decode is Plugin.decode:
             return list(outcomes)
         return [self.decoded(job, outcome, round.method) for job, outcome in zip(jobs, outcomes, strict=True)]
 
-    def decoded(self, job: Job, outcome: Outcome, method: Method) -> Outcome:
+    def decoded(self, job: TrainJob, outcome: JobResult, method: Method) -> JobResult:
         """The outcome with its upload decoded, or rejected."""
         if not outcome.counts:
             return outcome
         try:
             message = self.decode(outcome.message, job, method)
         except (Rejected, RunError) as problem:
-            return dataclasses.replace(outcome, message=read_only({}), refused=str(problem))
+            return dataclasses.replace(outcome, message=freeze({}), refused=str(problem))
         return outcome if message is outcome.message else dataclasses.replace(outcome, message=message)
 
-    def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
+    def after_jobs(
+        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
+    ) -> None:
         """See what came of an exchange. sent: as it left the clients. read: as the server read it."""
 
     def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:

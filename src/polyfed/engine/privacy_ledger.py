@@ -9,24 +9,24 @@ from typing import Any
 
 from polyfed.core.releases import Release, Unit
 from polyfed.core.settings import Privacy
-from polyfed.engine.accounting import counted, epsilon_of
+from polyfed.engine.accounting import compute_epsilon, group_releases
 from polyfed.errors import ConfigError
 
 Releases = Sequence[Release]
 UNITS: tuple[Unit, ...] = ("client", "sample")
 
 
-def told(released: Mapping[int, Releases]) -> list[dict[str, Any]]:
+def to_record(released: Mapping[int, Releases]) -> list[dict[str, Any]]:
     """What clients, by number, released in a round, as a record has it: who has the same stands together."""
     found: dict[Release, list[int]] = {}
     for client in sorted(released):
-        for one, times in counted(released[client]).items():
+        for one, times in group_releases(released[client]).items():
             found.setdefault(dataclasses.replace(one, times=times), []).append(client)
     return [{**dataclasses.asdict(one), "clients": clients} for one, clients in found.items()]
 
 
-def read(entries: Iterable[Mapping[str, Any]]) -> dict[int, list[Release]]:
-    """The inverse of `told`, of entries of the shape `recorded.RECORD`.
+def from_record(entries: Iterable[Mapping[str, Any]]) -> dict[int, list[Release]]:
+    """The inverse of `to_record`, of entries of the shape `recorded.RECORD`.
 
     Raises:
         ConfigError: rows are drawn, and none of them.
@@ -42,7 +42,7 @@ def read(entries: Iterable[Mapping[str, Any]]) -> dict[int, list[Release]]:
     return found
 
 
-class Ledger:
+class PrivacyLedger:
     """The accounts of all clients.
 
     Args:
@@ -60,12 +60,12 @@ class Ledger:
         self._last: dict[int, Releases] = {}  # of the last round in which a client released anything
         self._known: dict[tuple[frozenset[tuple[Release, int]], Unit], float] = {}
 
-    def follow(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Read the records that are new; all of them, if there are fewer than before."""
         if len(records) < self._read:
             self._clear()
         for record in records[self._read :]:
-            fresh = read(record.get("releases", ()))
+            fresh = from_record(record.get("releases", ()))
             self._accounts = self._with(fresh)
             self._last |= fresh
             self._known.clear()
@@ -73,7 +73,7 @@ class Ledger:
 
     def _with(self, more: Mapping[int, Releases]) -> dict[int, Counter[Release]]:
         """The accounts, and what is released beside them."""
-        return self._accounts | {i: self._accounts.get(i, Counter()) + counted(each) for i, each in more.items()}
+        return self._accounts | {i: self._accounts.get(i, Counter()) + group_releases(each) for i, each in more.items()}
 
     def epsilon(self, more: Mapping[int, Releases] | None = None) -> dict[str, float]:
         """The largest epsilon over the clients by unit, of those units that anything was released of.
@@ -90,7 +90,7 @@ class Ledger:
         budget = self._settings.max_epsilon
         return budget > 0 and any(epsilon > budget for epsilon in self.epsilon(more).values())
 
-    def next_of(self, clients: Iterable[int]) -> dict[int, list[Release]]:
+    def predict_next(self, clients: Iterable[int]) -> dict[int, list[Release]]:
         """What these clients would release in another round: what each did in its last one.
 
         Who is named twice does so twice.
@@ -111,5 +111,5 @@ class Ledger:
     def _of(self, account: frozenset[tuple[Release, int]], unit: Unit) -> float:
         if (account, unit) not in self._known:
             releases = [dataclasses.replace(one, times=times) for one, times in account if one.unit == unit]
-            self._known[account, unit] = epsilon_of(releases, self._settings.delta, self._settings.accountant)
+            self._known[account, unit] = compute_epsilon(releases, self._settings.delta, self._settings.accountant)
         return self._known[account, unit]

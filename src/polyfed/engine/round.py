@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, contiguous, read_only
+from polyfed.core.message import Message, contiguous, freeze
 from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.evaluation import NOT_EVALUATED
 from polyfed.engine.evaluator import Evaluator
-from polyfed.engine.executors.base import Executor, Job, Outcome
+from polyfed.engine.executors.base import Executor, JobResult, TrainJob
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.transaction import Transaction
@@ -31,7 +31,7 @@ from polyfed.results.schema import RoundRecord, in_order
 def draw_cohort(training: Training, seed: int, number: int, present: Sequence[int]) -> list[int]:
     """The clients of a round, drawn from those present without replacement, in order of number."""
     order = torch.randperm(len(present), generator=generator(seed, "selection", number))
-    return sorted(present[place] for place in order[: training.drawn(len(present))].tolist())
+    return sorted(present[place] for place in order[: training.cohort_size(len(present))].tolist())
 
 
 @dataclass
@@ -108,7 +108,7 @@ class RoundRunner:
         round.asked = set(round.cohort)
         return round.reached(round.cohort)
 
-    def _jobs(self, round: Round, exchange: Exchange, place: int) -> list[Job]:
+    def _jobs(self, round: Round, exchange: Exchange, place: int) -> list[TrainJob]:
         """The jobs of an exchange: who works, and what each is sent."""
         round.exchange = exchange
         self.server.exchange = exchange.name
@@ -117,14 +117,14 @@ class RoundRunner:
         scores = round.evaluated and exchange.trains and self.evaluator.scores_after_training
         with self._at_server(round, "broadcast", "messages"):
             return [
-                Job(
+                TrainJob(
                     self.clients[client_id],
-                    read_only(self.method.broadcast(self.server, client_id)),
+                    freeze(self.method.broadcast(self.server, client_id)),
                     self.method.variant(self.server, client_id),
                     exchange,
                     round.number,
                     scores,
-                    self.evaluator.auc,
+                    self.evaluator.from_scores,
                     round.final,
                     place,
                     round.counts_operations,
@@ -132,7 +132,7 @@ class RoundRunner:
                 for client_id in round.working(ids)
             ]
 
-    def _receive(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome]) -> list[Outcome]:
+    def _receive(self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult]) -> list[JobResult]:
         """The uploads as the server reads them: what was done last to them is undone first."""
         read = list(sent)
         with section("messages"):
@@ -141,7 +141,7 @@ class RoundRunner:
         return read
 
     def _take_over(
-        self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]
+        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
     ) -> Mapping[int, Message]:
         """Count what came of the jobs, and let clients be what they have become; what was heard of those that count."""
         for plugin in self.plugins:
@@ -179,7 +179,7 @@ class RoundRunner:
             stack.enter_context(server_stage(stage, round.number))
             stack.enter_context(section(profiled_as))
             for plugin in self.plugins:
-                stack.enter_context(plugin.serving(round))
+                stack.enter_context(plugin.server_time(round))
             yield
 
 

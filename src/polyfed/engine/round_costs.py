@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 
-__all__ = ["Allocations", "flops"]
+__all__ = ["AllocationTracker", "flops"]
 
 
 def flops(module: nn.Module, x: Tensor) -> int:
@@ -35,7 +35,7 @@ def flops(module: nn.Module, x: Tensor) -> int:
         warnings.simplefilter("ignore")  # switching oneDNN off speaks of TF32
         switched = torch.backends.mkldnn.flags(enabled=False)  # its LSTM is one operation, which nobody can count
         counter = FlopCounterMode(display=False)
-        with switched, _layer_by_layer(), evaluating(module), torch.no_grad(), counter:
+        with switched, _layer_by_layer(), eval_mode(module), torch.no_grad(), counter:
             module(x)
     return int(counter.get_total_flops())
 
@@ -52,7 +52,7 @@ def _layer_by_layer() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-class Allocations(TorchDispatchMode):
+class AllocationTracker(TorchDispatchMode):
     """Counts the bytes of tensors that are made within the block: activations, gradients, the optimizer's state.
 
     Not those that were there before (weights, data), nor what kernels need for themselves.
@@ -60,7 +60,7 @@ class Allocations(TorchDispatchMode):
     Attributes:
         held: bytes of what was made and still is there. peak: the most that was there at a time.
 
-    >>> with Allocations() as made:
+    >>> with AllocationTracker() as made:
     ...     kept = torch.zeros(256) + 1
     >>> made.held, made.peak
     (1024, 2048)

@@ -8,8 +8,8 @@ from typing import Any
 
 from polyfed.core.method import Exchange, Method
 from polyfed.core.server import Server
-from polyfed.engine.evaluation import Score
-from polyfed.engine.executors.base import Job, Outcome
+from polyfed.engine.evaluation import ClientScore
+from polyfed.engine.executors.base import JobResult, TrainJob
 from polyfed.engine.uploads import sent_nbytes
 
 Records = Sequence[Mapping[str, Any]]
@@ -75,9 +75,9 @@ class RoundTotals:
         self.rejected: list[dict[str, Any]] = []
         self.loss = self.samples = self.steps = 0.0
         self.sums: dict[str, float] = {}
-        self.scores: dict[int, Score] = {}
+        self.scores: dict[int, ClientScore] = {}
 
-    def add(self, job: Job, outcome: Outcome, method: Method, heard: bool) -> None:
+    def add(self, job: TrainJob, outcome: JobResult, method: Method, heard: bool) -> None:
         """Count one outcome. Bytes count when sent, also those of a rejected upload, unless nothing left the client."""
         number = outcome.client_id
         self.down[number] = self.down.get(number, 0) + sent_nbytes(method, job.message)

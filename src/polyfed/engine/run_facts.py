@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyfed.core.method import Method
-from polyfed.engine.executors.vectorized import stack_size
+from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.registry import is_own
 from polyfed.results.schema import RunResult, in_order
@@ -15,7 +15,7 @@ from polyfed.results.schema import RunResult, in_order
 
 def facts_of(federation: FederationParts) -> dict[str, Any]:
     """What trackers, the result and tables are told of the run."""
-    evaluation = {
+    evaluation: dict[str, Any] = {
         "stage": federation.stages[0],
         "weighting": federation.evaluation.weighting,
         "test": "client" if federation.task.test is None else "global",
@@ -24,6 +24,9 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
         "patience": federation.evaluation.patience,
         "min_delta": federation.evaluation.min_delta,
     }
+    if federation.setup.held_out:
+        evaluation["held_out"] = sorted(federation.setup.held_out)
+        evaluation["held_out_epochs"] = federation.evaluation.held_out_epochs
     if federation.setup.unscored:
         evaluation["clients"] = "honest"
     facts: dict[str, Any] = {
@@ -48,15 +51,17 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     """What a run folder records of a federation that was made in Python."""
     hyperparameters = {k: v for k, v in federation.facts["hyperparameters"].items() if v is not None}
     kept = {} if federation.output.keep == "last" else {"keep": federation.output.keep}
-    size = stack_size(federation.execution.executor, str(federation.execution.device), federation.execution.workers)
+    size = clients_per_batch(
+        federation.execution.executor, str(federation.execution.device), federation.execution.workers
+    )
     stacked = {"executor": "vectorized", "workers": size} if size > 1 else {}
     sections = {p.name: federation.facts[p.name] for p in federation.plugins if p.name in federation.facts}
     if federation.method.alone:
         hyperparameters["alone"] = True
     return {
         "method": {"name": federation.facts["method"], **hyperparameters},
-        "training": federation.training.in_effect(),
-        "evaluation": federation.evaluation.in_effect(),
+        "training": federation.training.effective(),
+        "evaluation": federation.evaluation.effective(),
         **sections,
         "run": {"seed": federation.seed, "precision": federation.facts["precision"], **stacked, **kept},
         "federation": {

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from polyfed.core.message import Message, to_bytes
 from polyfed.data.text import WORDS_FILE
-from polyfed.engine.executors.vectorized import stack_size
-from polyfed.engine.longer import obstacle, rounds_of
+from polyfed.engine.executors.vectorized import clients_per_batch
+from polyfed.engine.longer import rounds_of, why_not_longer
 from polyfed.errors import ConfigError, RunError
 from polyfed.results.fields import Record, validated
 from polyfed.results.read import (
@@ -50,7 +50,7 @@ _MADE_FORMS = frozenset({".json", ".csv", ".md", ".png", ".svg"})  # of files th
 
 
 @contextlib.contextmanager
-def writing(place: Path) -> Iterator[None]:
+def explain_disk_errors(place: Path) -> Iterator[None]:
     """Within the block, a disk that is full or a folder that may not be written to is one clear line.
 
     Raises:
@@ -65,7 +65,7 @@ def writing(place: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes) -> None:
     """Write a file so that it is either the old one or the whole new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -81,7 +81,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether a file is the half-written one of a process that was killed (see `write_atomically`)."""
+    """Whether a file is the half-written one of a process that was killed (see `atomic_write`)."""
     return name.startswith(tuple(f".{ours}." for ours in PARTS)) and name.endswith(".tmp")
 
 
@@ -106,7 +106,7 @@ class RunFolder:
         """Where the checkpoints lie."""
         return self.path / "checkpoint"
 
-    def check(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> None:
+    def validate(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> None:
         """Whether `open` would succeed.
 
         Args:
@@ -150,27 +150,27 @@ class RunFolder:
             raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
             )
-        if before < now and (why := obstacle(asked, self.read_result(), planned)):
+        if before < now and (why := why_not_longer(asked, self.read_result(), planned)):
             raise ConfigError(
                 f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --overwrite"
             )
 
     @contextlib.contextmanager
     def open(self, settings: Mapping[str, Any], resume: bool, force: bool, planned: str = "") -> Iterator[None]:
-        """Make the folder ready, after `check`, and keep other processes out of it within the block.
+        """Make the folder ready, after `validate`, and keep other processes out of it within the block.
 
         With `force` the old run's own files go, with the analyses and attacks made of it, and nothing else. What a
         killed process left half-written goes too.
 
         Raises:
-            ConfigError: see `check`; or another process is at work in the folder.
+            ConfigError: see `validate`; or another process is at work in the folder.
         """
-        self.check(settings, resume, force, planned)
-        with writing(self.path):
+        self.validate(settings, resume, force, planned)
+        with explain_disk_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with held(self.path):
-            self.check(settings, resume, force, planned)  # it may have changed hands meanwhile
-            with writing(self.path):
+        with lock_folder(self.path):
+            self.validate(settings, resume, force, planned)  # it may have changed hands meanwhile
+            with explain_disk_errors(self.path):
                 if force:
                     self._clear()
                 for place in (self.path, self.checkpoints, self.path / "models"):
@@ -186,8 +186,8 @@ class RunFolder:
 
     def write_recipe(self, settings: Mapping[str, Any]) -> None:
         """Keep the settings; they replace those that are there."""
-        with writing(self.path):
-            write_atomically(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
+        with explain_disk_errors(self.path):
+            atomic_write(self.path / "recipe.toml", tomli_w.dumps(settings).encode())
 
     def clear_made(self) -> None:
         """Remove the analyses and attacks that were made of the run, and nothing else."""
@@ -212,7 +212,7 @@ class RunFolder:
             RunError: it is no `RoundRecord`, or cannot be written.
         """
         _check_written(RoundRecord, record, f"the record of round {record.get('round')}")
-        with writing(self.path), (self.path / "rounds.jsonl").open("ab") as file:
+        with explain_disk_errors(self.path), (self.path / "rounds.jsonl").open("ab") as file:
             file.write(seal(record) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -254,8 +254,8 @@ class RunFolder:
         self._write_lines([*self._lines()[:-1], seal(record) + b"\n"])
 
     def _write_lines(self, lines: Sequence[bytes]) -> None:
-        with writing(self.path):
-            write_atomically(self.path / "rounds.jsonl", b"".join(lines))
+        with explain_disk_errors(self.path):
+            atomic_write(self.path / "rounds.jsonl", b"".join(lines))
 
     def _lines(self) -> list[bytes]:
         path = self.path / "rounds.jsonl"
@@ -271,8 +271,8 @@ class RunFolder:
             RunError: it is no `RunResult`, or cannot be written.
         """
         _check_written(RunResult, result, "the result")
-        with writing(self.path):
-            write_atomically(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+        with explain_disk_errors(self.path):
+            atomic_write(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
 
     def read_result(self) -> dict[str, Any] | None:
         """The result of a finished run, or None."""
@@ -301,7 +301,7 @@ class RunFolder:
         """
         folder = self.path / "models"
         index = {}
-        with writing(folder):
+        with explain_disk_errors(folder):
             folder.mkdir(exist_ok=True)
 
         def write(number: int, weights: Mapping[str, Tensor], state: Message, about: Mapping[str, Any]) -> None:
@@ -310,29 +310,29 @@ class RunFolder:
             files = {name: safetensors.torch.save(plain)}
             if state:
                 files[f"client-{number:03d}.state.safetensors"] = to_bytes(state)
-            with writing(folder):
+            with explain_disk_errors(folder):
                 for file, data in files.items():
-                    write_atomically(folder / file, data)
+                    atomic_write(folder / file, data)
             sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
             index[name] = {**about, "sha256": sums}
 
         yield write
         listed = (json.dumps(index, indent=2) + "\n").encode()
-        with writing(folder):
-            write_atomically(folder / "index.json", listed)
-            write_atomically(folder / SUM_FILE, f"{hashlib.sha256(listed).hexdigest()}  index.json\n".encode())
+        with explain_disk_errors(folder):
+            atomic_write(folder / "index.json", listed)
+            atomic_write(folder / SUM_FILE, f"{hashlib.sha256(listed).hexdigest()}  index.json\n".encode())
 
-    def write_words(self, words: Sequence[str]) -> str:
+    def write_vocabulary(self, words: Sequence[str]) -> str:
         """Write the words that have ids beside the models, one a line; gives the file's checksum."""
         data = "".join(f"{word}\n" for word in words).encode()
-        with writing(self.path):
-            write_atomically(self.path / "models" / WORDS_FILE, data)
+        with explain_disk_errors(self.path):
+            atomic_write(self.path / "models" / WORDS_FILE, data)
         return hashlib.sha256(data).hexdigest()
 
-    def write_guide(self, text: str) -> None:
+    def write_readme(self, text: str) -> None:
         """How the models are loaded, beside them."""
-        with writing(self.path):
-            write_atomically(self.path / "models" / "README.md", text.encode())
+        with explain_disk_errors(self.path):
+            atomic_write(self.path / "models" / "README.md", text.encode())
 
 
 def _check_written(model: type[Record], value: Mapping[str, Any], what: str) -> None:
@@ -349,14 +349,14 @@ def _remove(entry: Path) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """The folder for this process alone, where the system has such locks; they end with the process."""
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    with writing(folder):
+    with explain_disk_errors(folder):
         handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -371,7 +371,8 @@ def held(folder: Path) -> Iterator[None]:
 def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | None:
     """How two ``[run]`` sections differ in which clients train as one, on which the last bits of a result depend."""
     old, new = (
-        stack_size(run.get("executor", "auto"), run.get("device", "cpu"), run.get("workers")) for run in (stored, asked)
+        clients_per_batch(run.get("executor", "auto"), run.get("device", "cpu"), run.get("workers"))
+        for run in (stored, asked)
     )
     said = [f"clients trained in stacks of {size}" if size > 1 else "clients trained one by one" for size in (old, new)]
     return None if old == new else f"{said[0]}, now {said[1].removeprefix('clients trained ')} (run.executor)"

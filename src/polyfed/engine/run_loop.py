@@ -15,7 +15,7 @@ from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
-from polyfed.profiling import watching
+from polyfed.profiling import profile
 
 
 class RunLoop:
@@ -32,7 +32,7 @@ class RunLoop:
             RunError: a client or the server failed. RunInterrupted: Ctrl-C; whole rounds are kept.
         """
         federation = self._federation
-        with one_thread(), contextlib.closing(federation.executor):
+        with single_threaded(), contextlib.closing(federation.executor):
             self._begin()
             try:
                 self._run_rounds()
@@ -69,8 +69,8 @@ class RunLoop:
         federation = self._federation
         for number, variant in federation.setup.excluded.items():
             client = federation.clients[number]
-            begun = federation.architectures.initial(client.architecture, variant, number, client.given)
-            client.weights = federation.store.fresh(client.architecture, variant).write(begun)
+            begun = federation.model_factory.initial_state(client.architecture, variant, number, client.given)
+            client.weights = federation.store.allocate(client.architecture, variant).write(begun)
             client.version += 1
 
     def _run_rounds(self) -> None:
@@ -130,7 +130,7 @@ class RunLoop:
         """Run a round; its record with the seconds that it took."""
         federation = self._federation
         began = time.perf_counter()
-        with watching(federation.execution.timings) as watch:
+        with profile(federation.execution.timings) as watch:
             due = bool(final) or number % federation.evaluation.every_n_rounds == 0 or federation.is_last(number)
             round = Round(
                 number,
@@ -144,7 +144,7 @@ class RunLoop:
             record = federation.runner.run(round, final or federation.method.exchanges(number))
         record["seconds"] = time.perf_counter() - began
         if watch is not None:
-            record["timings"] = watch.shares(record["seconds"], federation.executor.workers)
+            record["timings"] = watch.breakdown(record["seconds"], federation.executor.workers)
         return record
 
     def _remark(self) -> None:
@@ -180,7 +180,7 @@ class RunLoop:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
+def single_threaded() -> Iterator[None]:
     """One computing thread: the same bits whatever the machine's cores, and no slow-down beside busy neighbors."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

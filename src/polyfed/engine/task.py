@@ -11,7 +11,7 @@ import torch
 
 from polyfed.core.client import PublicData
 from polyfed.core.model_factory import Precision
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import Vocabulary
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Task:
     classes: int | None = None
     class_names: Sequence[str] | None = None
     public: PublicData | None = None
-    test: Samples | tuple[Any, Any] | None = None
+    test: LabeledSamples | tuple[Any, Any] | None = None
     dataset: str = "own data"
     feature_names: Sequence[str] = ()
     vocabulary: Vocabulary | None = None

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyfed.core.client import Client
-from polyfed.core.message import State, shallow
+from polyfed.core.message import State, shallow_copy
 from polyfed.core.server import Server
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.executors.base import Outcome
+from polyfed.engine.executors.base import JobResult
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.plugin import Plugin
-from polyfed.engine.weight_store import Row, row_of
+from polyfed.engine.weight_store import WeightRow, client_row
 
 
 class Transaction:
@@ -38,18 +38,18 @@ class Transaction:
         self._plugins = plugins
         self._history, self._present = history, present
         self._begun = Snapshot(0, {}, {}, {})
-        self._before: dict[int, tuple[Row | None, State]] = {}  # of those whom this round has changed
+        self._before: dict[int, tuple[WeightRow | None, State]] = {}  # of those whom this round has changed
 
     def begin(self, number: int) -> None:
         """Begin round `number`."""
         self._before = {}
-        self._begun = Snapshot(number - 1, shallow(self._server.state), {}, {}, self.late_uploads)
+        self._begun = Snapshot(number - 1, shallow_copy(self._server.state), {}, {}, self.late_uploads)
 
-    def commit(self, outcomes: Sequence[Outcome]) -> None:
+    def commit(self, outcomes: Sequence[JobResult]) -> None:
         """Let clients be what came of their jobs."""
         for outcome in outcomes:
             client = self._clients[outcome.client_id]
-            self._before.setdefault(client.id, (row_of(client), client.state))
+            self._before.setdefault(client.id, (client_row(client), client.state))
             client.weights, client.state = outcome.weights, outcome.state
             client.version += 1
 
@@ -66,14 +66,14 @@ class Transaction:
 
     def snapshot(self, number: int) -> Snapshot:
         """The present state, after round `number`."""
-        weights = {client.id: row_of(client) for client in self._clients}
+        weights = {client.id: client_row(client) for client in self._clients}
         states = {client.id: client.state for client in self._clients}
-        return Snapshot(number, shallow(self._server.state), weights, states, self.late_uploads)
+        return Snapshot(number, shallow_copy(self._server.state), weights, states, self.late_uploads)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be what the federation was then; of clients, those that the snapshot names. Later records are forgotten."""
         server = self._server
-        server.state = shallow(snapshot.server)
+        server.state = shallow_copy(snapshot.server)
         server.round = snapshot.round
         server.exchange = "train"
         server.set_available(self._present(max(1, snapshot.round)))
@@ -84,7 +84,7 @@ class Transaction:
         for number, weights in snapshot.weights.items():
             client = self._clients[number]
             client.weights = weights
-            client.state = shallow(snapshot.states[number])
+            client.state = shallow_copy(snapshot.states[number])
             client.version += 1
 
     @property

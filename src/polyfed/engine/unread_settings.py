@@ -11,7 +11,7 @@ from typing import Any
 
 from polyfed.core.settings import Settings
 from polyfed.engine.federation_parts import FederationParts
-from polyfed.engine.uploads import sends
+from polyfed.engine.uploads import has_upload
 from polyfed.validation.error_lines import shown
 
 __all__ = ["unread_settings"]
@@ -48,7 +48,7 @@ def _without_local_epochs(federation: FederationParts) -> Iterator[str]:
 
 
 def _without_uploads(federation: FederationParts) -> Iterator[str]:
-    if sends(federation.method):
+    if has_upload(federation.method):
         return
     for section, keys in _OF_UPLOADS.items():
         settings = federation.plugin(section).settings

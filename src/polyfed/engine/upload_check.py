@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from polyfed.core.message import Group, Message
-from polyfed.core.upload_forms import Entry, Form, Known, Members, UpTo
+from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, UpTo
 
-__all__ = ["misfit"]
+__all__ = ["find_mismatch"]
 
 
-def misfit(form: Form, message: Message, known: Known) -> str | None:
+def find_mismatch(form: Form, message: Message, known: UploadContext) -> str | None:
     """Why an upload is not of this form, in a line; None: it is."""
     chosen: dict[str, int] = {}
     for name, value in message.items():
@@ -31,7 +31,7 @@ def misfit(form: Form, message: Message, known: Known) -> str | None:
     return None
 
 
-def _odd_group(name: str, group: Group, expected: Members, known: Known, chosen: dict[str, int]) -> str | None:
+def _odd_group(name: str, group: Group, expected: Members, known: UploadContext, chosen: dict[str, int]) -> str | None:
     if foreign := next((key for key in group if key not in expected.entries), None):
         return f"expected {len(expected.entries)} tensors of known names in '{name}', got {_named(foreign)}"
     if expected.whole and (missing := next((key for key in expected.entries if key not in group), None)):
@@ -43,7 +43,7 @@ def _odd_group(name: str, group: Group, expected: Members, known: Known, chosen:
     return None
 
 
-def _odd(place: str, tensor: Tensor, entry: Entry, known: Known, chosen: dict[str, int]) -> str | None:
+def _odd(place: str, tensor: Tensor, entry: Entry, known: UploadContext, chosen: dict[str, int]) -> str | None:
     """What is wrong with a tensor. chosen: the sizes that the client chose until now; grows."""
     if tensor.dtype not in entry.types:
         return f"expected {_types(entry.types)} as {place}, got {_types((tensor.dtype,))}"
@@ -64,7 +64,7 @@ def _odd(place: str, tensor: Tensor, entry: Entry, known: Known, chosen: dict[st
     return _out_of_range(place, tensor, entry, known)
 
 
-def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: Known) -> str | None:
+def _out_of_range(place: str, tensor: Tensor, entry: Entry, known: UploadContext) -> str | None:
     if not tensor.numel():
         return None
     low = tensor.min().item()

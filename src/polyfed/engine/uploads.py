@@ -11,7 +11,7 @@ from polyfed.core.message import Group, Message, nbytes
 from polyfed.core.method import Method
 
 
-def sends(method: Method) -> bool:
+def has_upload(method: Method) -> bool:
     """Whether anything goes up."""
     return getattr(method.upload, "__func__", None) is not Method.upload
 
@@ -21,7 +21,7 @@ def sent_nbytes(method: Method, message: Message) -> int:
     return 0 if method.alone else nbytes(message)
 
 
-def counterparts(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:
+def base_tensors(method: Method, name: str, value: Tensor | Group, received: Message) -> Group:
     """What came down of those tensors of a group that go up as changes of it (`Method.delta_entries`)."""
     if isinstance(value, Tensor) or name not in method.delta_entries:
         return {}
@@ -29,7 +29,7 @@ def counterparts(method: Method, name: str, value: Tensor | Group, received: Mes
     return {key: t for key, t in down.items() if key in value and value[key].shape == t.shape and t.is_floating_point()}
 
 
-def running_statistics(network: nn.Module) -> frozenset[str]:
+def batchnorm_buffers(network: nn.Module) -> frozenset[str]:
     """Names of what BatchNorm and its like keep of the data, also within a part of the network."""
     layers = [layer for layer in network.modules() if isinstance(layer, _NormBase)]
     kept_here = {id(buffer) for layer in layers for buffer in layer.buffers()}
@@ -42,7 +42,7 @@ def endings(names: Iterable[str]) -> frozenset[str]:
     return frozenset(".".join(one[begin:]) for one in parts for begin in range(len(one)))
 
 
-def every_tensor(message: Message) -> Iterator[tuple[str, str | None, Tensor]]:
+def iter_tensors(message: Message) -> Iterator[tuple[str, str | None, Tensor]]:
     """Name, name within the group (None: it stands alone), tensor."""
     for name, value in message.items():
         if isinstance(value, Tensor):

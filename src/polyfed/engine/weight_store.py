@@ -4,7 +4,7 @@ A row begins with the network's float32 numbers, parameters and buffers, tied te
 multiple of 64 bytes; tensors of other types (BatchNorm's counters) lie behind them. Rows of one architecture and
 variant lie side by side. Who has no weights of its own has no row.
 
-A row is written once, by whoever was handed it `fresh`, and never again: new weights go to another row. A row's place
+A row is written once, by whoever allocated it, and never again: new weights go to another row. A row's place
 is free for others as soon as no tensor that looks into it is alive.
 """
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.model_factory import Architectures
+from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_together
 
@@ -36,7 +36,7 @@ _SHARE = 0.5  # of the available memory that all clients' rows together may need
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorSlot:
     """Where a tensor lies in a row. begin: in bytes. stride: in elements, as in the network."""
 
     dtype: torch.dtype
@@ -50,7 +50,7 @@ class Place:
         return self.begin - -(math.prod(self.shape) * self.dtype.itemsize) // _ALIGNED * _ALIGNED
 
 
-class Layout:
+class RowLayout:
     """Where a network's tensors lie in its row.
 
     Attributes:
@@ -58,16 +58,16 @@ class Layout:
         with, gaps included. nbytes: of a whole row.
     """
 
-    def __init__(self, places: Mapping[str, Place]) -> None:
+    def __init__(self, places: Mapping[str, TensorSlot]) -> None:
         self.places = places
         self.floats = max((p.end for p in places.values() if p.dtype == torch.float32), default=0) // 4
         self.nbytes = max((p.end for p in places.values()), default=_ALIGNED)
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor]) -> RowLayout:
         """That of a network's tensors by name."""
-        found: dict[str, Place] = {}
-        known: dict[object, Place] = {}
+        found: dict[str, TensorSlot] = {}
+        known: dict[object, TensorSlot] = {}
         end = 0
         for first in (True, False):
             for name, tensor in tensors.items():
@@ -77,7 +77,7 @@ class Layout:
                 stride = tuple(torch.empty_like(tensor, device="meta").stride())
                 address = (tensor.data_ptr(), tensor.dtype, shape, stride) if tensor.numel() else name
                 if address not in known:
-                    known[address] = Place(tensor.dtype, shape, stride, end)
+                    known[address] = TensorSlot(tensor.dtype, shape, stride, end)
                     end = known[address].end
                 found[name] = known[address]
         return cls({name: found[name] for name in tensors})
@@ -88,7 +88,7 @@ class Layout:
         return {n: [str(p.dtype).removeprefix("torch."), list(p.shape), list(p.stride), p.begin] for n, p in places}
 
     @classmethod
-    def read(cls, described: Mapping[str, Sequence[Any]]) -> Layout:
+    def read(cls, described: Mapping[str, Sequence[Any]]) -> RowLayout:
         """The inverse of `described`, for looking at rows that were written.
 
         Raises:
@@ -99,7 +99,7 @@ class Layout:
             dtype = getattr(torch, kind, None)
             if not isinstance(dtype, torch.dtype):
                 raise ValueError(f"expected a type of tensors for '{name}', got '{kind}'")
-            places[name] = Place(dtype, tuple(shape), tuple(stride), begin)
+            places[name] = TensorSlot(dtype, tuple(shape), tuple(stride), begin)
         return cls(places)
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ class Layout:
         }
 
 
-class Row(Mapping[str, Tensor]):
+class WeightRow(Mapping[str, Tensor]):
     """A client's weights, by name: views into the row.
 
     Attributes:
@@ -121,7 +121,7 @@ class Row(Mapping[str, Tensor]):
         bytes: (nbytes,) uint8, the whole row. flat: (P,) its float32 numbers, gaps (zeros) included.
     """
 
-    def __init__(self, architecture: str, variant: str, layout: Layout, begin: int, content: Tensor) -> None:
+    def __init__(self, architecture: str, variant: str, layout: RowLayout, begin: int, content: Tensor) -> None:
         self.architecture = architecture
         self.variant = variant
         self.layout = layout
@@ -140,7 +140,7 @@ class Row(Mapping[str, Tensor]):
             self._views = self.layout.views(self.bytes)
         return self._views
 
-    def write(self, tensors: Mapping[str, Tensor]) -> Row:
+    def write(self, tensors: Mapping[str, Tensor]) -> WeightRow:
         """Copy tensors in, from any device. Only into a fresh row, and before anybody else has it.
 
         Raises:
@@ -169,7 +169,7 @@ class Row(Mapping[str, Tensor]):
         return len(self.layout.places)
 
 
-class Store:
+class WeightStore:
     """The rows of a federation's clients.
 
     Memory is used for what was written to. It is shared with processes forked from this one after `open`; only this
@@ -181,11 +181,11 @@ class Store:
             system's place for temporary files.
     """
 
-    def __init__(self, architectures: Architectures, owners: Sequence[str], folder: Path | None = None) -> None:
-        self._architectures = architectures
+    def __init__(self, model_factory: ModelFactory, owners: Sequence[str], folder: Path | None = None) -> None:
+        self._model_factory = model_factory
         self._owners = owners
         self._folder = folder
-        self._layouts: dict[tuple[str, str], Layout] = {}
+        self._layouts: dict[tuple[str, str], RowLayout] = {}
         self._free: dict[tuple[str, str], list[int]] = {}
         self._rows: dict[tuple[str, str], int] = {}  # places made, free or not
         self._memory: _Memory | None = None
@@ -194,14 +194,14 @@ class Store:
         """Have memory that processes forked from now on share."""
         self._opened()
 
-    def layout(self, architecture: str, variant: str = "") -> Layout:
+    def layout(self, architecture: str, variant: str = "") -> RowLayout:
         """Where the tensors of this network lie in a row."""
         key = (architecture, variant)
         if key not in self._layouts:
-            self._layouts[key] = Layout.of(self._architectures.tensors(architecture, variant))
+            self._layouts[key] = RowLayout.of(self._model_factory.state(architecture, variant))
         return self._layouts[key]
 
-    def fresh(self, architecture: str, variant: str = "") -> Row:
+    def allocate(self, architecture: str, variant: str = "") -> WeightRow:
         """A row that nobody else has, to be written; what it holds means nothing, but gaps are zeros.
 
         Raises:
@@ -217,9 +217,9 @@ class Store:
             free.extend(reversed(range(begin, begin + count * layout.nbytes, layout.nbytes)))
             self._rows[key] = self._rows.get(key, 0) + count
         begin = free.pop()
-        return Row(architecture, variant, layout, begin, memory.at(begin, layout.nbytes, free.append))
+        return WeightRow(architecture, variant, layout, begin, memory.at(begin, layout.nbytes, free.append))
 
-    def kept(self, number: int, architecture: str, variant: str, tensors: Mapping[str, Tensor]) -> Row:
+    def store(self, number: int, architecture: str, variant: str, tensors: Mapping[str, Tensor]) -> WeightRow:
         """A row of client `number` holding copies of `tensors`.
 
         Raises:
@@ -233,12 +233,12 @@ class Store:
         for name, place in self.layout(architecture, variant).places.items():
             if name in tensors and tensors[name].dtype != place.dtype:
                 raise ValueError(f"expected {place.dtype} for '{name}', got {tensors[name].dtype}")
-        return self.fresh(architecture, variant).write(tensors)
+        return self.allocate(architecture, variant).write(tensors)
 
-    def at(self, architecture: str, variant: str, begin: int) -> Row:
+    def view(self, architecture: str, variant: str, begin: int) -> WeightRow:
         """The row at a place, as a forked process finds it: it is there as long as this store's process holds it."""
         layout = self.layout(architecture, variant)
-        return Row(architecture, variant, layout, begin, self._opened().at(begin, layout.nbytes))
+        return WeightRow(architecture, variant, layout, begin, self._opened().at(begin, layout.nbytes))
 
     def _opened(self) -> _Memory:
         if self._memory is None:
@@ -247,13 +247,13 @@ class Store:
         return self._memory
 
 
-def row_of(client: Client) -> Row | None:
+def client_row(client: Client) -> WeightRow | None:
     """The row of a federation's client, None where it has no weights of its own.
 
     Raises:
         RunError: it was given other weights than a row of the store.
     """
-    if client.weights is None or isinstance(client.weights, Row):
+    if client.weights is None or isinstance(client.weights, WeightRow):
         return client.weights
     raise RunError(f"expected a row of the store as client {client.id}'s weights, got {type(client.weights).__name__}")
 
@@ -268,7 +268,7 @@ class _File:
 
 def _file(needed: int, folder: Path | None) -> _File:
     """In memory if `needed` bytes are no more than a share of what is available, else on disk."""
-    if needed > _SHARE * available():
+    if needed > _SHARE * available_memory():
         number, name = tempfile.mkstemp(prefix=".polyfed", dir=_existing(folder))
         os.unlink(name)
         return _File(number, lambda size: _reserve(number, size))
@@ -306,7 +306,7 @@ def _existing(folder: Path | None) -> Path | None:
     return None if folder is None else next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
 
 
-def available() -> float:
+def available_memory() -> float:
     """Bytes of memory that are free or can be freed, within the limit of this process's container."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf  # Windows
     found = [_number("/proc/meminfo", "MemAvailable:", 1024), float(pages)]

@@ -9,22 +9,22 @@ from pathlib import Path
 
 from polyfed.config.recipe import Recipe
 from polyfed.engine.arguments import list_of
-from polyfed.engine.federation import Tracker
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import resolve_recipe
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
 from polyfed.markup import Line, notes, paragraph
-from polyfed.report.comparison import Table, comparison, to_text, write
+from polyfed.report.comparison import Table, compare_runs, to_text, write
 from polyfed.report.comparison_formats import to_html
 from polyfed.report.decomposition_figure import write_decompositions
 from polyfed.report.figures import Series, axes_of, curves, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.html_report import write_page
-from polyfed.report.results_page import write_command
-from polyfed.report.run_records import find_runs
+from polyfed.report.results_page import save_command
+from polyfed.report.run_records import load_runs
 from polyfed.report.statistics import SEEDS, Target
+from polyfed.tracking.base import Tracker
 from polyfed.tracking.console import Console
 from polyfed.units import human_count
 
@@ -127,7 +127,7 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
         words = command_line(recipe, given, seeds, out, overrides, preset)
         if controls:
             words.append("--controls")
-        write_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
+        save_command(folder, shlex.join(["polyfed", "compare", *words]), ran=bool(pending))
     return _summarize(folder, planned, failures, wanted)
 
 
@@ -174,8 +174,8 @@ def _summarize(
     done = [member.folder for member in planned if member.title not in failures]
     if not done:
         return Comparison(folder, None, (), dict(failures))
-    runs = find_runs(done)
-    table = comparison(runs, target=target)
+    runs = load_runs(done)
+    table = compare_runs(runs, target=target)
     axes = [axis for axis in axes_of(runs) if axis in ("round", "simulated")]
     drawn = [file for axis in axes for file in curves(runs, folder, axis)]
     drawn += write_decompositions(runs, table, folder)

@@ -11,7 +11,7 @@ from typing import Any
 from polyfed.markup import preformatted
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["ArchitectureCheck", "Check"]
+__all__ = ["ArchitectureCheck", "CostEstimate"]
 
 _SHOWN_CLIENTS = 20  # lines of the table of clients
 _LABELS = 60  # characters of a client's labels, about
@@ -57,7 +57,7 @@ class ArchitectureCheck:
 
 
 @dataclass(frozen=True)
-class Check:
+class CostEstimate:
     """What a federation would do. ``str(check)`` is a page for people.
 
     Attributes:
@@ -74,7 +74,7 @@ class Check:
             that training takes), fits, and the seconds down, train and up of a later round.
         simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
-        class_remarks: what is odd about the classes (`polyfed.data.classes.remarks`).
+        class_remarks: who is held out of training; what is odd about the classes (`polyfed.data.classes.remarks`).
     """
 
     facts: Mapping[str, Any]
@@ -126,7 +126,7 @@ class Check:
 # the page ---------------------------------------------------------------------------------------------------------
 
 
-def _heading(check: Check) -> list[str]:
+def _heading(check: CostEstimate) -> list[str]:
     facts = check.facts
     return [
         f"{facts['label'] or facts['method']} on {facts['dataset']}: {facts['clients']} clients, "
@@ -136,7 +136,7 @@ def _heading(check: Check) -> list[str]:
     ]
 
 
-def _tables(check: Check) -> list[str]:
+def _tables(check: CostEstimate) -> list[str]:
     """The networks, what they cost, the clients, and their simulated devices."""
     network = ["network", "clients", "parameters", "FLOPs", "cut", "features"]
     costs = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
@@ -154,7 +154,7 @@ def _tables(check: Check) -> list[str]:
     ]
 
 
-def _totals(check: Check) -> list[str]:
+def _totals(check: CostEstimate) -> list[str]:
     """How unequal the clients are, and what the whole run takes."""
     workers = f" with {check.workers} workers" if check.workers > 1 else ""
     return [
@@ -197,7 +197,7 @@ def _client_row(client: Mapping[str, Any]) -> list[str]:
     return [*sizes, client["architecture"], _label_text(client["labels"])]
 
 
-def _device_lines(check: Check) -> list[str]:
+def _device_lines(check: CostEstimate) -> list[str]:
     """The table of the clients' simulated devices, and what the run would take on them."""
     if check.simulated_seconds is None:
         return []

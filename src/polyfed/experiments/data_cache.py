@@ -13,14 +13,14 @@ from polyfed.config.recipe import Recipe
 from polyfed.config.schema import Data
 from polyfed.core.client import PublicData
 from polyfed.core.randomness import numpy_generator
-from polyfed.data.dataset import Source, with_declared
-from polyfed.data.datasets import load, load_source
+from polyfed.data.dataset import DatasetSource, with_declared
+from polyfed.data.datasets import load_dataset, load_source
 from polyfed.data.federated_dataset import FederatedDataset, build_federated_dataset
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import Partition, check_integer
 from polyfed.data.public import public_inputs
 from polyfed.data.row_assignment import Generators
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare, resize
 from polyfed.errors import ConfigError, described
 from polyfed.models.third_party import pretrained_normalization
@@ -34,11 +34,11 @@ class DataCache:
     """Data as recipes want them; of each kind the last is kept, as a comparison asks for the same often."""
 
     def __init__(self) -> None:
-        self._source: tuple[object, Source] | None = None
+        self._source: tuple[object, DatasetSource] | None = None
         self._federated: tuple[object, FederatedDataset] | None = None
-        self._public: tuple[object, Samples] | None = None
+        self._public: tuple[object, LabeledSamples] | None = None
 
-    def source(self, recipe: Recipe) -> Source:
+    def source(self, recipe: Recipe) -> DatasetSource:
         """The recipe's data set, cut to its first rows and resized where the recipe says so."""
         data = recipe.data
         options = data.source_options(recipe.beside)
@@ -48,7 +48,7 @@ class DataCache:
             whole = load_source(data.dataset, data.root, options)
             if data.limit_test is not None and whole.test is None:
                 raise ConfigError(f"data.limit_test: expected no value, as '{data.dataset}' has no official test side")
-            cut = whole.first(*limits)
+            cut = whole.head(*limits)
             train = resize(cut.train, data.image_size)
             test = None if cut.test is None else resize(cut.test, data.image_size)
             resized_source = replace(cut, train=train, test=test)
@@ -77,7 +77,7 @@ class DataCache:
             return PublicData(federated.holdout, prepare)
         key = (data, recipe.beside, seed)
         if self._public is None or self._public[0] != key:
-            other = load(data.public_dataset, data.root, image_size=data.image_size, beside=recipe.beside)
+            other = load_dataset(data.public_dataset, data.root, image_size=data.image_size, beside=recipe.beside)
             drawn = public_inputs(other, federated.source, data.public_samples, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return PublicData(self._public[1], prepare, origin="other")
@@ -93,7 +93,12 @@ def _data_generator(seed: int, purpose: str) -> Any:
 
 
 def federate(
-    source: Source, num_clients: int | None = 10, partition: str | Partition | Any = "iid", *, seed: int = 0, **how: Any
+    source: DatasetSource,
+    num_clients: int | None = 10,
+    partition: str | Partition | Any = "iid",
+    *,
+    seed: int = 0,
+    **how: Any,
 ) -> FederatedDataset:
     """Deal a data set to clients, as a recipe with these keys in ``[data]`` and this seed deals it.
 
@@ -107,7 +112,7 @@ def federate(
     Raises:
         ConfigError: settings that cannot be, or rows that cannot be dealt so.
     """
-    if not isinstance(source, Source):
+    if not isinstance(source, DatasetSource):
         write = "polyfed.from_tensors((x, y))"
         raise ConfigError(f"source: expected what polyfed.load or {write} gives, got {described(source)}")
     seed = check_integer("seed", seed, 0)
@@ -126,7 +131,7 @@ def _check_all_act(partition: object, how: Mapping[str, Any]) -> None:
         raise ConfigError(problem)
 
 
-def input_normalization(source: Source, names: Sequence[str]) -> Prepare:
+def input_normalization(source: DatasetSource, names: Sequence[str]) -> Prepare:
     """How stored inputs become what networks take: as pre-trained weights want it, else as the data set says.
 
     One way for everybody, as clients' networks are compared on inputs that they share. For images of other than three

@@ -15,16 +15,17 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
-from polyfed.data.samples import Samples
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation
+from polyfed.engine.held_out import remarks_on
 from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
-from polyfed.experiments.cost_estimate import ArchitectureCheck, Check
+from polyfed.experiments.cost_estimate import ArchitectureCheck, CostEstimate
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
-from polyfed.plugins.device_simulation import Effort, spent
+from polyfed.plugins.device_simulation import Workload, estimate_duration
 from polyfed.validation.hyperparameters import flat_settings
 
-__all__ = ["ArchitectureCheck", "Check", "check", "estimate_costs", "message_bytes"]
+__all__ = ["ArchitectureCheck", "CostEstimate", "check", "estimate_costs", "message_bytes"]
 
 
 def check(
@@ -36,7 +37,7 @@ def check(
     device: str | None = None,
     workers: int | None = None,
     profile: str | None = None,
-) -> Check:
+) -> CostEstimate:
     """Whether a recipe works and what it costs: one batch per architecture is trained on, nothing is written.
 
     The arguments are those of `run`.
@@ -54,7 +55,9 @@ def check(
     return estimate_costs(federation, unused=federated.unused, holdout=len(federated.holdout))
 
 
-def estimate_costs(federation: Federation, unused: int = 0, holdout: int = 0, batches: int = TRIED_BATCHES) -> Check:
+def estimate_costs(
+    federation: Federation, unused: int = 0, holdout: int = 0, batches: int = TRIED_BATCHES
+) -> CostEstimate:
     """Play two rounds with one client of each network. The federation cannot be run afterwards.
 
     Args:
@@ -82,12 +85,12 @@ def estimate_costs(federation: Federation, unused: int = 0, holdout: int = 0, ba
         for share in shares
     ]
     work = [
-        reached * _training_seconds(trial, share, exchanges) + scored
+        reached * _training_seconds(trial, share, exchanges) + _newcomer_seconds(federation, trial, share) + scored
         for share, scored in zip(shares, scoring, strict=True)
     ]
     server = rounds * trial.server_seconds
     closing_down, closing_up, closing_seconds = (sum(kind.closing[place] for kind in mine) for place in range(3))
-    return Check(
+    return CostEstimate(
         facts={**federation.facts, "classes": federation.classes, "class_names": federation.class_names},
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in federation.clients),
@@ -103,7 +106,7 @@ def estimate_costs(federation: Federation, unused: int = 0, holdout: int = 0, ba
         seconds_scoring=sum(scored / workers for scored in scoring),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        class_remarks=tuple(federation.class_remarks()),
+        class_remarks=(*remarks_on(federation.held_out), *federation.class_remarks()),
         **_simulated(federation, mine),
     )
 
@@ -151,7 +154,7 @@ def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int
     return {kind.name: kind.down[1] for kind in kinds}, {kind.name: kind.up[1] for kind in kinds}
 
 
-def _first(samples: Samples, rows: int) -> Samples:
+def _first(samples: LabeledSamples, rows: int) -> LabeledSamples:
     """The first `rows` rows of every class."""
     places = [(samples.y == label).nonzero().flatten()[:rows] for label in samples.y.unique()]
     return samples.select(torch.cat(places).sort().values) if places else samples
@@ -166,7 +169,7 @@ def _asked(federation: Federation) -> list[tuple[float, float]]:
         present = federation.present(number)
         asked = first if number == 1 else later
         for client_id in present:
-            asked[client_id] += there[client_id] * federation.training.drawn(len(present)) / len(present)
+            asked[client_id] += there[client_id] * federation.training.cohort_size(len(present)) / len(present)
     return list(zip(first, later, strict=True))
 
 
@@ -175,18 +178,34 @@ def _scored_rows(federation: Federation, client: Client, trains: float) -> float
 
     What has not changed since it was last scored is not scored again.
     """
-    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
-    evaluations = math.ceil(rounds / every)
-    if federation.method.final_exchanges():
-        evaluations += 1
+    if client.id in federation.held_out:
+        return _evaluations(federation) * len(client.data.test)
     anew = {stage: 1.0 if stage == "received" else trains for stage in federation.stages}
-    rows = sum(anew.values()) * len(client.data.test) + anew[federation.stages[0]] * len(client.data.validation)
-    return evaluations * rows
+    tested = len(client.data.test) + len(client.missing or ())
+    rows = sum(anew.values()) * tested + anew[federation.stages[0]] * len(client.data.validation)
+    return _evaluations(federation) * rows
+
+
+def _evaluations(federation: Federation) -> int:
+    """After how many rounds clients are scored."""
+    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
+    return math.ceil(rounds / every) + bool(federation.method.final_exchanges())
+
+
+def _newcomer_seconds(federation: Federation, trial: TrialRounds, share: _Share) -> float:
+    """Of a client that is held out: what it trains for its scores, and these."""
+    if share.client.id not in federation.held_out or not federation.evaluation.held_out_epochs:
+        return 0.0
+    first = [one for one in federation.method.exchanges(2) if one.trains][:1]
+    steps = trial.executor.steps(share.client, first)
+    scored = share.kind.seconds_row * len(share.client.data.test)
+    return _evaluations(federation) * (share.kind.seconds_batch * steps + share.kind.seconds_rest + scored)
 
 
 def _data_bytes(federation: Federation) -> int:
     """Bytes of all samples; what several look into counts once."""
     parts = [part for client in federation.clients for part in vars(client.data).values()]
+    parts += [client.missing.whole for client in federation.clients if client.missing is not None]
     public = federation.server.public
     if public is not None:
         parts.append(public.samples)
@@ -204,12 +223,12 @@ def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dic
     for client, kind in zip(federation.clients, mine, strict=True):
         rows = client.n / federation.clients[kind.client].n
         efforts = [
-            Effort(down, round(rows * operations), up)
+            Workload(down, round(rows * operations), up)
             for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
         ]
         profile = simulation.profile(client.id)
         need = simulation.requirements[client.id]
-        first, later = (spent(profile, effort) for effort in efforts)
+        first, later = (estimate_duration(profile, effort) for effort in efforts)
         fits = client.id not in simulation.excluded
         device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory_bytes, "needs": need}
         devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})

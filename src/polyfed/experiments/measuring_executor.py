@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes, tensor
+from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Method, Phase, TrainingResult
-from polyfed.core.model_factory import Architectures
-from polyfed.engine.evaluation import CHUNK, score_model
-from polyfed.engine.executors.base import Job, Outcome, Serial, carry_out
-from polyfed.engine.local_training import data_of, train
-from polyfed.engine.round_costs import Allocations
-from polyfed.engine.weight_store import Store
+from polyfed.core.model_factory import ModelFactory
+from polyfed.engine.evaluation import CHUNK, evaluate_model
+from polyfed.engine.executors.base import JobResult, Serial, TrainJob, run_job
+from polyfed.engine.local_training import phase_data, train
+from polyfed.engine.round_costs import AllocationTracker
+from polyfed.engine.weight_store import WeightStore
 
 __all__ = ["Cost", "MeasuringExecutor"]
 
@@ -65,13 +65,13 @@ class MeasuringExecutor(Serial):
     def __init__(
         self,
         method: Method,
-        architectures: Architectures,
-        store: Store,
+        model_factory: ModelFactory,
+        store: WeightStore,
         measured: Collection[int],
         batches: int,
         scores: bool,
     ) -> None:
-        super().__init__(method, architectures, store)
+        super().__init__(method, model_factory, store)
         self._measured = frozenset(measured)
         self._most = batches
         self._scores = scores
@@ -81,7 +81,7 @@ class MeasuringExecutor(Serial):
         self.seconds = 0.0
         self._seconds_training = 0.0  # and of scoring, of the present job
 
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         began = time.perf_counter()
         working = self._working(jobs)
@@ -100,10 +100,10 @@ class MeasuringExecutor(Serial):
         for exchange in exchanges:
             for phase in self._phases(client, exchange):
                 share = self._shares.get((exchange.name, phase.rows), 1.0)
-                total += phase.epochs * math.ceil(share * len(data_of(client, phase)[0]) / size)
+                total += phase.epochs * math.ceil(share * len(phase_data(client, phase)[0]) / size)
         return total
 
-    def _working(self, jobs: Sequence[Job]) -> list[Job]:
+    def _working(self, jobs: Sequence[TrainJob]) -> list[TrainJob]:
         """The jobs that are carried out: those of the measured and of who is only asked, one of every other network."""
         working = []
         for job in jobs:
@@ -117,21 +117,21 @@ class MeasuringExecutor(Serial):
                 working.append(job)
         return working
 
-    def _carry_out(self, job: Job) -> Outcome:
+    def _carry_out(self, job: TrainJob) -> JobResult:
         """Receive, train on a few batches, upload; what it cost is added up."""
-        architectures = self._architectures
+        model_factory = self._model_factory
         cost = self.costs[job.round, job.client.id]
-        fresh = functools.partial(self._store.fresh, job.client.architecture, job.variant)
+        fresh = functools.partial(self._store.allocate, job.client.architecture, job.variant)
         self._seconds_training = 0.0
         began = time.perf_counter()
-        outcome = carry_out(job, self._method, architectures, fresh, self._train)
+        outcome = run_job(job, self._method, model_factory, fresh, self._train)
         cost.rest += time.perf_counter() - began - self._seconds_training
         cost.operations += outcome.operations
-        weights = architectures.tensors(job.client.architecture, job.variant)
+        weights = model_factory.state(job.client.architecture, job.variant)
         cost.kept = nbytes({"weights": weights}) + nbytes(outcome.state)
         return outcome
 
-    def _train(self, client: Client, job: Job, method: Method, architectures: Architectures) -> TrainingResult:
+    def _train(self, client: Client, job: TrainJob, method: Method, model_factory: ModelFactory) -> TrainingResult:
         """Train on a few batches, and measure what training and scoring cost."""
         began = time.perf_counter()
         cost = self.costs[job.round, client.id]
@@ -140,13 +140,13 @@ class MeasuringExecutor(Serial):
             cost.peak = max(cost.peak, self._peak(client, job.exchange))
         batches = self._batches.get(client.id, 1)
         ready = time.perf_counter()
-        trained = train(client, method, client.context, batches, job.exchange.phases, architectures.training)
+        trained = train(client, method, client.context, batches, job.exchange.phases, model_factory.training)
         cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
         self._batches[client.id] = max(1, min(self._most, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
-        rows = len(client.data.test)
+        rows = len(client.data.test) + len(client.missing or ())
         if self._scores and rows:
             ready = time.perf_counter()
-            score_model(client, method, client.data.test)
+            evaluate_model(client, method, client.data.test)
             cost.row = (time.perf_counter() - ready) / rows
         self._seconds_training = time.perf_counter() - began
         return trained
@@ -155,17 +155,17 @@ class MeasuringExecutor(Serial):
         """Which share of the data each phase goes through."""
         for phase in self._phases(client, exchange):
             if phase.rows is not None:
-                rows = len(tensor(client.context, phase.rows))
-                self._shares[exchange.name, phase.rows] = rows / max(1, len(data_of(client, phase)[0]))
+                rows = len(get_tensor(client.context, phase.rows))
+                self._shares[exchange.name, phase.rows] = rows / max(1, len(phase_data(client, phase)[0]))
 
     def _peak(self, client: Client, exchange: Exchange) -> int:
         """The most bytes that a client at work makes: for a batch of each phase, or for scoring a chunk of rows."""
-        with Allocations() as training:
-            train(client, self._method, client.context, 1, exchange.phases, self._architectures.training)
-        with Allocations() as scoring:
+        with AllocationTracker() as training:
+            train(client, self._method, client.context, 1, exchange.phases, self._model_factory.training)
+        with AllocationTracker() as scoring:
             if len(client.data.test):
                 chunk = client.data.test.select(torch.arange(min(CHUNK, len(client.data.test))))
-                score_model(client, self._method, chunk)
+                evaluate_model(client, self._method, chunk, others=False)
         return int(max(training.peak, scoring.peak))
 
     def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:
@@ -174,11 +174,11 @@ class MeasuringExecutor(Serial):
         return self._method.phases(client.training) if exchange.phases is None else exchange.phases
 
 
-def _network(job: Job) -> tuple[str, str]:
+def _network(job: TrainJob) -> tuple[str, str]:
     """The architecture and the variant that a client trains in an exchange."""
     return job.client.architecture, job.variant
 
 
-def _answer(job: Job, measured: Outcome) -> Outcome:
+def _answer(job: TrainJob, measured: JobResult) -> JobResult:
     """What a client sends that does not work itself: what one with the same network sent. It stays as it is."""
     return dataclasses.replace(measured, client_id=job.client.id, weights=job.client.weights, state=job.client.state)

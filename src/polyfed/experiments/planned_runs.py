@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
-from polyfed.engine.federation import Tracker
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation, check_run_folder_place
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.run_records import RunRecord
+from polyfed.tracking.base import Tracker
 
 __all__ = ["PlannedRun", "check_planned_runs", "nothing_learnt_in", "run_planned"]
 
@@ -47,7 +48,7 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
     for member in members:
         place = RunFolder(member.folder)
         settings = member.recipe.to_dict()
-        place.check(settings, not force, force, member.recipe.planned)
+        place.validate(settings, not force, force, member.recipe.planned)
         if force or place.finished(settings) is None:
             pending.append(member)
     fitted: set[str] = set()
@@ -55,6 +56,7 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
         data.federated(member.recipe)
         if member.name not in fitted:
             build_federation(member.recipe, data=data)
+            gc.collect()
             fitted.add(member.name)
     return pending
 
@@ -81,8 +83,7 @@ def run_planned(
                 watcher.message(f"{member.title}: already done, in {member.folder}")
             continue
         try:
-            federation = build_federation(member.recipe, out=member.folder, trackers=watchers, data=data)
-            federation.run(resume=not force, force=force)
+            _run_one(member, force, data, watchers)
         except RunInterrupted as stop:
             raise RunInterrupted(f"{member.title}: {stop}; the same command goes on") from None
         except PolyfedError as error:
@@ -90,6 +91,16 @@ def run_planned(
             for watcher in watchers:
                 watcher.message(f"{member.title} failed: {error}")
     return failures
+
+
+def _run_one(member: PlannedRun, force: bool, data: DataCache, watchers: Sequence[Tracker]) -> None:
+    """Run one, and free its memory: a federation's parts know each other, so that only the collector frees them."""
+    try:
+        build_federation(member.recipe, out=member.folder, trackers=watchers, data=data).run(
+            resume=not force, force=force
+        )
+    finally:
+        gc.collect()
 
 
 def nothing_learnt_in(members: Sequence[PlannedRun], runs: Sequence[RunRecord]) -> dict[str, str]:

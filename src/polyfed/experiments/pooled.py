@@ -19,8 +19,8 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Context, Method, Phase, TrainingResult
 from polyfed.core.settings import Training
-from polyfed.data.samples import ClientData, Samples
-from polyfed.engine.executors.base import Executor, Job, Outcome, Scores, Scoring
+from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.engine.executors.base import EvalJob, Executor, JobResult, Scores, TrainJob
 from polyfed.errors import ConfigError
 from polyfed.methods.local import Local
 
@@ -40,7 +40,7 @@ def check_pooled(recipe: Recipe) -> None:
     Raises:
         ConfigError: it cannot; says what is in the way.
     """
-    on = [section for section in _SECTIONS if getattr(recipe, section).in_effect()]
+    on = [section for section in _SECTIONS if getattr(recipe, section).effective()]
     wrong = ""
     if recipe.method.name != "local":
         wrong = f"the method '{recipe.method.name}'"
@@ -50,6 +50,8 @@ def check_pooled(recipe: Recipe) -> None:
         wrong = f"training.client_fraction = {recipe.training.client_fraction:g}"
     elif recipe.run.executor == "ray":
         wrong = "run.executor 'ray'"
+    elif recipe.evaluation.held_out:
+        wrong = "evaluation.held_out"
     if wrong:
         raise ConfigError(
             f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "
@@ -61,7 +63,7 @@ def with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
     """The clients' data, each with the training rows of all, in the order of the clients."""
     x = torch.cat([client.train.x for client in clients])
     y = torch.cat([client.train.y for client in clients])
-    everybody = Samples(x, y)
+    everybody = LabeledSamples(x, y)
     return [dataclasses.replace(client, train=everybody) for client in clients]
 
 
@@ -111,7 +113,7 @@ class SharedByNetwork:
         self._inner = inner
         self.workers = inner.workers
 
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         first = {job.client.architecture: job for job in reversed(jobs)}
         asked = sorted(first.values(), key=lambda job: job.client.id)
@@ -120,7 +122,7 @@ class SharedByNetwork:
         done(len(jobs))
         return [_of_client(found[job.client.architecture], job.client.id) for job in jobs]
 
-    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         return self._inner.score(asked)
 
@@ -129,7 +131,7 @@ class SharedByNetwork:
         self._inner.close()
 
 
-def _of_client(outcome: Outcome, client_id: int) -> Outcome:
+def _of_client(outcome: JobResult, client_id: int) -> JobResult:
     """The outcome as this client's; work counts where it was done."""
     if outcome.client_id == client_id:
         return outcome

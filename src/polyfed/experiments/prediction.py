@@ -25,15 +25,15 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from polyfed.core.client import as_floats
+from polyfed.core.client import to_float
 from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
-from polyfed.core.modules import exported
+from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
-from polyfed.engine.architectures import architectures_of
+from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError, described
 from polyfed.escaping import csv_text
@@ -263,7 +263,7 @@ def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
             "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
         )
     if said == "plain":
-        return as_floats
+        return to_float
     normalization = validated(Normalization, said, "prepare")
     return Prepare(tuple(normalization.mean), tuple(normalization.std), bool(normalization.table))
 
@@ -296,8 +296,8 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
         for name in (own, auxiliary)
         if name is not None
     }
-    architectures = architectures_of(method, builders, 0, torch.device("cpu"), auxiliary=auxiliary)
-    return architectures.template(own, entry["variant"])
+    model_factory = build_model_factory(method, builders, 0, torch.device("cpu"), auxiliary=auxiliary)
+    return model_factory.module(own, entry["variant"])
 
 
 def _method(name: str, hyperparameters: Mapping[str, Any], beside: Sequence[str]) -> Method:
@@ -386,7 +386,7 @@ def _fill(network: nn.Module, data: bytes, path: Path) -> None:
         weights = safetensors.torch.load(data)
     except (SafetensorError, TypeError, OverflowError, RuntimeError, MemoryError) as error:
         raise ConfigError(f"expected weights as safetensors in {path}, got something else: {error}") from None
-    own = exported(network)
+    own = export_state(network)
     if strange := sorted(own.keys() ^ weights.keys()):
         whose = "the network" if strange[0] in own else "the file"
         raise ConfigError(f"{path} does not fit the network as it is built now: only {whose} has '{strange[0]}'")

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.core.releases import Release, Unit
-from polyfed.engine.accounting import counted, epsilon_of
-from polyfed.engine.privacy_ledger import UNITS, read
+from polyfed.engine.accounting import compute_epsilon, group_releases
+from polyfed.engine.privacy_ledger import UNITS, from_record
 from polyfed.errors import ConfigError
 from polyfed.functional.gaussian_mechanism import classic_epsilon
-from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.text_tables import Column, percent, render_text
 
 _DELTA = 1e-5
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacyCost:
     """What the client that has given away most has, in one run and of one unit.
 
     Attributes:
@@ -48,7 +48,7 @@ class Spent:
     classic: float
 
 
-def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spent]:
+def privacy_costs(folders: Sequence[Path | str], delta: float | None = None) -> list[PrivacyCost]:
     """Of every finished run below these folders that has released anything with noise, a line for each unit.
 
     Args:
@@ -59,7 +59,7 @@ def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spe
     """
     if delta is not None and not 0 < delta < 1:
         raise ConfigError(f"--delta: expected a number above 0 and below 1, got {delta:g}")
-    found = [one for run in find_runs(folders) if run.finished for one in _of_run(run, delta)]
+    found = [one for run in load_runs(folders) if run.finished for one in _of_run(run, delta)]
     if not found:
         raise ConfigError(
             "expected runs with noise on what clients send or in how they train ([privacy], a method's feature_clip), "
@@ -68,10 +68,10 @@ def spent(folders: Sequence[Path | str], delta: float | None = None) -> list[Spe
     return found
 
 
-def _of_run(run: RunRecord, delta: float | None) -> list[Spent]:
+def _of_run(run: RunRecord, delta: float | None) -> list[PrivacyCost]:
     accounts: dict[int, list[Release]] = {}
     for record in run.rounds:
-        for client, releases in read([entry.model_dump() for entry in record.releases]).items():
+        for client, releases in from_record([entry.model_dump() for entry in record.releases]).items():
             accounts.setdefault(client, []).extend(releases)
     at = delta or run.result.delta or _DELTA
     found = []
@@ -83,18 +83,18 @@ def _of_run(run: RunRecord, delta: float | None) -> list[Spent]:
 
 
 def _merged(releases: Sequence[Release]) -> tuple[Release, ...]:
-    return tuple(dataclasses.replace(one, times=times) for one, times in counted(releases).items())
+    return tuple(dataclasses.replace(one, times=times) for one, times in group_releases(releases).items())
 
 
-def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], delta: float) -> Spent:
-    epsilons = {account: epsilon_of(account, delta) for account in set(accounts.values())}
+def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], delta: float) -> PrivacyCost:
+    epsilons = {account: compute_epsilon(account, delta) for account in set(accounts.values())}
     client = max(accounts, key=lambda i: epsilons[accounts[i]])
     worst = accounts[client]
     loudest = min(worst, key=lambda one: one.noise)
     with warnings.catch_warnings():  # the table says so of all of them
         warnings.simplefilter("ignore")
         classic = classic_epsilon(loudest.noise, 1.0, delta)
-    return Spent(
+    return PrivacyCost(
         run=run.name or run.method,
         seed=run.seed,
         accuracy=run.result.accuracy,
@@ -106,12 +106,12 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
         drawn=loudest.drawn / loudest.held if loudest.sampled else 1.0,
         delta=delta,
         rdp=epsilons[worst],
-        pld=max(epsilon_of(account, delta, "pld") for account in epsilons),
+        pld=max(compute_epsilon(account, delta, "pld") for account in epsilons),
         classic=classic,
     )
 
 
-def to_text(lines: Sequence[Spent], width: int = 100) -> str:
+def to_text(lines: Sequence[PrivacyCost], width: int = 100) -> str:
     """A table, and what its numbers cover."""
     columns = [
         Column("run", [one.run for one in lines], words=True),

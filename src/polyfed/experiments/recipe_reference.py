@@ -23,7 +23,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.method_table import format_value, kind_of, list_hyperparameters
 from polyfed.own_methods import method_class, with_hyperparameters
 from polyfed.plugins.device_profiles import Profile
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 
 __all__ = ["Key", "Section", "find", "sections", "to_markdown"]
 
@@ -128,11 +128,11 @@ def find(name: str, beside: Sequence[str] = ()) -> Section:
     else:
         place, _, key = name.rpartition(".")
         if place not in known:
-            raise ConfigError(f"unknown section '{name}'{nearest(name, known)}")
+            raise ConfigError(f"unknown section '{name}'{suggest(name, known)}")
         section = known[place]
     keys = [one for one in section.keys if one.name == key]
     if not keys:
-        raise ConfigError(f"unknown key '{name}'{nearest(key, [one.name for one in section.keys])}")
+        raise ConfigError(f"unknown key '{name}'{suggest(key, [one.name for one in section.keys])}")
     return dataclasses.replace(section, keys=tuple(keys))
 
 
@@ -163,7 +163,7 @@ def _hints(kind: type[Any]) -> dict[str, Any]:
         if dataclasses.is_dataclass(field.default):
             found |= {f"{field.name}.{name}": hint for name, hint in _hints(type(field.default)).items()}
         else:
-            found[field.name.rstrip("_")] = hints[field.name]
+            found[field.name] = hints[field.name]
     return found
 
 

@@ -65,7 +65,7 @@ def run(  # noqa: PLR0913 - what a user may choose, each by its name
     folder = resolved.run.out
     if folder is not None:
         check_run_folder_place(Path(folder))
-        RunFolder(folder).check(resolved.to_dict(), resume, force, resolved.planned)  # before data are loaded
+        RunFolder(folder).validate(resolved.to_dict(), resume, force, resolved.planned)  # before data are loaded
     elif resume:
         raise ConfigError("expected a run folder to resume from, got none; name it with out=...")
     elif resolved.run.loggers:

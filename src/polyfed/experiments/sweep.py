@@ -19,14 +19,14 @@ import tomli_w
 
 from polyfed.config.overrides import parse_override
 from polyfed.config.recipe import Recipe
-from polyfed.engine.federation import Tracker
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
 from polyfed.markup import notes, paragraph
-from polyfed.report.run_records import RunRecord, find_runs, show_value
+from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.sweep_figure import draw
-from polyfed.report.sweeps import Cell, SweepRow, SweepTable, short_names, tabulate, to_html, to_text, write
+from polyfed.report.sweeps import SweepCell, SweepRow, SweepTable, build_table, short_names, to_html, to_text, write
+from polyfed.tracking.base import Tracker
 from polyfed.tracking.console import Console
 
 __all__ = ["Sweep", "parse", "sweep"]
@@ -168,7 +168,7 @@ def sweep(
     failures = run_planned(members, pending, force, data, watchers)
     runs = _by_slug(members, failures)
     cells = [
-        Cell(
+        SweepCell(
             point.settings,
             runs[point.slug],
             complete=len(runs[point.slug]) == len(set(seeds)),
@@ -177,7 +177,7 @@ def sweep(
         )
         for point in every
     ]
-    table = tabulate(swept, cells, [f"{title} failed: {reason}" for title, reason in failures.items()])
+    table = build_table(swept, cells, [f"{title} failed: {reason}" for title, reason in failures.items()])
     files = () if table is None else (*write(table, folder), *draw(table, folder))
     return Sweep(folder, table, files, failures, _unlearnt(points, runs))
 
@@ -233,7 +233,7 @@ def _local(point: _Point) -> _Point:
 
 def _name(settings: Mapping[str, Any]) -> str:
     names = short_names(list(settings))
-    return ", ".join(f"{names[key]}={show_value(value)}" for key, value in settings.items())
+    return ", ".join(f"{names[key]}={format_setting(value)}" for key, value in settings.items())
 
 
 def _slug(settings: Mapping[str, Any]) -> str:
@@ -284,7 +284,7 @@ def _by_slug(members: Sequence[PlannedRun], failures: Mapping[str, str]) -> dict
     """The finished runs of each combination, in order of seeds."""
     done = [member.folder for member in members if member.title not in failures]
     found: dict[str, list[RunRecord]] = {member.folder.parent.name: [] for member in members}
-    runs = find_runs(done) if done else []
+    runs = load_runs(done) if done else []
     for run in runs:
         found[run.path.parent.name].append(run)
     return {slug: sorted(own, key=lambda run: run.seed) for slug, own in found.items()}

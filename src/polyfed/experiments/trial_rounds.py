@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 from polyfed.core.client import Client
 from polyfed.core.method import Exchange
-from polyfed.engine.compatibility import one_input
-from polyfed.engine.executors.base import Job, Outcome
+from polyfed.engine.compatibility import example_input
+from polyfed.engine.executors.base import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_costs import flops
 from polyfed.engine.round_state import Round
-from polyfed.engine.run_loop import one_thread
+from polyfed.engine.run_loop import single_threaded
 from polyfed.experiments.cost_estimate import ArchitectureCheck
 from polyfed.experiments.measuring_executor import MeasuringExecutor
-from polyfed.models.split import SplitModel, cuts
+from polyfed.models.split import SplitModel, cut_shapes
 
 __all__ = ["TRIED_BATCHES", "TrialRounds"]
 
@@ -41,7 +41,9 @@ class _NobodyMissing(Plugin):
         round.silenced.clear()
         round.late.clear()
 
-    def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
+    def after_jobs(
+        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
+    ) -> None:
         """Nobody misses a deadline."""
         round.late.clear()
         round.busy.clear()
@@ -73,7 +75,7 @@ class TrialRounds:
         self._federation = federation
         method = federation.method
         server = federation.server
-        with one_thread():
+        with single_threaded():
             federation.runner.start(server.all_client_ids)
         later = range(2, federation.training.rounds + 1)  # the first of them in which somebody trains
         self._later = next((n for n in later if any(exchange.trains for exchange in method.exchanges(n))), 2)
@@ -83,7 +85,7 @@ class TrialRounds:
         firsts = {self.networks[client.id]: client for client in reversed(federation.clients)}
         self._measured = sorted(firsts.values(), key=lambda client: client.id)
         measured = [client.id for client in self._measured]
-        self.executor = MeasuringExecutor(method, federation.architectures, federation.store, measured, batches, scores)
+        self.executor = MeasuringExecutor(method, federation.model_factory, federation.store, measured, batches, scores)
         self._runner = dataclasses.replace(
             federation.runner,
             executor=self.executor,
@@ -100,7 +102,7 @@ class TrialRounds:
         """
         federation = self._federation
         method = federation.method
-        with one_thread():
+        with single_threaded():
             first = self._round(1, method.exchanges(1))
             second = self._round(self._later, method.exchanges(self._later))
             last = self._round(self._later + 1, method.final_exchanges(), final=True)
@@ -133,15 +135,15 @@ class TrialRounds:
         everybody = self._federation.server.all_client_ids
         measured = [client.id for client in self._measured]
         others = [number for number in everybody if number not in measured]
-        count = self._federation.training.drawn(len(everybody))
+        count = self._federation.training.cohort_size(len(everybody))
         return sorted([*measured, *others[: max(0, count - len(measured))]])
 
     def _described(self, client: Client, first: _Played, second: _Played, last: _Played) -> ArchitectureCheck:
         federation = self._federation
-        architectures = federation.architectures
+        model_factory = federation.model_factory
         variant = self._variants[client.id]
-        module = architectures.template(client.architecture, variant)
-        own = architectures.template(client.architecture, variant, alone=True)
+        module = model_factory.module(client.architecture, variant)
+        own = model_factory.module(client.architecture, variant, alone=True)
         split = own if isinstance(own, SplitModel) else None
         early, late, final = (self.executor.costs[played.number, client.id] for played in (first, second, last))
         closing = final.batch * self.executor.steps(client, federation.method.final_exchanges()) + final.rest
@@ -151,14 +153,14 @@ class TrialRounds:
             clients=sum(name == self.networks[client.id] for name in self.networks.values()),
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             nbytes=late.kept,
-            cut=None if split is None else tuple(cuts(split, one_input(client, split))[0]),
+            cut=None if split is None else tuple(cut_shapes(split, example_input(client, split))[0]),
             feature_dim=None if split is None else split.feature_dim,
             down=(first.down[client.id], second.down[client.id]),
             up=(first.up[client.id], second.up[client.id]),
             seconds_batch=late.batch,
             seconds_rest=late.rest,
             seconds_row=late.row,
-            flops=flops(federation.method.personal_model(module), one_input(client, module)),
+            flops=flops(federation.method.personal_model(module), example_input(client, module)),
             peak=sum(tensor.nbytes for tensor in module.state_dict().values()) + late.peak,
             closing=(last.down.get(client.id, 0), last.up.get(client.id, 0), closing),
             operations=(early.operations, late.operations),

@@ -29,7 +29,7 @@ def _matrix(a_LD: Tensor) -> None:
         raise ValueError(f"expected a representation of shape (L, D) with rows and columns, got {tuple(a_LD.shape)}")
 
 
-def prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
+def center_and_scale(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
     """Centered A / max|A|, at least as wide as its partner; exactly 0 (and no gradient) if only rounding is left.
 
     Raises:
@@ -37,13 +37,13 @@ def prepared(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tensor:
     """
     wide = a_LD.to(torch.promote_types(torch.promote_types(a_LD.dtype, partner), torch.float32))
     _matrix(wide)
-    centered = wide / nonzero(largest(a_LD))
+    centered = wide / nonzero(max_abs(a_LD))
     centered -= centered.mean(dim=0)  # in place here and below: what takes time is memory
     centered *= _peak(centered) > 32 * torch.finfo(wide.dtype).eps
     return centered
 
 
-def largest(a_LD: Tensor) -> Tensor:
+def max_abs(a_LD: Tensor) -> Tensor:
     """max|A| (0-d), float32 at least, a constant for the gradient (no similarity here sees the scale)."""
     return _peak(a_LD).to(torch.promote_types(a_LD.dtype, torch.float32))
 

@@ -43,7 +43,7 @@ class ChannelPlan:
         return {group: window(size) for group, size in self.sizes.items()}
 
 
-class Part(NamedTuple):
+class SlicedModel(NamedTuple):
     """A sub-model that comes back: its tensors by name (any subset), and which channels they are."""
 
     tensors: Mapping[str, Tensor]
@@ -59,39 +59,39 @@ def width(size: int, rate: float) -> int:
     return max(1, math.ceil(rate * size - 1e-9))  # 0.07 * 100 is a little more than 7
 
 
-def first(size: int, rate: float) -> Tensor:
+def first_channels(size: int, rate: float) -> Tensor:
     """The first ceil(rate * size) channels (HeteroFL).
 
-    >>> first(6, 0.5)
+    >>> first_channels(6, 0.5)
     tensor([0, 1, 2])
     """
     return torch.arange(width(size, rate))
 
 
-def rolling(size: int, rate: float, step: int) -> Tensor:
+def rolling_channels(size: int, rate: float, step: int) -> Tensor:
     """As many, from channel `step` on and around the end (FedRolex): the window moves forwards by one a step.
 
-    >>> rolling(6, 0.5, 4)
+    >>> rolling_channels(6, 0.5, 4)
     tensor([4, 5, 0])
     """
-    return (first(size, rate) + step % size) % size
+    return (first_channels(size, rate) + step % size) % size
 
 
-def take(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
+def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:
     """The sub-model's tensors; those of which nothing is cut are handed on as they are. Differentiable.
 
     Args:
         plan: knows every name in `tensors`. tensors: of the large model. kept: channels by group.
 
     >>> plan = ChannelPlan({"weight": (Axis(OUTPUT), Axis(2, repeat=2))}, {2: 3})
-    >>> take(plan, {"weight": torch.arange(6).reshape(1, 6)}, {2: torch.tensor([2, 0])})
+    >>> slice_channels(plan, {"weight": torch.arange(6).reshape(1, 6)}, {2: torch.tensor([2, 0])})
     {'weight': tensor([[4, 5, 0, 1]])}
     """
     return {name: _cut(tensor, _places(plan.axes[name], kept)) for name, tensor in tensors.items()}
 
 
-def covered_mean(
-    plan: ChannelPlan, base: Mapping[str, Tensor], parts: Sequence[Part], weights: Sequence[float] | None = None
+def partial_mean(
+    plan: ChannelPlan, base: Mapping[str, Tensor], parts: Sequence[SlicedModel], weights: Sequence[float] | None = None
 ) -> dict[str, Tensor]:
     """Entry by entry the mean over the parts that hold the entry; what none holds keeps its value bit for bit.
 
@@ -124,7 +124,7 @@ def covered_mean(
     return mean
 
 
-def _covered(name: str, whole: Tensor, axes: Sequence[Axis], held: Sequence[tuple[Part, float]]) -> Tensor:
+def _covered(name: str, whole: Tensor, axes: Sequence[Axis], held: Sequence[tuple[SlicedModel, float]]) -> Tensor:
     total = torch.zeros_like(whole, dtype=torch.float64, requires_grad=False)
     count = torch.zeros_like(total)
     for part, share in held:

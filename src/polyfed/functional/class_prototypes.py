@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyfed.functional.clipping import shrinking
+from polyfed.functional.clipping import clip_factors
 
 
 class ClassMeans:
@@ -86,7 +86,7 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
     return means.result()
 
 
-def header_step(
+def header_sgd_step(
     weight_CD: Tensor, bias_C: Tensor, z_MD: Tensor, y_M: Tensor, w_M: Tensor, lr: float, clip: float | None
 ) -> tuple[Tensor, Tensor]:
     """One SGD step of a linear header on the weighted mean cross entropy over M pairs, by its closed form.
@@ -133,7 +133,7 @@ def header_step(
     grad_bias_C = residual_MC.sum(dim=0)
     if clip:
         norm = (grad_weight_CD.square().sum() + grad_bias_C.square().sum()).sqrt()
-        shrink = shrinking(norm, clip)
+        shrink = clip_factors(norm, clip)
         grad_weight_CD = shrink * grad_weight_CD
         grad_bias_C = shrink * grad_bias_C
     return weight_CD - lr * grad_weight_CD, bias_C - lr * grad_bias_C

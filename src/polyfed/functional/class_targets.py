@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyfed.functional.losses import row_mean
+from polyfed.functional.losses import weighted_mean
 
 
 def merge(rows_MD: Tensor, labels_M: Tensor, weights_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,10 +48,10 @@ def merge(rows_MD: Tensor, labels_M: Tensor, weights_M: Tensor) -> tuple[Tensor,
     return labels_S, (sums_SD / totals_S1).to(rows_MD.dtype)
 
 
-def renewed(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: Tensor) -> tuple[Tensor, Tensor]:
+def update_rows(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: Tensor) -> tuple[Tensor, Tensor]:
     """The new rows, and of the classes that have none the old ones: (labels, rows), in the order of the labels.
 
-    >>> renewed(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([[9.0]]), torch.tensor([1]))
+    >>> update_rows(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]), torch.tensor([[9.0]]), torch.tensor([1]))
     (tensor([0, 1]), tensor([[1.],
             [9.]]))
     """
@@ -61,10 +61,10 @@ def renewed(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels_S: 
     return labels[order], torch.cat([old_SD[kept_S], new_SD])[order]
 
 
-def dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def to_dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Rows by class number, (C, D), and which of them are known, (C,) bool; the others are filled up to be skipped.
 
-    >>> dense(torch.tensor([[5.0]]), torch.tensor([1]), classes=2)
+    >>> to_dense(torch.tensor([[5.0]]), torch.tensor([1]), classes=2)
     (tensor([[0.],
             [5.]]), tensor([False,  True]))
     """
@@ -74,19 +74,19 @@ def dense(rows_SD: Tensor, labels_S: Tensor, classes: int) -> tuple[Tensor, Tens
     return filled_CD, known_C.to(rows_SD.device)
 
 
-def pull(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
+def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
     """sum_n w_n mean_d (z_n - prototype of y_n)^2 / sum_n w_n; samples of a class without prototype count as 0.
 
     Args:
         z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
-        prototypes_CD, known_C: see `dense`; constants for the gradient.
+        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
 
     Returns:
         0-d tensor.
 
     Source: FedProto, its regularizer, as the mean over the batch and over the D features.
 
-    >>> pull(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
+    >>> prototype_distance(torch.tensor([[3.0, 4.0], [9.0, 9.0]]), torch.tensor([0, 1]), torch.ones(2),
     ...      torch.zeros(2, 2), torch.tensor([True, False]))
     tensor(6.2500)
     """
@@ -99,7 +99,7 @@ def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C
 
     Args:
         z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
-        prototypes_CD, known_C: see `dense`; constants for the gradient.
+        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
 
     Returns:
         0-d tensor. The cosine with a row of zeros is 0.
@@ -118,8 +118,8 @@ def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: 
     """-sum_n w_n sum_c target(y_n)_c log softmax(logits_n)_c / sum_n w_n; samples without a target count as 0.
 
     Args:
-        logits_NC: scores before the softmax, that are trained. y_N, w_N: as in `pull`.
-        targets_CC: probabilities by class (`dense`); constants for the gradient.
+        logits_NC: scores before the softmax, that are trained. y_N, w_N: as in `prototype_distance`.
+        targets_CC: probabilities by class (`to_dense`); constants for the gradient.
 
     Returns:
         0-d tensor.
@@ -135,13 +135,13 @@ def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: 
 
 
 def _mean_of_known(values_N: Tensor, known_N: Tensor, w_N: Tensor) -> Tensor:
-    return row_mean(torch.where(known_N, values_N, torch.zeros_like(values_N)), w_N)
+    return weighted_mean(torch.where(known_N, values_N, torch.zeros_like(values_N)), w_N)
 
 
-def nearest(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
+def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
     """Scores (N, C): minus the Euclidean distance to each class's prototype, minus infinity where there is none.
 
-    >>> nearest(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
+    >>> nearest_prototype_scores(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0]]), torch.tensor([1]), classes=2)
     tensor([[-inf, -5.]])
     """
     distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")

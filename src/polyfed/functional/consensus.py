@@ -1,4 +1,5 @@
-"""What several networks say together: a consensus weighted by confidence, and what those say who see it otherwise.
+"""What several networks say together: their mean scores, a consensus weighted by confidence, and what those say who
+see it otherwise.
 
 Shapes: S networks, N samples, C classes.
 """
@@ -10,19 +11,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.functional.losses import cross_entropy, kl_divergence
 
 
 class Consensus(NamedTuple):
     """What is agreed on, and what those say who see it otherwise.
 
     labels: (N,) int64. others: (N, C) mean scores of those whose highest score is another class, 0 where there is
-    nobody. disputed: (N,) bool, whether there is anybody.
+    nobody. disagreement: (N,) bool, whether there is anybody.
     """
 
     labels: Tensor
     others: Tensor
-    disputed: Tensor
+    disagreement: Tensor
 
 
 def confidences(scores_SNC: Tensor) -> Tensor:
@@ -38,12 +39,12 @@ def confidences(scores_SNC: Tensor) -> Tensor:
     return scores_SNC.var(dim=2, correction=0)
 
 
-def shares(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
+def confidence_weights(v_SN: Tensor, counted_SN: Tensor) -> Tensor:
     """Shares (S, N): v over its sum among those counted, 0 for the others; equal ones where all counted have v = 0.
 
     The paper's alpha. They sum to 1 for every sample, or to 0 where nobody is counted.
 
-    >>> shares(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
+    >>> confidence_weights(torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.ones(2, 2, dtype=torch.bool))
     tensor([[0.2500, 0.5000],
             [0.7500, 0.5000]])
     """
@@ -62,15 +63,48 @@ def consensus(scores_SNC: Tensor) -> Consensus:
     Source: Fed-ET, weighted consensus and diversity, in float64 so that the order of the networks does not show.
 
     >>> consensus(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
-    Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disputed=tensor([True]))
+    Consensus(labels=tensor([0]), others=tensor([[0., 2.]]), disagreement=tensor([True]))
     """
     wide_SNC = scores_SNC.double()
     v_SN = confidences(wide_SNC)
     everybody_SN = torch.ones_like(v_SN, dtype=torch.bool)
-    labels_N = torch.einsum("sn,snc->nc", shares(v_SN, everybody_SN), wide_SNC).argmax(dim=1)
+    labels_N = torch.einsum("sn,snc->nc", confidence_weights(v_SN, everybody_SN), wide_SNC).argmax(dim=1)
     differs_SN = wide_SNC.argmax(dim=2) != labels_N
-    others_NC = torch.einsum("sn,snc->nc", shares(v_SN, differs_SN), wide_SNC)
+    others_NC = torch.einsum("sn,snc->nc", confidence_weights(v_SN, differs_SN), wide_SNC)
     return Consensus(labels_N, others_NC.to(scores_SNC.dtype), differs_SN.any(dim=0))
+
+
+def mean_scores(scores_SNC: Tensor) -> Tensor:
+    """The networks' mean scores (N, C), summed in float64 so that the order of the networks does not show.
+
+    Source: Lin et al. (FedDF), NeurIPS 2020, AVGLOGITS.
+
+    >>> mean_scores(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
+    tensor([[2., 1.]])
+    """
+    return scores_SNC.double().mean(dim=0).to(scores_SNC.dtype)
+
+
+def better_than_chance(scores_SNC: Tensor, labels_N: Tensor) -> Tensor:
+    """Which networks (S,) are right on more than 1 / C of the samples; all of them where none is.
+
+    Args:
+        labels_N: classes, integers in [0, C).
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    Source: Lin et al. (FedDF), NeurIPS 2020, drop-worst.
+
+    >>> better_than_chance(torch.tensor([[[4.0, 0.0]] * 2, [[0.0, 2.0], [3.0, 1.0]]]), torch.tensor([1, 0]))
+    tensor([False,  True])
+    """
+    if scores_SNC.dim() != 3 or labels_N.shape != scores_SNC.shape[1:2]:
+        shapes = f"{tuple(scores_SNC.shape)} and {tuple(labels_N.shape)}"
+        raise ValueError(f"expected scores (S, N, C) and labels (N,), got {shapes}")
+    right_S = (scores_SNC.argmax(dim=2) == labels_N).sum(dim=1)
+    better_S = right_S * scores_SNC.shape[2] > len(labels_N)
+    return better_S if bool(better_S.any()) else torch.ones_like(better_S)
 
 
 def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Tensor:
@@ -85,5 +119,5 @@ def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Ten
     loss = cross_entropy(scores_NC, agreed.labels, ones_N)
     if not diversity:
         return loss
-    disputed_N = agreed.disputed.to(scores_NC)
-    return loss + diversity * disputed_N.mean() * divergence(scores_NC, agreed.others, disputed_N)
+    disagreement_N = agreed.disagreement.to(scores_NC)
+    return loss + diversity * disagreement_N.mean() * kl_divergence(scores_NC, agreed.others, disagreement_N)

@@ -19,7 +19,7 @@ _THETA_MAX = 5.0
 _UPDATE_MAX = 0.1  # largest entry of a corrected update
 
 
-def references(weights: Mapping[str, Tensor]) -> dict[str, str]:
+def shallow_references(weights: Mapping[str, Tensor]) -> dict[str, str]:
     """Which convolution is corrected by which: name -> name of its reference.
 
     Corrected are the convolutions (larger than 1 x 1) of all blocks of a stage but its first. The reference is the
@@ -37,7 +37,7 @@ def references(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def corrected(g_k: Tensor, g_0: Tensor, rule: ThetaRule = "code") -> Tensor:
+def correct_updates(g_k: Tensor, g_0: Tensor, rule: ThetaRule = "code") -> Tensor:
     """The update g_k of a deep convolution, turned by that of a shallow one.
 
     With alpha = <g_0, g_0> and beta = <g_0, g_k>, for every kernel by itself:

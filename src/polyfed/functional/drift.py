@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from polyfed.functional.clipping import clipped
+from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.secure_noise import on_grid
 
 Normals = Callable[[torch.Size], Tensor]  # a shape -> N(0, 1), float64
 
 
-def bound_gap(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bound: float) -> Tensor:
+def bound_gap_penalty(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bound: float) -> Tensor:
     """``(||w - w_ref|| - C)^2``, the norm over all entries.
 
     Args:
@@ -25,7 +25,7 @@ def bound_gap(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bou
     Source: Yang et al. (FedDPA), NeurIPS 2023.
 
     >>> w, w_ref = {"a": torch.tensor([3.0, 4.0]), "b": torch.ones(1)}, {"a": torch.zeros(2), "b": torch.ones(1)}
-    >>> bound_gap(w, w_ref, 7.0)
+    >>> bound_gap_penalty(w, w_ref, 7.0)
     tensor(4.)
     """
     norms_L = torch.stack([torch.linalg.vector_norm(w - reference[name].detach()) for name, w in params.items()])
@@ -33,7 +33,7 @@ def bound_gap(params: Mapping[str, Tensor], reference: Mapping[str, Tensor], bou
     return gap.square()
 
 
-def released(
+def clip_and_noise(
     update: Mapping[str, Tensor], bound: float, std: float, source: torch.Generator | Normals
 ) -> dict[str, Tensor]:
     """The update, shortened to the norm `bound` if it is longer, plus N(0, std^2) on every entry; std 0 draws nothing.
@@ -41,10 +41,10 @@ def released(
     Args:
         source: of the normal numbers. With others than a generator's, the result lies on a grid (`keyed.on_grid`).
 
-    >>> released({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
+    >>> clip_and_noise({"a": torch.tensor([3.0, 4.0])}, 1.0, 0.0, torch.Generator())
     {'a': tensor([0.6000, 0.8000])}
     """
-    short = {name: t for name, t in clipped(update, bound).items() if t is not None}
+    short = {name: t for name, t in clip_by_global_norm(update, bound).items() if t is not None}
     if not std:
         return short
     if isinstance(source, torch.Generator):

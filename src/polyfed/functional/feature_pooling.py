@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-class Layout(NamedTuple):
+class FeatureLayout(NamedTuple):
     """What a sample's features are. token: whether a class token stands before the places."""
 
     channels: int
@@ -37,38 +37,41 @@ class Layout(NamedTuple):
     token: bool = False
 
 
-def layout(shape: Sequence[int]) -> Layout:
+def layout(shape: Sequence[int]) -> FeatureLayout:
     """Reads the layout off the shape of one sample.
 
     Raises:
         ValueError: neither vector nor map, and no tokens of a square.
 
-    >>> layout((64, 8, 8)), layout((65, 384)), layout((128,))
-    (Layout(channels=64, height=8, width=8, token=False), Layout(channels=384, height=8, width=8, token=True), \
-Layout(channels=128, height=1, width=1, token=False))
+    >>> layout((64, 8, 8))
+    FeatureLayout(channels=64, height=8, width=8, token=False)
+    >>> layout((65, 384))
+    FeatureLayout(channels=384, height=8, width=8, token=True)
+    >>> layout((128,))
+    FeatureLayout(channels=128, height=1, width=1, token=False)
     """
     if len(shape) == 1:
-        return Layout(shape[0], 1, 1)
+        return FeatureLayout(shape[0], 1, 1)
     if len(shape) == 3:
-        return Layout(shape[0], shape[1], shape[2])
+        return FeatureLayout(shape[0], shape[1], shape[2])
     if len(shape) == 2:
         tokens, channels = shape
         for token in (False, True):
             side = math.isqrt(tokens - token)
             if side and side**2 == tokens - token:
-                return Layout(channels, side, side, token)
+                return FeatureLayout(channels, side, side, token)
     raise ValueError(
         "expected a vector (D), a map (channels, height, width) or the tokens (T, width) of a square of places, with "
         f"or without a class token, got {tuple(shape)}"
     )
 
 
-def orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+def random_orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     """A random matrix (rows, columns), float32, with orthonormal rows, or columns where these are fewer.
 
     Its pseudo-inverse is its transpose.
 
-    >>> p = orthogonal(2, 5, torch.Generator().manual_seed(0))
+    >>> p = random_orthogonal(2, 5, torch.Generator().manual_seed(0))
     >>> bool((p @ p.T - torch.eye(2)).abs().max() < 1e-6)
     True
     """
@@ -90,12 +93,12 @@ def nearest_orthogonal(matrix: Tensor) -> Tensor:
     return nearest.to(matrix.dtype)
 
 
-def pooling(size: int, to: int) -> Tensor:
+def pooling_matrix(size: int, to: int) -> Tensor:
     """R (to, size), float64: the mean over each of `to` bins of `size` places, as adaptive average pooling has them.
 
     Of full rank, also where there are more bins than places.
 
-    >>> pooling(2, 4).T
+    >>> pooling_matrix(2, 4).T
     tensor([[1., 1., 0., 0.],
             [0., 0., 1., 1.]], dtype=torch.float64)
     """
@@ -118,7 +121,7 @@ def to_common(s: Tensor, matrix: Tensor, grid: int) -> Tensor:
     places = s[:, int(at.token) :].transpose(1, 2) if s.dim() == 3 else s
     places = places.reshape(len(s), at.channels, at.height, at.width)
     summary = s[:, 0] if at.token else places.mean(dim=(2, 3))
-    pooled = _resized(places, pooling(at.height, grid), pooling(at.width, grid))
+    pooled = _resized(places, pooling_matrix(at.height, grid), pooling_matrix(at.width, grid))
     common: Tensor = torch.cat([summary[:, None], pooled.flatten(2).transpose(1, 2)], dim=1) @ matrix.T
     return common
 
@@ -127,7 +130,7 @@ def from_common(u: Tensor, matrix: Tensor, shape: Sequence[int]) -> Tensor:
     """Features of a network of its own shape, from the common form.
 
     Args:
-        u: (M, 1 + g g, C), as `to_common` gives it. matrix: P (C, c), `orthogonal`. shape: of one sample.
+        u: (M, 1 + g g, C), as `to_common` gives it. matrix: P (C, c), `random_orthogonal`. shape: of one sample.
 
     Returns:
         (M, *shape). What has no class token has no use for the summary.
@@ -139,7 +142,7 @@ def from_common(u: Tensor, matrix: Tensor, shape: Sequence[int]) -> Tensor:
     grid = math.isqrt(u.shape[1] - 1)
     own = u @ matrix
     places = own[:, 1:].transpose(1, 2).unflatten(2, (grid, grid))
-    places = _resized(places, *(torch.linalg.pinv(pooling(size, grid)) for size in (at.height, at.width)))
+    places = _resized(places, *(torch.linalg.pinv(pooling_matrix(size, grid)) for size in (at.height, at.width)))
     if len(shape) != 2:
         return places.reshape(len(u), *shape)
     tokens = places.flatten(2).transpose(1, 2)

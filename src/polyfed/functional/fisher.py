@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 
 _AT_A_TIME = 2**22  # numbers that the gradients of one layer may be together: 16 MiB, near the caches
 
 
-def squared_gradients(model: nn.Module, x_B: Tensor, y_B: Tensor) -> dict[str, Tensor]:
+def fisher_diagonal(model: nn.Module, x_B: Tensor, y_B: Tensor) -> dict[str, Tensor]:
     """sum_n (d log p(y_n | x_n) / d w)^2, entry by entry: the square of each sample's gradient, not of their sum.
 
     In eval mode, where no sample depends on another. Where all weights are those of linear layers, convolutions and
@@ -30,15 +30,15 @@ def squared_gradients(model: nn.Module, x_B: Tensor, y_B: Tensor) -> dict[str, T
 
     Source: Yang et al. (FedDPA), NeurIPS 2023 (the empirical Fisher information, before the mean).
     """
-    with evaluating(model):
+    with eval_mode(model):
         found = _layer_by_layer(model, x_B, y_B) if _has_known_layers(model) else None
         return _one_by_one(model, x_B, y_B) if found is None else found
 
 
-def unit_range(tensor: Tensor) -> Tensor:
+def min_max_normalize(tensor: Tensor) -> Tensor:
     """(t - min t) / (max t - min t), in [0, 1]; a constant tensor, for which that is 0 / 0, becomes 0.
 
-    >>> unit_range(torch.tensor([2.0, 4.0, 3.0])), unit_range(torch.tensor([5.0, 5.0]))
+    >>> min_max_normalize(torch.tensor([2.0, 4.0, 3.0])), min_max_normalize(torch.tensor([5.0, 5.0]))
     (tensor([0.0000, 1.0000, 0.5000]), tensor([0., 0.]))
     """
     if not tensor.numel():

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 
-class Steps:
+class GraphSegment:
     """Runs recorded steps on a module: names in them are looked up on the module at the time. Holds no tensors.
 
     Args:
@@ -19,7 +19,7 @@ class Steps:
     >>> import torch
     >>> graph = fx.Tracer().trace(nn.ReLU())  # x -> relu(x)
     >>> x, relu, _ = graph.nodes
-    >>> Steps([relu], x, (x, relu))(nn.ReLU(), torch.tensor([-1.0]))
+    >>> GraphSegment([relu], x, (x, relu))(nn.ReLU(), torch.tensor([-1.0]))
     (tensor([-1.]), tensor([0.]))
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyfed.functional.losses import cross_entropy, row_mean
+from polyfed.functional.losses import cross_entropy, weighted_mean
 
 
 def guided_loss(
@@ -35,7 +35,7 @@ def guided_loss(
         shapes = f"{tuple(found_NQ.shape)}, {tuple(y_N.shape)} and {tuple(guides_CQ.shape)}"
         raise ValueError(f"expected what is guided (N, Q), y (N,) and guides (C, Q), got {shapes}")
     squared_N = (found_NQ - guides_CQ[y_N]).square().mean(dim=1)
-    return cross_entropy(scores_NC, y_N, w_N) + weight * row_mean(squared_N, w_N)
+    return cross_entropy(scores_NC, y_N, w_N) + weight * weighted_mean(squared_N, w_N)
 
 
 def meta_gradient(

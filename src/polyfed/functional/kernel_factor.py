@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from polyfed.functional.averaging import normalize
-from polyfed.functional.centering import center, largest, nonzero, prepared, same_rows
+from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows
 from polyfed.functional.kernels import kernel_squared_norm
 
 _SPARE = 16  # columns that a factor being gathered has beyond its rank
@@ -33,11 +33,11 @@ class Factor(NamedTuple):
     """
 
     matrix: Tensor
-    tail: float
+    truncation_error: float
     rank: int
 
 
-class FactorStream:
+class MeanKernelFactor:
     """F with F F^T ~ sum_j w_j H K_j H up to scale, from one representation after the other.
 
     With G_j = sqrt(w_j) Ac_j: F = [G_1, ..., G_N], exact, while the sum of the widths is at most ``exact_rank``. Beyond
@@ -87,13 +87,13 @@ class FactorStream:
         """
         self._first = a_LD[:, :1].clone() if self._first is None else self._first
         same_rows(self._first, a_LD)
-        peak = largest(a_LD).double().cpu()
+        peak = max_abs(a_LD).double().cpu()
         if not bool(peak.isfinite()):
             place = len(self._weights)
             raise ValueError(f"expected finite representations, got inf or nan in those at positions [{place}]")
         with torch.autocast(a_LD.device.type, enabled=False):
-            ready_LD = prepared(a_LD)
-            size = kernel_squared_norm(ready_LD).sqrt() if self._fro else largest(ready_LD)
+            ready_LD = center_and_scale(a_LD)
+            size = kernel_squared_norm(ready_LD).sqrt() if self._fro else max_abs(ready_LD)
             mean_D = a_LD.to(ready_LD.dtype).mean(dim=0)
             self._weights.append(float(weight))
             self._width += a_LD.shape[1]
@@ -124,7 +124,7 @@ class FactorStream:
                 f_Lr, norm, rest = _leading(self._columns, self._rank)
                 rest += self._left_out
                 tail = rest / math.hypot(norm, rest) if rest else 0.0
-            return Factor(f_Lr / nonzero(largest(f_Lr)), tail, f_Lr.shape[1])
+            return Factor(f_Lr / nonzero(max_abs(f_Lr)), tail, f_Lr.shape[1])
 
     @property
     def _like(self) -> Tensor:
@@ -173,18 +173,18 @@ def kernel_factor(
     exact_rank: int = 256,
     norm: str = "none",
 ) -> Factor:
-    """F with F F^T ~ sum_j w_j H K_j H up to scale, without any L x L array: `FactorStream` of all of them.
+    """F with F F^T ~ sum_j w_j H K_j H up to scale, without any L x L array: `MeanKernelFactor` of all of them.
 
     Args:
         representations: A_1..A_N with the same L rows; gone through once, so that one at a time need exist.
         weights: w_j, one each, normalized here to sum 1 (the paper: all equal).
-        rank, exact_rank, norm: as in `FactorStream`.
+        rank, exact_rank, norm: as in `MeanKernelFactor`.
 
     Raises:
         ValueError: no representations; weights unusable or not one each; rows differ; a hyperparameter is out of range.
     """
     shares = normalize(weights)
-    stream = FactorStream(rank, exact_rank, norm)
+    stream = MeanKernelFactor(rank, exact_rank, norm)
     count = 0
     for count, a_LD in enumerate(representations, 1):
         if count <= len(shares):

@@ -22,7 +22,9 @@ from polyfed.functional.rbf_kernel import nystroem_features, rbf_alignment
 Similarity = Literal["linear", "rbf", "procrustes"]
 
 
-def distance(similarity: Similarity, a_LD: Tensor, target_LE: Tensor, *, factor: bool, width: float = 0.5) -> Tensor:
+def kernel_distance(
+    similarity: Similarity, a_LD: Tensor, target_LE: Tensor, *, factor: bool, width: float = 0.5
+) -> Tensor:
     """How far A is from the target (0-d): in [0, 1], with "procrustes" in [0, 2]; differentiable in A.
 
     Args:
@@ -47,7 +49,7 @@ def distance(similarity: Similarity, a_LD: Tensor, target_LE: Tensor, *, factor:
         return procrustes(a_LD, target_LE)
 
 
-def features(
+def kernel_features(
     similarity: Similarity,
     a_LD: Tensor,
     *,

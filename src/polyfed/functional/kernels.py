@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.functional.centering import center, largest, nonzero, prepared, same_rows
+from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero, same_rows
 
 BLOCK = 512  # rows; a d x d or L x L product whose smaller side is above this is worked through in such blocks
 
@@ -101,7 +101,7 @@ def alignment_gradient(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
     """
     same_rows(a_LD, factor_Lr)
     with torch.no_grad(), torch.autocast(a_LD.device.type, enabled=False):
-        return -_slope(_parts(a_LD, factor_Lr), largest(a_LD))
+        return -_slope(_parts(a_LD, factor_Lr), max_abs(a_LD))
 
 
 def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
@@ -118,7 +118,7 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
     for a_LD in representations:
         same_rows(representations[0], a_LD)
     with torch.no_grad(), torch.autocast(representations[0].device.type, enabled=False):
-        ready = [prepared(a_LD) for a_LD in representations]
+        ready = [center_and_scale(a_LD) for a_LD in representations]
         norms = [nonzero(_gram(a_LD)[0]).sqrt() for a_LD in ready]
         rows = [
             torch.stack([_cross(a, b)[0] / (x * y) if j <= i else torch.zeros_like(x)])
@@ -169,7 +169,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
-    a_LD, b_LE = prepared(a_LD, b_LE.dtype), prepared(b_LE, a_LD.dtype)
+    a_LD, b_LE = center_and_scale(a_LD, b_LE.dtype), center_and_scale(b_LE, a_LD.dtype)
     (aa, gram_a) = _gram(a_LD)
     (bb, gram_b) = _gram(b_LE)
     (ab, cross_DE) = _cross(a_LD, b_LE)
@@ -222,8 +222,8 @@ class _Cka(torch.autograd.Function):
             parts = _parts(a_LD, b_LE) if torch.is_grad_enabled() else _Parts(*made)
             in_a, in_b = ctx.needs_input_grad
             return (
-                (grad * _slope(parts, largest(a_LD))).to(a_LD.dtype) if in_a else None,
-                (grad * _slope(parts.swapped(), largest(b_LE))).to(b_LE.dtype) if in_b else None,
+                (grad * _slope(parts, max_abs(a_LD))).to(a_LD.dtype) if in_a else None,
+                (grad * _slope(parts.swapped(), max_abs(b_LE))).to(b_LE.dtype) if in_b else None,
             )
 
 

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def row_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
+def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
     """sum_n w_n values_n / sum_n w_n, 0-d; 0 where all weights are 0.
 
     Args:
         values_N: one per row, finite. w_N: row weights, not negative; 0 for padding rows.
 
-    >>> row_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
+    >>> weighted_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor(3.)
     """
     total = w_N.sum()
@@ -46,10 +46,10 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         shapes = f"{tuple(logits_NC.shape)}, {tuple(y_N.shape)} and {tuple(w_N.shape)}"
         raise ValueError(f"expected logits (N, C), y (N,) and w (N,), got {shapes}")
     ce_N = F.cross_entropy(_wide(logits_NC), y_N.long(), reduction="none")
-    return row_mean(ce_N, w_N)
+    return weighted_mean(ce_N, w_N)
 
 
-def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
+def kl_divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     """KL(softmax(teacher) || softmax(logits)): summed over classes, weighted mean over the rows.
 
     Args:
@@ -62,7 +62,7 @@ def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
     Raises:
         ValueError: shapes do not fit.
 
-    >>> divergence(torch.zeros(1, 2), torch.tensor([[50.0, -50.0]]), torch.ones(1))  # log 2
+    >>> kl_divergence(torch.zeros(1, 2), torch.tensor([[50.0, -50.0]]), torch.ones(1))  # log 2
     tensor(0.6931)
     """
     if logits_NC.dim() != 2 or teacher_NC.shape != logits_NC.shape or w_N.shape != logits_NC.shape[:1]:
@@ -70,10 +70,10 @@ def divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:
         raise ValueError(f"expected logits and teacher (N, C) and w (N,), got {shapes}")
     log_p, log_q = (torch.log_softmax(_wide(one), dim=1) for one in (teacher_NC.detach(), logits_NC))
     kl_N = (log_p.exp() * (log_p - log_q)).sum(dim=1)
-    return row_mean(kl_N, w_N)
+    return weighted_mean(kl_N, w_N)
 
 
-def exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: float, temperature: float) -> Tensor:
+def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: float, temperature: float) -> Tensor:
     """sum_j j L_j / (m (m + 1) / 2) over the exits j = 1..m of a network, all of which learn from the labels.
 
     L_j = CE(o_j, y) + gamma T^2 KL(softmax(o_m / T) || softmax(o_j / T)) for j < m, the last exit being a constant in
@@ -92,7 +92,7 @@ def exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: floa
     Source: Ilhan, Su and Liu (ScaleFL), CVPR 2023.
 
     >>> zeros = torch.zeros(1, 2)
-    >>> exits_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2: the weights sum to 1
+    >>> multi_exit_loss([zeros, zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0, 3.0)  # log 2
     tensor(0.6931)
     """
     if not exits_NC or temperature <= 0:
@@ -101,13 +101,46 @@ def exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma: floa
     last_NC = exits_NC[-1]
     losses = [cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]
     for j, logits_NC in enumerate(exits_NC[:-1] if gamma else ()):
-        taught = divergence(logits_NC / temperature, last_NC / temperature, w_N)
+        taught = kl_divergence(logits_NC / temperature, last_NC / temperature, w_N)
         losses[j] = losses[j] + gamma * temperature**2 * taught
     total = torch.stack([j * loss for j, loss in enumerate(losses, 1)]).sum()
     return total / (m * (m + 1) / 2)
 
 
-def absolute_error(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
+def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weight: Tensor | float) -> Tensor:
+    """sum_i CE(o_i, y) + weight / (m - 1) sum_i sum_{j != i} KL(softmax o_j || softmax o_i) over the exits i = 1..m.
+
+    Args:
+        exits_NC: logits o_1 to o_m of a network's exits; o_j is a constant in KL. y_N: classes. w_N: row weights, as
+            in `cross_entropy`. weight: of the distillation; the number 0 leaves it out.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: no exit, or shapes do not fit.
+
+    Source: Kim et al. (DepthFL), ICLR 2023.
+
+    >>> zeros = torch.zeros(1, 2)
+    >>> mutual_exits_loss([zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0)  # 2 log 2: equal ones agree
+    tensor(1.3863)
+    """
+    if not exits_NC:
+        raise ValueError("expected at least one exit, got none")
+    total = torch.stack([cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]).sum()
+    if len(exits_NC) == 1 or (isinstance(weight, float) and not weight):
+        return total
+    pairs = [
+        kl_divergence(logits_NC, teacher_NC, w_N)
+        for i, logits_NC in enumerate(exits_NC)
+        for j, teacher_NC in enumerate(exits_NC)
+        if i != j
+    ]
+    return total + weight / (len(exits_NC) - 1) * torch.stack(pairs).sum()
+
+
+def l1_loss(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
     """mean_c |found - target|, weighted mean over the rows: L1 on logits, as FedMD digests its consensus.
 
     Args:
@@ -120,13 +153,13 @@ def absolute_error(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
     Raises:
         ValueError: shapes do not fit.
 
-    >>> absolute_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    >>> l1_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
     tensor(1.5000)
     """
-    return row_mean(_difference(found_NC, target_NC, w_N).abs().mean(dim=1), w_N)
+    return weighted_mean(_difference(found_NC, target_NC, w_N).abs().mean(dim=1), w_N)
 
 
-def squared_error(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
+def mse_loss(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
     """mean_d (found - target)^2, weighted mean over the rows.
 
     Args:
@@ -139,10 +172,10 @@ def squared_error(found_ND: Tensor, target_ND: Tensor, w_N: Tensor) -> Tensor:
     Raises:
         ValueError: shapes do not fit.
 
-    >>> squared_error(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
+    >>> mse_loss(torch.tensor([[1.0, -2.0]]), torch.zeros(1, 2), torch.ones(1))
     tensor(2.5000)
     """
-    return row_mean(_difference(found_ND, target_ND, w_N).square().mean(dim=1), w_N)
+    return weighted_mean(_difference(found_ND, target_ND, w_N).square().mean(dim=1), w_N)
 
 
 def _difference(found_NK: Tensor, target_NK: Tensor, w_N: Tensor) -> Tensor:
@@ -152,7 +185,7 @@ def _difference(found_NK: Tensor, target_NK: Tensor, w_N: Tensor) -> Tensor:
     return found_NK - target_NK.detach()
 
 
-def contrast(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
+def model_contrastive_loss(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, w_N: Tensor) -> Tensor:
     """-log[e^(cos(z, near) / T) / (e^(cos(z, near) / T) + e^(cos(z, far) / T))], weighted mean over the rows.
 
     Args:
@@ -170,7 +203,7 @@ def contrast(z_ND: Tensor, near_ND: Tensor, far_ND: Tensor, temperature: float, 
     Source: Li, He and Song (MOON), CVPR 2021, eq. 3.
 
     >>> z = torch.eye(2)
-    >>> contrast(z, z, -z, 0.5, torch.ones(2))  # log(1 + e^-4)
+    >>> model_contrastive_loss(z, z, -z, 0.5, torch.ones(2))  # log(1 + e^-4)
     tensor(0.0181)
     """
     if temperature <= 0 or not z_ND.shape == near_ND.shape == far_ND.shape:
@@ -215,7 +248,7 @@ def squared_distance(params: Mapping[str, Tensor], reference: Mapping[str, Tenso
     return torch.stack(terms).sum()
 
 
-def only_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
+def mask_absent_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
     """Logits with 0 in the place of every class that is not present: such a class neither gains nor loses.
 
     0, not minus infinity: an absent class keeps its share of the softmax, and its row gets no gradient.
@@ -225,7 +258,7 @@ def only_classes(logits_NC: Tensor, present_C: Tensor) -> Tensor:
 
     Source: HeteroFL (Diao et al., ICLR 2021), section 3, masked cross entropy.
 
-    >>> only_classes(torch.tensor([[3.0, 5.0, 7.0]]), torch.tensor([True, False]))
+    >>> mask_absent_classes(torch.tensor([[3.0, 5.0, 7.0]]), torch.tensor([True, False]))
     tensor([[3., 0., 0.]])
     """
     rest = logits_NC.shape[1] - len(present_C)

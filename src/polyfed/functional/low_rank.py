@@ -41,7 +41,7 @@ def encode(tensors: Mapping[str, Tensor], energy: float, exempt: Collection[str]
     """
     found: Encoded = {group: {} for group in GROUPS}
     for name, tensor in tensors.items():
-        factors = None if name in exempt or tensor.dim() < 2 else factorize(tensor.flatten(1), energy)
+        factors = None if name in exempt or tensor.dim() < 2 else truncated_svd(tensor.flatten(1), energy)
         parts = {"raw": tensor.detach().clone()} if factors is None else dict(zip(GROUPS[1:], factors, strict=True))
         for group, part in parts.items():
             found[group][name] = part
@@ -73,17 +73,17 @@ def decode(encoded: Mapping[str, Tensor | Mapping[str, Tensor]], like: Mapping[s
     return found
 
 
-def numbers(encoded: Mapping[str, Tensor | Mapping[str, Tensor]]) -> int:
+def numel(encoded: Mapping[str, Tensor | Mapping[str, Tensor]]) -> int:
     """How many numbers an encoding has.
 
-    >>> numbers(encode({"b": torch.zeros(3), "w": torch.ones(4, 6)}, 1.0))  # 3 and 4 + 1 + 6
+    >>> numel(encode({"b": torch.zeros(3), "w": torch.ones(4, 6)}, 1.0))  # 3 and 4 + 1 + 6
     14
     """
     return sum(tensor.numel() for group in GROUPS for tensor in _entries(encoded, group).values())
 
 
 @torch.no_grad()
-def factorize(matrix_MN: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
+def truncated_svd(matrix_MN: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
     """U (M, K), s (K,) and V^T (K, N), K >= 1 the smallest with sum_k s_k^2 >= energy sum s^2.
 
     Computed in float64. None where that takes no fewer numbers than the matrix has.

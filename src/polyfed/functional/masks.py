@@ -16,7 +16,7 @@ from polyfed.functional.averaging import layer_wise_mean
 Masks = Mapping[str, Tensor]
 
 
-def grown(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor:
+def grow_mask(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor:
     """The mask with `share` of the entries that are still shared added: those where `delta` is largest.
 
     Exactly round(share * shared) entries; of equal ones those that come first, so that a tensor that has not moved is
@@ -34,7 +34,7 @@ def grown(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor:
 
     Source: FedSelect (Tamirisa et al., CVPR 2024), and its code.
 
-    >>> grown(torch.tensor([True, False, False, False, False]), torch.tensor([9.0, 1, 3, 3, 2]), 0.5, 0.8)
+    >>> grow_mask(torch.tensor([True, False, False, False, False]), torch.tensor([9.0, 1, 3, 3, 2]), 0.5, 0.8)
     tensor([ True, False,  True,  True, False])
     """
     if mask.shape != delta.shape:
@@ -47,18 +47,18 @@ def grown(mask: Tensor, delta: Tensor, share: float, limit: float) -> Tensor:
     return more.reshape(mask.shape)
 
 
-def packed(mask: Tensor) -> Tensor:
+def pack_bits(mask: Tensor) -> Tensor:
     """Eight entries of a mask in a byte, the first in the lowest bit; (ceil(n / 8),) uint8.
 
-    >>> packed(torch.tensor([True, False, False, True, False, False, False, False, True]))
+    >>> pack_bits(torch.tensor([True, False, False, True, False, False, False, False, True]))
     tensor([9, 1], dtype=torch.uint8)
     """
     bits = torch.nn.functional.pad(mask.flatten().to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
     return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(dim=1, dtype=torch.uint8)
 
 
-def unpacked(bits: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `packed`: a boolean tensor of this shape.
+def unpack_bits(bits: Tensor, shape: Sequence[int]) -> Tensor:
+    """The inverse of `pack_bits`: a boolean tensor of this shape.
 
     Raises:
         ValueError: not as many bytes as the shape needs.
@@ -71,19 +71,19 @@ def unpacked(bits: Tensor, shape: Sequence[int]) -> Tensor:
     return entries.flatten()[:count].reshape(tuple(shape)).bool()
 
 
-def shared(tensors: Mapping[str, Tensor], masks: Masks) -> dict[str, Tensor]:
+def select_shared(tensors: Mapping[str, Tensor], masks: Masks) -> dict[str, Tensor]:
     """What is sent: of a tensor with a mask the entries where it is False, (n,); all others as they are."""
     return {name: t[~masks[name].to(t.device)] if name in masks else t for name, t in tensors.items()}
 
 
-def fits(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> bool:
-    """Whether `values` have the shapes that `shared` gives tensors like `own` under these masks."""
-    expected = shared({name: own[name].detach() for name in values}, masks)
+def mask_matches(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> bool:
+    """Whether `values` have the shapes that `select_shared` gives tensors like `own` under these masks."""
+    expected = select_shared({name: own[name].detach() for name in values}, masks)
     return all(value.shape == expected[name].shape for name, value in values.items())
 
 
-def filled(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `shared`: whole tensors with `values` where the masks are False, and `own` elsewhere.
+def fill_personal(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `select_shared`: whole tensors with `values` where the masks are False, and `own` elsewhere.
 
     Raises:
         ValueError: not as many values as the mask leaves.

@@ -31,7 +31,7 @@ class Interval(NamedTuple):
     high: float
 
 
-def log_odds(logits: Tensor, y: Tensor) -> Tensor:
+def logit_of_true_class(logits: Tensor, y: Tensor) -> Tensor:
     """log(p / (1 - p)) of the true class, p the softmax; steady where p comes out as 1.
 
     Args:
@@ -42,7 +42,7 @@ def log_odds(logits: Tensor, y: Tensor) -> Tensor:
 
     Source: Carlini et al., section VI.A.
 
-    >>> round(float(log_odds(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 6)
+    >>> round(float(logit_of_true_class(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))), 6)
     2.0
     """
     scores = logits.double()
@@ -153,7 +153,7 @@ def balanced_accuracy(scores: Tensor, member: Tensor) -> float:
     return float(((hits + 1 - alarms) / 2).max())
 
 
-def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:
+def tpr_at_fpr(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:
     """The true positive rate where at most the share `fpr` of the others is called a member; Wilson's 95 % interval.
 
     The interval is that of the members' share; the threshold counts as given.
@@ -171,13 +171,13 @@ def tpr_at(scores: Tensor, member: Tensor, fpr: float) -> Interval | None:
         return None
     threshold = others[allowed] if allowed < len(others) else torch.tensor(-math.inf, dtype=others.dtype)
     mine = scores[member]
-    return wilson(int((mine > threshold).sum()), len(mine))
+    return wilson_interval(int((mine > threshold).sum()), len(mine))
 
 
-def wilson(count: int, total: int) -> Interval:
+def wilson_interval(count: int, total: int) -> Interval:
     """A share and its 95 % interval by Wilson's score.
 
-    >>> [round(v, 3) for v in wilson(0, 10)]
+    >>> [round(v, 3) for v in wilson_interval(0, 10)]
     [0.0, 0.0, 0.278]
     """
     share = count / total

@@ -10,7 +10,7 @@ from torch import Tensor
 _SAME = 1e-12  # models nearer than this are one model
 
 
-def improvements(loss: float, losses: Sequence[float], distances: Sequence[float]) -> Tensor:
+def model_gains(loss: float, losses: Sequence[float], distances: Sequence[float]) -> Tensor:
     """delta_n = (L(w) - L(w_n)) / ||w_n - w||: how much a model gains for every step in a candidate's direction.
 
     Args:
@@ -24,7 +24,7 @@ def improvements(loss: float, losses: Sequence[float], distances: Sequence[float
 
     Source: FedFomo (Zhang et al., ICLR 2021), section 3.
 
-    >>> improvements(2.0, [1.0, 3.0, 0.0], [2.0, 0.5, 0.0])
+    >>> model_gains(2.0, [1.0, 3.0, 0.0], [2.0, 0.5, 0.0])
     tensor([ 0.5000, -2.0000,  0.0000])
     """
     if len(losses) != len(distances):
@@ -35,12 +35,12 @@ def improvements(loss: float, losses: Sequence[float], distances: Sequence[float
     return torch.where(known, gain / away.clamp(min=_SAME), torch.zeros_like(gain)).float()
 
 
-def positive_shares(delta: Tensor) -> Tensor:
+def normalize_positive(delta: Tensor) -> Tensor:
     """omega_n = max(delta_n, 0), divided by their sum; all 0 where none is positive. (M,) to (M,).
 
     Source: FedFomo, section 3.
 
-    >>> positive_shares(torch.tensor([1.0, -2.0, 3.0])), positive_shares(torch.tensor([-1.0]))
+    >>> normalize_positive(torch.tensor([1.0, -2.0, 3.0])), normalize_positive(torch.tensor([-1.0]))
     (tensor([0.2500, 0.0000, 0.7500]), tensor([0.]))
     """
     positive = delta.clamp(min=0)
@@ -48,7 +48,7 @@ def positive_shares(delta: Tensor) -> Tensor:
     return positive / total if float(total) > 0 else positive
 
 
-def moved_towards(
+def interpolate_towards(
     model: Mapping[str, Tensor], others: Sequence[Mapping[str, Tensor]], shares: Sequence[float]
 ) -> dict[str, Tensor]:
     """W + sum_n omega_n (W_n - W), name by name; of a tensor that W_n does not have, W_n counts as W.
@@ -64,7 +64,7 @@ def moved_towards(
 
     Source: FedFomo, section 3.
 
-    >>> moved_towards({"w": torch.tensor([1.0])}, [{"w": torch.tensor([5.0])}, {}], [0.5, 0.5])
+    >>> interpolate_towards({"w": torch.tensor([1.0])}, [{"w": torch.tensor([5.0])}, {}], [0.5, 0.5])
     {'w': tensor([3.])}
     """
     if len(others) != len(shares):

@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[nn.Module]:
+def eval_mode(module: nn.Module) -> Iterator[nn.Module]:
     """Eval mode inside; afterwards every submodule has its own training flag back (a frozen part stays frozen).
 
     >>> net = nn.Sequential(nn.Dropout().eval(), nn.Dropout())
-    >>> with evaluating(net):
+    >>> with eval_mode(net):
     ...     [m.training for m in net]
     [False, False]
     >>> [m.training for m in net]
@@ -30,7 +30,7 @@ def evaluating(module: nn.Module) -> Iterator[nn.Module]:
 
 
 @contextmanager
-def untracked_statistics(module: nn.Module) -> Iterator[nn.Module]:
+def frozen_running_stats(module: nn.Module) -> Iterator[nn.Module]:
     """BatchNorm layers inside ``module`` normalize by the batch and update neither running statistics nor counters.
 
     Holds whatever mode the module is in; all other layers keep theirs. Used for FedIN's pass over received features.

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.functional.centering import nonzero, prepared
+from polyfed.functional.centering import center_and_scale, nonzero
 
 
 def procrustes(a_LD: Tensor, m_LD: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def procrustes(a_LD: Tensor, m_LD: Tensor) -> Tensor:
             f"{tuple(a_LD.shape)} and {tuple(m_LD.shape)}"
         )
     with torch.autocast(a_LD.device.type, enabled=False):
-        a_LD, m_LD = prepared(a_LD, m_LD.dtype), prepared(m_LD, a_LD.dtype)
+        a_LD, m_LD = center_and_scale(a_LD, m_LD.dtype), center_and_scale(m_LD, a_LD.dtype)
         nuclear: Tensor = _Nuclear.apply(a_LD, m_LD)[0]  # type: ignore[no-untyped-call]
         aa = nonzero(a_LD.square().sum())
         mm = nonzero(m_LD.square().sum())

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # prototypes (C, D), rows (M, D), labels (M,) int64 -> 0-d
 
 
-def fresh(classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
+def init_network(classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
     """Initial weights, drawn from `draws`: E standard normal, layers uniform within 1 / sqrt(inputs)."""
     made = {"embedding": torch.randn(classes, features, generator=draws)}
     for layer, inputs, outputs in (("hidden", features, hidden), ("output", hidden, features)):
@@ -45,7 +45,7 @@ def margin(centers_SD: Tensor, most: float) -> float:
     return min(float(distances_SS.min(dim=1).values.max()), most)
 
 
-def separation(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin: float) -> Tensor:
+def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin: float) -> Tensor:
     """mean_m -log[e^-(d(m, y_m) + margin) / (e^-(d(m, y_m) + margin) + sum over c != y_m of e^-d(m, c))].
 
     d(m, c) is the Euclidean distance of row m and prototype c; its gradient at distance 0 is 0.
@@ -78,7 +78,7 @@ def orthogonality(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, gamm
     return (own_MC * (1 - cosines_MC) + gamma * (1 - own_MC) * cosines_MC.abs()).sum()
 
 
-def fit(
+def train_network(
     weights: Mapping[str, Tensor],
     rows_MD: Tensor,
     labels_M: Tensor,

@@ -28,7 +28,7 @@ _STEPS = 127  # int8 on either side of 0; -128 is not used
 
 
 @torch.no_grad()
-def pack(matrix_LR: Tensor, precision: Precision) -> dict[str, Tensor]:
+def quantize_columns(matrix_LR: Tensor, precision: Precision) -> dict[str, Tensor]:
     """The members of the table above, new tensors on the matrix's device.
 
     float16 is divided by max|matrix| first, so that nothing overflows; int8 by each column's largest entry.
@@ -36,7 +36,7 @@ def pack(matrix_LR: Tensor, precision: Precision) -> dict[str, Tensor]:
     Raises:
         ValueError: an unknown precision; not a matrix of finite numbers with rows and columns.
 
-    >>> pack(torch.tensor([[1.0, 0.0], [-127.0, 0.0]]), "int8")
+    >>> quantize_columns(torch.tensor([[1.0, 0.0], [-127.0, 0.0]]), "int8")
     {'values': tensor([[   1,    0],
             [-127,    0]], dtype=torch.int8), 'scale': tensor([1., 0.])}
     """
@@ -57,11 +57,11 @@ def pack(matrix_LR: Tensor, precision: Precision) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def unpack(group: Mapping[str, Tensor]) -> Tensor:
-    """What ``pack`` made, as float32 (L, R); its precision is read off its types.
+def dequantize_columns(group: Mapping[str, Tensor]) -> Tensor:
+    """What ``quantize_columns`` made, as float32 (L, R); its precision is read off its types.
 
     Raises:
-        ValueError: what ``pack`` does not make: other names, types or shapes, inf or nan, a negative scale.
+        ValueError: what ``quantize_columns`` does not make: other names, types or shapes, inf or nan, a negative scale.
     """
     tensors = all(isinstance(member, Tensor) for member in group.values())
     if not tensors or "values" not in group or not set(group) <= {"values", "scale"}:

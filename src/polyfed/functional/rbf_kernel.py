@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfed.functional.centering import center, largest, nonzero, prepared
+from polyfed.functional.centering import center, center_and_scale, max_abs, nonzero
 
 BLOCK = 512  # rows of K_nm at a time
 
@@ -49,7 +49,7 @@ def median_width(a_LD: Tensor, factor: float = 0.5, most: int = 1000) -> Tensor:
     if not 0 < factor < math.inf or most < 2:
         raise ValueError(f"expected a finite factor above 0 and at least 2 rows, got {factor} and {most}")
     with torch.autocast(a_LD.device.type, enabled=False):
-        width: Tensor = factor * _median(prepared(a_LD), most) * nonzero(largest(a_LD))
+        width: Tensor = factor * _median(center_and_scale(a_LD), most) * nonzero(max_abs(a_LD))
         return width
 
 
@@ -66,7 +66,7 @@ def rbf_kernel(a_LD: Tensor, width: Tensor | float) -> Tensor:
     if not isinstance(width, Tensor) and not 0 < width < math.inf:
         raise ValueError(f"expected a finite width above 0, got {width}")
     with torch.autocast(a_LD.device.type, enabled=False):
-        return 1 + _kernel_minus_one(prepared(a_LD), width / nonzero(largest(a_LD)))
+        return 1 + _kernel_minus_one(center_and_scale(a_LD), width / nonzero(max_abs(a_LD)))
 
 
 def center_kernel(k_LL: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def center_kernel(k_LL: Tensor) -> Tensor:
     return center(center(k_LL).mT).mT
 
 
-def cka_of_kernels(k_LL: Tensor, m_LL: Tensor) -> Tensor:
+def kernel_cka(k_LL: Tensor, m_LL: Tensor) -> Tensor:
     """CKA of two kernels of the same L inputs (0-d); differentiable in both, not clamped to [0, 1].
 
     Where centering leaves only rounding of a kernel (all rows equal), CKA is 0 and so is its gradient.
@@ -117,9 +117,9 @@ def rbf_alignment(a_LD: Tensor, target_LE: Tensor, width_factor: float, target_i
     with torch.autocast(a_LD.device.type, enabled=False):
         own_LL = _with_own_width(a_LD, width_factor)
         if target_is_factor:
-            f_Lr = prepared(target_LE, own_LL.dtype)
-            return 1 - cka_of_kernels(own_LL, f_Lr @ f_Lr.mT)
-        return 1 - cka_of_kernels(own_LL, _with_own_width(target_LE, width_factor))
+            f_Lr = center_and_scale(target_LE, own_LL.dtype)
+            return 1 - kernel_cka(own_LL, f_Lr @ f_Lr.mT)
+        return 1 - kernel_cka(own_LL, _with_own_width(target_LE, width_factor))
 
 
 @torch.no_grad()
@@ -147,8 +147,8 @@ def nystroem_features(
     if not bool(a_LD.isfinite().all()):
         raise ValueError("expected a finite representation, got inf or nan")
     with torch.autocast(a_LD.device.type, enabled=False):
-        width = median_width(a_LD, width_factor) / nonzero(largest(a_LD))
-        a_LD = prepared(a_LD)
+        width = median_width(a_LD, width_factor) / nonzero(max_abs(a_LD))
+        a_LD = center_and_scale(a_LD)
         chosen_mD = a_LD
         if landmarks < a_LD.shape[0]:
             generator = generator if generator is not None else torch.Generator().manual_seed(0)
@@ -171,7 +171,7 @@ def nystroem_features(
 
 def _with_own_width(a_LD: Tensor, factor: float) -> Tensor:
     """K - 1 of A with its own width. The scale is taken out of both, so that no square over- or underflows."""
-    return _kernel_minus_one(prepared(a_LD), median_width(a_LD, factor) / nonzero(largest(a_LD)))
+    return _kernel_minus_one(center_and_scale(a_LD), median_width(a_LD, factor) / nonzero(max_abs(a_LD)))
 
 
 def _kernel_minus_one(a_LD: Tensor, width: Tensor | float) -> Tensor:
@@ -182,7 +182,7 @@ def _kernel_minus_one(a_LD: Tensor, width: Tensor | float) -> Tensor:
 def _prepared_kernel(k_LL: Tensor, partner: torch.dtype) -> Tensor:
     """H K H / max|K|, as ``prepared`` does it for a representation."""
     wide = k_LL.to(torch.promote_types(torch.promote_types(k_LL.dtype, partner), torch.float32))
-    centered = center_kernel(wide / nonzero(largest(wide)))
+    centered = center_kernel(wide / nonzero(max_abs(wide)))
     dead = centered.detach().abs().amax() <= 32 * torch.finfo(wide.dtype).eps
     return torch.where(dead, torch.zeros_like(centered), centered)
 

@@ -17,10 +17,10 @@ from torch import Tensor
 _AT_ONCE = 2**18  # numbers of each vector that are looked at together
 
 
-def supposed(count: int, share: float) -> int:
+def num_byzantine(count: int, share: float) -> int:
     """How many of `count` clients count as hostile: a share, rounded up, of whom half and more of the others are left.
 
-    >>> [supposed(count, 0.2) for count in (1, 2, 3, 5, 6, 10)]
+    >>> [num_byzantine(count, 0.2) for count in (1, 2, 3, 5, 6, 10)]
     [0, 0, 1, 1, 2, 2]
     """
     return min(math.ceil(share * count - 1e-9), (count - 1) // 2)
@@ -113,23 +113,23 @@ def _mean(vectors_KD: Tensor) -> Tensor:
     return (first.double() + drift).to(first.dtype)
 
 
-def shortened(vectors_KD: Tensor) -> Tensor:
+def clip_to_median_norm(vectors_KD: Tensor) -> Tensor:
     """The vectors, those longer than the median of all their L2 norms brought to it. (K, D)
 
-    >>> shortened(torch.tensor([[3.0, 4.0], [0.0, 1.0], [30.0, 40.0]]))
+    >>> clip_to_median_norm(torch.tensor([[3.0, 4.0], [0.0, 1.0], [30.0, 40.0]]))
     tensor([[3., 4.],
             [0., 1.],
             [3., 4.]])
     """
     norms_K = _distances(vectors_KD, None)
-    shrink_K = to_the_median(norms_K)
+    shrink_K = median_norm_factors(norms_K)
     return torch.where(shrink_K[:, None] < 1, (vectors_KD * shrink_K[:, None]).to(vectors_KD.dtype), vectors_KD)
 
 
-def to_the_median(sizes_K: Tensor) -> Tensor:
+def median_norm_factors(sizes_K: Tensor) -> Tensor:
     """The factors, at most 1, that bring sizes down to their median. (K,) float64
 
-    >>> to_the_median(torch.tensor([1.0, 2.0, 8.0])).tolist()
+    >>> median_norm_factors(torch.tensor([1.0, 2.0, 8.0])).tolist()
     [1.0, 1.0, 0.25]
     """
     sizes = sizes_K.double()

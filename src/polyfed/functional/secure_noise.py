@@ -56,10 +56,10 @@ class KeyedUniforms:
         return ((whole >> (64 - _BITS)) & _MASK).double().add(0.5).mul(2.0**-_BITS)
 
 
-class KeyedNormals(KeyedUniforms):
+class KeyedGaussian(KeyedUniforms):
     """A stream of N(0, 1), likewise: sums of four numbers of Box and Muller's transform, halved.
 
-    >>> normals = KeyedNormals(bytes(32))
+    >>> normals = KeyedGaussian(bytes(32))
     >>> normals((2, 3)).shape
     torch.Size([2, 3])
     """

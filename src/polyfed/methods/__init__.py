@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polyfed.errors import nearest
+from polyfed.errors import suggest
 from polyfed.registry import METHODS
 
 if TYPE_CHECKING:
+    from polyfed.methods.depthfl import DepthFL
     from polyfed.methods.fd import FD
     from polyfed.methods.fedavg import FedAvg
+    from polyfed.methods.feddf import FedDF
     from polyfed.methods.feddpa import FedDPA
     from polyfed.methods.fedet import FedET
     from polyfed.methods.fedfomo import FedFomo
@@ -26,10 +28,14 @@ if TYPE_CHECKING:
     from polyfed.methods.fedorgp import FedORGP
     from polyfed.methods.fedproto import FedProto
     from polyfed.methods.fedprox import FedProx
+    from polyfed.methods.fedre import FedRE
     from polyfed.methods.fedrep import FedRep
     from polyfed.methods.fedrolex import FedRolex
+    from polyfed.methods.fedsa import FedSA
+    from polyfed.methods.fedsaf import FedSAF
     from polyfed.methods.fedselect import FedSelect
     from polyfed.methods.fedtgp import FedTGP
+    from polyfed.methods.fiarse import FIARSE
     from polyfed.methods.fjord import FjORD
     from polyfed.methods.fml import FML
     from polyfed.methods.heterofl import HeteroFL
@@ -44,10 +50,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FD",
+    "FIARSE",
     "FML",
     "MOON",
     "SCAFFOLD",
+    "DepthFL",
     "FedAvg",
+    "FedDF",
     "FedDPA",
     "FedET",
     "FedFomo",
@@ -64,8 +73,11 @@ __all__ = [
     "FedORGP",
     "FedProto",
     "FedProx",
+    "FedRE",
     "FedRep",
     "FedRolex",
+    "FedSA",
+    "FedSAF",
     "FedSelect",
     "FedTGP",
     "FjORD",
@@ -84,7 +96,7 @@ _SPELLED = {"LocalMutual": "local-mutual"}  # registered names that are not the 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         like = next((known for known in __all__ if known.lower() == name.lower()), None)
-        near = nearest(name, __all__) if like is None else f"; did you mean '{like}'?"
+        near = suggest(name, __all__) if like is None else f"; did you mean '{like}'?"
         raise AttributeError(f"polyfed.methods has no method class '{name}'{near}")
     return METHODS[_SPELLED.get(name, name.lower())]
 

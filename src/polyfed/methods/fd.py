@@ -27,10 +27,10 @@ from torch import Tensor
 
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, nbytes, tensor
+from polyfed.core.message import Message, get_tensor, nbytes
 from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.class_targets import dense, merge, soft_cross_entropy
+from polyfed.functional.class_targets import merge, soft_cross_entropy, to_dense
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import prototypes
 
@@ -52,7 +52,7 @@ class FD(Method):
         "counts": upload_forms.COUNTS,
     }
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
+    distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
     outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
 
@@ -69,31 +69,31 @@ class FD(Method):
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "outputs" not in server.state:
             return {}
-        owners, labels, outputs, counts = (tensor(server.state, name) for name in _TABLE)
-        others = prototypes.wanted(server, client_id, labels) & (owners != client_id)
+        owners, labels, outputs, counts = (get_tensor(server.state, name) for name in _TABLE)
+        others = prototypes.mask_owned_classes(server, client_id, labels) & (owners != client_id)
         if not others.any():
             return {}
         labels, outputs = merge(outputs[others], labels[others], counts[others])
         return {"labels": labels, "outputs": outputs}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "outputs")
+        sent = prototypes.collect(uploads, "outputs")
         if sent is None:
             return
-        prototypes.remember(server, sent)
+        prototypes.record_owners(server, sent)
         new = dict(zip(_TABLE, sent, strict=True))
         if "outputs" in server.state:  # of classes that nobody sent anew
-            kept = ~torch.isin(tensor(server.state, "labels"), sent.labels)
-            new = {name: torch.cat([tensor(server.state, name)[kept], rows]) for name, rows in new.items()}
+            kept = ~torch.isin(get_tensor(server.state, "labels"), sent.labels)
+            new = {name: torch.cat([get_tensor(server.state, name)[kept], rows]) for name, rows in new.items()}
         server.state |= new
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        if not self.lambda_ or "outputs" not in message:
+        if not self.distillation_weight or "outputs" not in message:
             return {}
-        rows = tensor(message, "outputs").to(next(client.model.parameters()))
+        rows = get_tensor(message, "outputs").to(next(client.model.parameters()))
         rows = torch.softmax(rows, 1) if self.outputs == "logits" else rows / rows.sum(1, True)
-        targets, known = dense(rows, tensor(message, "labels"), client.classes)
+        targets, known = to_dense(rows, get_tensor(message, "labels"), client.classes)
         return {"targets": targets, "known": known}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
@@ -103,7 +103,7 @@ class FD(Method):
             return task
         targets = context["targets"]
         taught = soft_cross_entropy(scores[:, : targets.shape[1]], batch.y, batch.w, targets, context["known"])
-        return task + self.lambda_ * taught, {"distillation": taught}
+        return task + self.distillation_weight * taught, {"distillation": taught}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         model = client.model
@@ -112,8 +112,8 @@ class FD(Method):
             scores: Tensor = model(x)[:, : client.classes]
             return torch.softmax(scores, 1) if self.outputs == "probabilities" else scores
 
-        rows = inference.apply(outputs, model, client.data.train.x, client.prepare).cpu()
-        return prototypes.means(client, rows, "outputs", counts=self.weighting == "count")
+        rows = inference.map_batches(outputs, model, client.data.train.x, client.prepare).cpu()
+        return prototypes.class_means_message(client, rows, "outputs", counts=self.weighting == "count")
 
     # accounting --------------------------------------------------------------------------------------------
     def nbytes_in_paper(self, message: Message) -> int:

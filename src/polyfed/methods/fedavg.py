@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import load
+from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, Form, as_sent
@@ -47,7 +47,7 @@ class FedAvg(Method):
 
     @property
     def requirements(self) -> Requirements:
-        return weight_averaging.needs(self.aggregation)
+        return weight_averaging.requirements(self.aggregation)
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -71,7 +71,7 @@ class FedAvg(Method):
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         """Load the received weights."""
-        load(client.model, group(message, "model"))
+        load_state(client.model, get_group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:

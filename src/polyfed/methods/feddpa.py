@@ -5,16 +5,16 @@ Client k:  F = mean_n (d log p(y_n | x_n; w_k) / d w_k)^2, brought to [0, 1] in 
            w_k <- M w_k + (1 - M) w;
            epochs of SGD on CE + (lambda1 / 2) ||w_k - w||^2, entries with M = 1 alone;
            epochs of SGD on CE + (lambda2 / 2) (||w_k - w|| - C)^2, the others alone;
-           u = w_k - w, with `clip` u min(1, C / ||u||), then plus N(0, (C noise)^2 / |S|) on every entry.
+           u = w_k - w, with `clip_update` u min(1, C / ||u||), then plus N(0, (C noise)^2 / |S|) on every entry.
 Server:    w <- w + sum_k p_k u_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
 Sent per round, P floats of weights and float buffers: 4 P bytes each way; with noise 8 more down, |S|.
 Deviations from the paper: (1) where architectures differ, updates are averaged layer-wise or within each architecture.
 (2) Sent is w + u, the same to whoever knows w. (3) Personal entries of u are 0; noise is added to them all the same, so
 that nobody sees which they are. (4) Norms are squared, over all entries; in the authors' code it is the sum of the
-tensors' norms, and its absolute distance to C. (5) F of a constant tensor is 0, and F is
-taken in eval mode. (6) A stretch in which nothing may move is left out. (7) BatchNorm's statistics are averaged like
-weights, but neither masked, clipped nor noised: with BatchNorm there is no guarantee. (8) `noise` is a multiplier; what
-epsilon it is worth over all rounds is for an accountant to say. A client's first w_k is w.
+tensors' norms, and its absolute distance to C. (5) F of a constant tensor is 0, and F is taken in eval
+mode. (6) A stretch in which nothing may move is left out. (7) BatchNorm's statistics are averaged like
+weights, but neither masked, clipped nor noised: with BatchNorm there is no guarantee. (8) An accountant says
+what epsilon `noise_multiplier` is worth over all rounds. A client's first w_k is w.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from torch import Tensor
 
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group, tensor
+from polyfed.core.message import Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Phase, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.functional import drift
-from polyfed.functional.fisher import unit_range
+from polyfed.functional.fisher import min_max_normalize
 from polyfed.functional.losses import cross_entropy, squared_distance
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
@@ -55,16 +55,16 @@ class FedDPA(FedAvg):
     threshold: Annotated[float, Field(ge=-1, le=1)] = 0.4  # entries with a larger F are personal; 1: none, below 0: all
     lambda1: Annotated[float, Field(ge=0)] = 0.1  # weight of the pull of personal entries to w; 0: off
     lambda2: Annotated[float, Field(ge=0)] = 0.05  # weight of the pull of the update's norm to C; 0: off
-    bound: Annotated[float, Field(gt=0)] = 0.5  # C
-    clip: bool = False  # True: clip the update to norm C
+    max_update_norm: Annotated[float, Field(gt=0)] = 0.5  # C
+    clip_update: bool = False  # True: clip the update to norm C
     # noise multiplier of a round (sigma over C); needs clip; 0: off
-    noise: Annotated[float, Field(ge=0)] = 0.0
+    noise_multiplier: Annotated[float, Field(ge=0)] = 0.0
 
     @model_validator(mode="after")
     def _noise_is_for_bounded_updates(self) -> FedDPA:
-        if self.noise and not self.clip:
+        if self.noise_multiplier and not self.clip_update:
             raise ValueError(
-                f"noise: expected clip = true beside it, as noise hides bounded updates, got {self.noise:g}"
+                f"noise: expected clip = true beside it, as noise hides bounded updates, got {self.noise_multiplier:g}"
             )
         return self
 
@@ -74,17 +74,17 @@ class FedDPA(FedAvg):
 
     # server ------------------------------------------------------------------------------------------------
     def start_round(self, server: Server, selected: Sequence[int]) -> None:
-        if self.noise:
+        if self.noise_multiplier:
             server.state["selected"] = torch.tensor(max(1, len(selected)))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = super().broadcast(server, client_id)
         if "selected" not in server.state:
             return message
-        return {**message, "selected": tensor(server.state, "selected")}
+        return {**message, "selected": get_tensor(server.state, "selected")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
+        weights = {i: float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------
@@ -92,21 +92,21 @@ class FedDPA(FedAvg):
         model = client.model
         train = client.data.train
         device = next(model.parameters()).device
-        w = {name: t.to(device, copy=True) for name, t in group(message, "model").items()}
+        w = {name: t.to(device, copy=True) for name, t in get_group(message, "model").items()}
         if client.weights is None:
-            load(model, w)
-        fisher = inference.fisher(model, train.x, train.y, client.prepare)
-        personal = {name: unit_range(t) > self.threshold for name, t in fisher.items()}
+            load_state(model, w)
+        fisher = inference.fisher_information(model, train.x, train.y, client.prepare)
+        personal = {name: min_max_normalize(t) > self.threshold for name, t in fisher.items()}
         own = dict(model.named_parameters())
         kept = {name: torch.where(mask, own[name].detach(), w[name]) for name, mask in personal.items()}
-        load(model, {**w, **kept})
+        load_state(model, {**w, **kept})
         shared = {name: ~mask for name, mask in personal.items()}
         context: dict[str, Any] = {"w": w, "personal": personal, "shared": shared}
         for part in ("personal", "shared"):  # where nothing may move, no rows
             moves = any(bool(mask.any()) for mask in context[part].values())
             context[f"{part} rows"] = torch.arange(client.n if moves else 0)
         if "selected" in message:
-            context["selected"] = tensor(message, "selected").clone()
+            context["selected"] = get_tensor(message, "selected").clone()
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -123,16 +123,20 @@ class FedDPA(FedAvg):
         if context["personal turn"] and self.lambda1:
             return task + self.lambda1 / 2 * squared_distance(w_k, context["w"])
         if not context["personal turn"] and self.lambda2:
-            return task + self.lambda2 / 2 * drift.bound_gap(w_k, context["w"], self.bound)
+            return task + self.lambda2 / 2 * drift.bound_gap_penalty(w_k, context["w"], self.max_update_norm)
         return task
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        model = floats(client.model)
+        model = float_state(client.model)
         w = client.context["w"]
         sent = {name: torch.where(mask, w[name], model[name]) for name, mask in client.context["personal"].items()}
-        if self.clip:
-            std = self.bound * self.noise / math.sqrt(float(client.context["selected"])) if self.noise else 0.0
+        if self.clip_update:
+            std = (
+                self.max_update_norm * self.noise_multiplier / math.sqrt(float(client.context["selected"]))
+                if self.noise_multiplier
+                else 0.0
+            )
             update = {name: t - w[name] for name, t in sent.items()}
-            released = drift.released(update, self.bound, std, client.generator("noise"))
+            released = drift.clip_and_noise(update, self.max_update_norm, std, client.generator("noise"))
             sent = {name: w[name] + t for name, t in released.items()}
         return {"model": {**model, **sent}}

@@ -19,24 +19,21 @@ another data set's. (6) The server takes plain SGD, made afresh.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyfed.core import inference
 from polyfed.core.client import PublicData
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import head_names
-from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.consensus import Consensus, consensus, transfer_loss
-from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
@@ -52,7 +49,7 @@ class FedET(FedAvg):
     aggregation: weight_averaging.OfOneFamily = "same-shape"  # or "layer-wise", for nested networks
     weighting: weight_averaging.Weighting = "uniform"  # weights of w_i in all means; "samples": by training samples
     network: Annotated[str, Field(min_length=1)] = "largest"  # server's network: of the clients', or a model's name
-    lambda_: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
+    diversity_weight: Annotated[float, Field(ge=0)] = 0.05  # weight of the diversity term; 0: off
     server_steps: Annotated[int, Field(ge=0)] = 128  # steps per round; 0: no distillation, only heads are averaged
     server_batch: Annotated[int, Field(ge=2)] = 64  # public inputs per step
     server_lr: Annotated[float, Field(ge=0)] = 0.005  # learning rate of these steps; 0: only the head changes
@@ -77,7 +74,7 @@ class FedET(FedAvg):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         super().init_server(server)
-        w = server.initial(server.auxiliary_model)
+        w = server.initial_state(server.auxiliary_model)
         server.state["server"] = w
         self._share_head(server, w)
 
@@ -85,9 +82,9 @@ class FedET(FedAvg):
         if not uploads:
             return
         super().aggregate(server, uploads)
-        models = {i: group(message, "model") for i, message in uploads.items()}
+        models = {i: get_group(message, "model") for i, message in uploads.items()}
         heads = [self._head(server, server.clients[i].architecture, model) for i, model in models.items()]
-        weights = [float(tensor(uploads[i], "n")) if self.weighting == "samples" else 1.0 for i in models]
+        weights = [float(get_tensor(uploads[i], "n")) if self.weighting == "samples" else 1.0 for i in models]
         self._teach(server, models, weighted_mean(heads, weights))
 
     def _head(self, server: Server, architecture: str, weights: Group) -> dict[str, Tensor]:
@@ -98,14 +95,23 @@ class FedET(FedAvg):
     def _teach(self, server: Server, models: Mapping[int, Group], head: Group) -> None:
         """Distill into the server's network, from the mean head; share the resulting head."""
         names = head_names(server.model(server.auxiliary_model, {}))
-        w = {**group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
+        w = {**get_group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = agree(server, models, server.public)
-            how = Transfer(self.server_steps, self.server_batch, self.server_lr, self.lambda_)
+            targets = consensus_targets(server, models, server.public)
             model = server.model(server.auxiliary_model, w)
-            w, loss = distill(model, server.public, targets, how, server.generator("transfer"))
-            server.log["transfer_loss"] = loss
-            server.log["disputed"] = float(targets.disputed.float().mean())
+
+            def loss(scores: Tensor, rows: Tensor) -> Tensor:
+                agreed = Consensus(*(t[rows].to(scores.device) for t in targets))
+                return transfer_loss(scores, agreed, self.diversity_weight)
+
+            optimizer = torch.optim.SGD(model.parameters(), self.server_lr)
+            draws = server.generator("transfer")
+            mean = ensemble_distillation.distill(
+                model, server.public, loss, optimizer, self.server_steps, self.server_batch, draws
+            )
+            w = ensemble_distillation.copy_state(model)
+            server.log["transfer_loss"] = mean
+            server.log["disputed"] = float(targets.disagreement.float().mean())
         server.state["server"] = w
         self._share_head(server, w)
 
@@ -121,53 +127,6 @@ class FedET(FedAvg):
 # the networks teach --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """Settings of the server's training.
-
-    steps: SGD steps. inputs: batch size. lr: learning rate. diversity: weight of the diversity term.
-    """
-
-    steps: int
-    inputs: int
-    lr: float
-    diversity: float
-
-
-def agree(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
+def consensus_targets(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
     """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
-    scores = []
-    for i, weights in models.items():
-        model = server.model(server.clients[i].architecture, weights)
-        scores.append(inference.apply(model, model, public.samples.x, public.prepare).cpu())
-    return consensus(torch.stack(scores))
-
-
-def distill(
-    model: nn.Module, public: PublicData, targets: Consensus, how: Transfer, draws: torch.Generator
-) -> tuple[dict[str, Tensor], float]:
-    """Distill a consensus into a network; returns its weights and statistics, on the CPU, and the mean loss.
-
-    Args:
-        model: holds the weights to start from, and is trained in place. public: inputs; their labels are not looked at.
-        targets: for all of them. how: at least one step, and no more inputs in a batch than there are.
-        draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
-    """
-    held = len(public)
-    wanted = how.steps * how.inputs
-    order = torch.cat([torch.randperm(held, generator=draws) for _ in range(-(-wanted // held))])
-    device = next(model.parameters()).device
-    optimizer = torch.optim.SGD(model.parameters(), how.lr)
-    total = 0.0
-    model.train()
-    with seeded_global_rng(int(torch.randint(2**62, (), generator=draws))):
-        for rows in order[:wanted].split(how.inputs):
-            scores = model(public.prepare(public.samples.x[rows].to(device)))
-            loss = transfer_loss(scores, Consensus(*(t[rows].to(device) for t in targets)), how.diversity)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach())
-    optimizer.zero_grad()
-    weights = {name: t.detach().cpu().clone() for name, t in model.eval().state_dict().items()}
-    return weights, total / how.steps
+    return consensus(ensemble_distillation.client_scores(server, models, public))

@@ -31,12 +31,12 @@ from torch import Tensor
 
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.mixing import distance, improvements, moved_towards, positive_shares
+from polyfed.functional.mixing import distance, interpolate_towards, model_gains, normalize_positive
 from polyfed.methods.building_blocks import weight_averaging
 
 
@@ -58,7 +58,7 @@ class FedFomo(Method):
     }
     ignores_initial_weights: ClassVar[bool] = True
 
-    models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
+    num_models: Annotated[int, Field(ge=1)] = 5  # M, number of others' models sent to a client
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.3  # probability of a random model in round 1; 0: none
     epsilon_decay: Annotated[float, Field(ge=0)] = 0.05  # decrease of epsilon per round; 0: constant
     # or "same-shape": candidates of the same architecture
@@ -66,7 +66,7 @@ class FedFomo(Method):
 
     @property
     def requirements(self) -> Requirements:
-        return dataclasses.replace(weight_averaging.needs(self.aggregation), validation=True)
+        return dataclasses.replace(weight_averaging.requirements(self.aggregation), validation=True)
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
@@ -88,14 +88,14 @@ class FedFomo(Method):
         affinity = self._affinity(server)
         for i, message in uploads.items():
             if "delta" in message:
-                affinity[i, self._chosen(server, i)] += tensor(message, "delta").double()
+                affinity[i, self._chosen(server, i)] += get_tensor(message, "delta").double()
         for i, message in uploads.items():
-            server.store_weights(i, group(message, "model"))
+            server.store_weights(i, get_group(message, "model"))
         server.state["affinity"] = affinity
 
     def _affinity(self, server: Server) -> Tensor:
         """A copy of A with a row and a column for every available client; 0 for unknown entries."""
-        known = tensor(server.state, "affinity") if "affinity" in server.state else torch.zeros(0, 0)
+        known = get_tensor(server.state, "affinity") if "affinity" in server.state else torch.zeros(0, 0)
         size = max(len(known), 1 + max(server.clients))
         affinity = torch.zeros(size, size, dtype=torch.float64)
         affinity[: len(known), : len(known)] = known
@@ -111,8 +111,8 @@ class FedFomo(Method):
         order = [others[place] for place in torch.randperm(len(others), generator=draws).tolist()]
         affinity = self._affinity(server)[client_id].tolist()
         ranked = sorted(order, key=lambda n: -affinity[n])  # equal ones stay in random order
-        chosen = ranked[: self.models]
-        rest = ranked[self.models :]
+        chosen = ranked[: self.num_models]
+        rest = ranked[self.num_models :]
         epsilon = self.epsilon - self.epsilon_decay * (server.round - 1)
         for slot, draw in enumerate(torch.rand(len(chosen), generator=draws).tolist()):
             if rest and draw < epsilon:
@@ -123,18 +123,18 @@ class FedFomo(Method):
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         if client.weights is None:
-            load(client.model, group(message, "start"))
-        own = {name: t.clone() for name, t in floats(client.model).items()}
-        others = [group(message, name) for name in message if name != "start"]
+            load_state(client.model, get_group(message, "start"))
+        own = {name: t.clone() for name, t in float_state(client.model).items()}
+        others = [get_group(message, name) for name in message if name != "start"]
         if "before" in client.state:
-            old = group(client.state, "before")
+            old = get_group(client.state, "before")
             candidates = [own, *others]
         else:  # it has not trained yet
             old = own
             candidates = others
         delta = self._delta(client, old, candidates)
-        mixed = moved_towards(old, candidates, positive_shares(delta).tolist())
-        load(client.model, mixed)
+        mixed = interpolate_towards(old, candidates, normalize_positive(delta).tolist())
+        load_state(client.model, mixed)
         client.state["before"] = {name: t.cpu() for name, t in mixed.items()}
         return {"delta": delta[len(candidates) - len(others) :]}
 
@@ -143,15 +143,15 @@ class FedFomo(Method):
         held = client.data.validation
         losses = []
         for candidate in (old, *candidates):
-            load(client.model, {**old, **candidate})
-            logits = inference.apply(client.model, client.model, held.x, client.prepare).cpu()
+            load_state(client.model, {**old, **candidate})
+            logits = inference.map_batches(client.model, client.model, held.x, client.prepare).cpu()
             losses.append(float(cross_entropy(logits, held.y, torch.ones(len(held)))))
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
-        return improvements(losses[0], losses[1:], [distance(weights, one) for one in candidates])
+        return model_gains(losses[0], losses[1:], [distance(weights, one) for one in candidates])
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         delta: Tensor = client.context["delta"]
-        message: dict[str, Tensor | Group] = {"model": floats(client.model)}
+        message: dict[str, Tensor | Group] = {"model": float_state(client.model)}
         if len(delta):
             message["delta"] = delta
         return message

@@ -32,12 +32,12 @@ from torch.nn import functional as F
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
-from polyfed.functional.losses import cross_entropy, divergence
-from polyfed.functional.modes import untracked_statistics
+from polyfed.functional.losses import cross_entropy, kl_divergence
+from polyfed.functional.modes import frozen_running_stats
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -64,12 +64,12 @@ class FedGen(FedAvg):
     alpha: Annotated[float, Field(ge=0)] = 1.0  # weight of the loss on generated features; 0: off
     beta: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL towards generated features; 0: off
     decay: Annotated[float, Field(gt=0, le=1)] = 0.98  # decay of both weights per round; 1: off
-    noise: Annotated[int, Field(ge=1)] = 32  # Z, noise dimensions of G
-    hidden: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
+    latent_dim: Annotated[int, Field(ge=1)] = 32  # Z, noise dimensions of G
+    hidden_dim: Annotated[int, Field(ge=1)] = 256  # H, hidden units of G
     generator_steps: Annotated[int, Field(ge=1)] = 50  # Adam steps per round
     generator_batch: Annotated[int, Field(ge=2)] = 128  # generated features per step
     generator_lr: Annotated[float, Field(gt=0)] = 3e-4  # learning rate of Adam in round 1
-    diversity: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0: off
+    diversity_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of L_div; 0: off
     aggregation: weight_averaging.OfOneFamily = "layer-wise"  # or "same-shape": within each architecture
 
     @property
@@ -81,9 +81,9 @@ class FedGen(FedAvg):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         super().init_server(server)
-        features = split(server.model(server.architectures[0], {})).feature_dim
+        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
         draws = server.generator("generator")
-        server.state["generator"] = initial_generator(self.noise, server.classes, self.hidden, features, draws)
+        server.state["generator"] = init_generator(self.latent_dim, server.classes, self.hidden_dim, features, draws)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = super().broadcast(server, client_id)
@@ -92,27 +92,27 @@ class FedGen(FedAvg):
         return {**message, "generator": server.state["generator"], "counts": server.state["counts"]}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        counts = {i: tensor(message, "counts") for i, message in uploads.items()}
+        counts = {i: get_tensor(message, "counts") for i, message in uploads.items()}
         super().aggregate(server, {i: {**message, "n": counts[i].sum()} for i, message in uploads.items()})
         if uploads and (self.alpha or self.beta):
             self._train_generator(server, uploads, torch.stack([counts[i].long() for i in uploads]))
 
     def _train_generator(self, server: Server, uploads: Mapping[int, Message], counts_SC: Tensor) -> None:
-        known = known_classes(counts_SC)
+        known = observed_classes(counts_SC)
         if not known.any():
             return
         heads = []
         for i, message in uploads.items():
-            model = server.model(server.clients[i].architecture, group(message, "model"))
+            model = server.model(server.clients[i].architecture, get_group(message, "model"))
             heads.append(frozen_head(model))
         how = GeneratorTraining(
             steps=self.generator_steps,
             batch=self.generator_batch,
             lr=self.generator_lr * _GENERATOR_LR_DECAY ** (server.round - 1),
-            diversity=self.diversity,
+            diversity=self.diversity_weight,
         )
-        generator = group(server.state, "generator")
-        moments = group(server.state, "moments") if "moments" in server.state else {}
+        generator = get_group(server.state, "generator")
+        moments = get_group(server.state, "moments") if "moments" in server.state else {}
         draws = server.generator("features")
         generator, moments, loss = train_generator(generator, moments, heads, counts_SC, how, draws)
         server.log["generator_loss"] = loss
@@ -124,10 +124,14 @@ class FedGen(FedAvg):
         if "generator" not in message:
             return {}
         like = next(client.model.parameters())
-        generator = {name: t.to(like, copy=True) for name, t in group(message, "generator").items()}
+        generator = {name: t.to(like, copy=True) for name, t in get_group(message, "generator").items()}
         a = decayed(self.alpha, self.decay, client.round)
         b = decayed(self.beta, self.decay, client.round)
-        return {"generator": generator, "counts": tensor(message, "counts").clone(), "weights": like.new_tensor([a, b])}
+        return {
+            "generator": generator,
+            "counts": get_tensor(message, "counts").clone(),
+            "weights": like.new_tensor([a, b]),
+        }
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         if "generator" not in client.context:
@@ -135,8 +139,8 @@ class FedGen(FedAvg):
         device = client.context["weights"].device
         rows = client.training.batch_size
         y = torch.multinomial(client.context["counts"].double(), rows, replacement=True, generator=generator)
-        z_y = torch.randn(rows, self.noise, generator=generator)
-        z = torch.randn(rows, self.noise, generator=generator)
+        z_y = torch.randn(rows, self.latent_dim, generator=generator)
+        z = torch.randn(rows, self.latent_dim, generator=generator)
         return {"y": y.to(device), "z_y": z_y.to(device), "z": z.to(device)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
@@ -147,11 +151,11 @@ class FedGen(FedAvg):
         a, b = context["weights"]
         drawn = generate(context["generator"], context["z_y"], context["y"])
         made = generate(context["generator"], context["z"][: len(batch.y)], batch.y)
-        with untracked_statistics(model.head):
+        with frozen_running_stats(model.head):
             of_drawn = model.head(drawn)
             teacher = model.head(made)
         invented = cross_entropy(of_drawn, context["y"], torch.ones_like(drawn[:, 0]))
-        generated = a * invented + b * divergence(scores, teacher, batch.w)
+        generated = a * invented + b * kl_divergence(scores, teacher, batch.w)
         return task + generated, {"own_loss": task, "generated_loss": generated}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -163,13 +167,13 @@ class FedGen(FedAvg):
 
 
 # the generator -------------------------------------------------------------------------------------------------------
-# Its weights are named tensors like any others: made by `initial_generator`, used by `generate`, trained by
+# Its weights are named tensors like any others: made by `init_generator`, used by `generate`, trained by
 # `train_generator`. Shapes: B rows made, Z numbers of noise, C classes, H hidden units, D features, S clients.
 
 
 @dataclass(frozen=True)
 class GeneratorTraining:
-    """Settings of the generator's training. steps: Adam steps of `batch` rows. diversity: weight of `likeness`."""
+    """The generator's training. steps: Adam steps of `batch` rows. diversity: weight of `diversity_loss`."""
 
     steps: int
     batch: int
@@ -177,9 +181,7 @@ class GeneratorTraining:
     diversity: float
 
 
-def initial_generator(
-    noise: int, classes: int, hidden: int, features: int, draws: torch.Generator
-) -> dict[str, Tensor]:
+def init_generator(noise: int, classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
     """Initial weights (uniform within 1 / sqrt(inputs), from `draws`) and statistics."""
     made = {f"norm.{name}": torch.ones(hidden) for name in ("weight", "running_var")}
     made |= {f"norm.{name}": torch.zeros(hidden) for name in ("bias", "running_mean")}
@@ -205,17 +207,17 @@ def generate(weights: Group, z_BZ: Tensor, y_B: Tensor, training: bool = False) 
 
 def frozen_head(model: nn.Module) -> nn.Module:
     """A frozen copy of a split model's head: eval mode, float64, no parameter gradients."""
-    head = copy.deepcopy(split(model).head).to("cpu", torch.float64)
+    head = copy.deepcopy(as_split_model(model).head).to("cpu", torch.float64)
     return head.eval().requires_grad_(False)
 
 
-def known_classes(counts_SC: Tensor) -> Tensor:
+def observed_classes(counts_SC: Tensor) -> Tensor:
     """Samples (C,) of each class over all clients; 0 for classes with a single sample, which are not generated."""
     totals_C = counts_SC.sum(0)
     return totals_C * (totals_C > 1)
 
 
-def likeness(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
+def diversity_loss(z_BZ: Tensor, made_BD: Tensor) -> Tensor:
     """exp(-mean over pairs of |z_a - z_b|^2 |G_a - G_b|), distances as means over the entries: 1 if all G are alike."""
     noise_BB = (z_BZ[:, None] - z_BZ[None]).square().mean(-1)
     features_BB = torch.cdist(made_BD, made_BD, p=1) / made_BD.shape[1]
@@ -259,14 +261,14 @@ def train_generator(
     In float64, so that the order of clients has no effect. Heads stay fixed.
 
     Args:
-        weights: see `initial_generator`. moments: what an earlier call left; empty at first.
+        weights: see `init_generator`. moments: what an earlier call left; empty at first.
         heads: the clients' (`frozen_head`). counts_SC: their samples of each class, more than one of some class in all.
         how: see `GeneratorTraining`. draws: for noise and classes, the latter in proportion to their samples.
 
     Returns:
         New weights, new moments, and the mean loss over the steps.
     """
-    known_C = known_classes(counts_SC)
+    known_C = observed_classes(counts_SC)
     shares_SC = counts_SC / counts_SC.sum(0).clamp(min=1)
     noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
     now = {name: t.double().clone() for name, t in weights.items()}
@@ -282,7 +284,7 @@ def train_generator(
         made_BD = generate(now, z_BZ, y_B, training=True)
         logits_SBC = torch.stack([head(made_BD) for head in heads])
         loss = _summed_losses(logits_SBC, y_B, shares_SC.double())
-        loss = loss + how.diversity * likeness(z_BZ, made_BD)
+        loss = loss + how.diversity * diversity_loss(z_BZ, made_BD)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.inference import represent
-from polyfed.core.message import Message, group, nbytes, tensor
+from polyfed.core.inference import representations
+from polyfed.core.message import Message, get_group, get_tensor, nbytes
 from polyfed.core.method import Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import load, split
+from polyfed.core.modules import as_split_model, load_state
 from polyfed.core.server import Server
-from polyfed.functional.class_prototypes import class_means, header_step
+from polyfed.functional.class_prototypes import class_means, header_sgd_step
 
 
 @hyperparameters
@@ -54,7 +54,7 @@ class FedGH(Method):
     header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received pairs per round
     # pairs per header step: one, those of a client, all of the round, or so many, shuffled
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
-    clip: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
+    max_grad_norm: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
 
     @property
     def requirements(self) -> Requirements:
@@ -68,25 +68,27 @@ class FedGH(Method):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         first = server.architectures[0]
-        head = split(server.model(first, server.initial(first))).head
+        head = as_split_model(server.model(first, server.initial_state(first))).head
         server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"header": group(server.state, "header")}
+        return {"header": get_group(server.state, "header")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = [message for message in uploads.values() if "lars" in message and len(tensor(message, "labels"))]
+        sent = [message for message in uploads.values() if "lars" in message and len(get_tensor(message, "labels"))]
         if not sent:
             return
-        lars_MD = torch.cat([tensor(message, "lars") for message in sent]).float()
-        labels_M = torch.cat([tensor(message, "labels") for message in sent]).long()
-        header = group(server.state, "header")
+        lars_MD = torch.cat([get_tensor(message, "lars") for message in sent]).float()
+        labels_M = torch.cat([get_tensor(message, "labels") for message in sent]).long()
+        header = get_group(server.state, "header")
         theta = header["weight"]
         bias = header["bias"]
-        sizes = [len(tensor(message, "labels")) for message in sent]
+        sizes = [len(get_tensor(message, "labels")) for message in sent]
         for rows in self._steps(sizes, server.generator("header")):
             alike = torch.ones(len(rows))
-            theta, bias = header_step(theta, bias, lars_MD[rows], labels_M[rows], alike, self.header_lr, self.clip)
+            theta, bias = header_sgd_step(
+                theta, bias, lars_MD[rows], labels_M[rows], alike, self.header_lr, self.max_grad_norm
+            )
         server.state["header"] = {"weight": theta, "bias": bias}
 
     def _steps(self, sizes: list[int], generator: torch.Generator) -> Iterator[Tensor]:
@@ -104,21 +106,21 @@ class FedGH(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(split(client.model).head, group(message, "header"))
+        load_state(as_split_model(client.model).head, get_group(message, "header"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
-        z_ND = represent(client.model, train.x, client.prepare).cpu()
+        z_ND = representations(client.model, train.x, client.prepare).cpu()
         labels, lars, _ = class_means(z_ND, train.y, client.classes)
         return {"labels": labels, "lars": lars}
 
     @property
     def exposed(self) -> Exposed | None:
-        return Exposed("prototypes", "lars", lambda client: {"prototypes": split(client.model).represent})
+        return Exposed("prototypes", "lars", lambda client: {"prototypes": as_split_model(client.model).represent})
 
     # accounting --------------------------------------------------------------------------------------------
     def nbytes_in_paper(self, message: Message) -> int:
         """Bytes without the header's bias, as in Table 3."""
-        bias = group(message, "header")["bias"] if "header" in message else torch.empty(0)
+        bias = get_group(message, "header")["bias"] if "header" in message else torch.empty(0)
         return nbytes(message) - nbytes({"bias": bias})

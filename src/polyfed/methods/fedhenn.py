@@ -26,7 +26,7 @@ from torch import Tensor
 from polyfed import profiling
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import (
     Batch,
     Context,
@@ -38,14 +38,14 @@ from polyfed.core.method import (
     hyperparameters,
     table,
 )
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, Form, own_network
-from polyfed.functional.kernel_similarity import distance
+from polyfed.functional.kernel_similarity import kernel_distance
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import evaluating
-from polyfed.functional.quantization import unpack
+from polyfed.functional.modes import eval_mode
+from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods.building_blocks import kernel_alignment, weight_averaging
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
 
@@ -143,9 +143,9 @@ class FedHeNN(Method):
         task = cross_entropy(model(batch.x), batch.y, batch.w)
         if "rad_x" not in context:
             return task
-        with profiling.section("align"), evaluating(model):
+        with profiling.section("align"), eval_mode(model):
             d = self._distance(model.represent(context["rad_x"]), context)
-        profiling.backward("align", d, task)
+        profiling.time_backward("align", d, task)
         return task + context["eta"] * d, {"d_cka": d, "d_cka_steps": torch.ones_like(d)}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
@@ -155,7 +155,7 @@ class FedHeNN(Method):
                 return super().gradients(model, batch, context)
         task = super().gradients(model, batch, {name: value for name, value in context.items() if name != "rad_x"})
         with profiling.section("align"):
-            d, term = inference.represent_gradients(
+            d, term = inference.chunked_gradients(
                 model, context["rad_x"], lambda z_Bd: self._distance(z_Bd, context), _ROWS_AT_ONCE
             )
         grads = dict(task.grads)
@@ -170,7 +170,7 @@ class FedHeNN(Method):
         """Distance of a step's representations from their target."""
         kernel = self.kernel
         is_factor = self.setting == "heterogeneous"
-        return distance(kernel.similarity, a_Bd, context["rad_target"], factor=is_factor, width=kernel.width)
+        return kernel_distance(kernel.similarity, a_Bd, context["rad_target"], factor=is_factor, width=kernel.width)
 
 
 @hyperparameters
@@ -237,12 +237,12 @@ class HeterogeneousFedHeNN(FedHeNN):
             return {}
         if "factor" not in message:
             return {"rad": rad}
-        return {"rad": rad, "target": unpack(group(message, "factor")).clone()}
+        return {"rad": rad, "target": dequantize_columns(get_group(message, "factor")).clone()}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
         if self.uploads == "weights":
-            message["model"] = floats(client.model)
+            message["model"] = float_state(client.model)
         elif self.uses_rad(client.round + 1) and "rad" in client.context:
             message["kernel"] = self.kernel.upload(client, client.context["rad"])
         return message
@@ -289,24 +289,24 @@ class HomogeneousFedHeNN(FedHeNN):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         self.alignment_data.end_round(server, uploads)
-        counts = {i: float(tensor(message, "n")) for i, message in uploads.items() if "n" in message}
+        counts = {i: float(get_tensor(message, "n")) for i, message in uploads.items() if "n" in message}
         # in the last average the weights that all have stand for who never trained
         average = weight_averaging.weights_for(server, "same-shape", server.architectures[0])
-        models = {i: group({"model": average, **uploads[i]}, "model") for i in counts}
+        models = {i: get_group({"model": average, **uploads[i]}, "model") for i in counts}
         weight_averaging.average(server, "same-shape", models, counts)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         if "model" in message:
-            load(client.model, group(message, "model"))
+            load_state(client.model, get_group(message, "model"))
         rad = self.alignment_data.receive(client, message)
         if rad is None:
             return {}
-        return {"rad": rad, "target": inference.represent(client.model, rad, client.prepare).cpu()}
+        return {"rad": rad, "target": inference.representations(client.model, rad, client.prepare).cpu()}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         n = torch.tensor(client.n)
         if client.exchange == "average" and client.weights is None:  # it never trained
             return {"n": n}
         acknowledged = self.alignment_data.acknowledge(client) if client.exchange == "train" else {}
-        return {**acknowledged, "model": floats(client.model), "n": n}
+        return {**acknowledged, "model": float_state(client.model), "n": n}

@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import (
     Batch,
     Context,
@@ -36,17 +36,17 @@ from polyfed.core.method import (
     TrainingResult,
     hyperparameters,
 )
-from polyfed.core.modules import copy_parameters, floats, load, split
+from polyfed.core.modules import as_split_model, copy_parameters, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy, squared_distance
-from polyfed.functional.modes import untracked_statistics
+from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
 from polyfed.validation.effect import ActsWith
 
-WITH_PAIRS = ActsWith("train_in")  # without pairs there is nothing to do it with
+WITH_PAIRS = ActsWith("exchange_features")  # without pairs there is nothing to do it with
 
 
 @hyperparameters
@@ -68,12 +68,12 @@ class FedIN(Method):
     combine: Annotated[  # "none": their sum
         Literal["simple", "project", "literal", "adaptive", "none"], WITH_PAIRS
     ] = "simple"
-    lambda_: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # for "simple": Z = G_IN + lambda/2 G_local (eq. 13)
-    train_in: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
-    noise: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
+    local_weight: Annotated[feature_pairs.Pull, WITH_PAIRS] = 1.0  # for "simple": Z = G_IN + lambda/2 G_local (eq. 13)
+    exchange_features: bool = True  # False: no pairs are exchanged, FedProx (with mu = 0 FedAvg)
+    noise_std: Annotated[float, Field(ge=0)] = 0.0  # noise level; FedIN+Noise has 0.8; 0: off
     noise_where: feature_pairs.Where = "both"  # in the training pass, on pairs sent, or both
     feature_clip: Annotated[float, Field(ge=0), WITH_PAIRS] = 0.0  # L2 bound on each row sent
-    pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = (
+    num_pairs: Annotated[Annotated[int, Field(ge=1)] | None, WITH_PAIRS] = (
         None  # n_S, in each direction; None: the batch size
     )
     projection: Annotated[feature_pairs.Projection, WITH_PAIRS] = (
@@ -85,22 +85,22 @@ class FedIN(Method):
 
     @property
     def requirements(self) -> Requirements:
-        is_projected = self.train_in and self.common is not None
+        is_projected = self.exchange_features and self.common is not None
         instead = "use method.aggregation = 'same-shape', with method.projection = 'fixed' if cuts differ, or fedhenn"
-        return weight_averaging.needs(
+        return weight_averaging.requirements(
             self.aggregation,
             split_model=True,
             hint=instead,
-            same_cut_shapes=self.train_in and not is_projected,
+            same_cut_shapes=self.exchange_features and not is_projected,
             gridlike_cuts=is_projected,
         )
 
     @property
-    def common(self) -> feature_pairs.Common | None:
+    def common(self) -> feature_pairs.CommonSpace | None:
         """The common shape of pairs; None without projections."""
         if self.projection == "none":
             return None
-        return feature_pairs.Common(
+        return feature_pairs.CommonSpace(
             channels=self.projection_channels,
             grid=self.projection_grid,
             features=self.projection_features,
@@ -118,32 +118,32 @@ class FedIN(Method):
     @property
     def _training_noise(self) -> float:
         """Noise level in training passes."""
-        return 0.0 if self.noise_where == "message" else self.noise
+        return 0.0 if self.noise_where == "message" else self.noise_std
 
     @property
     def _message_noise(self) -> float:
         """Noise level on uploaded pairs."""
-        return self.noise if self.train_in and self.noise_where != "forward" else 0.0
+        return self.noise_std if self.exchange_features and self.noise_where != "forward" else 0.0
 
     def privacy_releases(self, training: Training, rows: int) -> feature_pairs.Releases:
-        count = self.pairs or training.batch_size
+        count = self.num_pairs or training.batch_size
         return feature_pairs.releases(self.feature_clip, self._message_noise, count, rows)
 
     @property
     def exposed(self) -> Exposed | None:
-        if not self.train_in or self.projection == "trained":  # trained matrices stay with the clients
+        if not self.exchange_features or self.projection == "trained":  # trained matrices stay with the clients
             return None
         return Exposed(
             "features",
             "features",
             self._pair_of,
             noise=self._message_noise,
-            with_noise=lambda level: dataclasses.replace(self, noise=level, noise_where="message"),
+            with_noise=lambda level: dataclasses.replace(self, noise_std=level, noise_where="message"),
         )
 
     def _pair_of(self, client: Client) -> Mapping[str, Callable[[Tensor], Tensor]]:
         """Functions from network inputs to either part of a pair."""
-        model = split(client.model)
+        model = as_split_model(client.model)
         common = self.common
         if common is None:
             return {"s_in": model.extract, "s_out": model.represent}
@@ -161,7 +161,7 @@ class FedIN(Method):
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         message = weight_averaging.broadcast(server, self.aggregation, client_id)
-        count = self.pairs or server.training.batch_size
+        count = self.num_pairs or server.training.batch_size
         draws = server.generator("pool", client_id)
         pairs = feature_pairs.draw_pairs(feature_pairs.load(server), client_id, count, draws)
         return {**message, "features": pairs} if pairs else message
@@ -170,13 +170,13 @@ class FedIN(Method):
         weighting = self.weighting
         if weighting == "paper":
             weighting = "samples" if self.aggregation == "same-shape" else "uniform"
-        shares = {i: float(server.clients[i].n) if weighting == "samples" else 1.0 for i in uploads}
+        shares = {i: float(server.clients[i].num_samples) if weighting == "samples" else 1.0 for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
         feature_pairs.store(server, uploads)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
+        load_state(client.model, get_group(message, "model"))
         context: dict[str, Any] = {}
         if self.mu:
             context["received"] = copy_parameters(client.model)
@@ -197,8 +197,8 @@ class FedIN(Method):
         return inputs
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise, "z_in", context)
-        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise, "z_out", context)
+        z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
+        z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
         task = cross_entropy(model.head(z), batch.y, batch.w)
         if not self.mu:
             return task
@@ -211,20 +211,20 @@ class FedIN(Method):
             return local
         intermediate = {name: p for name, p in model.named_parameters() if name in g_local}
         matrices = feature_pairs.trained_matrices(context)
-        with untracked_statistics(model):
+        with frozen_running_stats(model):
             loss_in = feature_pairs.loss_in(model, context)
         grads = torch.autograd.grad(loss_in, (*intermediate.values(), *matrices.values()))
         g_in = dict(zip(intermediate, grads, strict=False))
-        combined = combine(g_local, g_in, self.combine, self.lambda_)
+        combined = combine(g_local, g_in, self.combine, self.local_weight)
         sums = {"loss_in": loss_in.detach(), "cosine": cosine(g_local, g_in), "in_steps": torch.ones_like(local.loss)}
         raw = dict(zip(matrices, grads[len(intermediate) :], strict=True))
         return StepResult({**local.grads, **combined}, local.loss, {**local.sums, **sums}, raw)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message: dict[str, Tensor | Group] = {"model": floats(client.model)}
-        if not self.train_in:
+        message: dict[str, Tensor | Group] = {"model": float_state(client.model)}
+        if not self.exchange_features:
             return message
-        count = self.pairs or client.training.batch_size
+        count = self.num_pairs or client.training.batch_size
         draws = client.generator("features")
         pairs = feature_pairs.sample_pairs(client, count, self._message_noise, draws, self.feature_clip)
         message["features"] = pairs if self.common is None else self.common.upload(client, pairs, trained)

@@ -28,12 +28,12 @@ from torch import Tensor, nn
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.functional import low_rank
-from polyfed.functional.losses import cross_entropy, divergence, squared_error
+from polyfed.functional.losses import cross_entropy, kl_divergence, mse_loss
 from polyfed.methods.building_blocks import auxiliary_model
 
 _UPDATE = tuple(f"update {name}" for name in low_rank.GROUPS)  # in the server's state
@@ -56,8 +56,8 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
 
     energy_start: Annotated[float, Field(gt=0, le=1)] = 0.95  # T in round 1; 1: no compression
     energy_end: Annotated[float, Field(gt=0, le=1)] = 0.98  # final T, reached linearly
-    distil: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
-    mimic: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
+    distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the KL terms; 0: off
+    hidden_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distance of representations; 0: off
 
     @property
     def requirements(self) -> Requirements:
@@ -72,13 +72,13 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         return "the energy that is sent" if self.energy_start != self.energy_end else ""
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
-        pair = auxiliary_model.Pair(own, auxiliary)
+        pair = auxiliary_model.JointModel(own, auxiliary)
         pair.projector = nn.Linear(auxiliary.feature_dim, own.feature_dim, bias=False)
         return pair
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
-        if "holders" in server.state and client_id in tensor(server.state, "holders"):
+        if "holders" in server.state and client_id in get_tensor(server.state, "holders"):
             kept = zip(low_rank.GROUPS, _UPDATE, strict=True)
             return {name: server.state[key] for name, key in kept if key in server.state}
         return super().broadcast(server, client_id)
@@ -89,10 +89,10 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         server.state["holders"] = torch.tensor(sorted(uploads), dtype=torch.int64)  # of the m from before
         if not uploads:
             return
-        before = auxiliary_model.held(server)
+        before = auxiliary_model.server_weights(server)
         updates = {i: {**message, "model": low_rank.decode(_groups(message), before)} for i, message in uploads.items()}
-        statistics = auxiliary_model.statistics(server.model(server.auxiliary_model, before))
-        update = low_rank.encode(auxiliary_model.mean(updates, self.weighting), self._energy(server), statistics)
+        statistics = auxiliary_model.buffer_names(server.model(server.auxiliary_model, before))
+        update = low_rank.encode(auxiliary_model.average(updates, self.weighting), self._energy(server), statistics)
         server.state |= {f"update {name}": entries for name, entries in update.items()}
         server.state["auxiliary_model"] = _moved(before, low_rank.decode(update, before))
 
@@ -103,9 +103,9 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         if "model" in message:
-            synced = {name: t.clone() for name, t in group(message, "model").items()}
+            synced = {name: t.clone() for name, t in get_group(message, "model").items()}
         else:
-            before = group(client.state, "synced")
+            before = get_group(client.state, "synced")
             synced = _moved(before, low_rank.decode(_groups(message), before))
         client.state["synced"] = synced
         return super().receive(client, {"model": synced})
@@ -117,22 +117,22 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         mentee = model.auxiliary_model.head(h_m)
         seen = model.projector(h_m)
         task = cross_entropy(mentor, batch.y, batch.w) + cross_entropy(mentee, batch.y, batch.w)
-        kl = divergence(mentor, mentee, batch.w) + divergence(mentee, mentor, batch.w)
-        distance = squared_error(h_w, seen, batch.w) + squared_error(seen, h_w, batch.w)
+        kl = kl_divergence(mentor, mentee, batch.w) + kl_divergence(mentee, mentor, batch.w)
+        distance = mse_loss(h_w, seen, batch.w) + mse_loss(seen, h_w, batch.w)
         s = task.detach().clamp(min=torch.finfo(task.dtype).eps)
-        loss: Tensor = task + (self.distil * kl + self.mimic * distance) / s
+        loss: Tensor = task + (self.distillation_weight * kl + self.hidden_weight * distance) / s
         return loss
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         mentee: Any = client.model.auxiliary_model
-        synced = group(client.state, "synced")
-        change = {name: t.cpu() - synced[name] for name, t in floats(mentee).items()}
-        update = low_rank.encode(change, self._energy(client), auxiliary_model.statistics(mentee))
+        synced = get_group(client.state, "synced")
+        change = {name: t.cpu() - synced[name] for name, t in float_state(mentee).items()}
+        update = low_rank.encode(change, self._energy(client), auxiliary_model.buffer_names(mentee))
         return {**update, "n": torch.tensor(client.n)}
 
 
 def _groups(message: Message) -> dict[str, Group]:
-    return {name: group(message, name) for name in low_rank.GROUPS if name in message}
+    return {name: get_group(message, name) for name in low_rank.GROUPS if name in message}
 
 
 def _moved(before: Group, change: Group) -> dict[str, Tensor]:

@@ -33,13 +33,13 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Phase, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.core.upload_forms import LABELS, Form, rows_of
 from polyfed.functional.class_prototypes import class_means
-from polyfed.functional.class_targets import dense, merge, pull, renewed, soft_cross_entropy
+from polyfed.functional.class_targets import merge, prototype_distance, soft_cross_entropy, to_dense, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks.mutual_learning import MutualLearning
 
@@ -71,12 +71,12 @@ class FedKWAZ(MutualLearning):
         if not uploads:
             return
         before = dict(server.state)
-        sent = torch.cat([tensor(message, "labels") for message in uploads.values()])
+        sent = torch.cat([get_tensor(message, "labels") for message in uploads.values()])
         for name in _MEANS:
-            rows = torch.cat([tensor(message, name) for message in uploads.values()])
+            rows = torch.cat([get_tensor(message, name) for message in uploads.values()])
             labels, means = merge(rows, sent, torch.ones(len(sent)))
             if name in before:
-                labels, means = renewed(tensor(before, name), tensor(before, "labels"), means, labels)
+                labels, means = update_rows(get_tensor(before, name), get_tensor(before, "labels"), means, labels)
             server.state |= {"labels": labels, name: means}
 
     # client ------------------------------------------------------------------------------------------------
@@ -85,8 +85,8 @@ class FedKWAZ(MutualLearning):
         if "labels" not in message or self.global_epochs == 0:
             return {}
         like = next(client.model.parameters())
-        labels = tensor(message, "labels")
-        found = {name: dense(tensor(message, name).to(like), labels, client.classes) for name in _MEANS}
+        labels = get_tensor(message, "labels")
+        found = {name: to_dense(get_tensor(message, name).to(like), labels, client.classes) for name in _MEANS}
         context = {name: rows for name, (rows, _) in found.items()}
         context |= {name: context[name].softmax(dim=1) for name in _MEANS if name.endswith("scores")}
         return {**context, "known": found["own_scores"][1]}
@@ -117,7 +117,7 @@ class FedKWAZ(MutualLearning):
                 parts += [z, network.head(z)[:, : client.classes]]
             return torch.cat(parts, dim=1)
 
-        rows = inference.apply(outputs, model, client.data.train.x, client.prepare).cpu()
+        rows = inference.map_batches(outputs, model, client.data.train.x, client.prepare).cpu()
         labels, means, _ = class_means(rows, client.data.train.y, client.classes)
         parts = means.split([model.own.feature_dim, client.classes] * 2, dim=1)
         return {"labels": labels, **{name: part.contiguous() for name, part in zip(_MEANS, parts, strict=True)}}
@@ -132,4 +132,4 @@ def _taught_by_means(network: Any, batch: Batch, context: Context, teacher: str)
         return task
     targets = context[f"{teacher}_scores"]
     taught = soft_cross_entropy(scores[:, : targets.shape[1]], batch.y, batch.w, targets, context["known"])
-    return task + taught + pull(z, batch.y, batch.w, context[f"{teacher}_features"], context["known"])
+    return task + taught + prototype_distance(z, batch.y, batch.w, context[f"{teacher}_features"], context["known"])

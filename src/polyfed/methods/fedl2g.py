@@ -2,7 +2,7 @@
 
 quiz:      one batch of a client's training rows, drawn once, half of its rows at most; study set: the rest
 client k:  1. E epochs of SGD over the study set on  L(w, g) = CE(f(x; w), y) + weight mean over q of (o(x) - g_y)^2
-              (not in the first `warmup` rounds)
+              (not in the first `warmup_rounds` rounds)
            2. w' = w - lr grad_w L(w, g)  on one study batch, lr the round's rate
               sends  grad_g CE(f(x; w'), y)  on the quiz, the rows of the classes of that batch; w' is discarded
 server:    G_c = mean of the received rows of class c, or 0;  G clipped to norm 100
@@ -26,17 +26,17 @@ from torch import Tensor, nn
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.class_targets import merge
-from polyfed.functional.clipping import clipped
+from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
 from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import evaluating, has_batchnorm, untracked_statistics
+from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.methods.building_blocks import prototypes
 
 _SERVER_LR = {"logits": 0.1, "representation": 100.0}
@@ -59,13 +59,13 @@ class FedL2G(Method):
     states: ClassVar[str] = "server: g"
 
     guide: Literal["logits", "representation"] = "logits"  # the guided output
-    weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local
-    warmup: Annotated[int, Field(ge=0)] = 1  # initial rounds that train g only; 0: none
+    guide_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the squared distance to g; 0: Local
+    warmup_rounds: Annotated[int, Field(ge=0)] = 1  # initial rounds that train g only; 0: none
     server_lr: Annotated[float, Field(ge=0)] | None = None  # eta_s; None: 0.1 for logits, 100 for the representation
 
     @property
     def requirements(self) -> Requirements:
-        if not self.weight:
+        if not self.guide_weight:
             return Requirements()
         features = self.guide == "representation"
         instead = "fd, which takes first derivatives alone"
@@ -75,36 +75,36 @@ class FedL2G(Method):
             split_model=features,
             same_feature_dim=features,
             twice_differentiable=True,
-            warmup=self.warmup,
+            warmup=self.warmup_rounds,
             hint=f"use {instead}",
         )
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return (Exchange(trains=not self.weight or round > self.warmup),)
+        return (Exchange(trains=not self.guide_weight or round > self.warmup_rounds),)
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        if not self.weight:
+        if not self.guide_weight:
             return
         entries = server.classes
         if self.guide == "representation":
-            entries = split(server.model(server.architectures[0], {})).feature_dim
+            entries = as_split_model(server.model(server.architectures[0], {})).feature_dim
         server.state["guides"] = torch.randn(server.classes, entries, generator=server.generator("guides"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"guides": tensor(server.state, "guides")} if self.weight else {}
+        return {"guides": get_tensor(server.state, "guides")} if self.guide_weight else {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "gradients")
+        sent = prototypes.collect(uploads, "gradients")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
-        guides = tensor(server.state, "guides")
+        guides = get_tensor(server.state, "guides")
         gradient = torch.zeros_like(guides)
         gradient[labels.long()] = rows
         server.log["guide_gradient"] = float(gradient.norm())
         step = _SERVER_LR[self.guide] if self.server_lr is None else self.server_lr
-        clipped_gradient = clipped({"g": gradient}, _CLIP)["g"]
+        clipped_gradient = clip_by_global_norm({"g": gradient}, _CLIP)["g"]
         assert clipped_gradient is not None
         server.state["guides"] = guides - step * clipped_gradient
 
@@ -115,7 +115,7 @@ class FedL2G(Method):
         context = {"quiz": order[:size].sort().values, "study": order[size:].sort().values}
         if "guides" in message:
             like = next(client.model.parameters())
-            context["guides"] = tensor(message, "guides").to(like, copy=True)
+            context["guides"] = get_tensor(message, "guides").to(like, copy=True)
         return context
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -125,7 +125,7 @@ class FedL2G(Method):
         if "guides" not in context:
             return cross_entropy(model(batch.x), batch.y, batch.w)
         scores, found = self.outputs(model, batch.x, context["guides"].shape[1])
-        return guided_loss(scores, found, batch.y, batch.w, context["guides"], self.weight)
+        return guided_loss(scores, found, batch.y, batch.w, context["guides"], self.guide_weight)
 
     def outputs(self, model: Any, x: Tensor, entries: int) -> tuple[Tensor, Tensor]:
         """Scores, and the guided outputs (N, q)."""
@@ -152,8 +152,8 @@ class FedL2G(Method):
             return client.prepare(train.x[rows].to(guides.device)), train.y[rows].to(guides.device)
 
         whole = _Guided(self, client.model, guides.shape[1])
-        with evaluating(whole), untracked_statistics(whole):
-            gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.weight)
+        with eval_mode(whole), frozen_running_stats(whole):
+            gradient = meta_gradient(whole, guides, part(study), part(quiz), client.lr, self.guide_weight)
         labels = train.y[study].unique()
         return {"labels": labels.int(), "gradients": gradient[labels.to(gradient.device)]}
 

@@ -6,13 +6,13 @@ Client k, private network (phi_k, h_k) of D features, common network (phi_s, h_s
 Server:    (phi_s, h_s) <- sum_k p_k (phi_s, h_s)_k over those who answered, p_k = n_k / sum n_k (or 1 / their number).
 Scored:    h_k(r), so what a client exports is its own network under its own names, with the common one and P_k beside.
 Sent per round, P_m floats of weights and float buffers of the common network: down 4 P_m bytes; up 4 P_m + 8 (n_k).
-Deviations from the paper (arXiv:2406.00488): (1) the common network is any that the federation can build, of `features`
-features by a projection or as many as it has; the paper's is a smaller copy of the clients'. (2) Averaged by samples;
-`weighting = "uniform"` counts clients alike. (3) P_k is part of the client's weights: it is trained on over all rounds,
-and what is scored uses it. (4) Every client draws its own first P_k; in the authors' code all begin with one, and
-clients of one architecture with one network. (5) BatchNorm's running statistics are averaged like weights.
-From the authors' code: where all networks are alike, the common head is the first D_s columns of the private one; all
-gradients are clipped at norm 50.
+Deviations from the paper (arXiv:2406.00488): (1) the common network is any that the federation can build, of
+`feature_dim` features by a projection or as many as it has; the paper's is a smaller copy of the clients'. (2)
+Averaged by samples; `weighting = "uniform"` counts clients alike. (3) P_k is part of the client's weights: it is
+trained on over all rounds, and what is scored uses it. (4) Every client draws its own first P_k; in the authors' code
+all begin with one, and clients of one architecture with one network. (5) BatchNorm's running statistics are averaged
+like weights. From the authors' code: where all networks are alike, the common head is the first D_s columns of the
+private one; all gradients are clipped at norm 50.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from polyfed.core.method import Batch, Context, Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
-from polyfed.core.modules import Composite, exported
+from polyfed.core.modules import CompositeModel, export_state
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods.building_blocks import auxiliary_model
 
 
-class Fused(Composite):
+class FusedModel(CompositeModel):
     """The private head on the fused representation of both networks."""
 
     def __init__(self, own: Any, common: Any) -> None:
@@ -54,7 +54,7 @@ class Fused(Composite):
         """The own network's tensors by name; the others as ``beside.auxiliary_model.*`` and ``beside.projection.*``."""
         parts = {"auxiliary_model": self.auxiliary_model.state_dict(), "projection": self.projection.state_dict()}
         added = {f"beside.{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
-        return {**exported(self.own), **added}
+        return {**export_state(self.own), **added}
 
 
 @hyperparameters
@@ -65,7 +65,7 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
     paper: ClassVar[str] = "Yi et al., NeurIPS 2024"
     states: ClassVar[str] = "client: own network, projection; server: auxiliary model"
 
-    features: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; None: the auxiliary model's width
+    feature_dim: Annotated[int, Field(ge=1)] | None = None  # D_s, by a projection; None: the auxiliary model's width
 
     @property
     def requirements(self) -> Requirements:
@@ -73,16 +73,16 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
-        return AuxiliaryModel(self.shared, self.features)
+        return AuxiliaryModel(self.shared, self.feature_dim)
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
         if auxiliary.feature_dim > own.feature_dim:
             raise ConfigError(
                 f"FedMRL needs a common network of at most as many features as the clients' own; '{own.architecture}' "
-                f"has {own.feature_dim}, the common network {auxiliary.feature_dim}; set method.features to at most "
+                f"has {own.feature_dim}, the common network {auxiliary.feature_dim}; set method.feature_dim to at most "
                 f"{own.feature_dim}"
             )
-        return Fused(own, auxiliary)
+        return FusedModel(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
         fused: nn.Module = module

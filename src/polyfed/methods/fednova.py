@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, tensor
+from polyfed.core.message import Group, Message, get_tensor
 from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
 from polyfed.core.modules import copy_parameters
 from polyfed.core.server import Server
@@ -65,7 +65,7 @@ class FedNova(FedAvg):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         shares = weight_averaging.client_shares(uploads, self.weighting)
         models = weight_averaging.client_weights(uploads)
-        a = {i: float(tensor(message, "a")) for i, message in uploads.items()}
+        a = {i: float(get_tensor(message, "a")) for i, message in uploads.items()}
         names = weight_averaging.parameter_names(server)
 
         def target(base: Group, members: list[int]) -> dict[str, Tensor]:

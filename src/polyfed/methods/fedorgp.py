@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
@@ -36,7 +36,7 @@ from polyfed.methods.building_blocks import prototypes
 
 
 @hyperparameters
-class FedORGP(prototypes.Prototypes):
+class FedORGP(prototypes.PrototypeMethod):
     """Server-trained prototypes at right angles to other classes, approached by cosine."""
 
     name: ClassVar[str] = "fedorgp"
@@ -46,7 +46,7 @@ class FedORGP(prototypes.Prototypes):
     states: ClassVar[str] = "client: last P received; server: prototype network, P"
     unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the angles to the prototypes; 0: Local
+    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the angles to the prototypes; 0: Local
     gamma: Annotated[float, Field(ge=0)] = 1.0  # weight of orthogonality to other classes; 0: off
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
@@ -59,7 +59,7 @@ class FedORGP(prototypes.Prototypes):
         return prototypes.known(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
         orthogonal = functools.partial(prototype_network.orthogonality, gamma=self.gamma)
@@ -73,11 +73,11 @@ class FedORGP(prototypes.Prototypes):
         if "prototypes" not in context:
             return task
         away = align(z, batch.y, batch.w, context["prototypes"], context["known"])
-        return task + self.lambda_ * away, {"angle": away}
+        return task + self.prototype_weight * away, {"angle": away}
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         z = model.represent(x)
         scores: Tensor = model.head(z)
         if self.predictor == "head" or "prototypes" not in context:
             return scores
-        return most_similar(z, tensor(context, "prototypes").to(z), tensor(context, "labels"), scores.shape[1])
+        return most_similar(z, get_tensor(context, "prototypes").to(z), get_tensor(context, "labels"), scores.shape[1])

@@ -13,8 +13,8 @@ Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the
 prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
 mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
 anything yet is sent all prototypes as if it had all classes: nobody knows better.
-ProtoNorm is `spread_steps = 500, scale = 80, lambda = 10, weighting = "uniform"`, as its authors' code runs it; it was
-not verified against the paper. There a class that nobody sends in a round has no prototype in the next, and the steps
+ProtoNorm is `spread_steps = 500, scale = 80, prototype_weight = 10, weighting = "uniform"`, as its authors' code runs it;
+it was not verified against the paper. There a class that nobody sends in a round has no prototype in the next, and the steps
 end once the forces no longer change.
 From FedProto's authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits
 to the count; it takes prototypes in train mode, while weights still change.
@@ -28,27 +28,25 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
-from polyfed.functional.class_targets import merge, renewed
+from polyfed.functional.class_targets import merge, update_rows
 from polyfed.functional.sphere_spreading import spread
 from polyfed.methods.building_blocks import prototypes
 from polyfed.validation.effect import ActsWith
 
 
 @hyperparameters
-class FedProto(prototypes.Prototypes):
+class FedProto(prototypes.PrototypeMethod):
     """Averaged class means of representations, which regularize local training."""
 
     name: ClassVar[str] = "fedproto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: last P received; server: P, clients' classes"
-    form: ClassVar[Form | None] = prototypes.Prototypes.form
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
+    form: ClassVar[Form | None] = prototypes.PrototypeMethod.form
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
     spread_steps: Annotated[int, Field(ge=0)] = 0  # ProtoNorm: steps that push prototypes apart; 0: sent as averaged
@@ -58,22 +56,24 @@ class FedProto(prototypes.Prototypes):
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "prototypes" not in server.state:
             return {}
-        labels = tensor(server.state, "labels")
-        rows = tensor(server.state, "spread" if self.spread_steps else "prototypes")
-        own = prototypes.wanted(server, client_id, labels)
+        labels = get_tensor(server.state, "labels")
+        rows = get_tensor(server.state, "spread" if self.spread_steps else "prototypes")
+        own = prototypes.mask_owned_classes(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):
             return message
         return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
-        prototypes.remember(server, sent)
+        prototypes.record_owners(server, sent)
         labels, rows = merge(sent.rows, sent.labels, sent.counts)
         if "prototypes" in server.state:
-            labels, rows = renewed(tensor(server.state, "prototypes"), tensor(server.state, "labels"), rows, labels)
+            labels, rows = update_rows(
+                get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
+            )
         server.state |= {"labels": labels, "prototypes": rows}
         if self.spread_steps:
             server.state["spread"] = self.scale * spread(rows, self.spread_steps)

@@ -22,9 +22,9 @@ from pydantic import Field, model_validator
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Exchange, Method, Phase, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import BODY, HEAD, floats, load
+from polyfed.core.modules import BODY, HEAD, float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.methods.building_blocks import weight_averaging
@@ -58,7 +58,7 @@ class FedRep(Method):
 
     @property
     def requirements(self) -> Requirements:
-        return weight_averaging.needs(self.aggregation, split_model=True, parts=BODY)
+        return weight_averaging.requirements(self.aggregation, split_model=True, parts=BODY)
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -77,12 +77,12 @@ class FedRep(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if server.exchange == "train":  # in the closing round nothing comes up
-            weights = {i: float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in uploads}
+            weights = {i: float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads}
             weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
+        load_state(client.model, get_group(message, "model"))
         return {}
 
     def phases(self, training: Training) -> Sequence[Phase]:
@@ -90,4 +90,4 @@ class FedRep(Method):
         return Phase(self.head_epochs, HEAD, name="head"), Phase(epochs, BODY, name="extractor")
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
-        return {"model": floats(client.model, parts=BODY)} if client.exchange == "train" else {}
+        return {"model": float_state(client.model, parts=BODY)} if client.exchange == "train" else {}

@@ -16,7 +16,7 @@ HeteroFL's, and there is no scaler; statistics of a rate are kept channel by cha
 sub-model, the window that was trained last; there the large network.
 From the authors' code: it rolls backwards, this goes forwards, as the paper says; in the means of BatchNorm and of the
 last layer an entry counts as often as it has been trained before; it scores with statistics of the test batch, and
-clips gradients at norm 1 (`clip = 1.0`).
+clips gradients at norm 1 (`max_grad_norm = 1.0`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from torch import Tensor
 
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.channel_slices import rolling
+from polyfed.functional.channel_slices import rolling_channels
 from polyfed.methods.building_blocks import width_slicing
 
 
 @hyperparameters
-class FedRolex(width_slicing.Narrowing):
+class FedRolex(width_slicing.WidthSlicing):
     """Sub-models of one network, whose channels change from round to round."""
 
     name: ClassVar[str] = "fedrolex"
@@ -42,4 +42,4 @@ class FedRolex(width_slicing.Narrowing):
     step: Annotated[int, Field(ge=0)] = 1  # channels by which the window moves per round; 0: HeteroFL
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
-        return rolling(size, rate, self.step * max(server.round - 1, 0))
+        return rolling_channels(size, rate, self.step * max(server.round - 1, 0))

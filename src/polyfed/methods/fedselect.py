@@ -2,8 +2,8 @@
 
 m_k is 1 where an entry of w_k is personal and 0 where it is shared; all 0 at first.
 Client k:  w_k <- what came, where m_k = 0;
-           every q rounds, in each weight tensor of which less than `limit` is personal: the share p of the shared
-           entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
+           every q rounds, in each weight tensor of which less than `max_personal_fraction` is personal: the
+           share p of the shared entries that moved most, |w_k - a_k|, becomes personal;  a_k <- w_k;
            epochs of SGD on CE(f(x; w_k), y) in the personal entries alone, then in the shared ones alone.
 Server:    per entry, w <- mean of w_k over those who answered with m_k = 0, all alike or by their samples; what nobody
            shares keeps its value.
@@ -31,9 +31,9 @@ from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, group, tensor
+from polyfed.core.message import Group, Message, State, get_group, get_tensor
 from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional import masks
@@ -51,20 +51,20 @@ class FedSelect(Method):
     differs: ClassVar[str] = "depth; same-named tensors need the same shape (same-shape: anything)"
     down: ClassVar[str] = "P - M_k, M_k the client's personal entries"
     up: ClassVar[str] = "P - M_k (plus P / 32 when M_k grows)"
-    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.thinned, "mask": upload_forms.bits}
+    form: ClassVar[upload_forms.Form | None] = {"model": upload_forms.sparsified, "mask": upload_forms.bits}
     states: ClassVar[str] = "client: m_k, a_k; server: w, all m_k"
     ignores_initial_weights: ClassVar[bool] = True
 
-    growth: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
-    limit: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
-    every: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
+    personal_rate: Share = 0.25  # p, share of the entries still shared that becomes personal; 0 is FedAvg (uniform)
+    max_personal_fraction: Share = 0.8  # of a tensor's entries; from here on it keeps its mask; 0 is FedAvg (uniform)
+    grow_interval: Annotated[int, Field(ge=1)] = 3  # q, rounds of the client between growths
     # "same-shape": within an architecture; "by-name": also a head
     aggregation: weight_averaging.Aggregation = "layer-wise"
     weighting: weight_averaging.Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def requirements(self) -> Requirements:
-        return weight_averaging.needs(self.aggregation)
+        return weight_averaging.requirements(self.aggregation)
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
@@ -76,35 +76,35 @@ class FedSelect(Method):
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         model = weight_averaging.weights_for(server, self.aggregation, server.clients[client_id].architecture)
-        return {"model": masks.shared(model, _masks(server.state, f"mask {client_id}"))}
+        return {"model": masks.select_shared(model, _masks(server.state, f"mask {client_id}"))}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models: dict[int, Group] = {}
         for i, message in uploads.items():
             model = weight_averaging.weights_for(server, self.aggregation, server.clients[i].architecture)
             if "mask" in message:
-                bits = group(message, "mask")
-                server.state[f"mask {i}"] = {name: masks.unpacked(b, model[name].shape) for name, b in bits.items()}
-            models[i] = masks.filled(group(message, "model"), _masks(server.state, f"mask {i}"), model)
+                bits = get_group(message, "mask")
+                server.state[f"mask {i}"] = {name: masks.unpack_bits(b, model[name].shape) for name, b in bits.items()}
+            models[i] = masks.fill_personal(get_group(message, "model"), _masks(server.state, f"mask {i}"), model)
 
         def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
             held = [_masks(server.state, f"mask {i}") for i in members]
-            counts = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in members]
+            counts = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in members]
             return masks.entry_wise_mean([models[i] for i in members], counts, held, base)
 
         weight_averaging.server_step(server, self.aggregation, models, mean)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        values = group(message, "model")
-        own = floats(client.model)
+        values = get_group(message, "model")
+        own = float_state(client.model)
         known = _masks(client.state, "mask")  # to the server, too
-        if masks.fits(values, known, own):
+        if masks.mask_matches(values, known, own):
             mask_is_new = self._grow(client, own)
         else:  # its last upload was lost, the server still has the mask before
             known = _masks(client.state, "mask before")
             mask_is_new = True
-        load(client.model, masks.filled(values, known, own))
+        load_state(client.model, masks.fill_personal(values, known, own))
         matrices = _matrices(client)
         if "anchor" not in client.state and matrices:
             client.state["anchor"] = matrices
@@ -120,14 +120,16 @@ class FedSelect(Method):
     def _grow(self, client: Client, own: Group) -> bool:
         """Grow the masks when due; returns whether they changed. `own`: the weights after the last training."""
         state = client.state
-        taken = int(tensor(state, "rounds")) if "rounds" in state else 0
-        if not taken or taken % self.every or "anchor" not in state:
+        taken = int(get_tensor(state, "rounds")) if "rounds" in state else 0
+        if not taken or taken % self.grow_interval or "anchor" not in state:
             return False
         old = _masks(state, "mask")
         grown: dict[str, Tensor] = {}
-        for name, before in group(state, "anchor").items():
+        for name, before in get_group(state, "anchor").items():
             mask = old.get(name, torch.zeros_like(before, dtype=torch.bool))
-            more = masks.grown(mask, (own[name].cpu() - before).abs(), self.growth, self.limit)
+            more = masks.grow_mask(
+                mask, (own[name].cpu() - before).abs(), self.personal_rate, self.max_personal_fraction
+            )
             if not torch.equal(more, mask):
                 grown[name] = more
         state["anchor"] = _matrices(client)
@@ -146,15 +148,15 @@ class FedSelect(Method):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         state = client.state
         mask = _masks(state, "mask")
-        state["rounds"] = tensor(state, "rounds") + 1 if "rounds" in state else torch.tensor(1)
-        message = {"model": masks.shared(floats(client.model), mask)}
+        state["rounds"] = get_tensor(state, "rounds") + 1 if "rounds" in state else torch.tensor(1)
+        message = {"model": masks.select_shared(float_state(client.model), mask)}
         if client.context["mask is new"]:
-            message["mask"] = {name: masks.packed(personal) for name, personal in mask.items()}
+            message["mask"] = {name: masks.pack_bits(personal) for name, personal in mask.items()}
         return message
 
 
 def _masks(state: State, name: str) -> Group:
-    return group(state, name) if name in state else {}
+    return get_group(state, name) if name in state else {}
 
 
 def _matrices(client: Client) -> dict[str, Tensor]:

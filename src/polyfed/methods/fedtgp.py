@@ -33,17 +33,14 @@ from polyfed.methods.building_blocks import prototypes
 
 
 @hyperparameters
-class FedTGP(prototypes.Prototypes):
+class FedTGP(prototypes.PrototypeMethod):
     """Server-trained prototypes with a margin between classes."""
 
     name: ClassVar[str] = "fedtgp"
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
-    down: ClassVar[str] = "C D + C"
-    up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "client: last P received; server: prototype network, P"
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    lambda_: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
+    prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
@@ -56,11 +53,11 @@ class FedTGP(prototypes.Prototypes):
         return prototypes.known(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.gather(uploads, "prototypes")
+        sent = prototypes.collect(uploads, "prototypes")
         if sent is None:
             return
         _, centers = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
         delta = prototype_network.margin(centers, self.margin)
-        apart = functools.partial(prototype_network.separation, margin=delta)
+        apart = functools.partial(prototype_network.margin_loss, margin=delta)
         loss = prototypes.train_network(server, sent, apart, self.server_epochs, self.server_lr)
         server.log |= {"prototype_loss": loss, "margin": delta}

@@ -28,13 +28,13 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
-from polyfed.functional.channel_slices import first
-from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.functional.channel_slices import first_channels
+from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods.building_blocks import width_slicing
 
 
 @hyperparameters
-class FjORD(width_slicing.Slicing):
+class FjORD(width_slicing.SlicedMethod):
     """Ordered dropout: nested widths of one network."""
 
     name: ClassVar[str] = "fjord"
@@ -46,32 +46,32 @@ class FjORD(width_slicing.Slicing):
     form: ClassVar[Form | None] = width_slicing.FORM
     ignores_initial_weights: ClassVar[bool] = True
 
-    widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
+    num_widths: Annotated[int, Field(ge=1)] = 5  # n: widths are 1/n, 2/n, ..., 1; 1: FedAvg
     distill: bool = True  # distill the widest pass; False: train on labels only
     statistics: Literal["all", "selected"] = "all"  # clients that report BatchNorm statistics
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return width_slicing.exchanges(self.statistics)
+        return width_slicing.level_exchanges(self.statistics)
 
     # server ------------------------------------------------------------------------------------------------
     def _level(self, server: Server, client_id: int) -> int:
         """Level of a client: p_i n, from 1 to n."""
         everybody = server.all_client_ids
-        return 1 + everybody.index(client_id) * self.widths // len(everybody)
+        return 1 + everybody.index(client_id) * self.num_widths // len(everybody)
 
     def variant(self, server: Server, client_id: int) -> str:
         return str(self._level(server, client_id))
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        level = int(variant or self.widths)
-        return width_slicing.ordered(model, [k / self.widths for k in range(1, level + 1)])
+        level = int(variant or self.num_widths)
+        return width_slicing.make_slimmable(model, [k / self.num_widths for k in range(1, level + 1)])
 
     def _kept(self, server: Server, client_id: int) -> dict[int, Tensor]:
-        largest = self._level(server, client_id) / self.widths
-        return width_slicing.kept(server, lambda size: first(size, largest))
+        largest = self._level(server, client_id) / self.num_widths
+        return width_slicing.kept_channels(server, lambda size: first_channels(size, largest))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return width_slicing.send(server, self.variant(server, client_id), self._kept(server, client_id))
+        return width_slicing.submodel_message(server, self.variant(server, client_id), self._kept(server, client_id))
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
@@ -83,16 +83,16 @@ class FjORD(width_slicing.Slicing):
         return width_slicing.receive(client, message, masked=False)
 
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
-        return {"width": int(torch.randint(width_slicing.widths(client.model), (), generator=generator))}
+        return {"width": int(torch.randint(width_slicing.num_widths(client.model), (), generator=generator))}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         width = context["width"]
-        is_widest = width == width_slicing.widths(model) - 1
+        is_widest = width == width_slicing.num_widths(model) - 1
         if is_widest or not self.distill:
-            return cross_entropy(width_slicing.narrower(model, width, batch.x), batch.y, batch.w)
+            return cross_entropy(width_slicing.forward_at_width(model, width, batch.x), batch.y, batch.w)
         widest_logits = model(batch.x)
-        narrow_logits = width_slicing.narrower(model, width, batch.x)
-        return cross_entropy(widest_logits, batch.y, batch.w) + divergence(narrow_logits, widest_logits, batch.w)
+        narrow_logits = width_slicing.forward_at_width(model, width, batch.x)
+        return cross_entropy(widest_logits, batch.y, batch.w) + kl_divergence(narrow_logits, widest_logits, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return width_slicing.upload(client, masked=False)

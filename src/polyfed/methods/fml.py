@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.method import Batch, Context, hyperparameters
-from polyfed.functional.losses import cross_entropy, divergence
+from polyfed.functional.losses import cross_entropy, kl_divergence
 from polyfed.methods.building_blocks import auxiliary_model
 
 
@@ -41,4 +41,4 @@ class FML(auxiliary_model.AuxiliaryModelMethod):
 def _taught(scores_NC: Tensor, teacher_NC: Tensor, batch: Batch, labels: float) -> Tensor:
     """Loss of a network with these scores; `labels`: weight of the labels, the rest is distillation."""
     task = cross_entropy(scores_NC, batch.y, batch.w)
-    return labels * task + (1 - labels) * divergence(scores_NC, teacher_NC, batch.w)
+    return labels * task + (1 - labels) * kl_divergence(scores_NC, teacher_NC, batch.w)

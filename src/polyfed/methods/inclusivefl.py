@@ -28,9 +28,9 @@ from torch import Tensor
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import load
+from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.averaging import weighted_mean
@@ -112,7 +112,7 @@ class InclusiveFL(Method):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        load(client.model, group(message, "model"))
+        load_state(client.model, get_group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -142,11 +142,11 @@ def _shifted(model: Group, names: Collection[str], shift: Group) -> dict[str, Te
 
 def _kept(server: Server, what: str, architecture: str, names: Iterable[str]) -> Group:
     """Stored values of these tensors (see `_keep`)."""
-    kept = group(server.state, what) if what in server.state else {}
+    kept = get_group(server.state, what) if what in server.state else {}
     return {name: kept[f"{architecture} {name}"] for name in names if f"{architecture} {name}" in kept}
 
 
 def _keep(server: Server, what: str, architecture: str, tensors: Group) -> None:
-    kept = group(server.state, what) if what in server.state else {}
+    kept = get_group(server.state, what) if what in server.state else {}
     if tensors:  # no empty groups in a state
         server.state[what] = {**kept, **{f"{architecture} {name}": t for name, t in tensors.items()}}

@@ -24,7 +24,7 @@ from torch import Tensor
 from polyfed.core.message import Group, Message
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
-from polyfed.functional.cross_layer import corrected, references
+from polyfed.functional.cross_layer import correct_updates, shallow_references
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -48,9 +48,9 @@ class InCoAvg(FedAvg):
     def _corrected(self, w: Group, mean: Group) -> dict[str, Tensor]:
         """Convolutions whose update is corrected."""
         moved: dict[str, Tensor] = {}
-        for name, reference in references(w).items():
+        for name, reference in shallow_references(w).items():
             g_k = mean[name] - w[name]
             g_0 = mean[reference] - w[reference]
             if self.theta_rule != "none" and g_k.any() and g_0.any():
-                moved[name] = w[name] + corrected(g_k, g_0, self.theta_rule)
+                moved[name] = w[name] + correct_updates(g_k, g_0, self.theta_rule)
         return moved

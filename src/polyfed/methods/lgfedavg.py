@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from polyfed.core import upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group
+from polyfed.core.message import Message, get_group
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import BODY, HEAD, floats, head_names, load
+from polyfed.core.modules import BODY, HEAD, float_state, head_names, load_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean
 from polyfed.methods.building_blocks import weight_averaging
@@ -46,13 +46,15 @@ class LGFedAvg(Method):
     delta_entries: ClassVar[tuple[str, ...]] = ("shared",)
     form: ClassVar[upload_forms.Form | None] = {"shared": upload_forms.as_sent}
 
-    shares: Literal["none", "head", "upper", "all"] = "head"  # "upper": all but the extractor; none: Local, all: FedAvg
+    shared_part: Literal["none", "head", "upper", "all"] = (
+        "head"  # "upper": all but the extractor; none: Local, all: FedAvg
+    )
     # by training samples, or "uniform"
-    weighting: Annotated[weight_averaging.Weighting, ActsWith("shares", ("head", "upper", "all"))] = "samples"
+    weighting: Annotated[weight_averaging.Weighting, ActsWith("shared_part", ("head", "upper", "all"))] = "samples"
 
     @property
     def requirements(self) -> Requirements:
-        parts = _SHARED[self.shares]
+        parts = _SHARED[self.shared_part]
         instead = "set models.feature_dim to give all one width, or use fedproto; fedhenn and fd fit any heads"
         some = bool(parts)
         inner = len(parts) > 1
@@ -62,7 +64,7 @@ class LGFedAvg(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        models = {a: server.initial(a) for a in server.architectures}
+        models = {a: server.initial_state(a) for a in server.architectures}
         shared: dict[str, Tensor] = {}
         for a in sorted(models, key=lambda a: sum(t.numel() for t in models[a].values())):  # the largest has its way
             shared |= {name: models[a][own].cpu() for name, own in self._names(server.model(a, models[a])).items()}
@@ -73,20 +75,20 @@ class LGFedAvg(Method):
         if "shared" not in server.state:
             return {}
         names = self._names(server.model(server.clients[client_id].architecture, {}))
-        shared = group(server.state, "shared")
+        shared = get_group(server.state, "shared")
         return {"shared": {name: shared[name] for name in names}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = {i: group(message, "shared") for i, message in uploads.items() if "shared" in message}
+        sent = {i: get_group(message, "shared") for i, message in uploads.items() if "shared" in message}
         if sent:
-            weights = [float(server.clients[i].n) if self.weighting == "samples" else 1.0 for i in sent]
-            server.state["shared"] = layer_wise_mean(list(sent.values()), weights, group(server.state, "shared"))
+            weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in sent]
+            server.state["shared"] = layer_wise_mean(list(sent.values()), weights, get_group(server.state, "shared"))
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         if "shared" in message:
             names = self._names(client.model)
-            load(client.model, {names[name]: t for name, t in group(message, "shared").items()})
+            load_state(client.model, {names[name]: t for name, t in get_group(message, "shared").items()})
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
@@ -96,7 +98,7 @@ class LGFedAvg(Method):
 
     def _names(self, model: nn.Module) -> dict[str, str]:
         """Shared name -> tensor name in the network; a head's tensors are named within the head."""
-        if self.shares == "none":
+        if self.shared_part == "none":
             return {}
         inner = head_names(model)
-        return {f"head.{inner[n]}" if n in inner else n: n for n in floats(model, parts=_SHARED[self.shares])}
+        return {f"head.{inner[n]}" if n in inner else n: n for n in float_state(model, parts=_SHARED[self.shared_part])}

@@ -23,8 +23,8 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Requirements, hyperparameters
-from polyfed.core.modules import floats, frozen
-from polyfed.functional.losses import contrast, cross_entropy
+from polyfed.core.modules import float_state, freeze_copy
+from polyfed.functional.losses import cross_entropy, model_contrastive_loss
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -42,17 +42,17 @@ class MOON(FedAvg):
 
     @property
     def requirements(self) -> Requirements:
-        return weight_averaging.needs(self.aggregation, split_model=True)
+        return weight_averaging.requirements(self.aggregation, split_model=True)
 
     def receive(self, client: Client, message: Message) -> Context:
         is_first_round = client.weights is None
         if is_first_round or not self.mu:
             return super().receive(client, message)
         model = client.model
-        previous = {name: t.clone() for name, t in floats(model).items()}
+        previous = {name: t.clone() for name, t in float_state(model).items()}
         super().receive(client, message)
-        received = {name: t.clone() for name, t in floats(model).items()}
-        return {"received": frozen(model, received), "previous": frozen(model, previous)}
+        received = {name: t.clone() for name, t in float_state(model).items()}
+        return {"received": freeze_copy(model, received), "previous": freeze_copy(model, previous)}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         z = model.represent(batch.x)
@@ -61,5 +61,5 @@ class MOON(FedAvg):
             return task + self.mu * math.log(2)
         near = context["received"].represent(batch.x)
         far = context["previous"].represent(batch.x)
-        term = contrast(z, near, far, self.temperature, batch.w)
+        term = model_contrastive_loss(z, near, far, self.temperature, batch.w)
         return task + self.mu * term, {"contrast": term}

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Batch, Context, StepResult, TrainingResult, hyperparameters
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.methods.building_blocks import weight_averaging
@@ -80,15 +80,15 @@ class SCAFFOLD(FedAvg):
         models = weight_averaging.client_weights(uploads)
         shares = weight_averaging.client_shares(uploads, self.weighting)
         weight_averaging.average(server, self.aggregation, models, shares, self.server_lr)
-        changes = {i: group(message, "control") for i, message in uploads.items()}
+        changes = {i: get_group(message, "control") for i, message in uploads.items()}
         weight_averaging.accumulate(server, self.aggregation, _SUM, changes)
         server.state |= {f"heard {i}": torch.tensor(server.round) for i in uploads}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         super().receive(client, message)
-        received = {name: w.clone() for name, w in floats(client.model, buffers=False).items()}
-        c = group(message, "control")
+        received = {name: w.clone() for name, w in float_state(client.model, buffers=False).items()}
+        c = get_group(message, "control")
         own = _own_control(client, message)
         correction = {name: (c[name] - own[name]).to(w) for name, w in received.items()}
         return {"received": received, "correction": correction, "own": own}
@@ -115,11 +115,11 @@ class SCAFFOLD(FedAvg):
         received = client.context["received"]
         correction = client.context["correction"]
         if self.control == "II":
-            now = floats(client.model, buffers=False)
+            now = float_state(client.model, buffers=False)
             way = trained.steps * client.lr
             return {name: (w - now[name]) / way - correction[name] for name, w in received.items()}
         if self.control == "I":
-            found = inference.gradient(self._task, client, received)
+            found = inference.full_gradient(self._task, client, received)
         else:
             found = {name: total / trained.steps for name, total in trained.raw.items()}
         return {name: found[name] if name in found else torch.zeros_like(w) for name, w in received.items()}
@@ -128,8 +128,8 @@ class SCAFFOLD(FedAvg):
 def _own_control(client: Client, message: Message) -> Group:
     """c_k as the server has it: the previous one, if the client's last upload was lost."""
     state = client.state
-    was_heard = "said" in state and torch.equal(tensor(state, "said"), tensor(message, "heard"))
+    was_heard = "said" in state and torch.equal(get_tensor(state, "said"), get_tensor(message, "heard"))
     name = "control" if was_heard else "before"
     if name in state:
-        return group(state, name)
-    return {name: torch.zeros_like(w, device="cpu") for name, w in floats(client.model, buffers=False).items()}
+        return get_group(state, name)
+    return {name: torch.zeros_like(w, device="cpu") for name, w in float_state(client.model, buffers=False).items()}

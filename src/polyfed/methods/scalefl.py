@@ -28,14 +28,14 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Exchange, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
-from polyfed.functional.channel_slices import Kept, first
-from polyfed.functional.losses import exits_loss
+from polyfed.functional.channel_slices import Kept, first_channels
+from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods.building_blocks import width_slicing
-from polyfed.methods.building_blocks.early_exits import attach
+from polyfed.methods.building_blocks.early_exits import add_early_exits
 
 
 class Level(NamedTuple):
@@ -63,7 +63,7 @@ def _checked(text: str) -> str:
 
 
 @hyperparameters
-class ScaleFL(width_slicing.Slicing):
+class ScaleFL(width_slicing.SlicedMethod):
     """Narrower and shallower sub-models of one network with early exits."""
 
     name: ClassVar[str] = "scalefl"
@@ -80,17 +80,17 @@ class ScaleFL(width_slicing.Slicing):
     )
     gamma: Annotated[float, Field(ge=0)] = 0.05  # weight of the distillation; 0: off
     temperature: Annotated[float, Field(gt=0)] = 3.0  # T of the distillation
-    distil_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
+    distill_from: Annotated[float, Field(ge=0, le=1)] = 0.25  # fraction of rounds before distillation; 1: never
     # clients that report BatchNorm statistics; "running": running statistics, averaged
     statistics: width_slicing.Statistics = "all"
     weighting: width_slicing.Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     @property
     def planned(self) -> str:
-        return "when early exits begin to learn from the last one" if 0 < self.distil_from < 1 else ""
+        return "when early exits begin to learn from the last one" if 0 < self.distill_from < 1 else ""
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return width_slicing.exchanges(self.statistics)
+        return width_slicing.level_exchanges(self.statistics)
 
     # which network -----------------------------------------------------------------------------------------
     def _level(self, variant: str) -> Level:
@@ -98,16 +98,16 @@ class ScaleFL(width_slicing.Slicing):
         return _levels(self.levels)[int(variant) - 1] if variant else Level(1.0, 1.0)
 
     def variant(self, server: Server, client_id: int) -> str:
-        return str(int(tensor(server.state, "levels")[server.all_client_ids.index(client_id)]))
+        return str(int(get_tensor(server.state, "levels")[server.all_client_ids.index(client_id)]))
 
     def build(self, model: Any, variant: str) -> nn.Module:
         width, depth = self._level(variant)
-        whole = attach(model, [level.depth for level in _levels(self.levels)])
+        whole = add_early_exits(model, [level.depth for level in _levels(self.levels)])
         width_slicing.build(whole, width, self.statistics)
-        return whole.until(depth)
+        return whole.truncated(depth)
 
     def personal_model(self, module: Any) -> nn.Module:
-        scored: nn.Module = module.last()
+        scored: nn.Module = module.final_exit()
         return scored
 
     # server ------------------------------------------------------------------------------------------------
@@ -120,10 +120,10 @@ class ScaleFL(width_slicing.Slicing):
 
     def _kept(self, server: Server, client_id: int) -> Kept:
         width = self._level(self.variant(server, client_id)).width
-        return width_slicing.kept(server, lambda size: first(size, width))
+        return width_slicing.kept_channels(server, lambda size: first_channels(size, width))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return width_slicing.send(server, self.variant(server, client_id), self._kept(server, client_id))
+        return width_slicing.submodel_message(server, self.variant(server, client_id), self._kept(server, client_id))
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
@@ -131,12 +131,12 @@ class ScaleFL(width_slicing.Slicing):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        distils = client.round > self.distil_from * client.training.rounds
+        distils = client.round > self.distill_from * client.training.rounds
         return {**width_slicing.receive(client, message, masked=False), "distils": distils}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         gamma = self.gamma if context["distils"] else 0.0
-        return exits_loss(model(batch.x), batch.y, batch.w, gamma, self.temperature)
+        return multi_exit_loss(model(batch.x), batch.y, batch.w, gamma, self.temperature)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         return width_slicing.upload(client, masked=False)

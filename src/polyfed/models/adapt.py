@@ -19,8 +19,8 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.errors import ConfigError, described, nearest
-from polyfed.functional.modes import evaluating
+from polyfed.errors import ConfigError, described, suggest
+from polyfed.functional.modes import eval_mode
 from polyfed.models.captured_head import CapturedHead
 from polyfed.models.split import Part, SplitModel, in_features, projection_and_head
 from polyfed.models.traced_forward import ROOT, CutForward, UnrecordedForward, logits_of, trace_forward
@@ -75,7 +75,7 @@ def split(
         return model
     if not isinstance(example, Tensor):
         raise ConfigError(f"example: expected a batch as a tensor, got {described(example)}")
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         z = model.represent(example)
         agrees = torch.equal(model.head(z), logits_of(module(example)))
     if not isinstance(z, Tensor) or z.dim() != 2:
@@ -84,7 +84,8 @@ def split(
     if not agrees:
         raise ConfigError(
             f"the parts of {model.architecture} do not repeat its own forward on the example (does it draw random "
-            "numbers or keep state in eval mode?); build it as polyfed.models.Staged(extractor, intermediate, head)"
+            "numbers or keep state in eval mode?); build it as polyfed.models.SequentialSplit(extractor, "
+            "intermediate, head)"
         )
     model.feature_dim = z.shape[1]
     return model
@@ -134,7 +135,7 @@ class Adapted(SplitModel):
     def part_of(self, name: str) -> Part:
         """Which part a name of this wrapper (``original.*``) belongs to."""
         if name not in self._parts:
-            raise ConfigError(f"{self.architecture} has no tensor '{name}'{nearest(name, self._parts)}")
+            raise ConfigError(f"{self.architecture} has no tensor '{name}'{suggest(name, self._parts)}")
         return self._parts[name]
 
     def export(self) -> dict[str, Tensor]:
@@ -173,7 +174,7 @@ class Adapted(SplitModel):
                 raise ConfigError(
                     f"{self.architecture} cannot be cut after '{self._extractor}': {reason}; or pass extractor=None, "
                     "which does without a record and is enough for most methods, or build it as "
-                    "polyfed.models.Staged(extractor, intermediate, head)"
+                    "polyfed.models.SequentialSplit(extractor, intermediate, head)"
                 ) from reason
             caught = CapturedHead(self._head, self.architecture)
             self._parts = self._assign({})
@@ -274,7 +275,7 @@ def _canonical(module: nn.Module, name: str, role: str) -> str:
         write = next((f"; write '{found}'" for found, m in names.items() if m is name or found == str(name)), "")
         raise ConfigError(f"{role}: expected the dotted name of a submodule, got {described(name)}{write}")
     if name not in names:
-        hint = nearest(name, names) if name else "; pass its dotted name"
+        hint = suggest(name, names) if name else "; pass its dotted name"
         other = "; or pass extractor=None" if role == "extractor" else ""
         raise ConfigError(f"{type(module).__name__} has no submodule '{name}' to be its {role}{hint}{other}")
     return str(next(found for found, m in names.items() if m is names[name]))

@@ -19,7 +19,7 @@ class CapturedHead:
     """What a module calls its head with: the module runs as it is, but for its head, which only takes note.
 
     In place of logits the head gives a `_Placeholder`; the module has to return it as it is, or something follows the
-    head. Holds names and no tensors, as `Steps` does.
+    head. Holds names and no tensors, as `GraphSegment` does.
     """
 
     def __init__(self, head: str, architecture: str) -> None:

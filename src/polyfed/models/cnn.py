@@ -46,7 +46,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import SplitModel, Staged, channels_last, check_request
+from polyfed.models.split import SequentialSplit, SplitModel, channels_last, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 
@@ -97,7 +97,9 @@ def _cnn(
         body[f"fc{i}"] = nn.Linear(features, units)
         body[f"fc{i}_relu"] = nn.ReLU()
         features = units
-    model = Staged(nn.Sequential(blocks[0]), nn.Sequential(body), nn.Linear(features, classes), architecture=name)
+    model = SequentialSplit(
+        nn.Sequential(blocks[0]), nn.Sequential(body), nn.Linear(features, classes), architecture=name
+    )
     return channels_last(model)  # 0.75 to 1.01 of the time of channels first (benchmarks/layout.py)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import SplitModel, Staged
+from polyfed.models.split import SequentialSplit, SplitModel
 
 PADDING = 0
 IDS = 5002  # padding, unknown and 5000 words
@@ -32,7 +32,7 @@ _HIDDEN = 10
 _DROPOUT = 0.5
 
 
-class LastState(nn.Module):
+class LSTMLastState(nn.Module):
     """Ids (N, L) to the LSTM's output at the last id that is no padding (N, 128); at the first where all are.
 
     Args:
@@ -63,7 +63,7 @@ class LastState(nn.Module):
 
 
 def fedhenn_lstm1(in_shape: tuple[int, ...], classes: int, words: int | Tensor = IDS) -> SplitModel:
-    """FedHeNN's network for Sentiment140: one LSTM layer. `words`: see `LastState`."""
+    """FedHeNN's network for Sentiment140: one LSTM layer. `words`: see `LSTMLastState`."""
     return _lstm("fedhenn-lstm1", in_shape, classes, words, layers=1)
 
 
@@ -78,4 +78,4 @@ def _lstm(name: str, in_shape: tuple[int, ...], classes: int, words: int | Tenso
     intermediate = nn.Sequential(
         OrderedDict(fc1=nn.Linear(_STATE, _HIDDEN), relu1=nn.ReLU(), dropout=nn.Dropout(_DROPOUT))
     )
-    return Staged(LastState(words, layers), intermediate, nn.Linear(_HIDDEN, classes), name)
+    return SequentialSplit(LSTMLastState(words, layers), intermediate, nn.Linear(_HIDDEN, classes), name)

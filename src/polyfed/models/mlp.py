@@ -16,22 +16,22 @@ from collections import OrderedDict
 from torch import nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import Staged
+from polyfed.models.split import SequentialSplit
 
 _FIRST, _LAST = 64, 32  # units
 
 
-def mlp_64_32(in_shape: tuple[int, ...], classes: int) -> Staged:
+def mlp_64_32(in_shape: tuple[int, ...], classes: int) -> SequentialSplit:
     """Hidden layers of 64 and 32."""
     return _mlp("mlp-64-32", in_shape, classes, more=False)
 
 
-def mlp_64_64_32(in_shape: tuple[int, ...], classes: int) -> Staged:
+def mlp_64_64_32(in_shape: tuple[int, ...], classes: int) -> SequentialSplit:
     """Hidden layers of 64, 64 and 32."""
     return _mlp("mlp-64-64-32", in_shape, classes, more=True)
 
 
-def _mlp(name: str, in_shape: tuple[int, ...], classes: int, more: bool) -> Staged:
+def _mlp(name: str, in_shape: tuple[int, ...], classes: int, more: bool) -> SequentialSplit:
     features = math.prod(in_shape)
     if not in_shape or features < 1 or classes < 1:
         raise ConfigError(f"{name} needs inputs with features and at least one class, got {in_shape} and {classes}")
@@ -42,4 +42,4 @@ def _mlp(name: str, in_shape: tuple[int, ...], classes: int, more: bool) -> Stag
     if more:
         rest |= {"more": nn.Linear(_FIRST, _FIRST), "more_relu": nn.ReLU()}
     rest |= {"last": nn.Linear(_FIRST, _LAST), "last_relu": nn.ReLU()}
-    return Staged(nn.Sequential(first), nn.Sequential(rest), nn.Linear(_LAST, classes), architecture=name)
+    return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(_LAST, classes), architecture=name)

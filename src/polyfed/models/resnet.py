@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import SplitModel, Staged, channels_last, check_request
+from polyfed.models.split import SequentialSplit, SplitModel, channels_last, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 Builder = Callable[[ImageShape, int], SplitModel]
@@ -113,7 +113,9 @@ def _preact(name: str, blocks: tuple[int, ...], in_shape: ImageShape, classes: i
     body["relu"] = nn.ReLU()
     body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
-    return _initialized(Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name))
+    return _initialized(
+        SequentialSplit(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
+    )
 
 
 def _image_channels(name: str, in_shape: ImageShape, classes: int) -> int:
@@ -149,7 +151,7 @@ def _resnet(
         c_in = c_out
     body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
-    model = Staged(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
+    model = SequentialSplit(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
     return channels_last(_initialized(model)) if cifar else _initialized(model)  # what is faster (benchmarks/layout.py)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 
 Part = Literal["extractor", "intermediate", "head"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -91,11 +91,11 @@ class SplitModel(nn.Module):
         """See `with_projection`, which also checks the request."""
         raise ConfigError(
             f"{type(self).__name__} cannot take a projection to {feature_dim} features; "
-            "build it as polyfed.models.Staged, or leave models.feature_dim out"
+            "build it as polyfed.models.SequentialSplit, or leave models.feature_dim out"
         )
 
 
-class Staged(SplitModel):
+class SequentialSplit(SplitModel):
     """A network made of three modules; its keys are ``extractor.*``, ``intermediate.*`` and ``head.*``.
 
     Args:
@@ -109,7 +109,7 @@ class Staged(SplitModel):
         ConfigError: the feature width is neither given nor known from the head.
 
     >>> body = nn.Sequential(nn.Flatten(), nn.Linear(8, 5), nn.ReLU())
-    >>> model = Staged(nn.Conv2d(1, 2, 3), body, nn.Linear(5, 3))
+    >>> model = SequentialSplit(nn.Conv2d(1, 2, 3), body, nn.Linear(5, 3))
     >>> model(torch.zeros(4, 1, 4, 4)).shape, model.feature_dim, model.names("head")
     (torch.Size([4, 3]), 5, ('head.weight', 'head.bias'))
     """
@@ -205,19 +205,19 @@ def in_features(head: nn.Module) -> int:
     if not isinstance(width, int):
         raise ConfigError(
             f"the head, a {type(head).__name__}, has no in_features to read the feature width from; "
-            "pass feature_dim (Staged) or example (split)"
+            "pass feature_dim (SequentialSplit) or example (split)"
         )
     return width
 
 
-def cuts(model: SplitModel, x: Tensor) -> tuple[torch.Size, torch.Size]:
+def cut_shapes(model: SplitModel, x: Tensor) -> tuple[torch.Size, torch.Size]:
     """Shapes of one sample at the two cuts, s_in and s_out = z; leaves the model as it was.
 
     Args:
         model: any split model; runs in eval mode, without gradients, and gets its training flags back.
         x: a batch of at least one sample (N x ...), on the model's device.
     """
-    with evaluating(model), torch.no_grad():
+    with eval_mode(model), torch.no_grad():
         s_in = model.extract(x)
         s_out = model.transform(s_in)
     return s_in.shape[1:], s_out.shape[1:]

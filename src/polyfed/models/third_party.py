@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request
 from polyfed.models.vit import DEPTHS, LARGE, from_timm
@@ -104,7 +104,7 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
     return None if told is None else (tuple(map(float, told[0])), tuple(map(float, told[1])))
 
 
-def cut(module: nn.Module, name: str, classes: int, end: str | None) -> SplitModel:
+def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> SplitModel:
     """A network as a split model, its head being its last ``nn.Linear`` with as many outputs as there are classes.
 
     Args:
@@ -221,7 +221,7 @@ def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) 
     """Whether the network takes images of this size: two of them, in eval mode."""
     shape = " x ".join(map(str, in_shape))
     try:
-        with torch.random.fork_rng(devices=[]), evaluating(module), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), eval_mode(module), torch.no_grad():
             came = module(torch.zeros(2, *in_shape))
     except Exception as error:  # somebody else's code
         raise ConfigError(f"{name} cannot take {shape} images ({_first_line(error)}); set data.image_size") from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from polyfed.errors import ConfigError, described
-from polyfed.functional.fx_graph import Steps
+from polyfed.functional.fx_graph import GraphSegment
 
 __all__ = [
     "ROOT",
@@ -96,10 +96,10 @@ class CutForward:
             raise ConfigError(f"{self._name}: its {role} '{name}' is {often} in the forward; expected exactly once")
         return calls[0]
 
-    def halves(self) -> tuple[Steps, Steps]:
+    def halves(self) -> tuple[GraphSegment, GraphSegment]:
         """From x to s_in, and from s_in to z."""
         before = [node for node in self.before if node is not self.input]
-        return Steps(before, self.input, self.s_in), Steps(self.after, self.s_in, self.z)
+        return GraphSegment(before, self.input, self.s_in), GraphSegment(self.after, self.s_in, self.z)
 
 
 class _Tracer(fx.Tracer):

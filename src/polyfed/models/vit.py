@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
-from polyfed.models.split import SplitModel, Staged, check_request
+from polyfed.models.split import SequentialSplit, SplitModel, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 Builder = Callable[[ImageShape, int], SplitModel]
@@ -179,7 +179,7 @@ def vision_transformer(
         body[f"block{i}"] = Block(width, heads, dropout)
     body["class_token"] = ClassToken()
     body["norm"] = nn.LayerNorm(width, eps=1e-6)
-    return _initialized(Staged(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
+    return _initialized(SequentialSplit(extractor, nn.Sequential(body), nn.Linear(width, classes), architecture=name))
 
 
 def from_timm(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

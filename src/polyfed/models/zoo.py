@@ -55,7 +55,7 @@ def build(
             ``"package.module:function"`` for a builder of your own, called as ``function(in_shape, classes)`` and
             returning a `SplitModel` (`polyfed.models.adapt.split` makes one) or an ``nn.Module``. What is no
             `SplitModel` is cut before its classifier and after its first block, or after ``layer2`` where the name
-            ends with ``"@layer2"`` (see `polyfed.models.third_party.cut`).
+            ends with ``"@layer2"`` (see `polyfed.models.third_party.auto_split`).
         in_shape: shape of one sample; (channels, height, width) for the zoo.
         classes: C.
         feature_dim: adds a projection to this width (see `with_projection`); None leaves the network as it is.
@@ -78,7 +78,7 @@ def build(
     made = _call(name, builder, in_shape, classes, words)
     if end and isinstance(made, SplitModel):
         raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
-    model = made if isinstance(made, SplitModel) else third_party.cut(made, name, classes, end or None)
+    model = made if isinstance(made, SplitModel) else third_party.auto_split(made, name, classes, end or None)
     model.architecture = name
     if feature_dim is None:
         return model

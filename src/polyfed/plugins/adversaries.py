@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,34 +30,36 @@ from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, first_nonfinite
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
-from polyfed.data.samples import ClientData, Samples
-from polyfed.engine.executors.base import Job, Outcome
+from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.engine.executors.base import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
-from polyfed.engine.uploads import counterparts, running_statistics
+from polyfed.engine.uploads import base_tensors, batchnorm_buffers
 from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Adversaries
-from polyfed.plugins.upload_segments import Copy, holders_of, parts_of
+from polyfed.plugins.upload_segments import EditableMessage, owners_of, parts_of
 
 Kind = Literal["label_flip", "sign_flip", "inner_product", "alie"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _RUNNING = ("running_mean", "running_var")  # a negative variance would betray it
 
 
-def assign_attacks(settings: Adversaries, count: int, seed: int) -> dict[int, Kind]:
+def assign_attacks(settings: Adversaries, count: int, seed: int, held_out: Collection[int] = ()) -> dict[int, Kind]:
     """Who is hostile, and how: number of client -> kind, in order of number.
 
     Args:
-        count: of the federation's clients, also those that join later.
+        count: of the federation's clients, also those that join later. held_out: of these, who never trains.
 
     Raises:
         ConfigError: nobody would be honest.
     """
+    everybody = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
+    order = [client for client in everybody if client not in held_out]
+    count = len(order)
     counts = {kind: math.ceil(getattr(settings, f"{kind}_fraction") * count - 1e-9) for kind in KINDS}
     if count <= sum(counts.values()):
         told = " and ".join(f"{number} with {kind}" for kind, number in counts.items() if number)
         raise ConfigError(f"adversaries: expected at least one of the {count} clients to be honest, got {told}")
-    order = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
     found: dict[int, Kind] = {}
     for kind in KINDS:
         taken = order[len(found) : len(found) + counts[kind]]
@@ -85,7 +87,7 @@ class AdversarialClients(Plugin):
         Raises:
             ConfigError: nobody would be honest.
         """
-        self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed)
+        self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed, setup.held_out)
         setup.unscored.update(self.kinds)
         for number, kind in self.kinds.items():
             if kind == "label_flip":
@@ -111,18 +113,18 @@ class AdversarialClients(Plugin):
         """
         if self.kinds.get(client.id) != "sign_flip":
             return upload
-        opposite = flipped(upload, client, method, received, self.settings.attack_scale)
+        opposite = flip_labels(upload, client, method, received, self.settings.attack_scale)
         if name := first_nonfinite(opposite):
             raise Rejected(f"the upload is not finite ('{name}')")
         return opposite
 
-    def receive(self, round: Round, jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    def receive(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
         """The outcomes, with what clients that know all honest uploads send in the place of theirs."""
         if not self.kinds:
             return list(outcomes)
         uploads = {outcome.client_id: outcome.message for outcome in outcomes if outcome.counts}
         sent = {job.client.id: job.message for job in jobs}
-        false = colluded(self.kinds, self.settings.attack_scale, round.method, uploads, sent)
+        false = collude(self.kinds, self.settings.attack_scale, round.method, uploads, sent)
         return [
             dataclasses.replace(outcome, message=false[outcome.client_id]) if outcome.counts else outcome
             for outcome in outcomes
@@ -136,17 +138,17 @@ class AdversarialClients(Plugin):
 def _flip_labels(client: Client) -> None:
     """Have a client train on labels C - 1 - y."""
     train = client.data.train
-    flipped_labels = Samples(train.x, client.classes - 1 - train.y)
+    flipped_labels = LabeledSamples(train.x, client.classes - 1 - train.y)
     client.data = ClientData(flipped_labels, client.data.validation, client.data.test)
 
 
-def flipped(message: Message, client: Client, method: Method, received: Message, scale: float) -> Message:
+def flip_labels(message: Message, client: Client, method: Method, received: Message, scale: float) -> Message:
     """What a client at work that flips signs sends in place of `message`.
 
     Args:
         message: what the method uploads, on the CPU. received: what the client was sent.
     """
-    spared = running_statistics(client.model)
+    spared = batchnorm_buffers(client.model)
 
     def opposite(name: str, tensor: Tensor, base: Group) -> Tensor:
         if not tensor.is_floating_point() or not tensor.dim() or name in spared:
@@ -157,9 +159,9 @@ def flipped(message: Message, client: Client, method: Method, received: Message,
         return start - scale * (tensor - start)
 
     def of_group(entry: str, group: Group) -> dict[str, Tensor]:
-        if group.keys() == {"values", "scale"}:  # see `functional.quantization.pack`: no scale is negative
+        if group.keys() == {"values", "scale"}:  # see `functional.quantization.quantize_columns`: no scale is negative
             return {**group, "values": -group["values"]}
-        base = counterparts(method, entry, group, received)
+        base = base_tensors(method, entry, group, received)
         return {name: opposite(name, tensor, base) for name, tensor in group.items()}
 
     return {
@@ -168,7 +170,7 @@ def flipped(message: Message, client: Client, method: Method, received: Message,
     }
 
 
-def colluded(
+def collude(
     liars: Mapping[int, Kind], scale: float, method: Method, uploads: Mapping[int, Message], sent: Mapping[int, Message]
 ) -> Mapping[int, Message]:
     """What clients that know all honest uploads send in place of theirs; the very same `uploads` where there are none.
@@ -182,8 +184,8 @@ def colluded(
         return uploads
     parts = parts_of(method, uploads, sent, of_changes=True)
     known = {i: {part.key: part for part in own} for i, own in parts.items()}
-    copies = {i: Copy(uploads[i]) for i in knowing}
-    for key, who in holders_of(parts).items():
+    copies = {i: EditableMessage(uploads[i]) for i in knowing}
+    for key, who in owners_of(parts).items():
         true = [known[i][key].vector.double() for i in who if i in honest]
         _, name, _ = known[who[0]][key].place
         if not true or (name or "").endswith(_RUNNING):

@@ -16,22 +16,22 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, group
+from polyfed.core.message import Message, State, get_group
 from polyfed.core.method import Method
-from polyfed.engine.executors.base import Job
+from polyfed.engine.executors.base import TrainJob
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
-from polyfed.engine.uploads import counterparts, every_tensor, members, running_statistics, sends, sent_nbytes
+from polyfed.engine.uploads import base_tensors, batchnorm_buffers, has_upload, iter_tensors, members, sent_nbytes
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.quantization import Precision
 from polyfed.functional.sparsification import (
-    kept,
-    places_nbytes,
-    quantized,
+    densify,
+    dequantize,
+    index_nbytes,
+    quantize,
     quantized_nbytes,
-    restored,
-    spread,
-    thinned,
+    top_k_count,
+    top_k_sparsify,
 )
 from polyfed.plugins.settings import Compression
 
@@ -54,7 +54,7 @@ class UploadCompression(Plugin):
             ConfigError: the method sends none.
         """
         method = setup.method
-        if self.settings.top_k_fraction == 1 or not sends(method):
+        if self.settings.top_k_fraction == 1 or not has_upload(method):
             return
         messages = setup.first_messages.values() if method.delta_entries else ()
         if not any(entry in sent for sent in messages for entry in method.delta_entries):
@@ -70,19 +70,19 @@ class UploadCompression(Plugin):
         Raises:
             RunError: a name is one that compression gives.
         """
-        return compressed(self.settings, upload, client, method, received)
+        return compress_upload(self.settings, upload, client, method, received)
 
-    def decode(self, upload: Message, job: Job, method: Method) -> Message:
+    def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload again, up to rounding and what was thinned out.
 
         Raises:
             RunError: `upload` is not what `encode` makes.
         """
-        return restored_upload(self.settings, upload, job.message)
+        return restore_upload(self.settings, upload, job.message)
 
     def after_jobs(self, round: Round, jobs: Any, sent: Any, read: Any) -> None:
         """Count what would have gone up."""
-        if not self.settings.on:
+        if not self.settings.enabled:
             return
         heard = [outcome for outcome in read if outcome.client_id not in round.silenced]
         sent_now = sum(sent_nbytes(round.method, outcome.message) for outcome in heard)
@@ -90,17 +90,19 @@ class UploadCompression(Plugin):
 
     def record(self, round: Round) -> dict[str, Any]:
         """Bytes that would have gone up without compression."""
-        return {"bytes_up_uncompressed": round.notes.get(self.name, 0)} if self.settings.on else {}
+        return {"bytes_up_uncompressed": round.notes.get(self.name, 0)} if self.settings.enabled else {}
 
 
-def compressed(settings: Compression, message: Message, client: Client, method: Method, received: Message) -> Message:
+def compress_upload(
+    settings: Compression, message: Message, client: Client, method: Method, received: Message
+) -> Message:
     """See `UploadCompression.encode`."""
-    if not settings.on:
+    if not settings.enabled:
         return message
-    statistics = running_statistics(client.model)
+    statistics = batchnorm_buffers(client.model)
     found = _empty_groups(message)
-    bases = {name: counterparts(method, name, value, received) for name, value in message.items()}
-    for name, key, tensor in every_tensor(message):
+    bases = {name: base_tensors(method, name, value, received) for name, value in message.items()}
+    for name, key, tensor in iter_tensors(message):
         if name.endswith((_CHANGE, _SCALE, _PLACES)):
             raise RunError(f"expected names that do not end in '{_CHANGE}', '{_SCALE}' or '{_PLACES}', got '{name}'")
         if tensor.dtype != torch.float32 or not tensor.dim() or key in statistics:
@@ -112,12 +114,12 @@ def compressed(settings: Compression, message: Message, client: Client, method: 
     return found
 
 
-def restored_upload(settings: Compression, message: Message, received: Message) -> Message:
+def restore_upload(settings: Compression, message: Message, received: Message) -> Message:
     """See `UploadCompression.decode`. received: what the client was sent."""
-    if not settings.on:
+    if not settings.enabled:
         return message
     found = _empty_groups(message)
-    for entry, key, values in every_tensor(message):
+    for entry, key, values in iter_tensors(message):
         if entry.endswith((_SCALE, _PLACES)):
             continue
         try:
@@ -139,11 +141,11 @@ def _put_change(settings: Compression, found: State, name: str, key: str, change
     unsent = members(client.state, state)
     if key in unsent and unsent[key].shape == change.shape:
         change = change + unsent[key]
-    values, places = thinned(change, settings.top_k_fraction)
+    values, places = top_k_sparsify(change, settings.top_k_fraction)
     sent = _put_numbers(found, place, key, values, settings.dtype)
     _put(found, f"{place}{_PLACES}", key, places)
     if settings.error_feedback:
-        client.state[state] = {**unsent, key: change - spread(sent, places, tuple(change.shape))}
+        client.state[state] = {**unsent, key: change - densify(sent, places, tuple(change.shape))}
 
 
 def _put_numbers(found: State, name: str, key: str | None, tensor: Tensor, precision: Precision) -> Tensor:
@@ -151,28 +153,28 @@ def _put_numbers(found: State, name: str, key: str | None, tensor: Tensor, preci
     if quantized_nbytes(tuple(tensor.shape), precision) >= tensor.nbytes:
         _put(found, name, key, tensor)
         return tensor
-    values, scale = quantized(tensor, precision)
+    values, scale = quantize(tensor, precision)
     _put(found, name, key, values)
     _put(found, f"{name}{_SCALE}", key, scale)
-    return restored(values, scale)
+    return dequantize(values, scale)
 
 
 def _pays(numel: int, settings: Compression) -> bool:
     """Whether a share of so many numbers takes fewer bytes than all."""
-    count = kept(numel, settings.top_k_fraction)
+    count = top_k_count(numel, settings.top_k_fraction)
     few, all_ = (quantized_nbytes((n,), settings.dtype) for n in (count, numel))
-    return settings.top_k_fraction < 1 and few + places_nbytes(numel, count) < all_
+    return settings.top_k_fraction < 1 and few + index_nbytes(numel, count) < all_
 
 
 def _opened(message: Message, entry: str, key: str | None, values: Tensor, received: Message) -> tuple[str, Tensor]:
     """The name and the value of what an entry of a compressed message stands for."""
     scale, places = (_beside(message, entry, key, suffix) for suffix in (_SCALE, _PLACES))
-    tensor = values if scale is None else restored(values, scale)
+    tensor = values if scale is None else dequantize(values, scale)
     name = entry.removesuffix(_CHANGE)
     if name == entry:
         return name, tensor
-    base = group(received, name)[key or ""].cpu()
-    change = tensor if places is None else spread(tensor, places, tuple(base.shape))
+    base = get_group(received, name)[key or ""].cpu()
+    change = tensor if places is None else densify(tensor, places, tuple(base.shape))
     if change.shape != base.shape:
         raise ValueError(f"expected a change of shape {tuple(base.shape)}, got {tuple(change.shape)}")
     return name, (base + change).to(base.dtype)

@@ -16,10 +16,10 @@ from polyfed.core.randomness import generator, numpy_generator
 from polyfed.core.settings import Finite, Settings, Share
 from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Availability
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.validation.effect import ActsWith
 
-__all__ = ["BUILT_IN", "Devices", "Profile", "attendance_in_effect", "check_lateness", "dealt"]
+__all__ = ["BUILT_IN", "Devices", "Profile", "assign_devices", "check_lateness", "effective_availability"]
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -72,7 +72,7 @@ class Devices(Settings):
     server_flops: Rate | None = Field(None, description="FLOP/s of the server; default: its work takes no time")
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether devices are simulated."""
         return bool(self.profiles or self.fractions or self.by_client)
 
@@ -81,7 +81,7 @@ class Devices(Settings):
         return self.custom[name] if name in self.custom else BUILT_IN[name]
 
     def _inactive_keys(self) -> set[str]:
-        if not self.on:
+        if not self.enabled:
             return set(type(self).model_fields)
         off = {key for key in ("profiles", "fractions", "by_client", "custom", "time_jitter") if not getattr(self, key)}
         return super()._inactive_keys() | off
@@ -109,7 +109,7 @@ class Devices(Settings):
         if self.profiles and self.fractions:
             raise ValueError("expected profiles or fractions, got both")
         asked = [name for name in ("custom", "round_timeout", "time_jitter", "server_flops") if getattr(self, name)]
-        if not self.on and (asked or self.on_out_of_memory != "refuse"):
+        if not self.enabled and (asked or self.on_out_of_memory != "refuse"):
             raise ValueError(
                 f"{(asked or ['on_out_of_memory'])[0]}: expected profiles, fractions or by_client beside it, which say "
                 "who has which device, got none"
@@ -123,17 +123,17 @@ class Devices(Settings):
                 )
         for name in (*self.profiles, *self.fractions, *self.by_client.values()):
             if name not in self.custom and name not in BUILT_IN:
-                raise ValueError(f"unknown device '{name}'{nearest(name, [*self.custom, *BUILT_IN])}")
+                raise ValueError(f"unknown device '{name}'{suggest(name, [*self.custom, *BUILT_IN])}")
         for number in self.by_client:
             if not number.isdecimal():
                 raise ValueError(f"by_client: expected numbers of clients, got '{number}'")
         return self
 
 
-def attendance_in_effect(availability: Availability, devices: Devices) -> dict[str, Any]:
+def effective_availability(availability: Availability, devices: Devices) -> dict[str, Any]:
     """`[availability]` as a run folder keeps it: `delay_rounds` also says how late those are that miss the deadline."""
     late = {"delay_rounds": availability.delay_rounds} if devices.round_timeout is not None else {}
-    return {**availability.in_effect(), **late}
+    return {**availability.effective(), **late}
 
 
 def check_lateness(availability: Availability, devices: Devices) -> None:
@@ -151,7 +151,7 @@ def check_lateness(availability: Availability, devices: Devices) -> None:
         )
 
 
-def dealt(devices: Devices, clients: int, seed: int) -> list[str]:
+def assign_devices(devices: Devices, clients: int, seed: int) -> list[str]:
     """The profile's name of each of so many clients; nothing where devices are off.
 
     Fractions become whole numbers of clients by largest remainders, and the seed says which clients these are.
@@ -159,10 +159,10 @@ def dealt(devices: Devices, clients: int, seed: int) -> list[str]:
     Raises:
         ConfigError: `by_client` names a client that is not there, or nothing says what some client has.
 
-    >>> dealt(Devices(profiles=["laptop", "gpu"], by_client={"2": "phone-low"}), 4, seed=0)
+    >>> assign_devices(Devices(profiles=["laptop", "gpu"], by_client={"2": "phone-low"}), 4, seed=0)
     ['laptop', 'gpu', 'phone-low', 'gpu']
     """
-    if not devices.on:
+    if not devices.enabled:
         return []
     found = dict(enumerate(_by_rule(devices, clients, seed)))
     for number, name in devices.by_client.items():

@@ -21,18 +21,18 @@ from typing import Any, NamedTuple
 import torch
 
 from polyfed.core.randomness import generator
-from polyfed.engine.executors.base import Job, Outcome, at_work
-from polyfed.engine.operation_counter import Operations, step_memory
+from polyfed.engine.executors.base import JobResult, TrainJob, working_copy
+from polyfed.engine.operation_counter import OperationCounter, training_memory
 from polyfed.engine.plugin import Plugin, Setup, find
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import ConfigError
 from polyfed.plugins.availability import ClientAvailability
-from polyfed.plugins.device_profiles import Devices, Profile, check_lateness, dealt
+from polyfed.plugins.device_profiles import Devices, Profile, assign_devices, check_lateness
 from polyfed.units import human_bytes
 
 
-class Effort(NamedTuple):
+class Workload(NamedTuple):
     """What a client does in an exchange: bytes that it is sent, operations, bytes that it sends."""
 
     down: int
@@ -40,7 +40,7 @@ class Effort(NamedTuple):
     up: int
 
 
-class Spent(NamedTuple):
+class Duration(NamedTuple):
     """The seconds that it takes."""
 
     down: float = 0.0
@@ -53,16 +53,16 @@ class Spent(NamedTuple):
         return self.down + self.train + self.up
 
 
-def spent(profile: Profile, effort: Effort, factor: float = 1.0) -> Spent:
+def estimate_duration(profile: Profile, effort: Workload, factor: float = 1.0) -> Duration:
     """The seconds of an effort on a device.
 
     >>> phone = Profile(flops=1e9, memory_bytes=1e9, download_bps=8e6, upload_bps=8e5, latency=0.1)
-    >>> spent(phone, Effort(down=1_000_000, operations=2 * 10**9, up=0))
-    Spent(down=1.1, train=2.0, up=0.0)
+    >>> estimate_duration(phone, Workload(down=1_000_000, operations=2 * 10**9, up=0))
+    Duration(down=1.1, train=2.0, up=0.0)
     """
     down = profile.latency + 8 * effort.down / profile.download_bps if effort.down else 0.0
     up = profile.latency + 8 * effort.up / profile.upload_bps if effort.up else 0.0
-    return Spent(factor * down, factor * effort.operations / profile.flops, factor * up)
+    return Duration(factor * down, factor * effort.operations / profile.flops, factor * up)
 
 
 class DeviceSimulation(Plugin):
@@ -82,12 +82,12 @@ class DeviceSimulation(Plugin):
         self.requirements: Sequence[int] = ()
         self.excluded: frozenset[int] = frozenset()
         self._seed = 0
-        self._clock = Clock(self, 0, None)
+        self._clock = RoundClock(self, 0, None)
 
     @property
     def enabled(self) -> bool:
         """Whether devices are simulated."""
-        enabled: bool = self.settings.on
+        enabled: bool = self.settings.enabled
         return enabled
 
     def validate(self, setup: Setup) -> None:
@@ -106,12 +106,13 @@ class DeviceSimulation(Plugin):
         if availability is not None:
             check_lateness(availability.settings, self.settings)
             availability.has_deadline = self.settings.round_timeout is not None
-        self.names = dealt(self.settings, len(setup.clients), setup.seed)
+        self.names = assign_devices(self.settings, len(setup.clients), setup.seed)
         self._seed = setup.seed
         if not self.enabled:
             return
-        needs, networks, variants = memory_needs(setup)
+        needs, networks, variants = estimate_memory(setup)
         self._exclude_oversized(needs, networks)
+        self.excluded -= setup.held_out  # they are in no round anyway, and scored otherwise
         setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
 
     def facts(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class DeviceSimulation(Plugin):
 
     def select(self, round: Round) -> None:
         """Start the round's clock, and draw whose device is there: one that is not drops out before all else."""
-        self._clock = Clock(self, round.number, None if round.final else self.settings.round_timeout)
+        self._clock = RoundClock(self, round.number, None if round.final else self.settings.round_timeout)
         round.counts_operations = self.enabled
         if round.final or not self.enabled:
             return
@@ -145,16 +146,18 @@ class DeviceSimulation(Plugin):
         round.silenced -= away
         round.late -= away
 
-    def serving(self, round: Round) -> AbstractContextManager[None]:
+    def server_time(self, round: Round) -> AbstractContextManager[None]:
         """The server's work takes time where `server_flops` says how fast it is."""
-        return self._clock.serving()
+        return self._clock.server_time()
 
-    def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
+    def after_jobs(
+        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
+    ) -> None:
         """Let an exchange take its time; who misses the deadline is late."""
         if not self.enabled:
             return
         efforts = {
-            outcome.client_id: Effort(sent_nbytes(round.method, job.message), outcome.operations, outcome.bytes_up)
+            outcome.client_id: Workload(sent_nbytes(round.method, job.message), outcome.operations, outcome.bytes_up)
             for job, outcome in zip(jobs, read, strict=True)
         }
         answered = {outcome.client_id for outcome in read if not outcome.dropped}
@@ -170,19 +173,19 @@ class DeviceSimulation(Plugin):
         """Its device."""
         return {"device": self.names[client_id]} if self.enabled else {}
 
-    def spent(self, number: int, client_id: int, effort: Effort) -> Spent:
+    def spent(self, number: int, client_id: int, effort: Workload) -> Duration:
         """The seconds of a client's effort in a round."""
         factor, jitter = 1.0, self.settings.time_jitter
         if jitter:
             draw = torch.randn((), generator=generator(self._seed, "jitter", number, client_id), dtype=torch.float64)
             factor = math.exp(jitter * float(draw))
-        return spent(self.profile(client_id), effort, factor)
+        return estimate_duration(self.profile(client_id), effort, factor)
 
     def _exclude_oversized(self, needs: Sequence[int], networks: Sequence[str]) -> None:
         """Leave out, or refuse, those whose network does not fit their device.
 
         Args:
-            needs: bytes of each client (`memory_needs`). networks: their names, for the refusal.
+            needs: bytes of each client (`estimate_memory`). networks: their names, for the refusal.
         """
         self.requirements = needs
         wide = [number for number, need in enumerate(needs) if need > self.profile(number).memory_bytes]
@@ -202,7 +205,7 @@ class DeviceSimulation(Plugin):
         self.excluded = frozenset(wide)
 
 
-class Clock:
+class RoundClock:
     """The simulated time of one round; it stands still where devices are off.
 
     Attributes:
@@ -216,21 +219,21 @@ class Clock:
         self.on = simulation.enabled
         self.seconds = 0.0
         self.stragglers: set[int] = set()
-        self._spent: dict[int, Spent] = {}
+        self._spent: dict[int, Duration] = {}
         self._operations: dict[int, int] = {}
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
+    def server_time(self) -> Iterator[None]:
         """Within the block the server works; its time counts where `server_flops` says how fast it is."""
         rate = self._simulation.settings.server_flops if self.on else None
         if rate is None:
             yield
             return
-        with Operations() as done:
+        with OperationCounter() as done:
             yield
         self.seconds += done.count / rate
 
-    def exchange(self, efforts: Mapping[int, Effort], waited_for: Collection[int]) -> set[int]:
+    def exchange(self, efforts: Mapping[int, Workload], waited_for: Collection[int]) -> set[int]:
         """Let an exchange take its time.
 
         Args:
@@ -242,8 +245,8 @@ class Clock:
         """
         taken = {i: self._simulation.spent(self._number, i, effort) for i, effort in efforts.items()}
         for i, spent_now in taken.items():
-            before = self._spent.get(i, Spent())
-            self._spent[i] = Spent(*(a + b for a, b in zip(before, spent_now, strict=True)))
+            before = self._spent.get(i, Duration())
+            self._spent[i] = Duration(*(a + b for a, b in zip(before, spent_now, strict=True)))
             self._operations[i] = self._operations.get(i, 0) + efforts[i].operations
         limit = math.inf if self._deadline is None else self._deadline
         behind = {i for i in taken if i in waited_for and efforts[i].up and taken[i].seconds > limit}
@@ -261,26 +264,26 @@ class Clock:
         return {"simulated_seconds": self.seconds, "simulated_by_client": clients, **late}
 
 
-def memory_needs(setup: Setup) -> tuple[list[int], list[str], list[str]]:
-    """Bytes that each client's network takes in training (`step_memory`), the network's name, and its variant.
+def estimate_memory(setup: Setup) -> tuple[list[int], list[str], list[str]]:
+    """Bytes that each client's network takes in training (`training_memory`), the network's name, and its variant.
 
     What stands beside a client's own network counts as well; what a method holds beside networks does not.
     """
     method = setup.method
-    architectures = setup.architectures
+    model_factory = setup.model_factory
     known: dict[str, int] = {}
     needs = []
     names = []
     variants = []
-    auxiliary = architectures.auxiliary_model if architectures.together else ""
+    auxiliary = model_factory.auxiliary_model if model_factory.together else ""
     for client in setup.clients:
         variant = method.variant(setup.preview, client.id)
         name = f"{client.architecture} {variant}".rstrip()
         if name not in known:
-            own = method.personal_model(at_work(client, variant, architectures).model)
-            known[name] = step_memory(client, own)
+            own = method.personal_model(working_copy(client, variant, model_factory).model)
+            known[name] = training_memory(client, own)
             if auxiliary:
-                known[name] += step_memory(client, architectures.template(auxiliary, alone=True))
+                known[name] += training_memory(client, model_factory.module(auxiliary, alone=True))
         needs.append(known[name])
         names.append(name)
         variants.append(variant)

@@ -10,16 +10,16 @@ from polyfed.core.method import Exchange
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy
 from polyfed.engine import accounting
-from polyfed.engine.dp_sgd import check_rows
+from polyfed.engine.dp_sgd import check_dp_sgd
 from polyfed.engine.dp_sgd import releases as of_training
-from polyfed.engine.executors.base import Job, Outcome
+from polyfed.engine.executors.base import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin, RoundRefused, Setup, find
-from polyfed.engine.privacy_ledger import Ledger, told
+from polyfed.engine.privacy_ledger import PrivacyLedger, to_record
 from polyfed.engine.round_state import Records, Round
-from polyfed.engine.uploads import sends
+from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.functional.gaussian_mechanism import analytic_sigma
-from polyfed.plugins.upload_privacy import UploadPrivacy, bounded
+from polyfed.plugins.upload_privacy import UploadPrivacy, clipped_entries
 
 
 class PrivacyBudget(Plugin):
@@ -45,32 +45,34 @@ class PrivacyBudget(Plugin):
                 these networks.
         """
         self._method, self._training = setup.method, setup.training
-        self._rows = [client.n for client in setup.clients]
+        self._rows = {client.id: client.n for client in setup.clients if client.id not in setup.held_out}
         self._cohort, self._present = setup.cohort, setup.present
         upload_privacy = find(setup.plugins, UploadPrivacy)
         if upload_privacy is not None:
             self.settings = upload_privacy.settings
         self.settings = self._with_noise(self.settings)
-        self._ledger = Ledger(self.settings, self._expected)
-        expected = [release for client in range(len(self._rows)) for release in self._expected(client)]
+        self._ledger = PrivacyLedger(self.settings, self._expected)
+        expected = [release for client in self._rows for release in self._expected(client)]
         self.has_noise = bool(expected)
         self.draws_rows = any(release.sampled for release in expected)
         for client in setup.clients:
             client.privacy = self.settings
         firsts = [*setup.first_of_each_architecture().values()]
-        check_rows(setup.method, self.settings, firsts, setup.architectures, setup.precision)
+        check_dp_sgd(setup.method, self.settings, firsts, setup.model_factory, setup.precision)
         self._check()
 
     def facts(self) -> dict[str, Any]:
         """The settings of `[privacy]`, with the noise that was made."""
-        said = self.settings.in_effect()
+        said = self.settings.effective()
         return {UploadPrivacy.name: said} if said else {}
 
     def select(self, round: Round) -> None:
         """Begin to count."""
         round.notes[self.name] = {}
 
-    def after_jobs(self, round: Round, jobs: Sequence[Job], sent: Sequence[Outcome], read: Sequence[Outcome]) -> None:
+    def after_jobs(
+        self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
+    ) -> None:
         """Count what the clients have given away."""
         if not self.has_noise:
             return
@@ -82,7 +84,7 @@ class PrivacyBudget(Plugin):
             entries = None
             if left.bytes_up > 0 and number not in round.silenced:
                 # of an upload that nobody could read there are at most so many
-                entries = len(bounded(arrived.message) if arrived.counts else left.message)
+                entries = len(clipped_entries(arrived.message) if arrived.counts else left.message)
             released.setdefault(number, []).extend(self.releases(number, entries, job.exchange))
 
     def should_stop(self, history: Records, rounds: Sequence[int], final: bool = False) -> str | None:
@@ -102,23 +104,27 @@ class PrivacyBudget(Plugin):
         if not self.has_noise:
             return {}
         released = round.notes[self.name]
-        self._ledger.follow(round.history)
+        self._ledger.update(round.history)
         if self._ledger.exceeded(released):
             if not round.history:
                 raise self._too_little(released)
             raise RoundRefused
-        return {"epsilon": self._ledger.epsilon(released), "delta": self.settings.delta, "releases": told(released)}
+        return {
+            "epsilon": self._ledger.epsilon(released),
+            "delta": self.settings.delta,
+            "releases": to_record(released),
+        }
 
     def _check(self) -> None:
         """Whether what is released can be accounted for, and a budget kept."""
-        accounting.require(release for client in range(len(self._rows)) for release in self._expected(client))
+        accounting.require_packages(release for client in self._rows for release in self._expected(client))
         budget = self.settings.max_epsilon
-        if budget and (sends(self._method) or self.settings.max_grad_norm) and not self.has_noise:
+        if budget and (has_upload(self._method) or self.settings.max_grad_norm) and not self.has_noise:
             raise ConfigError(
                 f"privacy.max_epsilon: expected noise, without which there is no epsilon, got {budget:g} alone"
             )
         if budget and self.would_exceed([], self._cohort(1)):
-            raise self._too_little(self._ledger.next_of(self._cohort(1)))
+            raise self._too_little(self._ledger.predict_next(self._cohort(1)))
 
     def releases(self, client: int, entries: int | None, exchange: Exchange) -> list[Release]:
         """What a client gives away in an exchange.
@@ -132,8 +138,8 @@ class PrivacyBudget(Plugin):
         """Whether the budget would not last if these clients released what they did last."""
         if not self.settings.max_epsilon or not self.has_noise:
             return False
-        self._ledger.follow(records)
-        return self._ledger.exceeded(self._ledger.next_of(clients))
+        self._ledger.update(records)
+        return self._ledger.exceeded(self._ledger.predict_next(clients))
 
     def _too_little(self, released: Mapping[int, Sequence[Release]]) -> ConfigError:
         least = max(self._ledger.epsilon(released).values())
@@ -147,10 +153,10 @@ class PrivacyBudget(Plugin):
         if exchange.trains:
             phases = self._method.phases(self._training) if exchange.phases is None else exchange.phases
             found += of_training(settings, self._training, phases, self._rows[client])
-        if entries is not None and sends(self._method):
+        if entries is not None and has_upload(self._method):
             found += self._method.privacy_releases(self._training, self._rows[client])
             if settings.upload_noise_multiplier and entries:
-                found.append(Release("upload", "client", settings.hidden(entries) / math.sqrt(entries)))
+                found.append(Release("upload", "client", settings.upload_noise_std(entries) / math.sqrt(entries)))
         return found
 
     def _expected(self, client: int) -> list[Release]:
@@ -161,23 +167,23 @@ class PrivacyBudget(Plugin):
         """The settings, with the noise that a target asks for, for who is to take part most often."""
         if not settings.target_epsilon:
             return settings
-        turns: list[list[Exchange]] = [[] for _ in self._rows]
+        turns: dict[int, list[Exchange]] = {client: [] for client in self._rows}
         for number in range(1, self._training.rounds + 1):
             for client in self._cohort(number):
                 turns[client].extend(self._method.exchanges(number))
-        for own in turns:
+        for own in turns.values():
             own.extend(self._method.final_exchanges())
         made = {}
-        if settings.upload_clip_norm and sends(self._method):
+        if settings.upload_clip_norm and has_upload(self._method):
             made["upload_noise_multiplier"] = analytic_sigma(1.0, settings.target_epsilon, settings.delta) * math.sqrt(
-                max(map(len, turns))
+                max(map(len, turns.values()))
             )
         if settings.max_grad_norm:
 
             def released(noise: float) -> Iterator[list[Release]]:
                 tried = settings.model_copy(update={"noise_multiplier": noise})
-                for client, own in enumerate(turns):
+                for client, own in turns.items():
                     yield [r for e in own for r in self._given(client, 0, tried, e)]
 
-            made["noise_multiplier"] = accounting.least_noise(released, settings)
+            made["noise_multiplier"] = accounting.calibrate_noise(released, settings)
         return settings.model_copy(update=made)

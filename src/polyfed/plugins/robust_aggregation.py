@@ -33,21 +33,29 @@ from polyfed.core.message import Group, Message
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST
-from polyfed.engine.executors.base import Job
+from polyfed.engine.executors.base import TrainJob
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
-from polyfed.engine.uploads import counterparts, every_tensor, sends
+from polyfed.engine.uploads import base_tensors, has_upload, iter_tensors
 from polyfed.errors import ConfigError
 from polyfed.functional import robust
 from polyfed.plugins.settings import RobustAggregation
-from polyfed.plugins.upload_segments import Copy, Pieces, chunks_of, floats_of, holders_of, parts_of, vectors_of
+from polyfed.plugins.upload_segments import (
+    EditableMessage,
+    Pieces,
+    blocks_of,
+    floats_of,
+    owners_of,
+    parts_of,
+    vectors_of,
+)
 
 _FEW = 3  # below so many nobody can be outvoted
 _BY_COORDINATE = ("median", "trimmed_mean")
 
 
 @dataclass
-class Watch:
+class DefenseLog:
     """What a defense has done in a round. left_out: clients. shortened: vectors and tensors.
 
     few: parts of which fewer than three clients sent one, where nobody can be outvoted.
@@ -81,33 +89,33 @@ class RobustAggregator(Plugin):
             )
         check_rule(setup.method, self.settings.aggregator)
 
-    def decode(self, upload: Message, job: Job, method: Method) -> Message:
+    def decode(self, upload: Message, job: TrainJob, method: Method) -> Message:
         """The upload itself.
 
         Raises:
-            Rejected: see `objection`.
+            Rejected: see `rejection_reason`.
         """
-        reason = objection(self.settings, method, job.client.classes, upload, job.message)
+        reason = rejection_reason(self.settings, method, job.client.classes, upload, job.message)
         if reason is not None:
             raise Rejected(reason)
         return upload
 
     def before_aggregate(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
         """The uploads as the rule leaves them."""
-        done = round.notes.setdefault(self.name, Watch())
-        return defended(self.settings, round.method, round.server, uploads, done)
+        done = round.notes.setdefault(self.name, DefenseLog())
+        return apply_rule(self.settings, round.method, round.server, uploads, done)
 
     def record(self, round: Round) -> dict[str, Any]:
         """What the rule has done."""
         if self.settings.aggregator == "none":
             return {}
-        done = round.notes.get(self.name, Watch())
+        done = round.notes.get(self.name, DefenseLog())
         return {self.name: done.record()}
 
 
 def check_rule(method: Method, rule: str) -> None:
     """Whether a rule can be applied to what the method uploads; see `RobustAggregator.validate`."""
-    if rule == "none" or not sends(method):
+    if rule == "none" or not has_upload(method):
         return
     name = method.display_name
     for entry, reason in method.fixed_entries.items():
@@ -124,7 +132,7 @@ def check_rule(method: Method, rule: str) -> None:
         )
 
 
-def objection(
+def rejection_reason(
     settings: RobustAggregation, method: Method, classes: int, message: Message, received: Message
 ) -> str | None:
     """Why an upload is refused, if it is: for its size, or because its "labels" would set rows apart from all others'.
@@ -138,7 +146,7 @@ def objection(
     Args:
         classes: of the task. message: finite. received: what the client was sent.
     """
-    for entry, name, tensor in every_tensor(message):
+    for entry, name, tensor in iter_tensors(message):
         bound = settings.max_magnitude if tensor.dim() else MOST
         if bound and tensor.is_floating_point() and tensor.numel() and not (size := _magnitude(tensor)) <= bound:
             place = entry if name is None else f"{entry}/{name}"
@@ -152,7 +160,7 @@ def objection(
     if not settings.max_update_norm:
         return None
     for entry, value in message.items():
-        size = max(_sizes(value, counterparts(method, entry, value, received)), default=0.0)
+        size = max(_sizes(value, base_tensors(method, entry, value, received)), default=0.0)
         if not size <= settings.max_update_norm:
             setting = f"robust_aggregation.max_update_norm = {settings.max_update_norm:g}"
             return f"the norm of '{entry}' is {size:.4g}, above {setting}"
@@ -165,7 +173,7 @@ def _magnitude(tensor: Tensor) -> float:
 
 
 def _sizes(value: Tensor | Group, base: Group) -> Iterator[float]:
-    """Of an entry of an upload; see `objection`. base: what came down of it, where it is a change."""
+    """Of an entry of an upload; see `rejection_reason`. base: what came down of it, where it is a change."""
     squares = 0.0
     for name, tensor in floats_of({"": value}):
         if name is None or name not in base:
@@ -175,8 +183,8 @@ def _sizes(value: Tensor | Group, base: Group) -> Iterator[float]:
     yield math.sqrt(squares)
 
 
-def defended(
-    settings: RobustAggregation, method: Method, server: Server, uploads: Mapping[int, Message], watch: Watch
+def apply_rule(
+    settings: RobustAggregation, method: Method, server: Server, uploads: Mapping[int, Message], watch: DefenseLog
 ) -> Mapping[int, Message]:
     """What the method gets in place of `uploads`; the very same where no rule is set.
 
@@ -188,12 +196,12 @@ def defended(
         return uploads
     sent = {i: method.broadcast(server, i) if method.delta_entries else {} for i in uploads}
     parts = parts_of(method, uploads, sent, of_changes=settings.aggregator == "norm_clipping")
-    holders = holders_of(parts)
+    holders = owners_of(parts)
     watch.few += sum(len(who) < _FEW for who in holders.values())
-    found = {i: Copy(message) for i, message in uploads.items()}
-    chunks = chunks_of(parts, holders)
+    found = {i: EditableMessage(message) for i, message in uploads.items()}
+    chunks = blocks_of(parts, holders)
     if settings.aggregator == "multi_krum":
-        kept = _kept(list(uploads), chunks, robust.supposed(len(uploads), settings.byzantine_fraction))
+        kept = _kept(list(uploads), chunks, robust.num_byzantine(len(uploads), settings.byzantine_fraction))
         watch.left_out |= found.keys() - kept
         found = {i: copy for i, copy in found.items() if i in kept}
     else:
@@ -215,7 +223,7 @@ def _order(settings: RobustAggregation, server: Server, uploads: Mapping[int, Me
 
 def _rule(settings: RobustAggregation, who: Sequence[int], order: Mapping[int, int]) -> Callable[[Tensor], Tensor]:
     """(K, D) -> (D,), the center of all, or (K, D). who: the K clients. order: of all, for the buckets."""
-    hostile = robust.supposed(len(who), settings.byzantine_fraction)
+    hostile = robust.num_byzantine(len(who), settings.byzantine_fraction)
     buckets = math.ceil(len(who) / settings.bucket_size)
     in_buckets = settings.bucket_size > 1 and buckets >= _FEW
     cut = min(hostile, (buckets - 1) // 2) if in_buckets else hostile
@@ -223,7 +231,7 @@ def _rule(settings: RobustAggregation, who: Sequence[int], order: Mapping[int, i
         "median": robust.median,
         "trimmed_mean": lambda vectors: robust.trimmed_mean(vectors, cut),
         "geometric_median": robust.geometric_median,
-        "norm_clipping": robust.shortened,
+        "norm_clipping": robust.clip_to_median_norm,
     }[settings.aggregator]
     if not in_buckets:
         return rule
@@ -235,7 +243,11 @@ def _rule(settings: RobustAggregation, who: Sequence[int], order: Mapping[int, i
 
 
 def _replace(
-    who: Sequence[int], pieces: Pieces, rule: Callable[[Tensor], Tensor], found: Mapping[int, Copy], watch: Watch
+    who: Sequence[int],
+    pieces: Pieces,
+    rule: Callable[[Tensor], Tensor],
+    found: Mapping[int, EditableMessage],
+    watch: DefenseLog,
 ) -> None:
     """Put what the rule makes of some clients' vectors in their places."""
     before = vectors_of(pieces)
@@ -270,7 +282,9 @@ def _kept(ids: Sequence[int], chunks: Iterable[tuple[tuple[int, ...], Pieces]], 
     return {ids[number] for number in robust.krum(squares / counts, hostile)}
 
 
-def _shorten(found: Mapping[int, Copy], done: Mapping[int, set[tuple[str, str | None]]], watch: Watch) -> None:
+def _shorten(
+    found: Mapping[int, EditableMessage], done: Mapping[int, set[tuple[str, str | None]]], watch: DefenseLog
+) -> None:
     """Bring all floats that are no parts to the median of their sizes."""
     sizes: dict[tuple[str, str | None], dict[int, float]] = {}
     for i, copy in found.items():
@@ -280,7 +294,7 @@ def _shorten(found: Mapping[int, Copy], done: Mapping[int, set[tuple[str, str | 
                     sizes.setdefault((entry, name), {})[i] = _size(tensor)
     for (entry, name), of in sizes.items():
         watch.few += len(of) < _FEW
-        factors = robust.to_the_median(torch.tensor(list(of.values()), dtype=torch.float64))
+        factors = robust.median_norm_factors(torch.tensor(list(of.values()), dtype=torch.float64))
         for i, factor in zip(of, factors.tolist(), strict=True):
             if factor < 1:
                 members = found[i].message[entry]

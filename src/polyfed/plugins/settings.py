@@ -52,7 +52,7 @@ class Compression(Settings):
     )
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether anything is compressed."""
         return self.dtype != "float32" or self.top_k_fraction < 1
 

@@ -27,10 +27,10 @@ from polyfed.core.method import Method
 from polyfed.core.modules import static_statistics
 from polyfed.core.settings import Privacy
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.uploads import counterparts, endings, members, running_statistics, sends
+from polyfed.engine.uploads import base_tensors, batchnorm_buffers, endings, has_upload, members
 from polyfed.errors import ConfigError
-from polyfed.functional.drift import Normals, released
-from polyfed.functional.secure_noise import KeyedNormals
+from polyfed.functional.drift import Normals, clip_and_noise
+from polyfed.functional.secure_noise import KeyedGaussian
 
 
 class UploadPrivacy(Plugin):
@@ -46,7 +46,7 @@ class UploadPrivacy(Plugin):
             ConfigError: it does not; says what the method sends.
         """
         method = setup.method
-        if not self.settings.upload_clip_norm or not sends(method):
+        if not self.settings.upload_clip_norm or not has_upload(method):
             return
         name = method.display_name
         for entry, reason in method.fixed_entries.items():
@@ -55,8 +55,8 @@ class UploadPrivacy(Plugin):
         if not method.delta_entries:
             return
         for architecture, client in setup.first_of_each_architecture().items():
-            network = setup.architectures.template(architecture)
-            statistics = running_statistics(network)
+            network = setup.model_factory.module(architecture)
+            statistics = batchnorm_buffers(network)
             for entry in method.delta_entries:
                 sent_statistics = sorted(statistics & members(setup.first_messages[client.id], entry).keys())
                 sent_statistics.extend(static_statistics(network))  # taken and sent after training
@@ -72,8 +72,8 @@ class UploadPrivacy(Plugin):
         if not client.privacy.upload_clip_norm:
             return upload
         draws = _noise_of(client, upload, received)
-        entries = bounded(upload)
-        noise = client.privacy.hidden(len(entries))
+        entries = clipped_entries(upload)
+        noise = client.privacy.upload_noise_std(len(entries))
         release = functools.partial(_clipped_and_noised, client.privacy.upload_clip_norm, noise, draws)
         found: State = {}
         for name, value in upload.items():
@@ -81,7 +81,7 @@ class UploadPrivacy(Plugin):
                 found[name] = release({name: value}, {})[name] if name in entries else value
                 continue
             floats = {key: tensor for key, tensor in value.items() if tensor.is_floating_point()}
-            base = counterparts(method, name, value, received)
+            base = base_tensors(method, name, value, received)
             _check_bounded(client, method, name, floats, base)
             found[name] = {**value, **release(floats, base)}
         return found
@@ -94,7 +94,7 @@ def _no_statistics(name: str, statistic: str) -> str:
     )
 
 
-def bounded(message: Message) -> list[str]:
+def clipped_entries(message: Message) -> list[str]:
     """The entries of an upload that are clipped and noised: groups with floats, tensors of floats that stand alone."""
 
     def of_floats(value: Tensor | Group) -> bool:
@@ -115,7 +115,7 @@ def _noise_of(client: Client, message: Message, received: Message) -> torch.Gene
         return client.generator("privacy")
     place = json.dumps([client.id, client.exchange, client.round]).encode()
     said = [hashlib.sha256(part).digest() for part in (place, to_bytes(message), to_bytes(received))]
-    return KeyedNormals(hmac.digest(client.secret, b"".join(said), "sha256"))
+    return KeyedGaussian(hmac.digest(client.secret, b"".join(said), "sha256"))
 
 
 def _clipped_and_noised(
@@ -128,7 +128,7 @@ def _clipped_and_noised(
     """
     start = {name: base[name].to(t).float() if name in base else torch.zeros(()) for name, t in tensors.items()}
     update = {name: t.float() - start[name] for name, t in tensors.items()}
-    new = released(update, clip, noise * clip, draws)
+    new = clip_and_noise(update, clip, noise * clip, draws)
     return {name: (start[name] + t).to(tensors[name].dtype) for name, t in new.items()}
 
 
@@ -138,7 +138,7 @@ def _check_bounded(client: Client, method: Method, name: str, floats: Group, bas
     Raises:
         ConfigError: they do not.
     """
-    statistics = running_statistics(client.model)
+    statistics = batchnorm_buffers(client.model)
     weights = endings(name for name, _ in client.model.named_parameters())
     who = method.display_name
     for key in floats:

@@ -18,14 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyfed.core.message import Message, State, read_only, shallow
+from polyfed.core.message import Message, State, freeze, shallow_copy
 from polyfed.core.method import Method
-from polyfed.engine.uploads import counterparts, every_tensor
+from polyfed.engine.uploads import base_tensors, iter_tensors
 
 Place = tuple[str, str | None, int | None]  # entry, name within the group, row
 
 
-class Part(NamedTuple):
+class Segment(NamedTuple):
     """A piece of an upload. key: what is the same of whom it can be compared with. sort: what it may be joined with.
 
     base: from where its way is measured; None: from zero.
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 def parts_of(
     method: Method, uploads: Mapping[int, Message], sent: Mapping[int, Message], of_changes: bool
-) -> dict[int, list[Part]]:
+) -> dict[int, list[Segment]]:
     """All parts of every upload.
 
     Args:
@@ -65,7 +65,7 @@ def parts_of(
         i: {
             (entry, name): tensor
             for entry, value in message.items()
-            for name, tensor in counterparts(method, entry, value, sent[i]).items()
+            for name, tensor in base_tensors(method, entry, value, sent[i]).items()
         }
         for i, message in uploads.items()
     }
@@ -82,7 +82,7 @@ def parts_of(
 
 def _of_entry(
     method: Method, entry: str, message: Message, bases: Mapping[tuple[str, str], Tensor], family: int
-) -> Iterable[Part]:
+) -> Iterable[Segment]:
     """The parts of one entry of an upload. family: of those who began at the same numbers."""
     value = message[entry]
     labels = message.get("labels")
@@ -90,13 +90,13 @@ def _of_entry(
         if entry in method.delta_entries and name is not None:
             base = bases.get((entry, name))
             key = (entry, name, *tensor.shape, None if base is None else family)
-            yield Part((entry, name, None), key, (entry, key[-1]), tensor, base)
+            yield Segment((entry, name, None), key, (entry, key[-1]), tensor, base)
         elif entry in method.aligned_entries:
-            yield Part((entry, name, None), (entry, name, *tensor.shape), entry, tensor, None)
+            yield Segment((entry, name, None), (entry, name, *tensor.shape), entry, tensor, None)
         elif name is None and isinstance(labels, Tensor) and labels.shape == tensor.shape[:1]:
             for row, label in enumerate(labels.tolist()):
                 key = (entry, label, *tensor.shape[1:])
-                yield Part((entry, None, row), key, key, tensor[row], None)
+                yield Segment((entry, None, row), key, key, tensor[row], None)
 
 
 def _families(bases: Mapping[int, Mapping[tuple[str, str], Tensor]]) -> dict[int, int]:
@@ -118,7 +118,7 @@ def _agree(one: Mapping[tuple[object, ...], Tensor], other: Mapping[tuple[object
     return bool(common) and all(one[key] is other[key] or torch.equal(one[key], other[key]) for key in common)
 
 
-def holders_of(parts: Mapping[int, Sequence[Part]]) -> dict[Hashable, tuple[int, ...]]:
+def owners_of(parts: Mapping[int, Sequence[Segment]]) -> dict[Hashable, tuple[int, ...]]:
     """Key of a part -> who has sent one."""
     found: dict[Hashable, tuple[int, ...]] = {}
     for i, own in parts.items():
@@ -127,11 +127,11 @@ def holders_of(parts: Mapping[int, Sequence[Part]]) -> dict[Hashable, tuple[int,
     return found
 
 
-Pieces = list[list[Part]]  # of each of some clients its parts, in the same order
+Pieces = list[list[Segment]]  # of each of some clients its parts, in the same order
 
 
-def chunks_of(
-    parts: Mapping[int, Sequence[Part]], holders: Mapping[Hashable, tuple[int, ...]]
+def blocks_of(
+    parts: Mapping[int, Sequence[Segment]], holders: Mapping[Hashable, tuple[int, ...]]
 ) -> list[tuple[tuple[int, ...], Pieces]]:
     """Parts of one sort that the same clients have: the clients, and each one's parts, in the same order."""
     known = {i: {part.key: part for part in own} for i, own in parts.items()}
@@ -149,17 +149,17 @@ def vectors_of(pieces: Pieces) -> Tensor:
     return torch.stack([row.to(widest) for row in rows])
 
 
-class Copy:
+class EditableMessage:
     """An upload whose tensors can be replaced, rows of them too."""
 
     def __init__(self, message: Message) -> None:
-        self._message: State = shallow(message)
+        self._message: State = shallow_copy(message)
         self._own: set[tuple[str, str | None]] = set()  # tensors that may be written into
 
     @property
     def message(self) -> Message:
         """As it is now."""
-        return read_only(self._message)
+        return freeze(self._message)
 
     def put(self, place: Place, new: Tensor) -> None:
         """Put a tensor, or a row of one, in its place."""
@@ -180,7 +180,7 @@ class Copy:
 
 def floats_of(message: Message) -> list[tuple[str | None, Tensor]]:
     """Tensors with floats, by their names within a group (None: it stands alone); no single and no empty ones."""
-    named = [(name, tensor) for _, name, tensor in every_tensor(message)]
+    named = [(name, tensor) for _, name, tensor in iter_tensors(message)]
     return [(name, t) for name, t in named if t.is_floating_point() and t.dim() and t.numel()]
 
 

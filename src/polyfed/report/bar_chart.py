@@ -9,11 +9,11 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import Drawing, canvas, fills, legend, tidy
+from polyfed.report.plot_style import FigureWithData, canvas, fills, legend, style_axes
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import finite, mean_of, std_of
 
-__all__ = ["Bar", "bars", "variants"]
+__all__ = ["Bar", "build_bars", "variants"]
 
 _BAR = 0.34  # inches, of a bar and what is between two
 _LINE = 0.16  # inches, of a line of a bar's name
@@ -34,7 +34,7 @@ class Bar:
     seeds: tuple[int, ...]
 
 
-def bars(group: Group, stage: str | None = None) -> list[Bar]:
+def build_bars(group: Group, stage: str | None = None) -> list[Bar]:
     """One per row, in order; a row without a recorded accuracy is left out."""
     stages = group.stages(stage)
     found = []
@@ -47,17 +47,17 @@ def bars(group: Group, stage: str | None = None) -> list[Bar]:
     return found
 
 
-def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawing]:
+def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
     """``variants``: a bar per method or variant, after the last round.
 
     Args:
-        runs: from ``find_runs``. stage: which stage's accuracy; by default each run's own evaluation.
+        runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.
 
     Raises:
         ConfigError: nothing is finished, a run lacks the stage, or no accuracy is recorded.
     """
     groups, _ = group_runs(runs, stage)
-    every = [(group, bars(group, stage)) for group in groups]
+    every = [(group, build_bars(group, stage)) for group in groups]
     found = [(group, mine) for group, mine in every if mine]
     if not found:
         raise ConfigError("nothing to draw: no accuracy of these runs is recorded")
@@ -67,7 +67,7 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawin
     ]
 
 
-def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> Drawing:
+def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> FigureWithData:
     from matplotlib.patheffects import withStroke
 
     spread = " Bar: mean over seeds; circles: seeds; ±: sample standard deviation." if len(group.seeds) > 1 else ""
@@ -77,7 +77,7 @@ def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> D
     names = ["\n".join(textwrap.wrap(bar.name, 30)) for bar in others]
     step = max(_BAR, _LINE * (2 + max(name.count("\n") for name in names)))
     figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + step * len(others))
-    tidy(axes, "x")
+    style_axes(axes, "x")
     for place, (bar, fill) in enumerate(zip(others, fills(), strict=False)):
         axes.barh(place, 100 * bar.accuracy, height=0.68, **fill, gid=f"bar {bar.name}")
         if len(bar.each) > 1:
@@ -93,7 +93,9 @@ def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> D
     axes.set_xlim(*_limits(found))
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
     axes.set_xlabel("test accuracy [%]")
-    return Drawing(stem, figure, {"about": about, "bars": [asdict(bar) for bar in found]}, [_row(bar) for bar in found])
+    return FigureWithData(
+        stem, figure, {"about": about, "bars": [asdict(bar) for bar in found]}, [_row(bar) for bar in found]
+    )
 
 
 _BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}

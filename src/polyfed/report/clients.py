@@ -17,17 +17,17 @@ from polyfed.report.plot_style import (
     HEIGHT,
     LOCAL_STYLE,
     WIDTH,
-    Drawing,
-    blank,
+    FigureWithData,
+    empty_figure,
     inches,
     legend,
-    looks,
+    method_styles,
     shortened,
     styles,
 )
 from polyfed.report.run_records import RunRecord
 
-__all__ = ["ClientScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
+__all__ = ["ReportedScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
 
 _SIZE = 9  # points of an architecture's name
 _LONG = 36  # letters of it
@@ -37,7 +37,7 @@ _WIDE = 10  # numbers of samples are on a logarithmic axis where the largest is 
 
 
 @dataclass(frozen=True)
-class ClientScore:
+class ReportedScore:
     """One client of one run. accuracy: in [0, 1]. samples: that it had to train on. None is "not recorded"."""
 
     name: str
@@ -49,12 +49,12 @@ class ClientScore:
     accuracy: float
 
 
-def client_scores(group: Group) -> list[ClientScore]:
+def client_scores(group: Group) -> list[ReportedScore]:
     """Every scored client of every run, row after row, seed after seed."""
     return [score for name, runs in group.rows.items() for run in runs for score in _scores(name, run)]
 
 
-def _scores(name: str, run: RunRecord) -> list[ClientScore]:
+def _scores(name: str, run: RunRecord) -> list[ReportedScore]:
     table = run.result.clients_table
     known: list[tuple[int, str | None, int | None, float | None]]
     if table is None:  # only the accuracies were recorded
@@ -62,7 +62,7 @@ def _scores(name: str, run: RunRecord) -> list[ClientScore]:
     else:
         known = [(row.id, row.architecture, row.samples, row.accuracy) for row in table]
     return [
-        ClientScore(name, run.method, run.seed, number, architecture, samples, accuracy)
+        ReportedScore(name, run.method, run.seed, number, architecture, samples, accuracy)
         for number, architecture, samples, accuracy in known
         if accuracy is not None and math.isfinite(accuracy)
     ]
@@ -80,7 +80,7 @@ class Ranked:
     seeds: int
 
 
-def ranked(scores: Sequence[ClientScore]) -> list[Ranked]:
+def ranked(scores: Sequence[ReportedScore]) -> list[Ranked]:
     """Clients sorted within each run. Rank k over seeds is the mean of the k-th lowest clients, whoever they are.
 
     Where seeds scored different numbers of clients, as many ranks as all have.
@@ -115,7 +115,7 @@ class ByArchitecture:
     n: int
 
 
-def by_architecture(scores: Sequence[ClientScore]) -> list[ByArchitecture]:
+def by_architecture(scores: Sequence[ReportedScore]) -> list[ByArchitecture]:
     """Every row and architecture; clients of which no architecture is recorded are left out."""
     found = []
     for name, mine in _by([score for score in scores if score.architecture is not None], "name").items():
@@ -128,9 +128,9 @@ def by_architecture(scores: Sequence[ClientScore]) -> list[ByArchitecture]:
     return found
 
 
-def _by(scores: Iterable[ClientScore], key: str) -> dict[Any, list[ClientScore]]:
+def _by(scores: Iterable[ReportedScore], key: str) -> dict[Any, list[ReportedScore]]:
     """In order of first appearance."""
-    found: dict[Any, list[ClientScore]] = {}
+    found: dict[Any, list[ReportedScore]] = {}
     for score in scores:
         found.setdefault(getattr(score, key), []).append(score)
     return found
@@ -139,7 +139,7 @@ def _by(scores: Iterable[ClientScore], key: str) -> dict[Any, list[ClientScore]]
 # drawing ----------------------------------------------------------------------------------------------------------
 
 
-def clients(runs: Iterable[RunRecord]) -> list[Drawing]:
+def clients(runs: Iterable[RunRecord]) -> list[FigureWithData]:
     """``accuracy-per-client``: the clients of each method from the lowest to the highest accuracy.
 
     Raises:
@@ -148,14 +148,14 @@ def clients(runs: Iterable[RunRecord]) -> list[Drawing]:
     return [_clients(group, scores, stem) for group, scores, stem in _scored(runs, "accuracy-per-client")]
 
 
-def _clients(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
+def _clients(group: Group, scores: Sequence[ReportedScore], stem: str) -> FigureWithData:
     from matplotlib.ticker import MaxNLocator
 
     lines = ranked(scores)
     more = "Line: mean over seeds at each rank; band: lowest to highest seed." if len(group.seeds) > 1 else ""
-    figure, axes = blank("Accuracy per client, sorted", _about(group, more))
+    figure, axes = empty_figure("Accuracy per client, sorted", _about(group, more))
     handles = []
-    for line, style in zip(lines, looks([line.method for line in lines], styles(), LOCAL_STYLE), strict=True):
+    for line, style in zip(lines, method_styles([line.method for line in lines], styles(), LOCAL_STYLE), strict=True):
         at = range(1, len(line.mean) + 1)
         if line.seeds > 1:
             axes.fill_between(at, _percents(line.low), _percents(line.high), color=style["color"], alpha=0.15, lw=0)
@@ -170,10 +170,10 @@ def _clients(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
         for line in lines
         for rank, (mean, low, high) in enumerate(zip(line.mean, line.low, line.high, strict=True), start=1)
     ]
-    return Drawing(stem, figure, _data(group, more, lines), rows)
+    return FigureWithData(stem, figure, _data(group, more, lines), rows)
 
 
-def architectures(runs: Iterable[RunRecord]) -> list[Drawing]:
+def architectures(runs: Iterable[RunRecord]) -> list[FigureWithData]:
     """``accuracy-by-architecture``: the mean of each architecture's clients, method beside method.
 
     Raises:
@@ -188,7 +188,7 @@ def architectures(runs: Iterable[RunRecord]) -> list[Drawing]:
     return drawn
 
 
-def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> Drawing:
+def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> FigureWithData:
     more = f"Mark: mean over clients{' and seeds' if len(group.seeds) > 1 else ''}; line: lowest to highest of them."
     places = {name: place for place, name in enumerate(dict.fromkeys(one.architecture for one in found))}
     rows = dict.fromkeys((one.name, one.method) for one in found)
@@ -197,7 +197,7 @@ def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> 
     long = inches(names, _SIZE) + 0.1 > (width - 0.8) / len(places)
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
     below = 0.71 * inches(names, _SIZE) if long else 0.0
-    figure, axes = blank("Accuracy by architecture", _about(group, more), HEIGHT + below, width)
+    figure, axes = empty_figure("Accuracy by architecture", _about(group, more), HEIGHT + below, width)
     handles = []
     for number, ((name, _), style) in enumerate(zip(rows, _marks(rows), strict=True)):
         mine = [one for one in found if one.name == name]
@@ -213,10 +213,10 @@ def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> 
     axes.grid(False, axis="x")
     _percent_axis(axes)
     legend(axes, handles, [name for name, _ in rows])
-    return Drawing(stem, figure, _data(group, more, found), [asdict(one) for one in found])
+    return FigureWithData(stem, figure, _data(group, more, found), [asdict(one) for one in found])
 
 
-def sizes(runs: Iterable[RunRecord]) -> list[Drawing]:
+def sizes(runs: Iterable[RunRecord]) -> list[FigureWithData]:
     """``accuracy-by-size``: each client's accuracy against its number of training samples.
 
     Raises:
@@ -231,9 +231,9 @@ def sizes(runs: Iterable[RunRecord]) -> list[Drawing]:
     return drawn
 
 
-def _sizes(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
+def _sizes(group: Group, scores: Sequence[ReportedScore], stem: str) -> FigureWithData:
     more = f"A mark per client{' and seed' if len(group.seeds) > 1 else ''}."
-    figure, axes = blank("Accuracy by the amount of a client's data", _about(group, more))
+    figure, axes = empty_figure("Accuracy by the amount of a client's data", _about(group, more))
     rows = dict.fromkeys((score.name, score.method) for score in scores)
     handles = []
     for (name, _), style in zip(rows, _marks(rows), strict=True):
@@ -247,10 +247,10 @@ def _sizes(group: Group, scores: Sequence[ClientScore], stem: str) -> Drawing:
     axes.set_xlabel("training samples of the client")
     _percent_axis(axes)
     legend(axes, handles, [name for name, _ in rows])
-    return Drawing(stem, figure, _data(group, more, scores), [asdict(score) for score in scores])
+    return FigureWithData(stem, figure, _data(group, more, scores), [asdict(score) for score in scores])
 
 
-def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[ClientScore], str]]:
+def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[ReportedScore], str]]:
     """The groups with scored clients, and the name of each one's files."""
     groups, _ = group_runs(runs)
     every = [(group, client_scores(group)) for group in groups]
@@ -266,7 +266,7 @@ def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[Clie
 def _marks(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     """Markers without lines between them; open, so that those below show."""
     found = []
-    for style in looks([method for _, method in rows], styles(), LOCAL_STYLE):
+    for style in method_styles([method for _, method in rows], styles(), LOCAL_STYLE):
         bare = {key: value for key, value in style.items() if key != "linewidth"}
         found.append(bare | {"linestyle": "none", "markersize": 5.5, "markerfacecolor": "none", "markeredgewidth": 1.3})
     return found

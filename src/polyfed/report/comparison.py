@@ -13,25 +13,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.report import paper_results
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import sub_tables
 from polyfed.report.comparison_formats import FORMATS, Table, to_csv, to_json, to_latex, to_markdown, to_text
-from polyfed.report.comparison_rows import Facts, OneRun, Row, Section
+from polyfed.report.comparison_rows import ComparisonGroup, ComparisonRow, Facts, OneRun
 from polyfed.report.decomposition import decompose, remarks
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import SEEDS, Paired, Target, ci_half_width, leader, paired, to_target
+from polyfed.report.statistics import (
+    SEEDS,
+    Paired,
+    Target,
+    ci_half_width,
+    indistinguishable,
+    leader,
+    paired_difference,
+    to_target,
+)
 from polyfed.report.text_tables import finite, finite_ones, mean_of, percent, std_of
 from polyfed.results.schema import FigureSummary, Summary
 
 __all__ = [
-    "Row",
-    "Section",
+    "ComparisonGroup",
+    "ComparisonRow",
     "Table",
-    "comparison",
+    "compare_runs",
     "sub_tables",
     "to_csv",
     "to_json",
@@ -49,13 +58,13 @@ _EPSILON = {
 
 
 # building -------------------------------------------------------------------------------------------------------
-def comparison(
+def compare_runs(
     runs: Iterable[RunRecord], stage: str | None = None, target: Target | str | float | None = None
 ) -> Table:
     """Compare runs, grouped by name over seeds; different data, clients or rounds give separate tables.
 
     Args:
-        runs: from ``find_runs``.
+        runs: from ``load_runs``.
         stage: which stage to compare; by default each run's own evaluation.
         target: an accuracy, as `Target.parse` takes it: also tell the rounds, bytes and seconds that it took.
 
@@ -68,7 +77,7 @@ def comparison(
     return Table(tuple(_section(group, stage, wanted) for group in groups), notes)
 
 
-def _section(group: Group, stage: str | None, target: Target | None) -> Section:
+def _section(group: Group, stage: str | None, target: Target | None) -> ComparisonGroup:
     told: list[str] = []  # notes that building the rows comes upon
     local = _local_of(group, told)
     stages = group.stages(stage)
@@ -79,11 +88,11 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
         _row(name, runs, stages[name], reference, told, _rival(name, group, scores), wanted)
         for name, runs in group.rows.items()
     )
-    leaders = _leaders(group, stages, scores)
+    leaders, close = _leaders(group, stages, scores)
     footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
     numbers = {name: number for number, name in enumerate(footnotes, start=1)}
     notes = [_about_columns(rows), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
-    notes += _about_leaders(leaders)
+    notes += _about_leaders(leaders, close)
     decompositions = decompose(group.rows, stages)
     notes += remarks(decompositions)
     if target is not None and wanted is not None:
@@ -91,7 +100,7 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Section:
     notes += _about_published(group, rows)
     notes += [f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items()]
     first = group.runs[0]
-    return Section(
+    return ComparisonGroup(
         finding=finding(rows),
         caption=f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}.{group.preset_text()}",
         facts=_facts(group),
@@ -127,7 +136,7 @@ def _facts(group: Group) -> Facts:
     )
 
 
-def _about_columns(rows: Sequence[Row]) -> str:
+def _about_columns(rows: Sequence[ComparisonRow]) -> str:
     """What the columns of the table are."""
     several = any(len(row.seeds) > 1 for row in rows)
     spread = "; ± is the sample standard deviation over seeds" if several else ""
@@ -137,28 +146,50 @@ def _about_columns(rows: Sequence[Row]) -> str:
     return f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run"
 
 
-def _about_epsilon(group: Group, rows: Sequence[Row]) -> Iterator[str]:
+def _about_epsilon(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """What each unit's epsilon is of, and at which delta."""
     deltas = sorted({run.result.delta for run in group.runs if run.result.delta is not None})
     for unit in dict.fromkeys(unit for row in rows for unit in row.epsilon):
         yield f"epsilon {unit}: {_EPSILON[unit]}, at delta {', '.join(f'{delta:g}' for delta in deltas)}"
 
 
-def _about_scores(rows: Sequence[Row]) -> Iterator[str]:
+def _about_scores(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """What other predictors are, and what so few seeds cannot tell."""
     if any(row.accuracy_by_predictor for row in rows):
         yield "by ...: the same models in the same stage, predicting in another of their method's ways"
+    yield from _about_scored(rows)
     most = max(len(row.seeds) for row in rows)
+    few = [row.name for row in rows if len(row.seeds) < SEEDS]
     if most == 1:
         yield "one seed: neither a spread nor an interval is known"
     elif most < SEEDS:
         yield "two seeds: no interval is told, which takes three"
+    elif few:
+        yield f"fewer than three seeds, of which no interval is told: {', '.join(few)}"
+
+
+def _about_scored(rows: Sequence[ComparisonRow]) -> Iterator[str]:
+    """What further accuracies are of."""
+    if any(row.accuracy_by_classes for row in rows):
+        yield (
+            "own classes: on those that each client has training samples of; missing classes: on the others, with the "
+            "test samples of all clients, over the clients that lack some"
+        )
+    if any(row.held_out for row in rows):
+        epochs = " and after local training on it" if any("after_training" in row.held_out for row in rows) else ""
+        yield (
+            "held out: clients that never trained, on their own test samples, with what they would receive if they "
+            f"joined now{epochs}; all other figures are of the clients that train"
+        )
 
 
 def _leaders(
     group: Group, stages: Mapping[str, str], scores: Mapping[str, Mapping[int, float | None]]
-) -> dict[str, str]:
-    """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere."""
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere.
+
+    Also, by column, the rows that the leader cannot be told from, though they are further behind than the next.
+    """
     rows = {name: runs for name, runs in group.rows.items() if _may_lead(runs)}
     best = {name: {run.seed: _best(run, stages[name]) for run in runs} for name, runs in rows.items()}
     columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
@@ -166,7 +197,8 @@ def _leaders(
     for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
         columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
     found = {column: leader(of_rows) for column, of_rows in columns.items()}
-    return {column: name for column, name in found.items() if name is not None}
+    leaders = {column: name for column, name in found.items() if name is not None}
+    return leaders, {column: indistinguishable(columns[column], name) for column, name in leaders.items()}
 
 
 def _may_lead(runs: Sequence[RunRecord]) -> bool:
@@ -174,8 +206,8 @@ def _may_lead(runs: Sequence[RunRecord]) -> bool:
     return not runs[0].control and not any(run.result.nothing_learnt for run in runs)
 
 
-def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
-    """What is bold, and why."""
+def _about_leaders(leaders: Mapping[str, str], close: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What is bold, and why; and which differences to it may be chance."""
     if leaders:
         columns = {
             name: [column.replace("_", " ") for column in leaders if leaders[column] == name]
@@ -186,6 +218,12 @@ def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
             "highest, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
             f"{told}"
         )
+    for column, names in close.items():
+        if names:
+            yield (
+                f"{leaders[column]} is bold ({column.replace('_', ' ')}), but its difference to {', '.join(names)} may "
+                "be chance: the 95 % interval holds zero, or takes more seeds"
+            )
 
 
 def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
@@ -221,7 +259,7 @@ def _about_target(target: Target, wanted: float, group: Group) -> str:
     )
 
 
-def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
+def _about_published(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """What a reader must know of ours beside the papers'."""
     first = group.runs[0]
     if any(row.published for row in rows):
@@ -236,12 +274,12 @@ def _about_published(group: Group, rows: Sequence[Row]) -> Iterator[str]:
         if any(each.mark == paper_results.OTHER_SETTINGS for row in rows for each in row.published):
             yield "other settings: not the paper's experiment, as --set has changed it, so that no difference is marked"
     done = {run.label_or_method for run in group.runs}
-    missing = dict.fromkeys(entry.method for entry in paper_results.column(first) if entry.method not in done)
+    missing = dict.fromkeys(entry.method for entry in paper_results.numbers_for(first) if entry.method not in done)
     if missing:
         yield f"rows of the paper that were not run here: {', '.join(missing)}"
-    if places := paper_results.without_column(first):
+    if places := paper_results.missing_settings(first):
         yield f"{', '.join(places)} has no column for these data and settings, so that nothing stands beside"
-    if quantities := paper_results.unmeasured(first):
+    if quantities := paper_results.not_measured(first):
         yield f"printed there, and not measured here: {', '.join(quantities)}"
 
 
@@ -261,7 +299,7 @@ def _rival(name: str, group: Group, scores: Mapping[str, Mapping[int, float | No
     if not found:
         return none
     best = max(found, key=lambda one: one[:2])[2]  # the first of equals
-    return best, paired(mine, scores[best])
+    return best, paired_difference(mine, scores[best])
 
 
 def _row(
@@ -272,14 +310,14 @@ def _row(
     notes: list[str],
     rival: tuple[str, Paired],
     target: float | None,
-) -> Row:
+) -> ComparisonRow:
     scores = [_score(run, stage) for run in runs]
     accuracies = [score.mean for score in scores]
     results = [run.result for run in runs]
     architectures = [run.result.accuracy_per_architecture if run.stage == stage else {} for run in runs]
     difference = _difference(runs, stage, local, notes, name)
     best = [_best(run, stage) for run in runs]
-    return Row(
+    return ComparisonRow(
         name=name,
         method=runs[0].method,
         control=runs[0].control,
@@ -296,6 +334,8 @@ def _row(
         accuracy_bottom_decile=mean_of([score.bottom_decile for score in scores]),
         accuracy_by_stage=_means([result.accuracy_by_stage for result in results]),
         accuracy_by_predictor=_means([result.accuracy_by_predictor.get(stage, {}) for result in results]),
+        accuracy_by_classes=_means([result.accuracy_by_classes.get(stage, {}) for result in results]),
+        held_out=_means([result.held_out for result in results]),
         accuracy_per_architecture=_means(architectures),
         metrics=_means([result.metrics.get(stage, {}) for result in results]),
         bytes_up=mean_of([result.bytes_up for result in results]),
@@ -312,7 +352,7 @@ def _row(
         against_rival=rival[1],
         to_target=None if target is None else to_target(runs, target, stage),
         epsilon=_largest([result.epsilon for result in results]),
-        published=() if runs[0].control else paper_results.beside(runs, stage),
+        published=() if runs[0].control else paper_results.compare_with_paper(runs, stage),
         runs=tuple(_run_of(run, score) for run, score in zip(runs, scores, strict=True)),
     )
 
@@ -366,7 +406,7 @@ def _difference(
         compared = local[0].stage
         its = _by_seed(local, compared)
         notes.append(f"{name}: its stage {stage} is compared with Local's stage {compared}")
-    return paired(mine, its)
+    return paired_difference(mine, its)
 
 
 def _means(summaries: Sequence[Mapping[str, Summary | FigureSummary]]) -> dict[str, float]:
@@ -388,7 +428,7 @@ def write(
     """Write ``<name>.<format>`` for each format into the folder (made if missing), each file whole or not at all.
 
     Args:
-        table: from ``comparison``.
+        table: from ``compare_runs``.
         folder: where to.
         formats: of md, csv, json, tex, txt.
         name: the files' name without its ending.
@@ -401,6 +441,6 @@ def write(
     """
     for form in formats:
         if form not in FORMATS:
-            raise ConfigError(f"unknown table format '{form}'{nearest(form, FORMATS)}")
+            raise ConfigError(f"unknown table format '{form}'{suggest(form, FORMATS)}")
     path = make_folder(folder)
     return [write_whole(path / f"{name}.{form}", FORMATS[form](table).encode("utf-8")) for form in formats]

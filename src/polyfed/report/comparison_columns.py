@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from polyfed.report.comparison_rows import Row, Section
-from polyfed.report.paper_results import Beside
+from polyfed.report.comparison_rows import ComparisonGroup, ComparisonRow
+from polyfed.report.paper_results import PaperComparison
 from polyfed.report.text_tables import Column, format_mean_std, interval, interval_of_share, percent
 from polyfed.units import human_bytes, human_seconds
 
@@ -32,12 +32,19 @@ _INTERVALS = {"gain": "interval\nof gain", "alone": "interval\nalone", "federate
 _REFUSED = "refused"
 _SIMULATED = "simulated\ntime"
 COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED, _SIMULATED)
-METRICS = {"balanced_accuracy": "balanced\naccuracy", "f1": "macro\nF1", "auc": "macro\nAUC"}
+METRICS = {
+    "balanced_accuracy": "balanced\naccuracy",
+    "f1": "macro\nF1",
+    "auc": "macro\nAUC",
+    "calibration_error": "calibration\nerror",
+}
+_CLASSES = {"own": "own\nclasses", "missing": "missing\nclasses"}
+_HELD_OUT = {"received": "held out,\nreceived", "after_training": "held out,\ntrained"}
 
 SubTable = tuple[str, list[Column]]
 
 
-def columns_of(section: Section, metrics: bool = False) -> list[Column]:
+def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
     """What people see, with the other figures on request. Columns in which nothing is known are left out, and scores
     that are the same as others.
     """
@@ -62,7 +69,7 @@ def columns_of(section: Section, metrics: bool = False) -> list[Column]:
     return [*columns, accuracy, *(column for column in numbers if set(column.cells) != {"-"})]
 
 
-def _scores(section: Section, metrics: bool) -> list[Column]:
+def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
     """The accuracy, and what else was scored."""
     rows = section.rows
     bests = [row.accuracy_best_by_validation for row in rows]
@@ -78,15 +85,19 @@ def _scores(section: Section, metrics: bool) -> list[Column]:
         *(_of_stage(section, stage) for stage in section.extra_stages),
         *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
     ]
+    for part, heading in _CLASSES.items():
+        columns.append(Column(heading, [percent(row.accuracy_by_classes.get(part)) for row in rows]))
+    for stage, heading in _HELD_OUT.items():
+        columns.append(Column(heading, [percent(row.held_out.get(stage)) for row in rows]))
     return [*columns, *metrics_of(section)] if metrics else columns
 
 
-def _bold(section: Section, key: str) -> frozenset[int]:
+def _bold(section: ComparisonGroup, key: str) -> frozenset[int]:
     """The place of the row that leads a column, if one does."""
     return frozenset(at for at, row in enumerate(section.rows) if row.name == section.leaders.get(key))
 
 
-def repeated_columns(section: Section, metrics: bool) -> dict[str, str]:
+def repeated_columns(section: ComparisonGroup, metrics: bool) -> dict[str, str]:
     """The scores that are those of a column before them in every row: heading -> that one's."""
     shown: dict[str, list[str]] = {}
     repeated: dict[str, str] = {}
@@ -100,7 +111,7 @@ def repeated_columns(section: Section, metrics: bool) -> dict[str, str]:
     return repeated
 
 
-def notes_of(section: Section, metrics: bool = True) -> list[str]:
+def notes_of(section: ComparisonGroup, metrics: bool = True) -> list[str]:
     """The section's notes, and which columns are not shown."""
     repeated = repeated_columns(section, metrics)
     named = [f"{one} (as {other})".replace("\n", " ") for one, other in repeated.items()]
@@ -116,11 +127,11 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _names_of(section: Section) -> Column:
+def _names_of(section: ComparisonGroup) -> Column:
     return Column("method", [f"{row.name}{_learnt_nothing(row)}" for row in section.rows], words=True)
 
 
-def _learnt_nothing(row: Row) -> str:
+def _learnt_nothing(row: ComparisonRow) -> str:
     """Behind a row's name: that its accuracy is that of networks as they began."""
     if not row.nothing_learnt:
         return ""
@@ -128,12 +139,12 @@ def _learnt_nothing(row: Row) -> str:
     return f" (nothing learnt{some})"
 
 
-def _of_stage(section: Section, stage: str) -> Column:
+def _of_stage(section: ComparisonGroup, stage: str) -> Column:
     found = [row.accuracy_by_stage.get(stage) for row in section.rows]
     return Column(stage, list(map(percent, found)), bold=_bold(section, stage))
 
 
-def metrics_of(section: Section) -> list[Column]:
+def metrics_of(section: ComparisonGroup) -> list[Column]:
     """The figures beside the accuracy; those of the user's own, whose unit nobody knows here, as they are."""
     lowest = Column("lowest\ntenth", [percent(row.accuracy_bottom_decile) for row in section.rows])
     others = [(h, [percent(row.metrics.get(key)) for row in section.rows]) for key, h in METRICS.items()]
@@ -142,7 +153,7 @@ def metrics_of(section: Section) -> list[Column]:
     return [lowest, *(Column(heading, cells) for heading, cells in others)]
 
 
-def architecture_tables(section: Section) -> list[SubTable]:
+def architecture_tables(section: ComparisonGroup) -> list[SubTable]:
     """The accuracies by architecture; nothing where all clients have the same."""
     names = list(dict.fromkeys(name for row in section.rows for name in row.accuracy_per_architecture))
     cells = {name: [percent(row.accuracy_per_architecture.get(name)) for row in section.rows] for name in names}
@@ -150,7 +161,7 @@ def architecture_tables(section: Section) -> list[SubTable]:
     return [(_BY_ARCHITECTURE, columns)] if len(names) > 1 else []
 
 
-def interval_tables(section: Section) -> list[SubTable]:
+def interval_tables(section: ComparisonGroup) -> list[SubTable]:
     """The intervals; nothing where no row has seeds enough."""
     rows = section.rows
     if all(row.accuracy_margin is None for row in rows):
@@ -168,7 +179,7 @@ def interval_tables(section: Section) -> list[SubTable]:
     return [(_OVER_SEEDS, [_names_of(section), *(column for column in columns if set(column.cells) != {"-"})])]
 
 
-def decomposition_tables(section: Section) -> list[SubTable]:
+def decomposition_tables(section: ComparisonGroup) -> list[SubTable]:
     """Gains alone and together; nothing where no method ran alone, too."""
     found = section.decompositions
     if not found:
@@ -184,7 +195,7 @@ def decomposition_tables(section: Section) -> list[SubTable]:
     return [(_WORTH, [column for column in columns if set(column.cells) != {"-"}])]
 
 
-def target_tables(section: Section) -> list[SubTable]:
+def target_tables(section: ComparisonGroup) -> list[SubTable]:
     """Rounds, bytes and seconds; nothing where no target was asked for."""
     needed = [row.to_target for row in section.rows]
     found = [one for one in needed if one is not None]
@@ -215,7 +226,7 @@ def _numbers(pairs: Sequence[tuple[float | None, float | None]], decimals: int) 
     return cells
 
 
-def paper_tables(section: Section) -> Iterator[SubTable]:
+def paper_tables(section: ComparisonGroup) -> Iterator[SubTable]:
     """Ours beside the papers', a table for each of their tables and quantities; only rows that they have."""
     every = [(row, one) for row in section.rows for one in row.published]
     for place, setting, quantity, unit in dict.fromkeys((b.table, b.setting, b.quantity, b.unit) for _, b in every):
@@ -239,13 +250,13 @@ def paper_tables(section: Section) -> Iterator[SubTable]:
         yield f"Beside the paper: {where}: {quantity}{f' [{unit}]' if unit not in ('', 'rounds') else ''}", columns
 
 
-def _footnotes(section: Section, one: Beside) -> str:
+def _footnotes(section: ComparisonGroup, one: PaperComparison) -> str:
     """The footnotes' numbers behind a printed figure: " [1, 4]"."""
     numbers = sorted(section.footnotes[name] for name in one.footnotes)
     return f" [{', '.join(map(str, numbers))}]" if numbers else ""
 
 
-def sub_tables(section: Section) -> list[SubTable]:
+def sub_tables(section: ComparisonGroup) -> list[SubTable]:
     """All that people see of a section: the table under its caption (no title), then those with titles of their own."""
     more = [*decomposition_tables(section), *interval_tables(section), *target_tables(section)]
     more += [*paper_tables(section), *architecture_tables(section)]

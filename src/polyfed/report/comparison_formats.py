@@ -27,11 +27,11 @@ from polyfed.report.comparison_columns import (
     sub_tables,
     target_tables,
 )
-from polyfed.report.comparison_rows import Row, Section
+from polyfed.report.comparison_rows import ComparisonGroup, ComparisonRow
 from polyfed.report.decomposition import Decomposition
 from polyfed.report.text_tables import (
     Column,
-    latex,
+    escape_latex,
     latex_table,
     markdown_table,
     min_width,
@@ -47,7 +47,7 @@ __all__ = ["FORMATS", "Table", "markdown_body", "to_csv", "to_html", "to_json", 
 class Table:
     """The comparison: one section for each set of comparable runs, and notes on runs left out."""
 
-    sections: tuple[Section, ...]
+    sections: tuple[ComparisonGroup, ...]
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -66,6 +66,7 @@ def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
     rows = [row for section in table.sections for row in section.rows]
     groups = {"accuracy_by_stage": "accuracy", "accuracy_by_predictor": "accuracy_by"}
+    groups |= {"accuracy_by_classes": "classes", "held_out": "held_out"}
     groups |= {"accuracy_per_architecture": "architecture", "metrics": "", "epsilon": "epsilon"}
     keys = {group: dict.fromkeys(key for row in rows for key in getattr(row, group)) for group in groups}
     lines: list[dict[str, Any]] = []
@@ -103,7 +104,7 @@ def _head(prefix: str, key: str) -> str:
     return f"{prefix}_{key}" if prefix else key
 
 
-def _more(row: Row) -> dict[str, Any]:
+def _more(row: ComparisonRow) -> dict[str, Any]:
     """The best rival, the target and the paper's numbers, as cells."""
     rival = row.against_rival
     needed = row.to_target
@@ -133,12 +134,16 @@ def to_json(table: Table) -> str:
     return json.dumps({"tables": tables, "notes": list(table.notes)}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _plain(section: Section) -> dict[str, Any]:
+def _plain(section: ComparisonGroup) -> dict[str, Any]:
     found = asdict(section)
     if all(row.simulated_seconds is None for row in section.rows):
         for row in found["rows"]:
             _drop_simulated(row)
             _drop_simulated(row["to_target"] or {})
+    for key in ("accuracy_by_classes", "held_out"):
+        if not any(getattr(row, key) for row in section.rows):
+            for row in found["rows"]:
+                del row[key]
     if not any(row.control for row in section.rows):
         del found["decompositions"]
         for row in found["rows"]:
@@ -155,7 +160,7 @@ def to_markdown(table: Table) -> str:
     return "\n".join(blocks)
 
 
-def markdown_body(section: Section) -> str:
+def markdown_body(section: ComparisonGroup) -> str:
     """The tables and notes of a section, without its caption."""
     (_, main), *more = sub_tables(section)
     told = "\n".join(f"- {markdown_text(note)}" for note in notes_of(section))
@@ -197,9 +202,9 @@ def to_latex(table: Table) -> str:
             told = notes_of(section) if number == len(shown) else []
             blocks.append(
                 "\\begin{table}\n\\centering\n"
-                f"\\caption{{{latex(caption)}}}\n"
+                f"\\caption{{{escape_latex(caption)}}}\n"
                 f"{latex_table(columns)}\n"
-                + "".join(f"\\par\\small {latex(note)}\n" for note in told)
+                + "".join(f"\\par\\small {escape_latex(note)}\n" for note in told)
                 + "\\end{table}\n"
             )
     return (
@@ -225,7 +230,7 @@ def to_text(table: Table, width: int = 100, ascii_only: bool = False, metrics: b
     return text.replace("±", "+/-").encode("ascii", "replace").decode("ascii") if ascii_only else text
 
 
-def _text_section(section: Section, width: int, metrics: bool) -> str:
+def _text_section(section: ComparisonGroup, width: int, metrics: bool) -> str:
     columns = columns_of(section)
     blocks = [columns]
     if min_width(columns) > width:  # costs move into a block of their own below

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.report.decomposition import Decomposition
-from polyfed.report.paper_results import Beside
+from polyfed.report.paper_results import PaperComparison
 from polyfed.report.statistics import Paired, ToTarget
 
-__all__ = ["Facts", "OneRun", "Row", "Section"]
+__all__ = ["ComparisonGroup", "ComparisonRow", "Facts", "OneRun"]
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One method or variant over its seeds. Accuracies in [0, 1]; None is "not known". Means are over seeds.
 
     A margin is half the width of the 95 % interval of the mean (Student's t).
@@ -36,6 +36,9 @@ class Row:
         accuracy_best_std_seeds, accuracy_best_margin: of that, over seeds.
         accuracy_by_stage: every stage scored in all of the row's runs.
         accuracy_by_predictor: of the row's stage, by the method's other predictors, where all runs have them.
+        accuracy_by_classes: of the row's stage, "own" and "missing": on the classes that clients have training samples
+            of, and on the others, as far as all runs scored them.
+        held_out: "received" and "after_training": accuracy of the clients that were held out of training.
         accuracy_per_architecture: mean over its clients, for every architecture in all of the row's runs; empty where
             another stage than the runs' own is shown.
         metrics: "balanced_accuracy", "f1", "auc": means over clients, as far as all of the row's runs recorded them.
@@ -74,6 +77,8 @@ class Row:
     accuracy_best_margin: float | None
     accuracy_by_stage: Mapping[str, float]
     accuracy_by_predictor: Mapping[str, float]
+    accuracy_by_classes: Mapping[str, float]
+    held_out: Mapping[str, float]
     accuracy_per_architecture: Mapping[str, float]
     metrics: Mapping[str, float]
     bytes_up: float | None
@@ -90,7 +95,7 @@ class Row:
     against_rival: Paired
     to_target: ToTarget | None
     epsilon: Mapping[str, float]
-    published: tuple[Beside, ...]
+    published: tuple[PaperComparison, ...]
     runs: tuple[OneRun, ...]
 
 
@@ -122,7 +127,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Section:
+class ComparisonGroup:
     """One table: comparable runs under one caption.
 
     Attributes:
@@ -143,7 +148,7 @@ class Section:
     finding: str
     caption: str
     facts: Facts
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     notes: tuple[str, ...]
     models: tuple[str, ...]
     versions: Mapping[str, str]

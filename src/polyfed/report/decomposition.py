@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import Paired, is_distinguishable, paired
+from polyfed.report.statistics import Paired, is_distinguishable, paired_difference
 from polyfed.report.text_tables import finite, finite_ones, mean_of
 
 __all__ = ["Decomposition", "decompose", "remarks"]
@@ -71,21 +71,21 @@ def _decomposition(
     base = _by_seed(local, stages[name])
     shared = [seed for seed in together if seed in separate and seed in base]
     together, separate, base = (_only(scores, shared) for scores in (together, separate, base))
-    gain = paired(together, base)
+    gain = paired_difference(together, base)
     ceiling = Paired()
     if "pooled" in _controls(rows):
-        ceiling = paired(_by_seed(_controls(rows)["pooled"], stages[name]), base)
+        ceiling = paired_difference(_by_seed(_controls(rows)["pooled"], stages[name]), base)
     level = mean_of(list(base.values()))
     return Decomposition(
         name,
         alone_name,
         level,
         gain,
-        paired(separate, base),
-        paired(together, separate),
+        paired_difference(separate, base),
+        paired_difference(together, separate),
         _against_longer(name, rows, stages, together),
         None if level is None or ceiling.mean is None else level + ceiling.mean,
-        _share(paired(together, _only(base, list(ceiling.seeds))), ceiling),
+        _share(paired_difference(together, _only(base, list(ceiling.seeds))), ceiling),
     )
 
 
@@ -100,7 +100,7 @@ def _against_longer(name: str, rows: _Rows, stages: Mapping[str, str], together:
     """Together minus the Local that was made for this row's steps."""
     for runs in rows.values():
         if runs[0].control == "longer" and name in runs[0].recipe.run.control_of:
-            return paired(together, _by_seed(runs, stages[name]))
+            return paired_difference(together, _by_seed(runs, stages[name]))
     return Paired()
 
 

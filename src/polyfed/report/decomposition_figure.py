@@ -13,7 +13,7 @@ from polyfed.report.atomic_files import make_folder
 from polyfed.report.comparison_formats import Table
 from polyfed.report.decomposition import Decomposition, decompose
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import Drawing, canvas, fills, legend, save, tidy
+from polyfed.report.plot_style import FigureWithData, canvas, fills, legend, save, style_axes
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["decompositions", "write_decompositions"]
@@ -22,11 +22,11 @@ _ROW = 0.5  # inches, of a method
 _THICK = 0.36  # of a bar, the distance of two methods being 1
 
 
-def decompositions(runs: Iterable[RunRecord], stage: str | None = None) -> list[Drawing]:
+def decompositions(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
     """``decomposition``: per method the gain alone and, from where that ends, the federated gain.
 
     Args:
-        runs: from ``find_runs``. stage: which stage's accuracy; by default each run's own evaluation.
+        runs: from ``load_runs``. stage: which stage's accuracy; by default each run's own evaluation.
 
     Raises:
         ConfigError: nothing is finished, a run lacks the stage, or no method ran alone, too.
@@ -61,12 +61,12 @@ def write_decompositions(
     return [file for drawing in drawings for file in save(drawing.figure, place, drawing.stem)]
 
 
-def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem: str) -> Drawing:
+def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem: str) -> FigureWithData:
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}, after the last round."
     if any(one.federated.margin is not None for one in found):
         about += " Whiskers: 95 % intervals, paired by seed."
     figure, ((axes,),) = canvas("What federation is worth", about, 0.75 + _ROW * len(found))
-    tidy(axes, "x")
+    style_axes(axes, "x")
     looks = fills()
     parts = {"gain alone": next(looks), "federated gain": next(looks)}
     handles: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem:
     axes.set_xlabel("test accuracy [%]")
     legend(axes, list(handles.values()), list(handles))
     data = {"about": about, "decompositions": [asdict(one) for one in found]}
-    return Drawing(stem, figure, data, [_row(one) for one in found])
+    return FigureWithData(stem, figure, data, [_row(one) for one in found])
 
 
 def _line(axes: Any, name: str, values: Sequence[float | None]) -> Any:

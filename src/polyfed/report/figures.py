@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfed.errors import ConfigError
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import LOCAL_STYLE, Drawing, blank, legend, looks, save, styles
+from polyfed.report.plot_style import LOCAL_STYLE, FigureWithData, empty_figure, legend, method_styles, save, styles
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import RoundRecord
 
@@ -35,6 +35,7 @@ METRICS = {
     "balanced_accuracy": "balanced accuracy",
     "f1": "macro F1",
     "auc": "macro AUC",
+    "calibration_error": "calibration error",
 }
 _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _SECOND_SCALES = ((3600, "h"), (60, "min"), (1, "s"))
@@ -73,12 +74,13 @@ def curves(
     """Draw accuracy against rounds, bytes or time: one figure per set of comparable runs, as PNG and SVG.
 
     Args:
-        runs: from ``find_runs``; unfinished ones are left out.
+        runs: from ``load_runs``; unfinished ones are left out.
         out_folder: where to; made if missing.
         x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
             the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
-        metric: "accuracy", "bottom_decile", or one that the runs recorded: "balanced_accuracy", "f1", "auc".
+        metric: "accuracy", "bottom_decile", or one that the runs recorded: "balanced_accuracy", "f1", "auc",
+            "calibration_error".
 
     Returns:
         The files written: ``<metric>-by-<x>.png`` and ``.svg``, numbered where there are several figures.
@@ -98,7 +100,7 @@ def curve_drawings(
     stage: str | None = None,
     metric: str = "accuracy",
     smooth: int = 1,
-) -> list[Drawing]:
+) -> list[FigureWithData]:
     """The figures that `curves` writes, with their numbers.
 
     Args:
@@ -109,9 +111,9 @@ def curve_drawings(
         ConfigError: as `curves`.
     """
     if x not in AXES:
-        raise ConfigError(f"unknown axis x='{x}'{nearest(x, AXES)}")
+        raise ConfigError(f"unknown axis x='{x}'{suggest(x, AXES)}")
     if metric not in METRICS:
-        raise ConfigError(f"unknown metric '{metric}'{nearest(metric, METRICS)}")
+        raise ConfigError(f"unknown metric '{metric}'{suggest(metric, METRICS)}")
     groups, _ = group_runs(runs, stage)
     every = [(group, series(group, x, stage, metric)) for group in groups]
     drawn = [(group, found) for group, found in every if found]
@@ -129,7 +131,7 @@ def curve_drawings(
             for at, mean, low, high in zip(line.x, line.mean, line.low, line.high, strict=True)
         ]
         data = {"about": _caption(group, smoothed, stage, smooth), "lines": [asdict(line) for line in smoothed]}
-        drawings.append(Drawing(stem, _draw(group, smoothed, x, stage, metric, smooth), data, rows))
+        drawings.append(FigureWithData(stem, _draw(group, smoothed, x, stage, metric, smooth), data, rows))
     return drawings
 
 
@@ -240,7 +242,7 @@ def _draw(
     from matplotlib.ticker import MaxNLocator
 
     title = f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} against {_AGAINST[x]}"
-    figure, axes = blank(title, _caption(group, lines, stage, smooth))
+    figure, axes = empty_figure(title, _caption(group, lines, stage, smooth))
     divisor, label = _scale(lines, x)
     methods = [group.rows[line.name][0].method for line in lines]
     handles = []
@@ -248,7 +250,7 @@ def _draw(
     farthest = max(max(line.x) for line in lines)
     logarithmic = _logarithmic(lines, x)
     first = min(value for line in lines for value in line.x if value > 0) if logarithmic else 0.0
-    for number, (line, style) in enumerate(zip(lines, looks(methods, styles(), LOCAL_STYLE), strict=True)):
+    for number, (line, style) in enumerate(zip(lines, method_styles(methods, styles(), LOCAL_STYLE), strict=True)):
         if x != "round" and max(line.x) == 0 < farthest:  # Local sends nothing: a level to compare with, not a curve
             line = _level(line, first, farthest)
         at = [value / divisor for value in line.x]

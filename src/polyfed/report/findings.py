@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyfed.report.comparison_rows import Row
+from polyfed.report.comparison_rows import ComparisonRow
 from polyfed.report.statistics import SEEDS, Paired, is_distinguishable
 from polyfed.report.text_tables import interval, percent
 
@@ -19,7 +19,7 @@ _NAMED = 4  # methods told by name; of more, how many
 _NUMBERS = {1: "one seed", 2: "two seeds"}
 
 
-def finding(rows: Sequence[Row]) -> str:
+def finding(rows: Sequence[ComparisonRow]) -> str:
     """One or two sentences: who leads, by how much, and what may be claimed of it."""
     lost = [row for row in rows if row.nothing_learnt]
     known = [row for row in rows if row.accuracy is not None and row not in lost and not row.control]
@@ -29,7 +29,7 @@ def finding(rows: Sequence[Row]) -> str:
     return f"{_compared(known)}{warning}"
 
 
-def _compared(known: Sequence[Row]) -> str:
+def _compared(known: Sequence[ComparisonRow]) -> str:
     """The finding on rows whose accuracy is known, and was learnt."""
     leader = max(known, key=lambda row: row.accuracy or 0.0)  # the first of equals
     if len(known) == 1:
@@ -47,7 +47,7 @@ def _compared(known: Sequence[Row]) -> str:
     return f"{told}{_claim(_to_local(named), 'Local')}{_told_apart(others, named)}"
 
 
-def _leads(row: Row) -> str:
+def _leads(row: ComparisonRow) -> str:
     return f"{row.name} leads with {percent(row.accuracy)} %"
 
 
@@ -58,11 +58,11 @@ def _points(difference: float | None) -> str:
     return f"{abs(100 * difference):.2f} points {'above' if difference >= 0 else 'below'}"
 
 
-def _to_local(row: Row) -> Paired:
+def _to_local(row: ComparisonRow) -> Paired:
     return Paired(row.difference_seeds, row.difference, row.difference_std, row.difference_margin)
 
 
-def _from_rival(leader: Row) -> str:
+def _from_rival(leader: ComparisonRow) -> str:
     return f"{_points(leader.against_rival.mean)} {leader.rival}{_claim(leader.against_rival, leader.rival)}"
 
 
@@ -84,7 +84,7 @@ def _range(difference: Paired) -> str:
     return interval(difference.mean, difference.margin, "+").strip("[]").replace(",", " to")
 
 
-def _told_apart(others: Sequence[Row], named: Row) -> str:
+def _told_apart(others: Sequence[ComparisonRow], named: ComparisonRow) -> str:
     """Which methods differ from Local beside the one that was named; nothing where none does."""
     found = [row for row in others if row is not named and is_distinguishable(_to_local(row))]
     if not found:

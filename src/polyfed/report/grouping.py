@@ -15,7 +15,7 @@ from textwrap import shorten
 from typing import Any
 
 from polyfed.errors import ConfigError
-from polyfed.report.run_records import EXPERIMENT, RunRecord, show_value
+from polyfed.report.run_records import EXPERIMENT, RunRecord, format_setting
 from polyfed.results.schema import EvaluationFacts
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
@@ -74,7 +74,7 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
     """Sort finished runs into comparable groups.
 
     Args:
-        runs: from ``find_runs``.
+        runs: from ``load_runs``.
         stage: a stage that all of them must have been scored in.
 
     Returns:
@@ -117,6 +117,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
         "test": result.evaluation.test,
         "mean": result.evaluation.weighting,
         "clients scored": result.evaluation.clients,
+        "held out": run.recipe.evaluation.get("held_out"),
         "preset": run.recipe.run.preset,
         "data": {key: value for key, value in run.recipe.data.items() if key not in _NOT_DATA},
     }
@@ -152,7 +153,9 @@ def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         for key in dict.fromkeys(key for found in settings.values() for key in found if key != "rounds"):
             values: dict[str, list[str]] = {}
             for name, found in settings.items():
-                values.setdefault(shorten(show_value(found.get(key, "unset")), 60, placeholder="..."), []).append(name)
+                values.setdefault(shorten(format_setting(found.get(key, "unset")), 60, placeholder="..."), []).append(
+                    name
+                )
             if len(values) > 1:
                 told = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
                 yield f"{section}.{key} differs: {told}"
@@ -182,7 +185,15 @@ def _about(run: RunRecord, differing: Iterable[str]) -> str:
         str(partition), []
     )
     keys = list(dict.fromkeys([*dealt, *(key for key in differing if key != "partition")]))
-    details = ([str(partition)] if partition else []) + [f"{k}={show_value(data[k])}" for k in keys if k in data]
+    details = ([str(partition)] if partition else []) + [f"{k}={format_setting(data[k])}" for k in keys if k in data]
     result = run.result
     dataset = f"{result.dataset} ({', '.join(details)})" if details else result.dataset
-    return f"{dataset}, {result.clients} clients, {result.rounds} rounds"
+    return f"{dataset}, {result.clients} clients{_held_out(run)}, {result.rounds} rounds"
+
+
+def _held_out(run: RunRecord) -> str:
+    """How many, or which, clients never train: " (2 held out)"; or ""."""
+    asked = run.recipe.evaluation.get("held_out")
+    if not asked:
+        return ""
+    return f" ({asked} held out)" if isinstance(asked, int) else f" (held out: {', '.join(map(str, asked))})"

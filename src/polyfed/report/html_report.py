@@ -53,7 +53,7 @@ def write_page(runs: Iterable[RunRecord], table: Table, folder: str | Path, stag
     """Write ``report.html`` into the folder (made if missing), whole or not at all.
 
     Args:
-        runs: from ``find_runs``; unfinished ones are left out, and a note says so.
+        runs: from ``load_runs``; unfinished ones are left out, and a note says so.
         table: their `comparison`, in the same stage.
         folder: where to.
         stage: which stage the table and the curves show; None: each run's own evaluation.
@@ -151,7 +151,7 @@ def _sub_table(title: str, columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def _column(column: Column) -> dict[str, Any]:
-    order = None if column.words else list(map(in_order, column.cells))
+    order = None if column.words else list(map(sort_order, column.cells))
     cells = ["" if cell == "-" else cell for cell in column.cells]
     heading = column.heading.replace("\n", " ")
     about = about_column(heading)
@@ -164,10 +164,10 @@ def _stages(group: Group) -> list[str]:
     return [about for about in map(about_stage, scored) if about]
 
 
-def in_order(cell: str) -> float | None:
+def sort_order(cell: str) -> float | None:
     """By which number a cell of a table is sorted; None where it holds none.
 
-    >>> [in_order(cell) for cell in ("75.12 ± 0.40", "+3.33", "1.5 KiB", "1 min 05 s", "[70.1, 72.3]", "-")]
+    >>> [sort_order(cell) for cell in ("75.12 ± 0.40", "+3.33", "1.5 KiB", "1 min 05 s", "[70.1, 72.3]", "-")]
     [75.12, 3.33, 1536.0, 65.0, 70.1, None]
     """
     text = cell.split("±")[0].strip().lstrip("[(").replace("\N{MINUS SIGN}", "-")

@@ -26,10 +26,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.report.run_records import RunRecord, show_value
+from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.statistics import paper_bytes, to_target
 from polyfed.report.text_tables import finite, mean_of, std_of
-from polyfed.results.paper_tables import Entry, entries, footnote, tables
+from polyfed.results.paper_tables import PaperNumber, entries, footnote, tables
 
 __all__ = [
     "DIFFERS",
@@ -38,15 +38,15 @@ __all__ = [
     "OTHER_SETTINGS",
     "SCALED_DOWN",
     "WITHIN",
-    "Beside",
-    "Entry",
-    "beside",
-    "column",
+    "PaperComparison",
+    "PaperNumber",
+    "compare_with_paper",
     "entries",
     "footnote",
+    "missing_settings",
+    "not_measured",
+    "numbers_for",
     "tables",
-    "unmeasured",
-    "without_column",
 ]
 
 SPREADS = 3
@@ -63,7 +63,7 @@ _PARAMETERS = "parameters sent"
 
 
 @dataclass(frozen=True)
-class Beside:
+class PaperComparison:
     """Ours beside the paper's, all in `unit`; None is "not known". Plain values, for JSON too.
 
     Attributes:
@@ -94,7 +94,7 @@ class Beside:
 
 
 # which column -----------------------------------------------------------------------------------------------------
-def column(run: RunRecord) -> list[Entry]:
+def numbers_for(run: RunRecord) -> list[PaperNumber]:
     """The printed numbers of the columns that a run is made after, all of their rows; none where it names no table."""
     if not run.paper_tables:
         return []
@@ -103,38 +103,38 @@ def column(run: RunRecord) -> list[Entry]:
     return [one for one in known if one.dataset in (data.get("dataset"), "") and _is_set(one.setting, data)]
 
 
-def without_column(run: RunRecord) -> list[str]:
+def missing_settings(run: RunRecord) -> list[str]:
     """The tables that the run names, in which there is no column for its data and settings."""
-    found = {entry.place for entry in column(run)}
+    found = {entry.place for entry in numbers_for(run)}
     return [place for place in run.paper_tables if place not in found]
 
 
-def unmeasured(run: RunRecord) -> list[str]:
+def not_measured(run: RunRecord) -> list[str]:
     """The quantities of the run's columns that runs are not measured in."""
-    every = dict.fromkeys(entry.quantity for entry in column(run))
+    every = dict.fromkeys(entry.quantity for entry in numbers_for(run))
     return [name for name in every if name not in ("accuracy", _PER_CLIENT, _PARAMETERS) and not _TO.fullmatch(name)]
 
 
 def _is_set(setting: str, data: Mapping[str, Any]) -> bool:
     """Whether "num_clients=10, classes_per_client=2" is what the recipe's data say; true of no setting at all."""
     asked = [part.partition("=") for part in setting.split(",") if part.strip()]
-    return all(show_value(data.get(key.strip())) == value.strip() for key, _, value in asked)
+    return all(format_setting(data.get(key.strip())) == value.strip() for key, _, value in asked)
 
 
 # ours beside theirs -----------------------------------------------------------------------------------------------
-def beside(runs: Sequence[RunRecord], stage: str) -> tuple[Beside, ...]:
+def compare_with_paper(runs: Sequence[RunRecord], stage: str) -> tuple[PaperComparison, ...]:
     """A row's figures beside those that the paper prints for it, in its order; none where it prints none.
 
     Args:
         runs: of one row, one per seed. stage: whose accuracy, where the table's file does not say.
     """
-    printed = [entry for entry in column(runs[0]) if entry.method == runs[0].label_or_method]
+    printed = [entry for entry in numbers_for(runs[0]) if entry.method == runs[0].label_or_method]
     named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
     found = [(entry, of, _measured(entry, runs, of)) for entry in printed for of in [named.get(entry.place, stage)]]
     return tuple(_judged(entry, runs, of, ours) for entry, of, ours in found if ours is not None)
 
 
-def _measured(entry: Entry, runs: Sequence[RunRecord], stage: str) -> tuple[float | None, float | None] | None:
+def _measured(entry: PaperNumber, runs: Sequence[RunRecord], stage: str) -> tuple[float | None, float | None] | None:
     """Mean and standard deviation over seeds of the quantity, in the entry's unit; None where it is none of ours."""
     if entry.quantity == "accuracy":
         values = [finite(run.result.mean_accuracy(stage)) for run in runs]
@@ -171,11 +171,13 @@ def _per_client(run: RunRecord, both_ways: bool) -> float | None:
     return statistics.median(sent) if sent else None
 
 
-def _judged(entry: Entry, runs: Sequence[RunRecord], stage: str, measured: tuple[float | None, float | None]) -> Beside:
+def _judged(
+    entry: PaperNumber, runs: Sequence[RunRecord], stage: str, measured: tuple[float | None, float | None]
+) -> PaperComparison:
     ours, ours_spread = measured
     difference = None if ours is None or entry.mean is None else ours - entry.mean
     spread = None if entry.spread is None else math.hypot(entry.spread, ours_spread or 0.0)
-    return Beside(
+    return PaperComparison(
         table=entry.place,
         setting=entry.setting,
         quantity=entry.quantity,
@@ -193,21 +195,21 @@ def _judged(entry: Entry, runs: Sequence[RunRecord], stage: str, measured: tuple
     )
 
 
-def _mark(entry: Entry, ours: float | None, spread: float | None, runs: Sequence[RunRecord]) -> str:
+def _mark(entry: PaperNumber, ours: float | None, spread: float | None, runs: Sequence[RunRecord]) -> str:
     if ours is None:
         return NOT_REACHED if _TO.fullmatch(entry.quantity) else ""
     if entry.mean is None:
         return ""
     if any(run.scaled_down for run in runs):
         return SCALED_DOWN
-    if any(is_changed(entry, run) for run in runs):
+    if any(deviates_from_paper(entry, run) for run in runs):
         return OTHER_SETTINGS
     if spread is None:
         return NO_SPREAD
     return DIFFERS if abs(ours - entry.mean) > SPREADS * spread else WITHIN
 
 
-def is_changed(entry: Entry, run: RunRecord) -> bool:
+def deviates_from_paper(entry: PaperNumber, run: RunRecord) -> bool:
     """Whether ``--set`` changed something of the run's recipe that the entry's column does not name."""
     named = {f"data.{part.partition('=')[0].strip()}" for part in entry.setting.split(",")}
     return any(text.partition("=")[0] not in named for text in run.overrides)

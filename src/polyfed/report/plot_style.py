@@ -28,20 +28,20 @@ __all__ = [
     "LOCAL_STYLE",
     "SHADES",
     "WIDTH",
-    "Drawing",
+    "FigureWithData",
     "add_colorbar",
-    "blank",
     "canvas",
+    "empty_figure",
     "fills",
+    "finish_layout",
     "inches",
     "legend",
     "legends",
-    "looks",
+    "method_styles",
     "save",
-    "settle",
     "shortened",
+    "style_axes",
     "styles",
-    "tidy",
 ]
 
 WIDTH = 5.6  # inches
@@ -65,7 +65,7 @@ _ACROSS = 60  # letters of a legend's name in a line, at most
 
 
 @dataclass(frozen=True)
-class Drawing:
+class FigureWithData:
     """A figure and what it shows.
 
     Attributes:
@@ -122,7 +122,7 @@ def fills() -> Iterator[dict[str, Any]]:
         yield {"facecolor": tint, "edgecolor": "black", "hatch": hatch, "linewidth": 0.8}
 
 
-def looks(
+def method_styles(
     methods: Iterable[str], others: Iterator[dict[str, Any]], local: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The look of each row: Local's own, the next of the others for every other method, and for variants of Local."""
@@ -135,10 +135,10 @@ def looks(
 # the sheet --------------------------------------------------------------------------------------------------------
 
 
-def blank(title: str, about: str, height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Any]:
+def empty_figure(title: str, about: str, height: float = HEIGHT, width: float = WIDTH) -> tuple[Figure, Any]:
     """A figure and its empty axes, under a title and a sentence that says what is shown."""
     figure, ((axes,),) = canvas(title, about, height, width=width)
-    tidy(axes)
+    style_axes(axes)
     return figure, axes
 
 
@@ -173,7 +173,7 @@ def canvas(
     return figure, [list(row) for row in axes]
 
 
-def tidy(axes: Any, grid: str = "both") -> None:
+def style_axes(axes: Any, grid: str = "both") -> None:
     """A light grid behind the data, and no frame on top and right."""
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.7)
     axes.set_axisbelow(True)
@@ -220,7 +220,7 @@ def _legend(figure: Any, handles: Sequence[Any], names: Iterable[str], width: fl
     return in_columns(1)
 
 
-def settle(figure: Figure) -> None:
+def finish_layout(figure: Figure) -> None:
     """Lay out square maps before they are saved: matplotlib approaches their place pass by pass."""
     for _ in range(2):
         figure.draw_without_rendering()

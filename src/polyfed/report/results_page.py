@@ -15,14 +15,14 @@ from pathlib import Path
 from polyfed.errors import ConfigError
 from polyfed.escaping import markdown_text, visible
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.comparison import comparison
+from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_formats import markdown_body
-from polyfed.report.comparison_rows import Section
-from polyfed.report.run_records import RunRecord, find_runs
+from polyfed.report.comparison_rows import ComparisonGroup
+from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.report.statistics import Target
 from polyfed.results.read import COMMAND, check_links, parse_json
 
-__all__ = ["COMMAND", "MadeBy", "read_command", "results_page", "write_command", "write_results"]
+__all__ = ["COMMAND", "MadeBy", "read_command", "results_page", "save_command", "write_results"]
 
 _HEAD = """# Results
 
@@ -30,7 +30,7 @@ Generated from run folders by `polyfed report RUNS... --results {name}`; do not 
 """
 
 
-def write_command(folder: Path, command: str, ran: bool) -> Path:
+def save_command(folder: Path, command: str, ran: bool) -> Path:
     """Note in a comparison's folder how it was made.
 
     Args:
@@ -92,7 +92,7 @@ def results_page(
 
     Args:
         folders: of comparisons, or any folders above runs.
-        stage, target: as for `polyfed.report.comparison.comparison`.
+        stage, target: as for `polyfed.report.comparison.compare_runs`.
         file: where the page will lie.
 
     Raises:
@@ -101,8 +101,8 @@ def results_page(
     wanted = None if target is None else Target.parse(target)
     parts = [_HEAD.format(name=file.name)]
     for folder in map(Path, folders):
-        runs = find_runs(folder)
-        table = comparison(runs, stage, wanted)
+        runs = load_runs(folder)
+        table = compare_runs(runs, stage, wanted)
         how = read_command(folder)
         titles = [_title(section, folder) for section in table.sections]
         for number, (title, section) in enumerate(zip(titles, table.sections, strict=True), start=1):
@@ -115,13 +115,13 @@ def results_page(
     return "\n".join(parts)
 
 
-def _title(section: Section, folder: Path) -> str:
+def _title(section: ComparisonGroup, folder: Path) -> str:
     facts = section.facts
     places = ", ".join(section.published)
     return f"{places or folder.resolve().name}: {facts.dataset}, {facts.clients} clients"
 
 
-def _about(section: Section, made: MadeBy, runs: Sequence[RunRecord]) -> str:
+def _about(section: ComparisonGroup, made: MadeBy, runs: Sequence[RunRecord]) -> str:
     versions = ", ".join(f"{name} {section.versions[name]}" for name in _TOLD if section.versions.get(name))
     lines = [section.caption]
     if section.models:

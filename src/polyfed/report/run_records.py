@@ -21,7 +21,7 @@ from polyfed.results.read import check_links, flat_table, parse_json, parse_toml
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import StoredRecipe
 
-__all__ = ["RunRecord", "find_runs"]
+__all__ = ["RunRecord", "load_runs"]
 
 R = TypeVar("R", bound=Record)
 
@@ -146,7 +146,7 @@ class RunRecord:
         return found
 
 
-def find_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> list[RunRecord]:
+def load_runs(paths: str | Path | Iterable[str | Path], trust: bool = False) -> list[RunRecord]:
     """Read every run folder at or below the given paths; a folder met twice counts once.
 
     Unfinished runs (no ``result.json`` yet) come after the finished ones, ``finished`` is false and a note says so;
@@ -285,18 +285,20 @@ def _as_text(value: Any) -> str:
 def _full_name(record: RunRecord, keys: list[str]) -> str:
     identity = _identity(record)
     base = record.label_or_method
-    hyperparameters = ", ".join(f"{key}={show_value(identity[key])}" for key in keys if identity.get(key) is not None)
+    hyperparameters = ", ".join(
+        f"{key}={format_setting(identity[key])}" for key in keys if identity.get(key) is not None
+    )
     return f"{base} ({hyperparameters})" if hyperparameters else base
 
 
-def show_value(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A setting's value as a person would write it.
 
-    >>> show_value(0.01), show_value(True), show_value(["a", "b"])
+    >>> format_setting(0.01), format_setting(True), format_setting(["a", "b"])
     ('0.01', 'true', 'a+b')
     """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return "+".join(map(show_value, value))
+        return "+".join(map(format_setting, value))
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -12,15 +12,15 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
-from polyfed.report.plot_style import SHADES, WIDTH, Drawing, add_colorbar, canvas, inches
-from polyfed.report.run_records import show_value
+from polyfed.report.plot_style import SHADES, WIDTH, FigureWithData, add_colorbar, canvas, inches
+from polyfed.report.run_records import format_setting
 from polyfed.report.sweep_figure import figure_of
 from polyfed.report.sweeps import SweepRow, SweepTable, short_names, to_json
 from polyfed.results.fields import validated
 from polyfed.results.read import SWEEP, check_links, parse_json
 from polyfed.results.stored_files import StoredSweep
 
-__all__ = ["Map", "is_sweep", "map_of", "read_sweep", "sensitivity"]
+__all__ = ["GridMap", "is_sweep", "map_of", "read_sweep", "sensitivity"]
 
 
 def is_sweep(folder: str | Path) -> bool:
@@ -48,7 +48,7 @@ def read_sweep(folder: str | Path) -> SweepTable:
     return SweepTable(stored.keys, stored.caption, rows, stored.notes)
 
 
-def sensitivity(folder: str | Path) -> list[Drawing]:
+def sensitivity(folder: str | Path) -> list[FigureWithData]:
     """``sensitivity``: accuracy against a swept number; ``sensitivity-map``: against two of them.
 
     Raises:
@@ -60,9 +60,9 @@ def sensitivity(folder: str | Path) -> list[Drawing]:
     flat = [{"method": row.method, **_shown(row), **_figures(row)} for row in rows]
     figure = figure_of(table)
     both = map_of(table)
-    found = [] if figure is None else [Drawing("sensitivity", figure, data, flat)]
+    found = [] if figure is None else [FigureWithData("sensitivity", figure, data, flat)]
     if both is not None:
-        found.append(Drawing("sensitivity-map", _draw(table, both), data, flat))
+        found.append(FigureWithData("sensitivity-map", _draw(table, both), data, flat))
     if not found:
         keys = ", ".join(table.keys)
         raise ConfigError(f"nothing to draw: expected one or two swept settings, a number among them, got {keys}")
@@ -70,7 +70,7 @@ def sensitivity(folder: str | Path) -> list[Drawing]:
 
 
 def _shown(row: SweepRow) -> dict[str, str]:
-    return {key: show_value(value) for key, value in row.settings.items()}
+    return {key: format_setting(value) for key, value in row.settings.items()}
 
 
 def _figures(row: SweepRow) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _figures(row: SweepRow) -> dict[str, Any]:
 # two settings -----------------------------------------------------------------------------------------------------
 
 
-class Map:
+class GridMap:
     """Test accuracy over two settings: columns by the first key, rows by the second; None for what was not run."""
 
     def __init__(self, table: SweepTable) -> None:
@@ -93,7 +93,7 @@ class Map:
         self.values = [[None if cell is None else cell.accuracy for cell in line] for line in self.cells]
 
 
-def map_of(table: SweepTable) -> Map | None:
+def map_of(table: SweepTable) -> GridMap | None:
     """Of a sweep of two numbers with at least two values each; None for any other."""
     rows = [row for row in table.rows if row.words]
     if len(table.keys) != 2:
@@ -101,14 +101,14 @@ def map_of(table: SweepTable) -> Map | None:
     numbers = [row.settings[key] for row in rows for key in table.keys]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
         return None
-    return Map(table) if all(len(_values(rows, key)) > 1 for key in table.keys) else None
+    return GridMap(table) if all(len(_values(rows, key)) > 1 for key in table.keys) else None
 
 
 def _values(rows: Sequence[SweepRow], key: str) -> list[float]:
     return sorted({row.settings[key] for row in rows})
 
 
-def _draw(table: SweepTable, both: Map) -> Any:
+def _draw(table: SweepTable, both: GridMap) -> Any:
     from matplotlib.patches import Rectangle
 
     names = short_names(table.keys)

@@ -29,14 +29,15 @@ from polyfed.results.schema import RoundRecord
 __all__ = [
     "SEEDS",
     "Paired",
-    "Reach",
     "Target",
+    "TargetCost",
     "ToTarget",
     "ci_half_width",
+    "first_reach",
+    "indistinguishable",
     "is_distinguishable",
     "leader",
-    "paired",
-    "reach",
+    "paired_difference",
     "to_target",
 ]
 
@@ -70,7 +71,7 @@ class Paired:
     margin: float | None = None
 
 
-def paired(mine: Mapping[int, float | None], other: Mapping[int, float | None]) -> Paired:
+def paired_difference(mine: Mapping[int, float | None], other: Mapping[int, float | None]) -> Paired:
     """Compare seed by seed.
 
     Args:
@@ -104,9 +105,19 @@ def leader(scores: Mapping[str, Mapping[int, float | None]]) -> str | None:
     if len(ranked) < 2:
         return None
     best, following = ranked[:2]
-    difference = paired(scores[best], scores[following])
+    difference = paired_difference(scores[best], scores[following])
     is_above = difference.mean is not None and difference.mean > 0  # on the seeds that both have
     return best if is_above and is_distinguishable(difference) else None
+
+
+def indistinguishable(scores: Mapping[str, Mapping[int, float | None]], name: str) -> list[str]:
+    """The other rows whose difference to this one is not distinguishable, or not known to be.
+
+    Args:
+        scores: row -> seed -> accuracy; a row in which one is not known does not count. name: one of the rows.
+    """
+    known = [other for other in scores if other != name and mean_of(list(scores[other].values())) is not None]
+    return [other for other in known if not is_distinguishable(paired_difference(scores[name], scores[other]))]
 
 
 # to a target ------------------------------------------------------------------------------------------------------
@@ -150,7 +161,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Reach:
+class TargetCost:
     """What one run needed. round: from 1. Bytes (up, down, and as the paper counts both), seconds: up to its end.
 
     simulated_seconds: likewise, None where devices are not simulated.
@@ -171,14 +182,14 @@ class Reach:
         return None if self.bytes_up is None or self.bytes_down is None else self.bytes_up + self.bytes_down
 
 
-def reach(run: RunRecord, accuracy: float, stage: str) -> Reach | None:
+def first_reach(run: RunRecord, accuracy: float, stage: str) -> TargetCost | None:
     """When a run first reached an accuracy in a stage; None if it never did."""
     scores = [_mean(record, stage) for record in run.rounds]
     first = next((at for at, score in enumerate(scores) if score is not None and score >= accuracy), None)
     if first is None:
         return None
     spent = run.rounds[: first + 1]
-    return Reach(
+    return TargetCost(
         round=run.rounds[first].round,
         bytes_up=_sum([record.bytes_up for record in spent]),
         bytes_down=_sum([record.bytes_down for record in spent]),
@@ -245,7 +256,7 @@ class ToTarget:
 
 def to_target(runs: Sequence[RunRecord], accuracy: float, stage: str) -> ToTarget:
     """What a row's runs needed to reach an accuracy (in [0, 1]) in a stage."""
-    every = [reach(run, accuracy, stage) for run in runs]
+    every = [first_reach(run, accuracy, stage) for run in runs]
     got = [one for one in every if one is not None]
 
     def values(key: str) -> list[Any]:

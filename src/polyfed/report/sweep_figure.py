@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.report.plot_style import LOCAL_STYLE, blank, legend, save, styles
+from polyfed.report.plot_style import LOCAL_STYLE, empty_figure, legend, save, styles
 from polyfed.report.sweeps import SweepRow, SweepTable, named
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def figure_of(table: SweepTable) -> Figure | None:
     if axis is None or len(table.keys) > 2 or len({row.settings[axis] for row in rows}) < 2:
         return None
     other = next((key for key in table.keys if key != axis), None)
-    figure, axes = blank(f"Accuracy against {axis}", f"{table.caption} {_legend_of(rows)}")
+    figure, axes = empty_figure(f"Accuracy against {axis}", f"{table.caption} {_legend_of(rows)}")
     marked: dict[str, dict[str, Any]] = {}
     for (name, line), style in zip(_lines(rows, axis, other), styles(), strict=False):
         _draw_line(axes, axis, name, line, style)

@@ -18,7 +18,7 @@ from polyfed.markup import notes, paragraph
 from polyfed.markup import table as as_html
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
-from polyfed.report.run_records import RunRecord, show_value
+from polyfed.report.run_records import RunRecord, format_setting
 from polyfed.report.text_tables import (
     Column,
     finite,
@@ -35,13 +35,13 @@ from polyfed.report.text_tables import (
 from polyfed.results.stored_files import SweepRun
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["Cell", "SweepRow", "SweepTable", "named", "short_names", "tabulate", "to_text", "write"]
+__all__ = ["SweepCell", "SweepRow", "SweepTable", "build_table", "named", "short_names", "to_text", "write"]
 
 _COSTS = ("bytes\nup", "bytes\ndown", "time", "refused")
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One combination of settings and its finished runs.
 
     Attributes:
@@ -112,7 +112,7 @@ class SweepTable:
         return next((row for row in self.rows if row.chosen), None)
 
     @property
-    def ready(self) -> str:
+    def is_complete(self) -> str:
         """The chosen settings as the command line takes them; empty where nothing is chosen."""
         return "" if self.chosen is None else shlex.join(self.chosen.words)
 
@@ -120,7 +120,7 @@ class SweepTable:
         return to_text(self)
 
     def __repr__(self) -> str:
-        return f"SweepTable({', '.join(self.keys)}: {len(self.rows)} rows, chosen: {self.ready or 'none'})"
+        return f"SweepTable({', '.join(self.keys)}: {len(self.rows)} rows, chosen: {self.is_complete or 'none'})"
 
     def _repr_html_(self) -> str:
         return to_html(self)
@@ -135,7 +135,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 # building ---------------------------------------------------------------------------------------------------------
 
 
-def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = ()) -> SweepTable | None:
+def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence[str] = ()) -> SweepTable | None:
     """The table of a sweep, with the choice made; None where no run was finished.
 
     Args:
@@ -169,7 +169,7 @@ def tabulate(keys: Sequence[str], cells: Sequence[Cell], notes: Sequence[str] = 
     return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes))
 
 
-def _row(cell: Cell) -> SweepRow:
+def _row(cell: SweepCell) -> SweepRow:
     first = cell.runs[0]
     results = [run.result for run in cell.runs]
     validation = [_validation(run) for run in cell.runs]
@@ -208,13 +208,13 @@ def _validation(run: RunRecord) -> float | None:
     return next((finite(record.validation) for record in reversed(run.rounds) if record.evaluated), None)
 
 
-def _group(cells: Sequence[Cell]) -> Group:
+def _group(cells: Sequence[SweepCell]) -> Group:
     runs = {str(number): list(cell.runs) for number, cell in enumerate(cells)}
     seeds = tuple(sorted({run.seed for cell in cells for run in cell.runs}))
     return Group(runs, "", seeds, cells[0].runs[0].result.evaluation)
 
 
-def _about(cells: Sequence[Cell]) -> str:
+def _about(cells: Sequence[SweepCell]) -> str:
     """What all rows have in common: ``"fedgh on cifar10, 10 clients, 10 rounds, seeds 0, 1"``."""
     runs = [run for cell in cells for run in cell.runs]
     methods = _alternatives(run.label_or_method for run in runs)
@@ -235,7 +235,7 @@ def _alternatives(values: Iterable[object]) -> str:
 def named(keys: Sequence[str], settings: Mapping[str, Any]) -> str:
     """``"lr=0.1, epochs=5"``."""
     names = short_names(keys)
-    return ", ".join(f"{names[key]}={show_value(settings[key])}" for key in keys if key in settings)
+    return ", ".join(f"{names[key]}={format_setting(settings[key])}" for key in keys if key in settings)
 
 
 # showing ----------------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ def _columns(table: SweepTable) -> list[Column]:
     names = short_names(table.keys)
     columns = [Column("method", [row.method for row in rows], words=True)]
     columns += [
-        Column(names[key], [show_value(row.settings[key]) if key in row.settings else "-" for row in rows])
+        Column(names[key], [format_setting(row.settings[key]) if key in row.settings else "-" for row in rows])
         for key in table.keys
     ]
     numbers = [
@@ -274,7 +274,7 @@ def to_text(table: SweepTable, width: int = 100) -> str:
     """Aligned plain text, and the chosen settings ready for the command line."""
     notes = [wrapped(note, width) for note in table.notes]
     lines = [wrapped(table.caption, width), "", "\n\n".join(_text_blocks(table, width)), "", *notes]
-    return "\n".join([*lines, "", f"chosen by validation: {table.ready or 'none'}"]) + "\n"
+    return "\n".join([*lines, "", f"chosen by validation: {table.is_complete or 'none'}"]) + "\n"
 
 
 def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
@@ -292,7 +292,7 @@ def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
 def to_markdown(table: SweepTable) -> str:
     """GitHub's table under its caption."""
     notes = "\n".join(f"- {markdown_text(note)}" for note in table.notes)
-    ready = visible(" ".join(table.ready.split())).replace("`", "'")
+    ready = visible(" ".join(table.is_complete.split())).replace("`", "'")
     chosen = f"Chosen by validation: `{ready}`\n" if ready else "Nothing was chosen.\n"
     return f"**{markdown_text(table.caption)}**\n\n" + markdown_table(_columns(table)) + f"\n\n{chosen}\n{notes}\n"
 
@@ -303,7 +303,7 @@ def to_html(table: SweepTable) -> str:
     headings = [column.heading.replace("\n", " ") for column in columns]
     words = [place for place, column in enumerate(columns) if column.words]
     shown = as_html(headings, list(zip(*(column.cells for column in columns), strict=True)), words)
-    chosen = paragraph(f"Chosen by validation: {table.ready or 'none'}", strong=True)
+    chosen = paragraph(f"Chosen by validation: {table.is_complete or 'none'}", strong=True)
     return "".join([chosen, paragraph(table.caption), shown, notes(table.notes)])
 
 
@@ -314,7 +314,7 @@ def to_csv(table: SweepTable) -> str:
     lines = [
         {name: row[name] for name in rest}
         | {"seeds": " ".join(map(str, row["seeds"]))}
-        | {key: show_value(value) for key, value in row["settings"].items()}
+        | {key: format_setting(value) for key, value in row["settings"].items()}
         for row in plain
     ]
     return csv_text(["method", *table.keys, *rest[1:]], lines)
@@ -323,7 +323,7 @@ def to_csv(table: SweepTable) -> str:
 def to_json(table: SweepTable) -> str:
     """Everything, exact, with each run."""
     chosen = None if table.chosen is None else dict(table.chosen.settings)
-    about = {"caption": table.caption, "keys": list(table.keys), "chosen": chosen, "ready": table.ready}
+    about = {"caption": table.caption, "keys": list(table.keys), "chosen": chosen, "ready": table.is_complete}
     content = {**about, "rows": [_plain(row) for row in table.rows], "notes": list(table.notes)}
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 

@@ -119,18 +119,18 @@ _LATEX = {
 }
 
 
-def latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Text of which no character means anything to LaTeX; blanks and line ends become one blank."""
     return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
 
 
 def latex_table(columns: Sequence[Column]) -> str:
     """A ``tabular`` with the rules of ``booktabs``, without a line's end after it."""
-    rows = zip(*(_emphasized(column, "\\textbf{{{}}}", latex) for column in columns), strict=True)
+    rows = zip(*(_emphasized(column, "\\textbf{{{}}}", escape_latex) for column in columns), strict=True)
     lines = [
         f"\\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in columns)}}}",
         "\\toprule",
-        " & ".join(latex(column.heading) for column in columns) + " \\\\",
+        " & ".join(escape_latex(column.heading) for column in columns) + " \\\\",
         "\\midrule",
         *(_row_start(" & ".join(cells)) + " \\\\" for cells in rows),
         "\\bottomrule",

@@ -18,10 +18,10 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 __all__ = [
     "Count",
+    "FieldType",
     "Figure",
     "Flag",
     "IfPresent",
-    "Kind",
     "Loss",
     "NullIsEmptyDict",
     "NullIsEmptyList",
@@ -44,7 +44,7 @@ _LONGEST = 60  # characters of a value, or of a key, in an error
 
 
 @dataclass(frozen=True)
-class Kind:
+class FieldType:
     """A kind of single value, to be put into `Annotated`.
 
     Attributes:
@@ -98,34 +98,34 @@ def _is_setting(value: Any) -> bool:
     return isinstance(value, str | bool) or _is_number(value)
 
 
-Number = Annotated[float, Kind("a number", "number", "numbers", _is_number)]
-Loss = Annotated[float, Kind("a number", "number", "numbers", _is_loss)]  # of any size, as training may diverge
-Figure = Annotated[float, Kind("a number", "number", "numbers", _is_figure)]  # a user's own may be infinite
-Count = Annotated[int, Kind("a whole number", "integer", "integers", _is_count)]
-Flag = Annotated[bool, Kind("true or false", "Boolean", "Booleans", lambda value: isinstance(value, bool))]
-Text = Annotated[str, Kind("a text", "string", "strings", lambda value: isinstance(value, str))]
+Number = Annotated[float, FieldType("a number", "number", "numbers", _is_number)]
+Loss = Annotated[float, FieldType("a number", "number", "numbers", _is_loss)]  # of any size, as training may diverge
+Figure = Annotated[float, FieldType("a number", "number", "numbers", _is_figure)]  # a user's own may be infinite
+Count = Annotated[int, FieldType("a whole number", "integer", "integers", _is_count)]
+Flag = Annotated[bool, FieldType("true or false", "Boolean", "Booleans", lambda value: isinstance(value, bool))]
+Text = Annotated[str, FieldType("a text", "string", "strings", lambda value: isinstance(value, str))]
 Setting = Annotated[
-    Any, Kind("a text, a number, true or false, or a list of these", "setting", "settings", _is_setting)
+    Any, FieldType("a text, a number, true or false, or a list of these", "setting", "settings", _is_setting)
 ]
 
 
-def number_between(low: float, high: float) -> Kind:
+def number_between(low: float, high: float) -> FieldType:
     """A number from `low` to `high`."""
     name = f"a number from {low:g} to {high:g}"
-    return Kind(name, "number", "numbers", lambda value: _is_number(value) and low <= value <= high)
+    return FieldType(name, "number", "numbers", lambda value: _is_number(value) and low <= value <= high)
 
 
-def count_between(low: int, high: int) -> Kind:
+def count_between(low: int, high: int) -> FieldType:
     """A whole number from `low` to `high`."""
     name = f"a whole number from {low} to {high}"
-    return Kind(name, "integer", "integers", lambda value: _is_count(value) and low <= value <= high)
+    return FieldType(name, "integer", "integers", lambda value: _is_count(value) and low <= value <= high)
 
 
-def one_of(*texts: str) -> Kind:
+def one_of(*texts: str) -> FieldType:
     """One of these texts."""
     quoted = " or ".join(f"`{text}`" for text in texts)
     name = f"one of {', '.join(texts)}"
-    return Kind(name, quoted, quoted, lambda value: isinstance(value, str) and value in texts)
+    return FieldType(name, quoted, quoted, lambda value: isinstance(value, str) and value in texts)
 
 
 def _refuse_null(value: Any) -> Any:

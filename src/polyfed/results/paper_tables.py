@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfed.errors import ConfigError, nearest
+from polyfed.errors import ConfigError, suggest
 
-__all__ = ["Entry", "entries", "footnote", "tables"]
+__all__ = ["PaperNumber", "entries", "footnote", "tables"]
 
 SOURCE = Path(__file__).parent  # where both files lie
 
 
 @dataclass(frozen=True)
-class Entry:
+class PaperNumber:
     """One printed number. mean, spread: in `unit`; None where the paper prints none. footnotes: names. stage: or "".
 
     place: ``"fedgh/table3"``.
@@ -44,19 +44,19 @@ class Entry:
         return f"{self.paper}/{self.table}"
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[PaperNumber, ...]:
     """All printed numbers, in the file's order."""
     return _entries(SOURCE)
 
 
 @functools.lru_cache(maxsize=2)
-def _entries(source: Path) -> tuple[Entry, ...]:
+def _entries(source: Path) -> tuple[PaperNumber, ...]:
     with (source / "published.csv").open(encoding="utf-8", newline="") as file:
         return tuple(_entry(line) for line in csv.DictReader(file))
 
 
-def _entry(line: Mapping[str, str]) -> Entry:
-    return Entry(
+def _entry(line: Mapping[str, str]) -> PaperNumber:
+    return PaperNumber(
         paper=line["paper"],
         table=line["table"],
         setting=line["setting"],
@@ -79,7 +79,7 @@ def footnote(name: str) -> str:
     """
     texts = _footnotes(SOURCE)
     if name not in texts:
-        raise ConfigError(f"published.csv names a footnote '{name}' that is not there{nearest(name, texts)}")
+        raise ConfigError(f"published.csv names a footnote '{name}' that is not there{suggest(name, texts)}")
     return texts[name]
 
 

@@ -4,7 +4,7 @@ In a test file, one line gives one test per property::
 
     test_mine = polyfed.testing.conformance(MyMethod())
 
-or without pytest: ``polyfed.testing.check(MyMethod())``, which raises `Nonconformance` with everything it found. The
+or without pytest: ``polyfed.testing.check(MyMethod())``, which raises `ConformanceError` with everything it found. The
 properties are in `polyfed.testing.properties`, one function each. Each repeats, as a question, an error that was found
 in published code. The kit makes its own tiny federations and takes seconds.
 """
@@ -15,10 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyfed.core.method import Method
-from polyfed.testing.kit import Bite, Kit, Nonconformance, NotAsked, Reduction
+from polyfed.testing.kit import ChangedValue, ConformanceError, ConformanceKit, NotApplicable, Reduction
 from polyfed.testing.properties import FIRST, PROPERTIES
 
-__all__ = ["PROPERTIES", "Bite", "Kit", "Nonconformance", "Reduction", "check", "conformance", "violations"]
+__all__ = [
+    "PROPERTIES",
+    "ChangedValue",
+    "ConformanceError",
+    "ConformanceKit",
+    "Reduction",
+    "check",
+    "conformance",
+    "violations",
+]
 
 
 def violations(method: Method, only: Sequence[str] | None = None, **options: Any) -> dict[str, str]:
@@ -27,41 +36,41 @@ def violations(method: Method, only: Sequence[str] | None = None, **options: Any
     Args:
         method: with the hyperparameters that are to be tested.
         only: names of properties; default: all that apply.
-        options: see `Kit`.
+        options: see `ConformanceKit`.
     """
-    return _violations(Kit(method=method, **options), only)
+    return _violations(ConformanceKit(method=method, **options), only)
 
 
-def _violations(kit: Kit, only: Sequence[str] | None = None) -> dict[str, str]:
+def _violations(kit: ConformanceKit, only: Sequence[str] | None = None) -> dict[str, str]:
     found = {}
     asked = applicable(kit) if only is None else only
     for name in asked:
         try:
             PROPERTIES[name](kit)
-        except Nonconformance as error:
+        except ConformanceError as error:
             found[name] = str(error)
             if name in FIRST:
                 break
-        except NotAsked:
+        except NotApplicable:
             continue
     return found
 
 
 def check(method: Method, **options: Any) -> None:
-    """Check every property that applies; see `Kit` for the options.
+    """Check every property that applies; see `ConformanceKit` for the options.
 
     Raises:
-        Nonconformance: names each property that does not hold, and what was found.
+        ConformanceError: names each property that does not hold, and what was found.
     """
     if found := violations(method, **options):
-        raise Nonconformance("\n".join(f"{name}: {text}" for name, text in found.items()))
+        raise ConformanceError("\n".join(f"{name}: {text}" for name, text in found.items()))
 
 
 def conformance(method: Method, **options: Any) -> Callable[..., None]:
-    """A pytest test with one case per property; see `Kit` for the options."""
+    """A pytest test with one case per property; see `ConformanceKit` for the options."""
     import pytest
 
-    kit = Kit(method=method, **options)
+    kit = ConformanceKit(method=method, **options)
     unsound: dict[str, str] = {}
 
     @pytest.mark.parametrize("property_", applicable(kit))
@@ -72,19 +81,19 @@ def conformance(method: Method, **options: Any) -> Callable[..., None]:
             pytest.skip(f"not asked before {next(iter(unsound))} holds")
         try:
             PROPERTIES[property_](kit)
-        except NotAsked as reason:
+        except NotApplicable as reason:
             pytest.skip(f"{kit.name}: {reason}")
 
     return test
 
 
-def applicable(kit: Kit) -> list[str]:
+def applicable(kit: ConformanceKit) -> list[str]:
     """The properties that can be asked of this method with what the kit was given."""
     asked: Mapping[str, Any] = {
         "reductions": kit.reductions,
         "expected_bytes": kit.expected_bytes,
-        "oracle": kit.oracle,
-        "counted": kit.counted,
+        "oracle": kit.reference_loss,
+        "samples_counted_once": kit.counted,
         "hyperparameters_matter": kit.hyperparameters,
     }
     return [name for name in PROPERTIES if name not in kit.skip and (name not in asked or asked[name])]

@@ -16,20 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.client import Client, Prepare, PublicData, as_floats
-from polyfed.core.message import Message, flatten, read_only
+from polyfed.core.client import Client, Prepare, PublicData, to_float
+from polyfed.core.message import Message, flatten, freeze
 from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Evaluation, Privacy, Training
-from polyfed.data.samples import Samples
-from polyfed.engine.executors.base import Executor, at_work
-from polyfed.engine.federation import Federation, Tracker
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.base import Executor, working_copy
+from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
-from polyfed.functional.modes import evaluating
-from polyfed.models.split import Staged
+from polyfed.functional.modes import eval_mode
+from polyfed.models.split import SequentialSplit
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
+from polyfed.tracking.base import Tracker
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)
@@ -53,7 +54,7 @@ class _Block(nn.Module):
         return out
 
 
-def tiny(depth: int, width: int, features: int, norm: bool = False) -> Staged:
+def tiny_model(depth: int, width: int, features: int, norm: bool = False) -> SequentialSplit:
     """A convolution, `depth` residual blocks and a projection, a linear head."""
     extractor: OrderedDict[str, nn.Module] = OrderedDict(conv=nn.Conv2d(1, width, 3, stride=2, padding=1))
     if norm:
@@ -62,15 +63,15 @@ def tiny(depth: int, width: int, features: int, norm: bool = False) -> Staged:
     body: OrderedDict[str, nn.Module] = OrderedDict((f"block{i}", _Block(width, norm)) for i in range(depth))
     body.update(flat=nn.Flatten(), project=nn.Linear(9 * width, features), relu=nn.ReLU())
     name = f"tiny-{depth}-{width}-{features}{'-bn' if norm else ''}"
-    return Staged(nn.Sequential(extractor), nn.Sequential(body), nn.Linear(features, CLASSES), name)
+    return SequentialSplit(nn.Sequential(extractor), nn.Sequential(body), nn.Linear(features, CLASSES), name)
 
 
-def plain() -> nn.Module:
+def plain_model() -> nn.Module:
     """A network without parts."""
     return nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))
 
 
-def family(needs: Sequence[Requirements], one: bool = False, norm: bool = False) -> list[Build]:
+def model_family(needs: Sequence[Requirements], one: bool = False, norm: bool = False) -> list[Build]:
     """Networks as different as the needs allow."""
     if one or any(n.same_architecture for n in needs):
         kinds = [(1, 4, 6)]
@@ -80,19 +81,19 @@ def family(needs: Sequence[Requirements], one: bool = False, norm: bool = False)
         kinds = [(1, 4, 6), (2, 3, 6), (0, 5, 6)]
     else:
         kinds = [(1, 4, 6), (2, 3, 5), (0, 5, 7)]
-    return [lambda kind=kind: tiny(*kind, norm=norm) for kind in kinds]  # type: ignore[misc]
+    return [lambda kind=kind: tiny_model(*kind, norm=norm) for kind in kinds]  # type: ignore[misc]
 
 
-def draw(size: int, labels: Sequence[int], place: int) -> Samples:
+def draw(size: int, labels: Sequence[int], place: int) -> LabeledSamples:
     """`size` samples of the given classes: a pattern of the class and noise; every class comes up where it can."""
     patterns = torch.randn(CLASSES, 1, 6, 6, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([labels[i % len(labels)] for i in range(size)])
     noise = torch.randn(size, 1, 6, 6, generator=torch.Generator().manual_seed(100 + place))
-    return Samples(patterns[y] + 0.4 * noise, y)
+    return LabeledSamples(patterns[y] + 0.4 * noise, y)
 
 
 @dataclass(frozen=True)
-class World:
+class TinyFederation:
     """Who takes part. clients: not yet numbered. public: rows that everybody sees. device: where networks compute."""
 
     clients: Sequence[Client]
@@ -152,11 +153,11 @@ def world(
     *,
     sizes: Sequence[int] = SIZES,
     labels: Sequence[Sequence[int]] = LABELS,
-    data: Sequence[Samples] | None = None,
+    data: Sequence[LabeledSamples] | None = None,
     prepare: Mapping[int, Prepare] | None = None,
     kind: type[Client] = Client,
     device: str = "cpu",
-) -> World:
+) -> TinyFederation:
     """Clients with the given networks in turn, sizes and classes; or with the training samples `data`."""
     builders = {f"net{i}": build for i, build in enumerate(builds)}
     names = list(builders)
@@ -167,14 +168,14 @@ def world(
             samples,
             draw(12, sorted({int(y) for y in samples.y}), 50 + place),
             draw(4, sorted({int(y) for y in samples.y}), 70 + place),
-            prepare=(prepare or {}).get(place, as_floats),
+            prepare=(prepare or {}).get(place, to_float),
         )
         for place, samples in enumerate(train)
     ]
-    return World(clients, builders, PublicData(draw(public, range(CLASSES), 99)) if public else None, device)
+    return TinyFederation(clients, builders, PublicData(draw(public, range(CLASSES), 99)) if public else None, device)
 
 
-class Reordered(Client):
+class ReorderedClient(Client):
     """A client that walks through its data in another order, all else alike."""
 
     def generator(self, purpose: str) -> torch.Generator:
@@ -211,9 +212,9 @@ def received(federation: Federation, number: int, message: Message | None = None
     """The float weights of a client's network after receiving `message` (default: what it would be sent now)."""
     method = federation.method
     client = federation.clients[number]
-    worker = at_work(client, method.variant(federation.server, number), federation.architectures)
+    worker = working_copy(client, method.variant(federation.server, number), federation.model_factory)
     worker.round = federation.server.round
-    method.receive(worker, read_only(method.broadcast(federation.server, number) if message is None else message))
+    method.receive(worker, freeze(method.broadcast(federation.server, number) if message is None else message))
     state = worker.model.state_dict()
     return {name: t.detach().to("cpu", copy=True) for name, t in state.items() if t.is_floating_point()}
 
@@ -223,13 +224,13 @@ def predictions(federation: Federation) -> dict[str, Tensor]:
     method = federation.method
     found = {}
     for client in federation.clients:
-        worker = at_work(client, method.variant(federation.server, client.id), federation.architectures)
+        worker = working_copy(client, method.variant(federation.server, client.id), federation.model_factory)
         worker.round = federation.server.round
         if method.evaluation_stage == "received" or client.weights is None:
-            method.receive(worker, read_only(method.broadcast(federation.server, client.id)))
+            method.receive(worker, freeze(method.broadcast(federation.server, client.id)))
         model = method.personal_model(worker.model)
-        with torch.inference_mode(), evaluating(model):
-            x = client.prepare(client.data.test.x.to(federation.architectures.device))
+        with torch.inference_mode(), eval_mode(model):
+            x = client.prepare(client.data.test.x.to(federation.model_factory.device))
             scores = method.predict(model, x, worker.state)
         found[f"client {client.id}: scores"] = scores.cpu()
     return found
@@ -254,7 +255,7 @@ def effect(federation: Federation) -> dict[str, Tensor]:
     return weights(federation) | sent(federation) | predictions(federation) | figures
 
 
-def everything(federation: Federation) -> dict[str, Tensor]:
+def all_state(federation: Federation) -> dict[str, Tensor]:
     """What shows outside, and all state."""
     return state(federation) | effect(federation)
 

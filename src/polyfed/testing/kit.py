@@ -14,28 +14,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.message import Message, copied, first_nonfinite, flatten, shallow
+from polyfed.core.message import Message, clone, first_nonfinite, flatten, shallow_copy
 from polyfed.core.method import Batch, Context, Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.testing import fixtures as worlds
-from polyfed.testing.fixtures import SHORT, World
+from polyfed.testing.fixtures import SHORT, TinyFederation
 from polyfed.testing.spy import Spy, global_draws, live, storages, tensors
 from polyfed.validation.hyperparameters import flat_settings
 
 
-class Nonconformance(AssertionError):
+class ConformanceError(AssertionError):
     """A property does not hold."""
 
 
-class NotAsked(Exception):
+class NotApplicable(Exception):
     """A property cannot be asked of this method; says why."""
 
 
 @dataclass(frozen=True)
-class Bite:
+class ChangedValue:
     """Another value for a hyperparameter, and the hyperparameters that must be set for it to matter."""
 
     value: Any
@@ -62,17 +62,17 @@ class Reduction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kit:
+class ConformanceKit:
     """A method, and what the properties may take for granted.
 
     Args:
         method: with the hyperparameters that are tested.
-        bites: hyperparameter -> another value (or `Bite`) that must change something; default: made from the
-        hyperparameter's type.
-        inert: hyperparameter -> why it may change nothing at all; then it must change nothing.
+        changed_values: hyperparameter -> another value (or `ChangedValue`) that must change something; default:
+            made from the hyperparameter's type.
+        no_effect: hyperparameter -> why it may change nothing at all; then it must change nothing.
         reductions: what the method must equal.
         expected_bytes: (server, client's number) -> bytes (down, up) of the last of two rounds, by the paper's formula.
-        oracle: the loss again by independent means: (model, batch, context) -> number.
+        reference_loss: the loss again by independent means: (model, batch, context) -> number.
         counted: the server counts every sample once, however the samples lie among the clients: "statistics" where
             clients send means of their data, "updates" where they send weights.
         models: networks for 1 x 6 x 6 images and 3 classes, in place of the kit's own.
@@ -82,11 +82,11 @@ class Kit:
     """
 
     method: Method
-    bites: Mapping[str, Any] = field(default_factory=dict)
-    inert: Mapping[str, str] = field(default_factory=dict)
+    changed_values: Mapping[str, Any] = field(default_factory=dict)
+    no_effect: Mapping[str, str] = field(default_factory=dict)
     reductions: Sequence[Reduction] = ()
     expected_bytes: Callable[[Server, int], tuple[int, int]] | None = None
-    oracle: Callable[[Any, Batch, Context], Any] | None = None
+    reference_loss: Callable[[Any, Batch, Context], Any] | None = None
     counted: Literal["statistics", "updates"] | None = None
     models: Sequence[Callable[[], nn.Module]] | None = None
     skip: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Kit:
 
     def fail(self, text: str) -> typing.NoReturn:
         """Say that a property does not hold."""
-        raise Nonconformance(f"{self.name}: {text}")
+        raise ConformanceError(f"{self.name}: {text}")
 
     def same(self, a: Mapping[str, Tensor], b: Mapping[str, Tensor], text: str, tolerance: float = 0.0) -> None:
         """Both must agree; `text` says what it means if they do not."""
@@ -124,16 +124,16 @@ class Kit:
 
     # federations ----------------------------------------------------------------------------------------------------
 
-    def world(self, *others: Method, one: bool = False, norm: bool = False, **options: Any) -> World:
+    def world(self, *others: Method, one: bool = False, norm: bool = False, **options: Any) -> TinyFederation:
         """Clients that fit the method (and others): `one` architecture, networks with BatchNorm (`norm`)."""
         needs = [m.requirements for m in (self.method, *others)]
-        builds = self.models if self.models and not norm else worlds.family(needs, one, norm)
+        builds = self.models if self.models and not norm else worlds.model_family(needs, one, norm)
         return worlds.world(
             builds[:1] if one else builds, max(24, *(2 * n.public for n in needs)), device=self.device, **options
         )
 
     @functools.cached_property
-    def usual(self) -> World:
+    def usual(self) -> TinyFederation:
         """The clients of most properties."""
         return self.world()
 
@@ -142,13 +142,13 @@ class Kit:
         return self.runs(self.usual, method, training, **options)
 
     def runs(
-        self, among: World, method: Method | None = None, training: Training = SHORT, **options: Any
+        self, among: TinyFederation, method: Method | None = None, training: Training = SHORT, **options: Any
     ) -> Federation:
         """A run among the given clients."""
         try:
             return among.run(self.method if method is None else method, training, **options)
         except PolyfedError as error:
-            raise Nonconformance(f"{self.name}: {error}") from error
+            raise ConformanceError(f"{self.name}: {error}") from error
 
     @functools.cached_property
     def base(self) -> Federation:
@@ -169,16 +169,18 @@ class Kit:
         try:
             federation.run()
         except PolyfedError as error:
-            raise Nonconformance(f"{self.name}: {error}") from error
+            raise ConformanceError(f"{self.name}: {error}") from error
         if repr(vars(self.method)) != before:
             watch.note("state", "the method object has changed; whatever outlives a call belongs into explicit state")
         return watch.offences
 
-    def aggregations(self, among: World, training: Training, look: Callable[[Scene], None], **options: Any) -> None:
+    def aggregations(
+        self, among: TinyFederation, training: Training, look: Callable[[AggregationScene], None], **options: Any
+    ) -> None:
         """Run, and let somebody look at each aggregation before it happens."""
 
         def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
-            look(Scene(self.method, server, dict(uploads), federation))
+            look(AggregationScene(self.method, server, dict(uploads), federation))
             call(server, uploads)
 
         federation = among.federation(Spy(self.method, aggregate=aggregate), training, **options)
@@ -186,13 +188,13 @@ class Kit:
             federation.run()
         except PolyfedError as error:
             cause = error.__cause__
-            if isinstance(cause, Nonconformance):
+            if isinstance(cause, ConformanceError):
                 raise cause from None
-            raise Nonconformance(f"{self.name}: {error}") from error
+            raise ConformanceError(f"{self.name}: {error}") from error
 
 
 @dataclass(frozen=True)
-class Scene:
+class AggregationScene:
     """The server with all uploads before it."""
 
     method: Method
@@ -202,15 +204,15 @@ class Scene:
 
     def after(self, uploads: Mapping[int, Message], server: Server | None = None) -> Server:
         """A copy of the server after aggregating `uploads`; the real one stays as it is."""
-        trial = beside(self.server if server is None else server)
-        self.method.aggregate(trial, {number: copied(message) for number, message in uploads.items()})
+        trial = copy_server(self.server if server is None else server)
+        self.method.aggregate(trial, {number: clone(message) for number, message in uploads.items()})
         return trial
 
 
-def beside(server: Server) -> Server:
+def copy_server(server: Server) -> Server:
     """A copy of the server with a state of its own."""
     trial = copy.copy(server)
-    trial.state = shallow(server.state)
+    trial.state = shallow_copy(server.state)
     trial.log = dict(server.log)
     return trial
 

@@ -40,7 +40,7 @@ class _OfRounds:
         self._function(record)
 
 
-def watcher(given: Any) -> Any:
+def as_tracker(given: Any) -> Any:
     """What to tell about a run: the object itself, or a function made one.
 
     Args:
@@ -61,7 +61,7 @@ def watcher(given: Any) -> Any:
     )
 
 
-def tell(watchers: Iterable[Any], event: str, *what: Any) -> None:
+def notify(watchers: Iterable[Any], event: str, *what: Any) -> None:
     """Tell those who want to know. event: the name of one of `Tracker`'s methods; what: its arguments."""
     for one in watchers:
         answer = getattr(one, event, None)

@@ -46,7 +46,7 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._quiet = quiet
-        self._stream = _Careful(sys.stderr if stream is None else stream)
+        self._stream = SafeStream(sys.stderr if stream is None else stream)
         self._terminal = self._stream.is_terminal() if terminal is None else terminal
         self._clock = clock
         self._live: Any = None
@@ -266,7 +266,7 @@ def _bar(done: int, rounds: int, clients: tuple[int, int], width: int) -> str:
     return f"[{'=' * full}{' ' * (width - full)}]"
 
 
-class _Careful:
+class SafeStream:
     """A text stream that replaces what it cannot encode and falls silent when it breaks."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -51,7 +51,7 @@ class ActsWith:
 
     def wanted(self, other: Any) -> str:
         """What to set the other field to, in words; `other` is what it is."""
-        key = _spelled(self.key)
+        key = self.key
         if self.several:
             return f"set {key} to two or more"
         if self.values:
@@ -103,8 +103,8 @@ def without_effect(fields: Mapping[str, Any], values: Mapping[str, Any], given: 
         default = fields[name].get_default(call_default_factory=True)
         if value == default or (needed.key in given and _is_off(other, needed)):
             continue
-        own = _spelled(name)
-        key = _spelled(needed.key)
+        own = name
+        key = needed.key
         beside = f"without {key}" if other is None else f"beside {key} = {shown(other)}"
         instead = f"leave out {own}" if default is None or default == {} else f"leave {own} at {shown(default)}"
         return f"{own} = {shown(value)} does nothing {beside}; {needed.wanted(other)}, or {instead}"
@@ -118,8 +118,3 @@ def _is_off(other: Any, needed: ActsWith) -> bool:
 
 def _is_prefix(value: Any) -> bool:
     return isinstance(value, str) and value.endswith(":")
-
-
-def _spelled(name: str) -> str:
-    """A field as a recipe has it: ``lambda_`` is a word that Python keeps."""
-    return name.rstrip("_")

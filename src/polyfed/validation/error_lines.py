@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from polyfed.errors import ConfigError, nearest
+from polyfed.errors import ConfigError, suggest
 
 __all__ = ["WrongSettings", "in_one_line", "one_line", "shown"]
 
@@ -104,7 +104,7 @@ def one_line(
         tables = [kind, *_tables(kind, first["loc"])]
         depth = min(len(tables), len(first["loc"]))
         known = known if depth <= 1 else _fields(tables[depth - 1])
-    own = [_spelled(str(key), known) for key in first["loc"][:depth]]
+    own = [str(key) for key in first["loc"][:depth]]
     keys = (*place, *own)
     where = ".".join(keys)
     others = len({c["loc"][:depth] for c in complaints} - {first["loc"][:depth]})
@@ -112,7 +112,7 @@ def one_line(
     if unknown:
         valid = known_keys(kind, own[:-1]) if known is None else known
         home = [name for name in _homes(keys[-1], sections or {}) if len(keys) == 2 and name != keys[0]]
-        hint = nearest(keys[-1], valid) if valid else ""
+        hint = suggest(keys[-1], valid) if valid else ""
         if home:
             hint = f"; it belongs to [{home[0]}]"
         return f"unknown key '{where}'{hint}{more}"
@@ -123,7 +123,7 @@ def one_line(
         return f"{f'{where}: ' if where else ''}{said}{more}"
     alike = [c for c in complaints if c["loc"][:depth] == first["loc"][:depth]]
     choices = [word for c in alike for word in re.findall(r"'([^']*)'", str(c.get("ctx", {}).get("expected", "")))]
-    hint = nearest(str(first["input"]), choices) if choices else ""
+    hint = suggest(str(first["input"]), choices) if choices else ""
     hint = hint if "did you mean" in hint else ""
     wanted = " or ".join(dict.fromkeys(map(_expected, alike)))
     return f"{where}: expected {wanted}, got {shown(first['input'])}{hint}{more}"
@@ -189,11 +189,6 @@ def _fields(kind: Any) -> list[str]:
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     return list(kind.model_fields)
-
-
-def _spelled(key: str, known: Collection[str] | None) -> str:
-    """A hyperparameter that Python keeps the word of (``lambda_``) as those who list the `known` ones spell it."""
-    return key if known is None or key in known else key.rstrip("_")
 
 
 def _homes(key: str, sections: Sections) -> list[str]:

@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, contiguous, copied, first_nonfinite, read_only, shallow
-from polyfed.core.method import Exchange, Method, TrainingResult, numbers
-from polyfed.core.model_factory import Architectures
-from polyfed.core.randomness import derive, seeded_global_rng
-from polyfed.engine.evaluation import Memory, Score, score_model
+from polyfed.core.message import Message, State, clone, contiguous, first_nonfinite, freeze, shallow_copy
+from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.engine.evaluation import ClientScore, ScoreCache, evaluate_model
 from polyfed.engine.local_training import train
-from polyfed.engine.operation_counter import Operations, training_operations
+from polyfed.engine.operation_counter import OperationCounter, training_operations
 from polyfed.engine.rejected import Rejected
 from polyfed.engine.uploads import sent_nbytes
-from polyfed.engine.weight_store import Row, Store
+from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import PolyfedError, RunError
 from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainJob:
     """One client's part in an exchange: what it is told, which of its networks it trains."""
 
     client: Client
@@ -43,14 +43,15 @@ class Job:
     exchange: Exchange
     round: int
     scores: bool = False  # score it right after local training, too
-    auc: bool = False  # with the area under the ROC curve
-    closing: bool = False  # the exchange is one of the closing round's
-    place: int = 0  # where among the round's exchanges it stands
+    from_scores: Sequence[str] = ()  # with these figures of `evaluation.FROM_SCORES`
+    is_final: bool = False  # the exchange is one of the closing round's
+    exchange_index: int = 0  # where among the round's exchanges it stands
     counted: bool = False  # tell how many operations it takes
+    uploads: bool = True  # else nothing comes of it but a score: it sends nothing, and the client stays as it is
 
 
 @dataclass(frozen=True)
-class Scoring:
+class EvalJob:
     """A client that is to be scored: as it stands, or after receiving `message`."""
 
     client: Client
@@ -61,11 +62,11 @@ class Scoring:
     shared: Collection[str] = ()  # those that are the same samples for all clients
 
 
-Scores = Mapping[str, Score]  # part of the data -> score
+Scores = Mapping[str, ClientScore]  # part of the data -> score
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """What came of a job. `message` is what left the client, `bytes_up` its size.
 
     `refused` says why nothing of it counts; `dropped`: nothing came back. Weights and state do not matter then.
@@ -78,7 +79,7 @@ class Outcome:
     trained: TrainingResult
     bytes_up: int = 0
     sums: dict[str, float] = field(default_factory=dict)
-    score: Score | None = None
+    score: ClientScore | None = None
     refused: str | None = None
     dropped: bool = False
     operations: int = 0  # of receiving, training, uploading, where they are counted
@@ -90,17 +91,17 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerContext:
     """What is worked on.
 
-    clients: by number. store: of their weights. auc: scores come with the area under the ROC curve.
+    clients: by number. store: of their weights. from_scores: scores come with these of `evaluation.FROM_SCORES`.
     """
 
     method: Method
-    architectures: Architectures
+    model_factory: ModelFactory
     clients: Sequence[Client]
-    store: Store
-    auc: bool
+    store: WeightStore
+    from_scores: Sequence[str]
 
 
 class Executor(Protocol):
@@ -111,11 +112,11 @@ class Executor(Protocol):
 
     workers: int
 
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """Carry out `jobs`; `done(count)` is called as they finish."""
         ...
 
-    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """Score clients; a part that could not be scored is left out."""
         ...
 
@@ -128,29 +129,31 @@ class Serial:
     """One client after the other, in this process.
 
     Args:
-        store: where new weights go. auc: scores come with the area under the ROC curve.
+        store: where new weights go. from_scores: scores come with these of `evaluation.FROM_SCORES`.
     """
 
     workers = 1
 
-    def __init__(self, method: Method, architectures: Architectures, store: Store, auc: bool = False) -> None:
+    def __init__(
+        self, method: Method, model_factory: ModelFactory, store: WeightStore, from_scores: Sequence[str] = ()
+    ) -> None:
         self._method = method
-        self._architectures = architectures
+        self._model_factory = model_factory
         self._store = store
-        self._memory = Memory(auc)
+        self._memory = ScoreCache(from_scores)
 
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         outcomes = []
         for count, job in enumerate(jobs, 1):
-            fresh = functools.partial(self._store.fresh, job.client.architecture, job.variant)
-            outcomes.append(carry_out(job, self._method, self._architectures, fresh))
+            fresh = functools.partial(self._store.allocate, job.client.architecture, job.variant)
+            outcomes.append(run_job(job, self._method, self._model_factory, fresh))
             done(count)
         return outcomes
 
-    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
-        scores: list[Scores] = [score_parts(each, self._method, self._architectures, self._memory) for each in asked]
+        scores: list[Scores] = [score_parts(each, self._method, self._model_factory, self._memory) for each in asked]
         self._memory.forget_content()
         return scores
 
@@ -158,19 +161,19 @@ class Serial:
         """See `Executor`."""
 
 
-def train_job(client: Client, job: Job, method: Method, architectures: Architectures) -> TrainingResult:
+def train_job(client: Client, job: TrainJob, method: Method, model_factory: ModelFactory) -> TrainingResult:
     """The training of a job; the client is at work."""
-    return train(client, method, client.context, phases=job.exchange.phases, step=architectures.training)
+    return train(client, method, client.context, phases=job.exchange.phases, step=model_factory.training)
 
 
 @timed("messages")
-def carry_out(
-    job: Job,
+def run_job(
+    job: TrainJob,
     method: Method,
-    architectures: Architectures,
-    fresh: Callable[[], Row],
-    training: Callable[[Client, Job, Method, Architectures], TrainingResult] = train_job,
-) -> Outcome:
+    model_factory: ModelFactory,
+    fresh: Callable[[], WeightRow],
+    training: Callable[[Client, TrainJob, Method, ModelFactory], TrainingResult] = train_job,
+) -> JobResult:
     """Receive, train, upload: on copies, so that a refused or failed client is as it was.
 
     Args:
@@ -179,88 +182,88 @@ def carry_out(
     Raises:
         RunError: the method failed; says for which client, in which round and at which stage.
     """
-    before = own_weights(job.client, job.variant, architectures)
-    client = at_work(job.client, job.variant, architectures, before)
+    before = client_weights(job.client, job.variant, model_factory)
+    client = working_copy(job.client, job.variant, model_factory, before)
     with own_layers(client, job):
-        operations = receive(client, job, method, architectures)
+        operations = receive(client, job, method, model_factory)
         trained = TrainingResult()
         if job.exchange.trains:
             with at_stage(client, job, "training"):
-                trained = training(client, job, method, architectures)
-        return hand_in(client, job, trained, method, architectures, fresh, before, operations)
+                trained = training(client, job, method, model_factory)
+        return finish_job(client, job, trained, method, model_factory, fresh, before, operations)
 
 
-def own_layers(client: Client, job: Job) -> AbstractContextManager[None]:
+def own_layers(client: Client, job: TrainJob) -> AbstractContextManager[None]:
     """Within the block PyTorch's global generators are the client's own, for what its layers draw in this job."""
-    return seeded_global_rng(derive(client.seed, "layers", job.exchange.name, job.round, client.id))
+    return seeded_global_rng(derive_seed(client.seed, "layers", job.exchange.name, job.round, client.id))
 
 
 @timed("messages")
-def receive(client: Client, job: Job, method: Method, architectures: Architectures) -> int:
+def receive(client: Client, job: TrainJob, method: Method, model_factory: ModelFactory) -> int:
     """First half of a job: the client, at work, takes in what it is told.
 
     Returns:
         Where they are counted, the operations of that and of the training to come; else 0.
 
     Raises:
-        RunError: the method failed, as for `carry_out`.
+        RunError: the method failed, as for `run_job`.
     """
     client.round, client.exchange = job.round, job.exchange.name
     with at_stage(client, job, "receiving"), _counting(job) as done:
-        client.context = method.receive(client, read_only(job.message))
+        client.context = method.receive(client, freeze(job.message))
     if done is None or not job.exchange.trains:
         return 0 if done is None else done.count
     with at_stage(client, job, "training"):
         phases = method.phases(client.training) if job.exchange.phases is None else job.exchange.phases
-        return done.count + training_operations(client, method, client.context, phases, architectures.training)
+        return done.count + training_operations(client, method, client.context, phases, model_factory.training)
 
 
-def _counting(job: Job) -> AbstractContextManager[Operations | None]:
-    return Operations() if job.counted else contextlib.nullcontext()
+def _counting(job: TrainJob) -> AbstractContextManager[OperationCounter | None]:
+    return OperationCounter() if job.counted else contextlib.nullcontext()
 
 
 @timed("messages")
-def hand_in(
+def finish_job(
     client: Client,
-    job: Job,
+    job: TrainJob,
     trained: TrainingResult,
     method: Method,
-    architectures: Architectures,
-    fresh: Callable[[], Row],
+    model_factory: ModelFactory,
+    fresh: Callable[[], WeightRow],
     before: Mapping[str, Tensor],
     operations: int = 0,
-) -> Outcome:
+) -> JobResult:
     """Second half of a job, after the training: judge, score, upload.
 
     Args:
         client: at work, with its new weights in the template. before: its weights before the job. fresh: see
-            `carry_out`. operations: until now.
+            `run_job`. operations: until now.
 
     Raises:
-        RunError: the method failed, as for `carry_out`.
+        RunError: the method failed, as for `run_job`.
     """
     score = None
-    message = read_only({})
-    bad = _untrained(job, trained, architectures)
+    message = freeze({})
+    bad = _untrained(job, trained, model_factory)
     if bad is None and job.scores and len(client.data.test):
         with at_stage(client, job, "scoring"):
-            score = score_model(client, method, client.data.test, job.auc)
-    if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
+            score = evaluate_model(client, method, client.data.test, job.from_scores)
+    if bad is None and job.uploads:  # a model of NaN sends nothing: who knows what the method's upload makes of it
         with at_stage(client, job, "uploading"):
             with _counting(job) as done:
-                made = copied(method.upload(client, trained))
+                made = clone(method.upload(client, trained))
             operations += 0 if done is None else done.count
             message, bad = encoded(made, client, method, job.message)
-    after = architectures.tensors(client.architecture, job.variant)
-    same = bad is not None or (not job.exchange.trains and _alike(before, after))
-    return Outcome(
+    after = model_factory.state(client.architecture, job.variant)
+    same = bad is not None or not job.uploads or (not job.exchange.trains and _alike(before, after))
+    return JobResult(
         client.id,
         message,
         job.client.weights if same else fresh().write(after),
         contiguous(client.state),
         trained,
         sent_nbytes(method, message),
-        {} if bad else numbers(trained.sums),
+        {} if bad else scalar_metrics(trained.sums),
         None if bad else score,
         bad,
         operations=operations,
@@ -269,7 +272,7 @@ def hand_in(
 
 def encoded(made: Message, client: Client, method: Method, received: Message) -> tuple[Message, str | None]:
     """What leaves the client in place of what its method made; and why nothing of it counts, if it does not."""
-    upload = read_only(made)
+    upload = freeze(made)
     name = first_nonfinite(upload)
     if name is not None:
         return upload, f"the upload is not finite ('{name}')"
@@ -277,14 +280,14 @@ def encoded(made: Message, client: Client, method: Method, received: Message) ->
         for plugin in client.plugins:
             changed = plugin.encode(upload, client, method, received)
             if changed is not upload:
-                upload = read_only(changed)
+                upload = freeze(changed)
     except Rejected as problem:
-        return read_only({}), str(problem)
+        return freeze({}), str(problem)
     return upload, None
 
 
 @contextlib.contextmanager
-def at_stage(client: Client, job: Job, stage: str) -> Iterator[None]:
+def at_stage(client: Client, job: TrainJob, stage: str) -> Iterator[None]:
     """Errors within the block name client, round and stage."""
     try:
         yield
@@ -293,19 +296,21 @@ def at_stage(client: Client, job: Job, stage: str) -> Iterator[None]:
 
 
 @timed("score")
-def score_parts(asked: Scoring, method: Method, architectures: Architectures, memory: Memory) -> dict[str, Score]:
+def score_parts(
+    asked: EvalJob, method: Method, model_factory: ModelFactory, memory: ScoreCache
+) -> dict[str, ClientScore]:
     """The scores of all the parts asked for, by the same working copy of the client.
 
     Raises:
         RunError: the method failed; says for which client and in which round.
     """
-    before = own_weights(asked.client, asked.variant, architectures)
-    client = at_work(asked.client, asked.variant, architectures, before)
+    before = client_weights(asked.client, asked.variant, model_factory)
+    client = working_copy(asked.client, asked.variant, model_factory, before)
     client.round = asked.round
     try:
         if asked.message is not None:
-            method.receive(client, read_only(asked.message))
-        same = asked.message is None or _only_head_differs(client, asked.variant, method, architectures, before)
+            method.receive(client, freeze(asked.message))
+        same = asked.message is None or _only_head_differs(client, asked.variant, method, model_factory, before)
         body = asked.variant if same else None
         scores = {}
         for part in asked.parts:
@@ -318,14 +323,14 @@ def score_parts(asked: Scoring, method: Method, architectures: Architectures, me
 
 
 def _only_head_differs(
-    client: Client, variant: str, method: Method, architectures: Architectures, before: Mapping[str, Tensor]
+    client: Client, variant: str, method: Method, model_factory: ModelFactory, before: Mapping[str, Tensor]
 ) -> bool:
     """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
     model = method.personal_model(client.model)
     if not isinstance(model, SplitModel):
         return False
     head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
-    tensors = architectures.tensors(client.architecture, variant)
+    tensors = model_factory.state(client.architecture, variant)
     return _alike(before, {name: tensor for name, tensor in tensors.items() if id(tensor) not in head})
 
 
@@ -338,36 +343,36 @@ def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedE
     return RunError(f"{place}: {why}")
 
 
-def at_work(
-    client: Client, variant: str, architectures: Architectures, weights: Mapping[str, Tensor] | None = None
+def working_copy(
+    client: Client, variant: str, model_factory: ModelFactory, weights: Mapping[str, Tensor] | None = None
 ) -> Client:
     """A working copy of the client with its weights in the template; the client itself stays as it is.
 
-    weights: `own_weights`, where they are known.
+    weights: `client_weights`, where they are known.
     """
     worker = copy.copy(client)
-    worker.state = shallow(client.state)
-    weights = own_weights(client, variant, architectures) if weights is None else weights
-    worker.bound = architectures.bound(client.architecture, variant, weights).train()
+    worker.state = shallow_copy(client.state)
+    weights = client_weights(client, variant, model_factory) if weights is None else weights
+    worker.bound = model_factory.load(client.architecture, variant, weights).train()
     return worker
 
 
-def has_own(client: Client, variant: str, architectures: Architectures) -> bool:
+def has_weights(client: Client, variant: str, model_factory: ModelFactory) -> bool:
     """Whether the client has weights of its own, and of its present network."""
     weights = client.weights
     if weights is None:
         return False
-    if isinstance(weights, Row) and (weights.architecture, weights.variant) == (client.architecture, variant):
+    if isinstance(weights, WeightRow) and (weights.architecture, weights.variant) == (client.architecture, variant):
         return True
-    template = architectures.tensors(client.architecture, variant)
+    template = model_factory.state(client.architecture, variant)
     return all(name in weights and weights[name].shape == tensor.shape for name, tensor in template.items())
 
 
-def own_weights(client: Client, variant: str, architectures: Architectures) -> Mapping[str, Tensor]:
+def client_weights(client: Client, variant: str, model_factory: ModelFactory) -> Mapping[str, Tensor]:
     """The client's weights, or those it starts from (again, if its network is now another one)."""
-    if client.weights is None or not has_own(client, variant, architectures):
-        return architectures.begun(client.architecture, variant, client.id, client.given)
-    return {name: client.weights[name] for name in architectures.tensors(client.architecture, variant)}
+    if client.weights is None or not has_weights(client, variant, model_factory):
+        return model_factory.starting_state(client.architecture, variant, client.id, client.given)
+    return {name: client.weights[name] for name in model_factory.state(client.architecture, variant)}
 
 
 def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
@@ -375,12 +380,12 @@ def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
     return all(torch.equal(tensor.cpu(), before[name].cpu()) for name, tensor in after.items())
 
 
-def _untrained(job: Job, trained: TrainingResult, architectures: Architectures) -> str | None:
+def _untrained(job: TrainJob, trained: TrainingResult, model_factory: ModelFactory) -> str | None:
     """Why a client's work counts for nothing, if it does."""
     if job.exchange.trains and trained.steps == 0:
         return "no training step: too few samples for a batch of this model"
     if not math.isfinite(trained.loss):
         return f"the training loss is {trained.loss}"
-    if name := first_nonfinite({"model": architectures.tensors(job.client.architecture, job.variant)}):
+    if name := first_nonfinite({"model": model_factory.state(job.client.architecture, job.variant)}):
         return f"the model is not finite ('{name}')"
     return None

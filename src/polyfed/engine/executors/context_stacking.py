@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from polyfed.core.method import Context, NotVectorizable
-from polyfed.core.modules import Frozen
+from polyfed.core.modules import FrozenModel
 
 
-class Watched(Mapping[str, Any]):
+class RecordingContext(Mapping[str, Any]):
     """A context that notes what is read of it, in `read`."""
 
     def __init__(self, entries: Context) -> None:
@@ -38,7 +38,7 @@ class Watched(Mapping[str, Any]):
         return len(self._entries)
 
 
-class Partial(Watched):
+class PartialContext(RecordingContext):
     """A context of which only some entries are at hand; `names` are those of all."""
 
     def __init__(self, entries: Context, names: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Partial(Watched):
         return self._held[name]
 
 
-def outline(value: Any, exact: bool = False) -> Hashable:
+def structure(value: Any, exact: bool = False) -> Hashable:
     """What two contexts, or parts of them, must have in common to be looked at together.
 
     Args:
@@ -59,12 +59,12 @@ def outline(value: Any, exact: bool = False) -> Hashable:
     """
     if isinstance(value, Tensor):
         return value.dtype, tuple(value.shape) if exact else value.dim()
-    if isinstance(value, Frozen):
-        return Frozen, outline(value.weights, exact)
+    if isinstance(value, FrozenModel):
+        return FrozenModel, structure(value.weights, exact)
     if isinstance(value, Mapping):
-        return tuple(sorted((str(name), outline(entry, exact)) for name, entry in value.items()))
+        return tuple(sorted((str(name), structure(entry, exact)) for name, entry in value.items()))
     if isinstance(value, list | tuple):
-        return type(value), tuple(outline(entry, exact) for entry in value)
+        return type(value), tuple(structure(entry, exact) for entry in value)
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
@@ -72,11 +72,11 @@ def outline(value: Any, exact: bool = False) -> Hashable:
     return type(value), id(value) if exact else None
 
 
-class Packed:
+class StackedContext:
     """The contexts of several clients, in tensors that a vectorized function takes.
 
     Args:
-        contexts: of one exact `outline`.
+        contexts: of one exact `structure`.
 
     Attributes:
         tensors: those that differ stacked, (K, ...); those that are the same object for all as they are. axes: 0 or
@@ -102,7 +102,7 @@ class Packed:
             self.tensors.append(first if shared else torch.stack(list(values)))
             self.axes.append(None if shared else 0)
             return _Slot(len(self.tensors) - 1)
-        if isinstance(first, Frozen):
+        if isinstance(first, FrozenModel):
             return _Reference(first, self._pack(name, [value.weights for value in values]))
         if isinstance(first, Mapping):
             return {key: self._pack(name, [value[key] for value in values]) for key in first}
@@ -124,7 +124,7 @@ class _Constant:
 
 
 class _Reference:
-    def __init__(self, network: Frozen, weights: Any) -> None:
+    def __init__(self, network: FrozenModel, weights: Any) -> None:
         self.network, self.weights = network, weights
 
 

@@ -17,27 +17,36 @@ import torch
 
 from polyfed import profiling
 from polyfed.core.client import Client
-from polyfed.core.message import read_only
+from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
-from polyfed.engine.evaluation import Memory, Score
-from polyfed.engine.executors.base import Crew, Job, Outcome, Scores, Scoring, carry_out, placed, score_parts
+from polyfed.engine.evaluation import FROM_SCORES, ClientScore, ScoreCache
+from polyfed.engine.executors.base import (
+    EvalJob,
+    JobResult,
+    Scores,
+    TrainJob,
+    WorkerContext,
+    placed,
+    run_job,
+    score_parts,
+)
 from polyfed.engine.executors.shared_buffer import TensorBuffer
-from polyfed.engine.weight_store import Row
+from polyfed.engine.weight_store import WeightRow
 from polyfed.errors import PolyfedError, RunError
 
 
-class Unable(Exception):
+class WorkerUnavailable(Exception):
     """No worker can be had here; says why."""
 
 
-class Died(Exception):
+class WorkerDied(Exception):
     """The worker ended before it answered; says how."""
 
 
 class Worker(Protocol):
     """A worker, as the run's process sees it: greet it; then ask it, and take the answer when it is there."""
 
-    def greet(self) -> None:
+    def wait_ready(self) -> None:
         """Wait until it is there.
 
         Raises:
@@ -45,7 +54,7 @@ class Worker(Protocol):
         """
         ...
 
-    def ask(self, asked: Job | Scoring, evaluation: int = 0) -> None:
+    def send(self, asked: TrainJob | EvalJob, evaluation: int = 0) -> None:
         """Give it something to do; one thing at a time. evaluation: number of that which a scoring belongs to.
 
         Raises:
@@ -53,19 +62,19 @@ class Worker(Protocol):
         """
         ...
 
-    def answer(self) -> tuple[Any, float]:
-        """What came of it, an `Outcome` or `Scores`, in tensors of its own; and how many seconds it took.
+    def receive(self) -> tuple[Any, float]:
+        """What came of it, an `JobResult` or `Scores`, in tensors of its own; and how many seconds it took.
 
         Raises:
             Died: it is no more. PolyfedError: that of the work, as if it had been done here.
         """
         ...
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process is still there."""
         ...
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """End the process, if it has not ended. It keeps nothing that would be lost."""
         ...
 
@@ -73,11 +82,16 @@ class Worker(Protocol):
 # the run's side ---------------------------------------------------------------------------------------------------
 
 
-def request_facts(asked: Job | Scoring, evaluation: int) -> dict[str, Any]:
+def request_facts(asked: TrainJob | EvalJob, evaluation: int) -> dict[str, Any]:
     """The plain facts of a request; its message and the client's state travel as tensors."""
-    facts = {"client": asked.client.id, "variant": asked.variant, "round": asked.round, "timed": profiling.watched()}
-    if isinstance(asked, Job):
-        names = ("closing", "place", "scores", "auc", "counted")
+    facts = {
+        "client": asked.client.id,
+        "variant": asked.variant,
+        "round": asked.round,
+        "timed": profiling.is_profiling(),
+    }
+    if isinstance(asked, TrainJob):
+        names = ("is_final", "exchange_index", "scores", "from_scores", "counted", "uploads")
         return {"what": "job", **facts, **{name: getattr(asked, name) for name in names}}
     parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
     return {"what": "scoring", **facts, **parts, "version": asked.client.version, "evaluation": evaluation}
@@ -98,19 +112,19 @@ def check_reply(reply: Mapping[str, Any]) -> None:
 
 
 def read_answer(
-    asked: Job | Scoring, reply: Mapping[str, Any], tensors: Mapping[str, Any], fresh: Row | None
-) -> Outcome | Scores:
+    asked: TrainJob | EvalJob, reply: Mapping[str, Any], tensors: Mapping[str, Any], fresh: WeightRow | None
+) -> JobResult | Scores:
     """What came of a request; of a job, what did not change is the client's own again.
 
     Args:
         fresh: the row that holds the weights that came of a job.
     """
-    if isinstance(asked, Scoring):
+    if isinstance(asked, EvalJob):
         return {part: _read_score(figures) for part, figures in tensors.items()}
     own = asked.client
-    return Outcome(
+    return JobResult(
         own.id,
-        read_only(tensors["message"]),
+        freeze(tensors["message"]),
         fresh if reply["new"] else own.weights,
         own.state if tensors["state"] is None else _filled(tensors["state"], own.state),
         TrainingResult(*reply["trained"]),
@@ -122,15 +136,19 @@ def read_answer(
     )
 
 
-def _figures(score: Score) -> dict[str, Any]:
+def _figures(score: ClientScore) -> dict[str, Any]:
     """A score in tensors, for `_read_score`."""
     others = {name: _figures(other) for name, other in score.others.items()}
-    return {"confusion": score.confusion, "auc": torch.tensor(score.auc, dtype=torch.float64), "others": others}
+    shares = {name: torch.tensor(getattr(score, name), dtype=torch.float64) for name in FROM_SCORES}
+    missing = None if score.missing is None else _figures(score.missing)
+    return {"confusion": score.confusion, **shares, "others": others, "missing": missing}
 
 
-def _read_score(figures: Mapping[str, Any]) -> Score:
+def _read_score(figures: Mapping[str, Any]) -> ClientScore:
     others = {name: _read_score(other) for name, other in figures["others"].items()}
-    return Score(figures["confusion"], float(figures["auc"]), others)
+    missing = None if figures["missing"] is None else _read_score(figures["missing"])
+    auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
+    return ClientScore(figures["confusion"], auc, others, calibration_error, missing)
 
 
 def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
@@ -187,16 +205,16 @@ class WorkerLoop:
     """Carries out requests. Where weights are not found in a shared store, the three functions about rows are others.
 
     Args:
-        crew: what is worked on. inbox: where the tensors of a request are. outbox: where those of the answer are put.
+        context: what is worked on. inbox: tensors of a request. outbox: where those of the answer are put.
     """
 
-    def __init__(self, crew: Crew, inbox: TensorBuffer, outbox: TensorBuffer) -> None:
-        self.crew = crew
+    def __init__(self, context: WorkerContext, inbox: TensorBuffer, outbox: TensorBuffer) -> None:
+        self.context = context
         self._inbox = inbox
         self._outbox = outbox
-        self._memory = Memory(crew.auc)
+        self._memory = ScoreCache(context.from_scores)
         self._evaluation = 0
-        for client in crew.clients:
+        for client in context.clients:
             client.weights = None
             client.state = {}  # they come with each job
 
@@ -204,7 +222,7 @@ class WorkerLoop:
         """Do what is asked; an error of the work is an answer, too."""
         began = time.perf_counter()
         try:
-            with profiling.watching(request["timed"], "messages") as watch:
+            with profiling.profile(request["timed"], "messages") as watch:
                 work = self._job if request["what"] == "job" else self._scoring
                 reply = work(request)
             reply["seconds"] = time.perf_counter() - began
@@ -214,43 +232,43 @@ class WorkerLoop:
         except Exception as error:
             return described_error(error)
 
-    def own_row(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Row | None:
+    def own_row(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> WeightRow | None:
         """The client's weights, if it has any of its own."""
         return self._row_at(request, request["own"])
 
-    def fresh_row(self, request: Mapping[str, Any]) -> Row:
+    def fresh_row(self, request: Mapping[str, Any]) -> WeightRow:
         """Where the weights that come of a job are written."""
         row = self._row_at(request, request["fresh"])
         assert row is not None
         return row
 
-    def weights_sent(self, fresh: Row) -> torch.Tensor | None:
+    def weights_sent(self, fresh: WeightRow) -> torch.Tensor | None:
         """What of the new weights travels with the answer; None where the run finds them by itself."""
         return None
 
-    def _row_at(self, request: Mapping[str, Any], place: Any) -> Row | None:
+    def _row_at(self, request: Mapping[str, Any], place: Any) -> WeightRow | None:
         if place is None:
             return None
         variant, begin = place
-        return self.crew.store.at(self.crew.clients[request["client"]].architecture, variant, begin)
+        return self.context.store.view(self.context.clients[request["client"]].architecture, variant, begin)
 
     def _client(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Client:
-        client: Client = copy.copy(self.crew.clients[request["client"]])
+        client: Client = copy.copy(self.context.clients[request["client"]])
         client.weights = self.own_row(request, tensors)
         client.state = tensors["state"]
         client.version = request.get("version", -1)  # by which representations are remembered, for scores
         return client
 
     def _job(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        tensors = self._inbox.look(request["tensors"])
-        method = self.crew.method
+        tensors = self._inbox.view(request["tensors"])
+        method = self.context.method
         client = self._client(request, tensors)
-        exchanges = method.final_exchanges() if request["closing"] else method.exchanges(request["round"])
-        exchange = exchanges[request["place"]]
-        flags = {name: request[name] for name in ("scores", "auc", "counted")}
-        job = Job(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
+        exchanges = method.final_exchanges() if request["is_final"] else method.exchanges(request["round"])
+        exchange = exchanges[request["exchange_index"]]
+        flags = {name: request[name] for name in ("scores", "from_scores", "counted", "uploads")}
+        job = TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
         fresh = self.fresh_row(request)
-        done = carry_out(job, method, self.crew.architectures, lambda: fresh)
+        done = run_job(job, method, self.context.model_factory, lambda: fresh)
         has_new = done.weights is fresh
         sent = {
             "message": done.message,
@@ -259,7 +277,7 @@ class WorkerLoop:
             "weights": self.weights_sent(fresh) if has_new else None,
         }
         try:
-            described = self._outbox.put(sent)
+            described = self._outbox.write(sent)
         except RunError as error:
             raise placed(error, client, "uploading", job.round) from error
         return {
@@ -276,8 +294,8 @@ class WorkerLoop:
         if request["evaluation"] != self._evaluation:
             self._memory.forget_content()
             self._evaluation = request["evaluation"]
-        tensors = self._inbox.look(request["tensors"])
-        scoring = Scoring(
+        tensors = self._inbox.view(request["tensors"])
+        scoring = EvalJob(
             self._client(request, tensors),
             request["variant"],
             tensors["message"],
@@ -285,5 +303,5 @@ class WorkerLoop:
             request["parts"],
             request["shared"],
         )
-        scores = score_parts(scoring, self.crew.method, self.crew.architectures, self._memory)
-        return {"tensors": self._outbox.put({part: _figures(score) for part, score in scores.items()})}
+        scores = score_parts(scoring, self.context.method, self.context.model_factory, self._memory)
+        return {"tensors": self._outbox.write({part: _figures(score) for part, score in scores.items()})}

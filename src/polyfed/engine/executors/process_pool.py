@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.client import Client
-from polyfed.core.message import read_only
+from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import Crew, Executor, Job, Outcome, Scores, Scoring, Serial
-from polyfed.engine.executors.job_requests import Died, Unable, Worker
-from polyfed.engine.executors.vectorized import Cohort, stack_size
+from polyfed.engine.executors.base import EvalJob, Executor, JobResult, Scores, Serial, TrainJob, WorkerContext
+from polyfed.engine.executors.job_requests import Worker, WorkerDied, WorkerUnavailable
+from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
 from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.profiling import timed
@@ -38,8 +38,13 @@ Say = Callable[[str], None]
 Rebuild = Callable[[], Any]  # -> a federation, which this file need not know
 
 
-def chosen(
-    name: str, workers: int | None, crew: Crew, training: Training, say: Say, rebuild: Rebuild | None = None
+def make_executor(
+    name: str,
+    workers: int | None,
+    context: WorkerContext,
+    training: Training,
+    say: Say,
+    rebuild: Rebuild | None = None,
 ) -> Executor:
     """The executor of a run.
 
@@ -49,7 +54,7 @@ def chosen(
             "vectorized". Or one of `EXECUTORS`.
         workers: so many at the same time, processes or clients of a stack; None: the cores that this process may use,
             or `vectorized.SIZE`.
-        crew: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
+        context: what is worked on. training: how much. say: told when a worker had to be replaced, or of clients that
             cannot be stacked. rebuild: makes the same federation in another process, for executors that need it.
 
     Raises:
@@ -57,12 +62,12 @@ def chosen(
     """
     if rebuild is not None and name not in EXECUTORS:
         raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
-    serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
+    serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
         raise ConfigError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
     if name in EXECUTORS:
-        other: Executor = EXECUTORS[name](crew, workers, training, say, rebuild)
+        other: Executor = EXECUTORS[name](context, workers, training, say, rebuild)
         return other
     if name == "serial" and (workers or 1) > 1:
         raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
@@ -70,33 +75,33 @@ def chosen(
         raise ConfigError(
             "expected 2 or more workers, as the executor 'vectorized' trains so many clients as one, got 1"
         )
-    drawn = training.drawn(len(crew.clients))
-    device = crew.architectures.device.type
-    if (size := stack_size(name, device, workers)) > 1:
-        return Cohort(crew, size, say)
+    drawn = training.cohort_size(len(context.clients))
+    device = context.model_factory.device.type
+    if (size := clients_per_batch(name, device, workers)) > 1:
+        return VectorizedExecutor(context, size, say)
     asked = name == "processes" or (name == "auto" and (workers or 1) > 1)
-    if asked and (reason := obstacle(device)):
+    if asked and (reason := unavailable_reason(device)):
         together = "'vectorized' or 'auto', by which clients of one network train as one"
         instead = "'serial' with 1 worker" if device == "cpu" else together
         raise ConfigError(f"expected the executor {instead}, as {reason}")
-    count = min(workers or cores(), len(crew.clients))
-    estimates = Estimates(crew, training)
+    count = min(workers or available_cores(), len(context.clients))
+    estimates = Estimates(context, training)
     several = count > 1 and drawn > 1
     if name == "serial" or (name == "auto" and not several):
         return serial
-    if not asked and (obstacle(device) or estimates.run() < _WORTH):
+    if not asked and (unavailable_reason(device) or estimates.run() < _WORTH):
         return serial
-    return Pool(crew, count, estimates, say)
+    return ProcessPool(context, count, estimates, say)
 
 
-def obstacle(device: str) -> str | None:
+def unavailable_reason(device: str) -> str | None:
     """Why there can be no worker processes here, or None. device: type of the device where networks compute."""
     if sys.platform != "linux":
         return "worker processes need Linux"
     return None if device == "cpu" else f"worker processes need device 'cpu', and this one is '{device}'"
 
 
-def cores() -> int:
+def available_cores() -> int:
     """How many cores this process may use: those it is bound to, and its share of them where a container has one."""
     count = getattr(os, "process_cpu_count", lambda: len(os.sched_getaffinity(0)))()
     try:
@@ -110,10 +115,10 @@ def cores() -> int:
 class Estimates:
     """How long a client takes: guessed by its rows and its network's size until it has been measured."""
 
-    def __init__(self, crew: Crew, training: Training) -> None:
-        template = crew.architectures.template
-        self._clients = crew.clients
-        names = {client.architecture for client in crew.clients}
+    def __init__(self, context: WorkerContext, training: Training) -> None:
+        template = context.model_factory.module
+        self._clients = context.clients
+        names = {client.architecture for client in context.clients}
         self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
         self._training = training
         self._measured: dict[tuple[int, bool], float] = {}
@@ -128,68 +133,69 @@ class Estimates:
     def run(self) -> float:
         """Seconds of the training of a whole run, guessed."""
         mean = sum(map(self.training, self._clients)) / len(self._clients)
-        return self._training.rounds * self._training.drawn(len(self._clients)) * mean
+        return self._training.rounds * self._training.cohort_size(len(self._clients)) * mean
 
-    def seconds(self, asked: Job | Scoring) -> float:
+    def seconds(self, asked: TrainJob | EvalJob) -> float:
         """What it took last time, or the guess."""
-        trains = isinstance(asked, Job) and asked.exchange.trains
+        trains = isinstance(asked, TrainJob) and asked.exchange.trains
         known = self._measured.get((asked.client.id, trains))
         return self.training(asked.client) if known is None else known
 
-    def note(self, asked: Job | Scoring, seconds: float) -> None:
+    def note(self, asked: TrainJob | EvalJob, seconds: float) -> None:
         """It took so long."""
-        self._measured[asked.client.id, isinstance(asked, Job) and asked.exchange.trains] = seconds
+        self._measured[asked.client.id, isinstance(asked, TrainJob) and asked.exchange.trains] = seconds
 
 
-class Pool:
+class ProcessPool:
     """Worker processes that stay for a run: made when they are first needed, ended by `close`. Here they are forked.
 
     A worker that dies is replaced. Its job is done again when the others are through, alone, as memory may have run
     out; if a worker dies of it again, the client counts as dropped out, or stays without a score.
 
     Args:
-        crew: what is worked on. workers: how many. estimates: how long things take. say: told of workers that died.
+        context: what is worked on. workers: how many. estimates: how long things take. say: told of workers that died.
     """
 
-    def __init__(self, crew: Crew, workers: int, estimates: Estimates, say: Say) -> None:
+    def __init__(self, context: WorkerContext, workers: int, estimates: Estimates, say: Say) -> None:
         self.workers = workers
-        self._crew = crew
+        self._context = context
         self._estimates = estimates
         self._say = say
         self._staff: list[Worker] = []
         self._evaluation = 0
         self._scored: dict[int, Worker] = {}  # who scored a client last
-        self._instead = Serial(crew.method, crew.architectures, crew.store, crew.auc)  # where no worker can be had
+        # where no worker can be had
+        self._instead = Serial(context.method, context.model_factory, context.store, context.from_scores)
         self._unable = False
 
     @timed("idle")
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
         if not jobs:
             return []
-        if not self._staffed():
+        if not self._with_workers():
             return self._instead.run(jobs, done)
-        found: list[Outcome | None] = self._through(jobs, done)
+        found: list[JobResult | None] = self._run_all(jobs, done)
         if len(jobs) > 1 and not any(found):
             raise RunError(f"the worker of every client died, twice, in round {jobs[0].round}; try fewer workers")
-        lost = [Outcome(job.client.id, read_only({}), None, {}, TrainingResult(), dropped=True) for job in jobs]
+        lost = [JobResult(job.client.id, freeze({}), None, {}, TrainingResult(), dropped=True) for job in jobs]
         return [one or instead for one, instead in zip(found, lost, strict=True)]
 
     @timed("idle")
-    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`."""
         if not asked:
             return []
-        if not self._staffed():
+        if not self._with_workers():
             return self._instead.score(asked)
         self._evaluation += 1
-        found: list[Scores | None] = self._through(asked, lambda _: None)
+        found: list[Scores | None] = self._run_all(asked, lambda _: None)
         return [one or {} for one in found]
 
     def close(self) -> None:
         """See `Executor`."""
         while self._staff:
-            self._staff.pop().end()
+            self._staff.pop().terminate()
 
     def hire(self) -> Worker:
         """Begin to make one more worker.
@@ -197,27 +203,27 @@ class Pool:
         Raises:
             Unable: there can be none.
         """
-        return ForkedWorker(self._crew, [worker for worker in self._staff if isinstance(worker, ForkedWorker)])
+        return ForkedWorker(self._context, [worker for worker in self._staff if isinstance(worker, ForkedWorker)])
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         """Those whose answer is there, or who are no more; waits for the first."""
         lines = {worker.line: worker for worker in busy if isinstance(worker, ForkedWorker)}
         return [lines[line] for line in wait(list(lines))]  # type: ignore[index]
 
-    def _staffed(self) -> bool:
+    def _with_workers(self) -> bool:
         """Whether there are workers; those that are missing are made."""
         if self._unable:
             return False
-        for gone in [worker for worker in self._staff if not worker.alive()]:
+        for gone in [worker for worker in self._staff if not worker.is_alive()]:
             self._staff.remove(gone)
-            gone.end()
+            gone.terminate()
         try:
             fresh = self.workers - len(self._staff)
             for _ in range(fresh):
                 self._staff.append(self.hire())
             for worker in self._staff[len(self._staff) - fresh :]:
-                worker.greet()
-        except Unable as reason:
+                worker.wait_ready()
+        except WorkerUnavailable as reason:
             self.close()
             self._say(f"there can be no worker processes ({reason}); all is done by this one")
             self._unable = True
@@ -225,14 +231,14 @@ class Pool:
 
     def _replace(self, worker: Worker) -> None:
         self._staff.remove(worker)
-        worker.end()
+        worker.terminate()
         try:
             self._staff.append(self.hire())
-            self._staff[-1].greet()
-        except Unable as reason:
+            self._staff[-1].wait_ready()
+        except WorkerUnavailable as reason:
             raise RunError(f"a worker died, and there can be no other: {reason}") from None
 
-    def _through(self, asked: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
+    def _run_all(self, asked: Sequence[Any], done: Callable[[int], None]) -> list[Any]:
         """What came of everything; None where workers died of it, twice."""
         found: list[Any] = [None] * len(asked)
         through = 0
@@ -245,8 +251,8 @@ class Pool:
 
         order = sorted(range(len(asked)), key=lambda place: -self._estimates.seconds(asked[place]))
         try:
-            for place in self._dealt(asked, order, keep):
-                for again in self._dealt(asked, [place], keep):
+            for place in self._assign_jobs(asked, order, keep):
+                for again in self._assign_jobs(asked, [place], keep):
                     keep(again, None)
                     self._say(f"{_whose(asked[again])} died again; it counts as dropped out")
         except BaseException:
@@ -254,7 +260,7 @@ class Pool:
             raise
         return found
 
-    def _dealt(self, asked: Sequence[Any], order: Sequence[int], keep: Callable[[int, Any], None]) -> list[int]:
+    def _assign_jobs(self, asked: Sequence[Any], order: Sequence[int], keep: Callable[[int, Any], None]) -> list[int]:
         """Have what stands at these places done by all workers; the places of those whose worker died.
 
         Raises:
@@ -267,12 +273,12 @@ class Pool:
         while waiting or busy:
             for worker in [worker for worker in self._staff if worker not in busy][: len(waiting)]:
                 busy[worker] = self._next(worker, asked, waiting)
-                worker.ask(asked[busy[worker]], self._evaluation)
+                worker.send(asked[busy[worker]], self._evaluation)
             for worker in self.answered(busy):
                 place = busy.pop(worker)
                 try:
-                    result, seconds = worker.answer()
-                except Died as how:
+                    result, seconds = worker.receive()
+                except WorkerDied as how:
                     died.append(place)
                     self._say(f"{_whose(asked[place])} died ({how}); its work is done again")
                     self._replace(worker)
@@ -292,7 +298,7 @@ class Pool:
         As it may remember what the client's network makes of the samples.
         """
         place = waiting[0]
-        if isinstance(asked[place], Scoring):
+        if isinstance(asked[place], EvalJob):
             known = (p for p in itertools.islice(waiting, _LOOKED_AT) if self._scored.get(asked[p].client.id) is worker)
             place = next(known, place)
             self._scored[asked[place].client.id] = worker
@@ -300,5 +306,5 @@ class Pool:
         return place
 
 
-def _whose(asked: Job | Scoring) -> str:
+def _whose(asked: TrainJob | EvalJob) -> str:
     return f"round {asked.round}: the worker of client {asked.client.id}"

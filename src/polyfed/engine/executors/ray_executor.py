@@ -27,35 +27,43 @@ import torch
 
 from polyfed import profiling
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import Crew, Job, Scoring
+from polyfed.engine.evaluation import from_scores_of
+from polyfed.engine.executors.base import EvalJob, TrainJob, WorkerContext
 from polyfed.engine.executors.job_requests import (
-    Died,
     Worker,
+    WorkerDied,
     WorkerLoop,
     check_reply,
     described_error,
     read_answer,
     request_facts,
 )
-from polyfed.engine.executors.process_pool import Estimates, Pool, Rebuild, Say, cores, obstacle
+from polyfed.engine.executors.process_pool import (
+    Estimates,
+    ProcessPool,
+    Rebuild,
+    Say,
+    available_cores,
+    unavailable_reason,
+)
 from polyfed.engine.executors.ray_session import CLUSTER, RaySession, address_of_cluster
 from polyfed.engine.executors.shared_buffer import Parcel
 from polyfed.engine.executors.worker import tune_process
-from polyfed.engine.weight_store import Row, Store, row_of
+from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.version import __version__
 
 _PATIENCE = 60.0  # seconds that a worker in place of another one may wait for a free core
 
 
-class RayExecutor(Pool):
+class RayExecutor(ProcessPool):
     """Actors of Ray that stay for a run: made when they are first needed, ended by `close`.
 
-    An actor that dies is replaced as a worker of `Pool` is; where the cluster has no core left for another one, the
-    run goes on with those that are there.
+    An actor that dies is replaced as a worker of `ProcessPool` is; where the cluster has no core left for another one,
+    the run goes on with those that are there.
 
     Args:
-        crew: what is worked on. workers: how many actors; None: the cores of this machine. training: how much.
+        context: what is worked on. workers: how many actors; None: the cores of this machine. training: how much.
         say: told of actors that died. rebuild: makes the same federation in an actor; Ray pickles it.
 
     Raises:
@@ -64,11 +72,16 @@ class RayExecutor(Pool):
     """
 
     def __init__(
-        self, crew: Crew, workers: int | None, training: Training, say: Say, rebuild: Rebuild | None = None
+        self,
+        context: WorkerContext,
+        workers: int | None,
+        training: Training,
+        say: Say,
+        rebuild: Rebuild | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'")
-        if reason := obstacle(crew.architectures.device.type):
+        if reason := unavailable_reason(context.model_factory.device.type):
             raise ConfigError(f"expected another executor than 'ray', as {reason}")
         if rebuild is None:
             raise ConfigError(
@@ -82,18 +95,18 @@ class RayExecutor(Pool):
             )
         if address is not None and address.startswith("ray://"):
             raise ConfigError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
-        count = min(workers or cores(), len(crew.clients))
-        super().__init__(crew, count, Estimates(crew, training), say)
+        count = min(workers or available_cores(), len(context.clients))
+        super().__init__(context, count, Estimates(context, training), say)
         self._rebuild = rebuild
         self._ray: RaySession | None = None
 
     def hire(self) -> Worker:
-        """See `Pool`."""
+        """See `ProcessPool`."""
         assert self._ray is not None
-        return _RayWorker(self._crew, self._ray, self._rebuild)
+        return _RayWorker(self._context, self._ray, self._rebuild)
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
-        """See `Pool`."""
+        """See `ProcessPool`."""
         assert self._ray is not None
         asked = {worker.pending: worker for worker in busy if isinstance(worker, _RayWorker)}
         return [asked[one] for one in self._ray.ready(list(asked))]
@@ -105,21 +118,21 @@ class RayExecutor(Pool):
             self._ray.end()
         self._ray = None
 
-    def _staffed(self) -> bool:
+    def _with_workers(self) -> bool:
         if self._ray is None:
             self._ray = RaySession(self.workers)
-        return super()._staffed()
+        return super()._with_workers()
 
     def _replace(self, worker: Worker) -> None:
         self._staff.remove(worker)
-        worker.end()
+        worker.terminate()
         other = self.hire()
         assert isinstance(other, _RayWorker)
         if other.is_placed(_PATIENCE):
-            other.greet()
+            other.wait_ready()
             self._staff.append(other)
             return
-        other.end()
+        other.terminate()
         if not self._staff:
             raise RunError("the last of Ray's workers died, and there is no free core for another one")
         self.workers -= 1
@@ -130,15 +143,15 @@ class _RayWorker:
     """See `Worker`; it answers when `pending` is ready.
 
     Args:
-        crew: what it works on. ray: where its actor is made. rebuild: see `RayExecutor`.
+        context: what it works on. ray: where its actor is made. rebuild: see `RayExecutor`.
     """
 
-    def __init__(self, crew: Crew, ray: RaySession, rebuild: Rebuild) -> None:
-        self._store = crew.store
+    def __init__(self, context: WorkerContext, ray: RaySession, rebuild: Rebuild) -> None:
+        self._store = context.store
         self._ray = ray
         self._actor = actor = ray.actor(WorkerActor)
         self._alive = True
-        self._asked: Job | Scoring | None = None
+        self._asked: TrainJob | EvalJob | None = None
         self._placed = actor.is_there.remote()
         self.pending = actor.begin.remote(__version__, torch.__version__, str(Path.cwd()), rebuild)
 
@@ -146,7 +159,7 @@ class _RayWorker:
         """Whether it has been given a core, for which it waits no longer than this."""
         return bool(self._ray.ready([self._placed], seconds))
 
-    def greet(self) -> None:
+    def wait_ready(self) -> None:
         """See `Worker`.
 
         Raises:
@@ -154,47 +167,47 @@ class _RayWorker:
         """
         try:
             reply = json.loads(self._received())
-        except Died as how:
+        except WorkerDied as how:
             raise RunError(f"a worker of Ray's died as it began: {how}") from None
         check_reply(reply)
 
     @profiling.timed("messages")
-    def ask(self, asked: Job | Scoring, evaluation: int = 0) -> None:
+    def send(self, asked: TrainJob | EvalJob, evaluation: int = 0) -> None:
         """See `Worker`."""
-        row = row_of(asked.client)
+        row = client_row(asked.client)
         parcel = Parcel()
         tensors = {
             "message": asked.message,
             "state": asked.client.state,
             "own": None if row is None else row.bytes,
         }
-        described = parcel.put(tensors)
+        described = parcel.write(tensors)
         held = None if row is None else row.variant
         request = {**request_facts(asked, evaluation), "tensors": described, "own": held}
         self._asked = asked
         self.pending = self._actor.answer.remote(parcel.seal(request))
 
     @profiling.timed("messages")
-    def answer(self) -> tuple[Any, float]:
+    def receive(self) -> tuple[Any, float]:
         """See `Worker`."""
         parcel = Parcel()
         reply = parcel.open(self._received())
         check_reply(reply)
         asked = self._asked
         assert asked is not None
-        tensors = parcel.take(reply["tensors"])
+        tensors = parcel.read(reply["tensors"])
         fresh = None
-        if isinstance(asked, Job) and reply["new"]:
-            fresh = self._store.fresh(asked.client.architecture, asked.variant)
+        if isinstance(asked, TrainJob) and reply["new"]:
+            fresh = self._store.allocate(asked.client.architecture, asked.variant)
             _fill(fresh, tensors["weights"])
         self._asked = None
         return read_answer(asked, reply, tensors, fresh), reply["seconds"]
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `Worker`."""
         return self._alive
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """See `Worker`."""
         self._alive = False
         self._ray.kill(self._actor)
@@ -207,12 +220,12 @@ class _RayWorker:
         """
         try:
             return self._ray.received(self.pending)
-        except Died:
+        except WorkerDied:
             self._alive = False
             raise
 
 
-def _fill(row: Row, content: torch.Tensor) -> Row:
+def _fill(row: WeightRow, content: torch.Tensor) -> WeightRow:
     """Write a whole row, as it lies in another process.
 
     Raises:
@@ -257,9 +270,11 @@ class WorkerActor:
                 os.chdir(folder)
             tune_process()
             made = rebuild()
-            store = Store(made.architectures, [])  # of one client's rows at a time
-            crew = Crew(made.method, made.architectures, made.clients, store, "auc" in made.evaluation.metrics)
-            self._loop = _ActorLoop(crew, self._inbox, self._outbox)
+            store = WeightStore(made.architectures, [])  # of one client's rows at a time
+            context = WorkerContext(
+                made.method, made.architectures, made.clients, store, from_scores_of(made.evaluation)
+            )
+            self._loop = _ActorLoop(context, self._inbox, self._outbox)
             return b"{}"
         except Exception as error:
             return json.dumps(described_error(error)).encode()
@@ -274,19 +289,19 @@ class WorkerActor:
 class _ActorLoop(WorkerLoop):
     """Weights come with the request, and go with the answer."""
 
-    def own_row(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> Row | None:
+    def own_row(self, request: Mapping[str, Any], tensors: Mapping[str, Any]) -> WeightRow | None:
         """See `WorkerLoop`."""
         if request["own"] is None:
             return None
         return _fill(self._row(request, request["own"]), tensors["own"])
 
-    def fresh_row(self, request: Mapping[str, Any]) -> Row:
+    def fresh_row(self, request: Mapping[str, Any]) -> WeightRow:
         """See `WorkerLoop`."""
         return self._row(request, request["variant"])
 
-    def weights_sent(self, fresh: Row) -> torch.Tensor | None:
+    def weights_sent(self, fresh: WeightRow) -> torch.Tensor | None:
         """See `WorkerLoop`."""
         return fresh.bytes
 
-    def _row(self, request: Mapping[str, Any], variant: str) -> Row:
-        return self.crew.store.fresh(self.crew.clients[request["client"]].architecture, variant)
+    def _row(self, request: Mapping[str, Any], variant: str) -> WeightRow:
+        return self.context.store.allocate(self.context.clients[request["client"]].architecture, variant)

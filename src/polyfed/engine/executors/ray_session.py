@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from polyfed.engine.executors.job_requests import Died
+from polyfed.engine.executors.job_requests import WorkerDied
 from polyfed.errors import ConfigError, RunError
 from polyfed.signals import TERMINATION_SIGNALS
 
@@ -89,7 +89,7 @@ class RaySession:
             data: bytes = ray.get(promise)
             return data
         except ray.exceptions.RayError as error:
-            raise Died(type(error).__name__) from None
+            raise WorkerDied(type(error).__name__) from None
 
     def kill(self, actor: Any) -> None:
         """End an actor."""

@@ -1,7 +1,7 @@
 """Tensors handed from one process to another: copied into memory, described in plain facts, nothing pickled.
 
 What lies in a buffer is described in plain lists and dictionaries, which the processes tell each other as JSON. A
-`Mailbox` is memory that both processes hold; the content of a `Parcel` travels as bytes.
+`SharedBuffer` is memory that both processes hold; the content of a `Parcel` travels as bytes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TensorBuffer:
         self._memory: mmap.mmap | None = None
         self._used = 0  # bytes of what was put in last
 
-    def put(self, tree: Tree) -> dict[str, Any]:
-        """Copy all tensors in, over what was there; returns where they lie, for `look`.
+    def write(self, tree: Tree) -> dict[str, Any]:
+        """Copy all tensors in, over what was there; returns where they lie, for `view`.
 
         Strides are those that ``tensor.clone()`` would have. None stays None.
 
@@ -61,14 +61,14 @@ class TensorBuffer:
             self._at(where).copy_(tensor)
         return described
 
-    def look(self, described: Mapping[str, Any]) -> dict[str, Any]:
-        """The tensors of `put`, where they lie: whoever keeps one for longer than to the next `put` copies it."""
+    def view(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of `write`, where they lie: whoever keeps one for longer than to the next `write` copies it."""
         found: dict[str, Any] = _mapped(described, self._at)
         return found
 
-    def take(self, described: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """The same in tensors of their own."""
-        found: dict[str, Any] = _mapped(self.look(described), Tensor.clone)
+        found: dict[str, Any] = _mapped(self.view(described), Tensor.clone)
         return found
 
     def _larger(self, size: int) -> mmap.mmap:
@@ -84,7 +84,7 @@ class TensorBuffer:
         return torch.frombuffer(self._memory, dtype=kind, count=count, offset=begin).as_strided(shape, strides)
 
 
-class Mailbox(TensorBuffer):
+class SharedBuffer(TensorBuffer):
     """Shared memory with one writer and one reader, one of them forked from the other.
 
     Memory is used for what was put in at most, and freed with the last process that holds the mailbox.
@@ -94,12 +94,12 @@ class Mailbox(TensorBuffer):
         super().__init__()
         self._file = os.memfd_create("polyfed")
 
-    def look(self, described: Mapping[str, Any]) -> dict[str, Any]:
+    def view(self, described: Mapping[str, Any]) -> dict[str, Any]:
         """See `TensorBuffer`; the other process may have made the memory larger."""
         size = os.fstat(self._file).st_size
         if size and (self._memory is None or len(self._memory) < size):
             self._memory = mmap.mmap(self._file, size)
-        return super().look(described)
+        return super().view(described)
 
     def close(self) -> None:
         """Give up this process's hold on it."""

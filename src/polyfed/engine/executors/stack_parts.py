@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import tensor
+from polyfed.core.message import get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase
 from polyfed.data.transforms import augmentation
-from polyfed.engine.executors.context_stacking import Packed
-from polyfed.engine.local_training import data_of, shuffled
+from polyfed.engine.executors.context_stacking import StackedContext
+from polyfed.engine.local_training import phase_data, shuffled_batches
 from polyfed.engine.optimizers import Optimizer
 
 Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepSignature:
     """What is known of steps of one kind. read: of the context by the loss. fills: rows of weight 0 change nothing."""
 
     read: frozenset[str]
@@ -68,7 +68,7 @@ class LossOf(nn.Module):
 
 
 @dataclass(frozen=True)
-class Turn:
+class NextStep:
     """A client's next step. row: where it stands in its part. chosen: rows of its data, the first `count` meant."""
 
     row: int
@@ -76,11 +76,11 @@ class Turn:
     inputs: Context
     count: int
 
-    def at(self, row: int) -> Turn:
+    def at(self, row: int) -> NextStep:
         return replace(self, row=row)
 
 
-class Walk:
+class ClientProgress:
     """A client on its way through its local training, with the streams that it would have alone."""
 
     def __init__(self, client: Client, place: int) -> None:
@@ -90,25 +90,25 @@ class Walk:
         self.summed: set[str] = set()
         self.batches: Iterator[Tensor] = iter(())
         self.outline = 0  # the number of its context's outline, and of that of what the loss reads of it
-        self.exact: dict[Kind, int] = {}
+        self.exact: dict[StepSignature, int] = {}
 
-    def begin(self, phase: Phase, held: int) -> None:
+    def start(self, phase: Phase, held: int) -> None:
         """A phase; `held` samples of its data."""
-        rows = None if phase.rows is None else tensor(self.client.context, phase.rows)
-        self.batches = shuffled(self.client, phase, held, rows, self._order)
+        rows = None if phase.rows is None else get_tensor(self.client.context, phase.rows)
+        self.batches = shuffled_batches(self.client, phase, held, rows, self._order)
 
 
 @dataclass
-class Part:
+class ActiveGroup:
     """Those who still go through a phase together. tensors: (K, ...) by name; those of `names` are what moves."""
 
-    walks: Sequence[Walk]
+    walks: Sequence[ClientProgress]
     tensors: Tensors
     names: Sequence[str]
     phase: Phase
     masks: Tensors
     optimizer: Optimizer = field(init=False)
-    _contexts: dict[Hashable, Packed] = field(default_factory=dict)
+    _contexts: dict[Hashable, StackedContext] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
@@ -116,13 +116,15 @@ class Part:
         rate = client.training.lr_at(client.round, self.phase.lr)
         self.optimizer = Optimizer([self.tensors[name] for name in self.names], client.training, rate)
 
-    def turns(self, method: Method) -> list[Turn]:
+    def turns(self, method: Method) -> list[NextStep]:
         """The next step of everybody who has one."""
         found = []
         for row, walk in enumerate(self.walks):
             chosen = next(walk.batches, None)
             if chosen is not None:
-                found.append(Turn(row, chosen, method.step_inputs(walk.client, walk.steps, walk.draws), len(chosen)))
+                found.append(
+                    NextStep(row, chosen, method.step_inputs(walk.client, walk.steps, walk.draws), len(chosen))
+                )
         return found
 
     def some(self, rows: Sequence[int]) -> Tensors:
@@ -138,13 +140,13 @@ class Part:
             if not t.requires_grad:
                 t[index] = tensors[name]
 
-    def packed(self, walks: Sequence[Walk], names: frozenset[str]) -> Packed:
+    def packed(self, walks: Sequence[ClientProgress], names: frozenset[str]) -> StackedContext:
         """The contexts of some clients, as far as they have these names."""
         key = (names, *(walk.place for walk in walks))
         if key not in self._contexts:
             if len(self._contexts) >= 2:  # groups that change from step to step
                 self._contexts.clear()
-            self._contexts[key] = Packed([only_of(walk.client.context, names) for walk in walks])
+            self._contexts[key] = StackedContext([only_of(walk.client.context, names) for walk in walks])
         return self._contexts[key]
 
     def move(self, grads: Tensors) -> None:
@@ -155,15 +157,15 @@ class Part:
             for name, old in before.items():
                 self.tensors[name].copy_(torch.where(self.masks[name], self.tensors[name], old))
 
-    def take(self, rows: Sequence[int]) -> Part:
+    def take(self, rows: Sequence[int]) -> ActiveGroup:
         """Some of the clients, with what the optimizer remembers of them."""
         index = self._index(rows)
         masks = {name: mask[index] for name, mask in self.masks.items()}
-        part = Part([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
-        part.optimizer.inherit(self.optimizer, index)
+        part = ActiveGroup([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
+        part.optimizer.copy_state_from(self.optimizer, index)
         return part
 
-    def bring_home(self, rows: Tensors) -> None:
+    def write_back(self, rows: Tensors) -> None:
         """Write everybody's tensors to their places in `rows`."""
         index = torch.tensor([walk.place for walk in self.walks])
         for name, t in self.tensors.items():
@@ -181,7 +183,7 @@ class PhaseData:
     """
 
     def __init__(self, clients: Sequence[Client], phase: Phase, device: torch.device) -> None:
-        pairs = [data_of(client, phase) for client in clients]
+        pairs = [phase_data(client, phase) for client in clients]
         self.counts = [len(samples) for samples, _ in pairs]
         self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
         self._augment = augmentation(clients[0].training.augmentation)
@@ -194,7 +196,7 @@ class PhaseData:
             self._x = torch.cat([samples.x.to(device) for samples in there])
             self._y = torch.cat([samples.y.to(device) for samples in there])
 
-    def unlike(self, walk: Walk, chosen: Tensor) -> Tensor:
+    def unlike(self, walk: ClientProgress, chosen: Tensor) -> Tensor:
         """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
         begin = self._begins[walk.place]
         count = self.counts[walk.place]
@@ -203,7 +205,7 @@ class PhaseData:
         differs[chosen] = False
         return differs.nonzero().flatten()
 
-    def batch(self, walks: Sequence[Walk], turns: Sequence[Turn], augmented: bool = True) -> Batch:
+    def batch(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], augmented: bool = True) -> Batch:
         """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0."""
         fill = torch.arange(max(len(turn.chosen) for turn in turns))
         places = torch.stack([turn.chosen[fill.clamp(max=len(turn.chosen) - 1)] for turn in turns])

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import group
+from polyfed.core.message import get_group
 from polyfed.core.method import (
     Batch,
     Context,
@@ -35,21 +35,21 @@ from polyfed.core.method import (
     StepResult,
     TrainingResult,
 )
-from polyfed.core.modules import load, trainable
-from polyfed.engine.executors.context_stacking import Packed, Partial, Watched, outline
+from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.engine.executors.context_stacking import PartialContext, RecordingContext, StackedContext, structure
 from polyfed.engine.executors.stack_parts import (
-    Kind,
+    ActiveGroup,
+    ClientProgress,
     LossOf,
-    Part,
+    NextStep,
     PhaseData,
+    StepSignature,
     Tensors,
-    Turn,
-    Walk,
     are_near,
     floats_of,
     only_of,
 )
-from polyfed.engine.local_training import only
+from polyfed.engine.local_training import train_only
 from polyfed.functional.modes import has_batchnorm
 from polyfed.profiling import timed
 
@@ -59,7 +59,7 @@ _RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
 @dataclass
-class Known:
+class SignatureCache:
     """What was tried before: kinds of steps, and phases whose `inputs` must not look at the weights.
 
     Refusals are kept as text: an exception that was raised would hold the frames it passed, and these the stack.
@@ -69,11 +69,11 @@ class Known:
         inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
     """
 
-    kinds: dict[Hashable, Kind | str] = field(default_factory=dict)
+    kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
     inputs: dict[Hashable, str] = field(default_factory=dict)
 
 
-class Stack:
+class StackedClients:
     """Clients of one network at work.
 
     Args:
@@ -89,7 +89,7 @@ class Stack:
         rows: Tensors,
         method: Method,
         template: nn.Module,
-        known: Known,
+        known: SignatureCache,
         label: Hashable = None,
         step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
@@ -99,17 +99,19 @@ class Stack:
         self._known = known
         self._label = label
         self._block = step
-        self._walks = [Walk(client, place) for place, client in enumerate(clients)]
+        self._walks = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
-        self._losses: list[tuple[Sequence[Walk], Sequence[Turn], Tensor]] = []  # of the steps; they stay on the device
+        self._losses: list[
+            tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]
+        ] = []  # of the steps; they stay on the device
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
         self._normed = has_batchnorm(template)
         self._numbers: dict[Hashable, int] = {}  # of outlines, which are long
-        self._kinds: dict[Hashable, Kind] = {}
+        self._kinds: dict[Hashable, StepSignature] = {}
         for walk in self._walks:
-            walk.outline = self._number(outline(walk.client.context))
+            walk.outline = self._number(structure(walk.client.context))
 
     @timed("train")
     def train(self, phases: Sequence[Phase]) -> list[TrainingResult]:
@@ -122,8 +124,8 @@ class Stack:
         for place, phase in enumerate(phases):
             for walk in self._walks:
                 walk.client.phase = phase.name
-            with only(self._template, phase):
-                names, _ = trainable(self._template)
+            with train_only(self._template, phase):
+                names, _ = trainable_parameters(self._template)
                 if names:
                     self._pass(place, phase, names)
         for walk in self._walks:
@@ -154,19 +156,19 @@ class Stack:
     def _pass(self, place: int, phase: Phase, names: Sequence[str]) -> None:
         held = PhaseData([walk.client for walk in self._walks], phase, self._device)
         for walk in self._walks:
-            walk.begin(phase, held.counts[walk.place])
+            walk.start(phase, held.counts[walk.place])
         label = (self._label, place)
         if label not in self._known.inputs:
             self._known.inputs[label] = _trouble(self._try_inputs)
         if self._known.inputs[label]:
             raise NotVectorizable(self._known.inputs[label])
         masks = self._masks(phase.mask, names)
-        together = [Part(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
+        together = [ActiveGroup(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
         while together:
             part = together.pop()
             turns = part.turns(self._method)
             if len(turns) < len(part.walks):
-                part.bring_home(self.rows)
+                part.write_back(self.rows)
                 if not turns:
                     continue
                 part = part.take([turn.row for turn in turns])
@@ -177,7 +179,7 @@ class Stack:
         """Everybody's masks of the parameters `names`, (K, ...); a client without a mask moves all of its tensor."""
         if group_name is None:
             return {}
-        each = [group(walk.client.context, group_name) for walk in self._walks]
+        each = [get_group(walk.client.context, group_name) for walk in self._walks]
         masked = [name for name in names if any(name in masks for masks in each)]
         whole = torch.tensor(True)
         found = {}
@@ -187,9 +189,11 @@ class Stack:
             found[name] = torch.stack(rows)
         return found
 
-    def _step(self, part: Part, turns: Sequence[Turn], held: PhaseData, label: Hashable) -> list[Part]:
+    def _step(
+        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, label: Hashable
+    ) -> list[ActiveGroup]:
         """One step of everybody. Parts that differ in which parameters have a gradient go on apart from each other."""
-        groups: dict[tuple[Kind, Hashable], list[Turn]] = {}
+        groups: dict[tuple[StepSignature, Hashable], list[NextStep]] = {}
         for turn in turns:
             groups.setdefault(self._group(part, turn, turns, held, label), []).append(turn)
         found = [self._gradients(part, members, held, kind) for (kind, _), members in groups.items()]
@@ -209,14 +213,14 @@ class Stack:
         return parts
 
     def _group(
-        self, part: Part, turn: Turn, turns: Sequence[Turn], held: PhaseData, label: Hashable
-    ) -> tuple[Kind, Hashable]:
+        self, part: ActiveGroup, turn: NextStep, turns: Sequence[NextStep], held: PhaseData, label: Hashable
+    ) -> tuple[StepSignature, Hashable]:
         """What a client's step must have in common with another's, to be taken with it."""
         walk = part.walks[turn.row]
         number, given = self._alike(part, turn)
         alike = (label, number, given)
         if alike not in self._kinds:
-            full = (label, outline(walk.client.context), given)
+            full = (label, structure(walk.client.context), given)
             if full not in self._known.kinds:
                 others = [t for t in turns if t is not turn and self._alike(part, t) == alike[1:]]
                 other = max(others, key=lambda t: held.counts[part.walks[t.row].place], default=turn)
@@ -227,17 +231,17 @@ class Stack:
             self._kinds[alike] = known
         kind = self._kinds[alike]
         if kind not in walk.exact:
-            walk.exact[kind] = self._number(outline(only_of(walk.client.context, kind.read), exact=True))
-        inputs = outline(only_of(turn.inputs, kind.read), exact=True) if turn.inputs else ()
+            walk.exact[kind] = self._number(structure(only_of(walk.client.context, kind.read), exact=True))
+        inputs = structure(only_of(turn.inputs, kind.read), exact=True) if turn.inputs else ()
         return kind, (alike, walk.exact[kind], inputs, 0 if kind.fills else turn.count)
 
-    def _alike(self, part: Part, turn: Turn) -> tuple[int, Hashable]:
-        return part.walks[turn.row].outline, outline(turn.inputs) if turn.inputs else ()
+    def _alike(self, part: ActiveGroup, turn: NextStep) -> tuple[int, Hashable]:
+        return part.walks[turn.row].outline, structure(turn.inputs) if turn.inputs else ()
 
     def _number(self, found: Hashable) -> int:
         return self._numbers.setdefault(found, len(self._numbers))
 
-    def _account(self, walks: Sequence[Walk], turns: Sequence[Turn], loss: Tensor, sums: Tensors) -> None:
+    def _account(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], loss: Tensor, sums: Tensors) -> None:
         self._losses.append((walks, turns, loss))
         if sums:
             rows = torch.tensor([walk.place for walk in walks]).to(self._device)
@@ -253,13 +257,13 @@ class Stack:
     # a step -----------------------------------------------------------------------------------------------------
 
     def _gradients(
-        self, part: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, trial: bool = False
+        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature, trial: bool = False
     ) -> tuple[Tensors, Tensor, Tensors]:
         with self._block():
             return self._passes(part, turns, held, kind, trial)
 
     def _passes(
-        self, part: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, trial: bool
+        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature, trial: bool
     ) -> tuple[Tensors, Tensor, Tensors]:
         """Gradients by name, losses and sums of some of the part's clients, (K, ...) each."""
         walks = [part.walks[turn.row] for turn in turns]
@@ -269,10 +273,10 @@ class Stack:
         batch = held.batch(walks, turns, augmented=not trial)
         names = {**walks[0].client.context, **turns[0].inputs}
         static = part.packed(walks, kind.read.difference(turns[0].inputs))
-        moving = Packed([only_of(turn.inputs, kind.read) for turn in turns])
+        moving = StackedContext([only_of(turn.inputs, kind.read) for turn in turns])
 
-        def context(static_tensors: Sequence[Tensor], moving_tensors: Sequence[Tensor]) -> Partial:
-            return Partial({**static.unpacked(static_tensors), **moving.unpacked(moving_tensors)}, names)
+        def context(static_tensors: Sequence[Tensor], moving_tensors: Sequence[Tensor]) -> PartialContext:
+            return PartialContext({**static.unpacked(static_tensors), **moving.unpacked(moving_tensors)}, names)
 
         def loss(tensors: Tensors, batch: Batch, *given: Sequence[Tensor]) -> tuple[Tensor, Tensors]:
             outcome: Any = torch.func.functional_call(self._loss, self._loss.named(tensors), (batch, context(*given)))
@@ -304,7 +308,7 @@ class Stack:
 
     # trials -----------------------------------------------------------------------------------------------------
 
-    def _tried(self, part: Part, turns: Sequence[Turn], held: PhaseData) -> Kind | str:
+    def _tried(self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData) -> StepSignature | str:
         """Take a step of this kind with two clients, one after the other and as one, on copies, and compare.
 
         Returns:
@@ -314,22 +318,22 @@ class Stack:
         if not self._normed:  # few enough for other rows to be added with weight 0
             most = max(held.counts[part.walks[turn.row].place] for turn in turns)
             count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
-        turns = [Turn(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
+        turns = [NextStep(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
         walks = [part.walks[turn.row] for turn in turns]
-        pair = Part(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
+        pair = ActiveGroup(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
         read: set[str] = set()
         try:
             expected = []
             for walk, turn in zip(walks, turns, strict=True):
-                load(self._template, {name: t[turn.row].detach() for name, t in part.tensors.items()})
-                watched = Watched({**walk.client.context, **turn.inputs})
+                load_state(self._template, {name: t[turn.row].detach() for name, t in part.tensors.items()})
+                watched = RecordingContext({**walk.client.context, **turn.inputs})
                 batch = held.batch([walk], [turn], False)
                 alone = Batch(*(t[0] for t in batch if t is not None))
                 with self._block():
                     expected.append(self._method.gradients(self._template, alone, watched))
                 read |= watched.read
             turns = [turn.at(row) for row, turn in enumerate(turns)]
-            kind = Kind(frozenset(read), fills=False)
+            kind = StepSignature(frozenset(read), fills=False)
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
                 found = self._gradients(pair, turns, held, kind, trial=True)
@@ -344,7 +348,12 @@ class Stack:
         return replace(kind, fills=not self._normed and self._fills(pair, turns, held, kind, expected))
 
     def _fills(
-        self, pair: Part, turns: Sequence[Turn], held: PhaseData, kind: Kind, expected: Sequence[StepResult]
+        self,
+        pair: ActiveGroup,
+        turns: Sequence[NextStep],
+        held: PhaseData,
+        kind: StepSignature,
+        expected: Sequence[StepResult],
     ) -> bool:
         """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
         for place, turn in enumerate(turns):
@@ -395,14 +404,14 @@ class Stack:
         for walk in self._walks[:2]:
             seen = []
             for scale in (1.0, 0.5):
-                load(self._template, {name: scale * t[walk.place] for name, t in floats_of(self.rows).items()})
+                load_state(self._template, {name: scale * t[walk.place] for name, t in floats_of(self.rows).items()})
                 seen.append(self._drawn(walk))
-            first, second = (Packed([context]) for context in seen)
-            same = outline(seen[0], exact=True) == outline(seen[1], exact=True)
+            first, second = (StackedContext([context]) for context in seen)
+            same = structure(seen[0], exact=True) == structure(seen[1], exact=True)
             if not same or not all(map(torch.equal, first.tensors, second.tensors)):
                 raise NotVectorizable("what its `inputs` draws depends on the weights, or changes from call to call")
 
-    def _drawn(self, walk: Walk) -> Context:
+    def _drawn(self, walk: ClientProgress) -> Context:
         """What `inputs` would give next, from a copy of the client's stream."""
         draws = torch.Generator()
         draws.set_state(walk.draws.get_state())

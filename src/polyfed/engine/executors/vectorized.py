@@ -15,54 +15,54 @@ from torch import nn
 from polyfed.core.client import Client
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.engine.executors.base import (
-    Crew,
-    Job,
-    Outcome,
+    EvalJob,
+    JobResult,
     Scores,
-    Scoring,
     Serial,
-    at_work,
-    carry_out,
-    hand_in,
+    TrainJob,
+    WorkerContext,
+    client_weights,
+    finish_job,
     own_layers,
-    own_weights,
     placed,
     receive,
+    run_job,
+    working_copy,
 )
 from polyfed.engine.executors.stack_parts import Tensors
-from polyfed.engine.executors.stacked_clients import Known, Stack
-from polyfed.engine.local_training import data_of
+from polyfed.engine.executors.stacked_clients import SignatureCache, StackedClients
+from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
 
 
-def stack_size(executor: str, device: str, workers: int | None) -> int:
+def clients_per_batch(executor: str, device: str, workers: int | None) -> int:
     """How many clients train as one under these settings of a run, at most; 1: they train one by one."""
     stacks = executor == "vectorized" or (executor == "auto" and device.partition(":")[0] != "cpu")
     return (workers or SIZE) if stacks else 1
 
 
-class Cohort:
+class VectorizedExecutor:
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
     Args:
-        crew: what is worked on. size: of a stack, at most. say: told what is not stacked, and why.
+        context: what is worked on. size: of a stack, at most. say: told what is not stacked, and why.
     """
 
     workers = 1
 
-    def __init__(self, crew: Crew, size: int, say: Callable[[str], None]) -> None:
-        self._crew = crew
+    def __init__(self, context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
+        self._context = context
         self._size = size
         self._say = say
-        self._serial = Serial(crew.method, crew.architectures, crew.store, crew.auc)
-        self._known = Known()
+        self._serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
+        self._known = SignatureCache()
         self._said: set[str] = set()
 
-    def run(self, jobs: Sequence[Job], done: Callable[[int], None]) -> list[Outcome]:
+    def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
-        found: dict[int, Outcome] = {}
+        found: dict[int, JobResult] = {}
         for places in self._stacks(jobs):
             members = [jobs[place] for place in places]
             for place, outcome in zip(places, self._together(members), strict=True):
@@ -70,14 +70,14 @@ class Cohort:
                 done(len(found))
         return [found[place] for place in range(len(jobs))]
 
-    def score(self, asked: Sequence[Scoring]) -> list[Scores]:
+    def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
         """See `Executor`; one client after the other."""
         return self._serial.score(asked)
 
     def close(self) -> None:
         """See `Executor`."""
 
-    def _stacks(self, jobs: Sequence[Job]) -> Iterator[list[int]]:
+    def _stacks(self, jobs: Sequence[TrainJob]) -> Iterator[list[int]]:
         """The places of those who may train together: of one network and one kind of data, of similar size."""
         kinds: dict[Hashable, list[int]] = {}
         prepares: list[object] = []
@@ -93,7 +93,7 @@ class Cohort:
             for first in range(0, len(places), self._size):
                 yield sorted(places[first : first + self._size])
 
-    def _together(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def _together(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
         """What came of jobs of one kind."""
         first = jobs[0]
         kind = (first.client.architecture, first.variant, first.exchange.name)
@@ -109,26 +109,26 @@ class Cohort:
                     f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
                 ) from error
         for job in jobs:
-            fresh = functools.partial(self._crew.store.fresh, job.client.architecture, job.variant)
-            yield carry_out(job, self._crew.method, self._crew.architectures, fresh)
+            fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
+            yield run_job(job, self._context.method, self._context.model_factory, fresh)
 
     def _tell(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            name = self._crew.method.display_name
+            name = self._context.method.display_name
             self._say(f"{name}: clients train one after the other; {text}")
 
-    def _stacked(self, jobs: Sequence[Job], kind: Hashable) -> Iterator[Outcome]:
+    def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> Iterator[JobResult]:
         """Receive one after the other, train as one, hand in one after the other.
 
         Raises:
             NotVectorizable: before anything has been handed in.
         """
-        method = self._crew.method
-        architectures = self._crew.architectures
-        store = self._crew.store
+        method = self._context.method
+        model_factory = self._context.model_factory
+        store = self._context.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
-        template = architectures.template(network, variant)
+        template = model_factory.module(network, variant)
         if reason := "gradients are bounded row by row" if jobs[0].client.privacy.max_grad_norm else _draws(template):
             raise NotVectorizable(reason)
         clients = []
@@ -136,10 +136,10 @@ class Cohort:
         operations = []
         rows: list[Tensors] = []
         for job in jobs:
-            weights = own_weights(job.client, variant, architectures)
-            client = at_work(job.client, variant, architectures, weights)
+            weights = client_weights(job.client, variant, model_factory)
+            client = working_copy(job.client, variant, model_factory, weights)
             with own_layers(client, job):
-                operations.append(receive(client, job, method, architectures))
+                operations.append(receive(client, job, method, model_factory))
             clients.append(client)
             before.append(weights)
             rows.append({name: t.detach().clone() for name, t in _tensors(template).items()})
@@ -148,7 +148,7 @@ class Cohort:
             _check_data(clients, phases)
             stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
             del rows
-            stack = Stack(clients, stacked, method, template, self._known, kind, architectures.training)
+            stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
             trained = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
@@ -156,11 +156,11 @@ class Cohort:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
         for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
             tensors = {name: t[place] for name, t in stacked.items()}
-            client.bound = architectures.bound(network, variant, tensors).train()
-            fresh = functools.partial(store.fresh, network, variant)
+            client.bound = model_factory.load(network, variant, tensors).train()
+            fresh = functools.partial(store.allocate, network, variant)
             with own_layers(client, job):
-                outcome = hand_in(
-                    client, job, trained[place], method, architectures, fresh, before[place], operations[place]
+                outcome = finish_job(
+                    client, job, trained[place], method, model_factory, fresh, before[place], operations[place]
                 )
             yield outcome
 
@@ -187,7 +187,7 @@ def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:
         NotVectorizable: it cannot.
     """
     for phase in phases:
-        pairs = [pair for pair in (data_of(client, phase) for client in clients) if len(pair[0])]
+        pairs = [pair for pair in (phase_data(client, phase) for client in clients) if len(pair[0])]
         kinds = {(samples.x.shape[1:], samples.x.dtype) for samples, _ in pairs}
         if len(kinds) > 1 or any(prepare != pairs[0][1] for _, prepare in pairs):
             raise NotVectorizable(f"inputs of phase '{phase.name or 'training'}' differ in shape or preparation")

@@ -24,10 +24,17 @@ from typing import Any
 import torch
 
 from polyfed import profiling
-from polyfed.engine.executors.base import Crew, Job, Scoring
-from polyfed.engine.executors.job_requests import Died, Unable, WorkerLoop, check_reply, read_answer, request_facts
-from polyfed.engine.executors.shared_buffer import Mailbox
-from polyfed.engine.weight_store import Row, row_of
+from polyfed.engine.executors.base import EvalJob, TrainJob, WorkerContext
+from polyfed.engine.executors.job_requests import (
+    WorkerDied,
+    WorkerLoop,
+    WorkerUnavailable,
+    check_reply,
+    read_answer,
+    request_facts,
+)
+from polyfed.engine.executors.shared_buffer import SharedBuffer
+from polyfed.engine.weight_store import WeightRow, client_row
 from polyfed.signals import TERMINATION_SIGNALS
 
 _RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
@@ -42,19 +49,19 @@ class ForkedWorker:
     """See `Worker`; it answers when its line can be read.
 
     Args:
-        crew: what it works on. others: the other workers, whose lines it must not hold open.
+        context: what it works on. others: the other workers, whose lines it must not hold open.
 
     Raises:
         Unable: no process can be forked.
     """
 
-    def __init__(self, crew: Crew, others: Sequence[ForkedWorker] = ()) -> None:
-        self._inbox = Mailbox()
-        self._outbox = Mailbox()
-        self._store = crew.store
+    def __init__(self, context: WorkerContext, others: Sequence[ForkedWorker] = ()) -> None:
+        self._inbox = SharedBuffer()
+        self._outbox = SharedBuffer()
+        self._store = context.store
         self._store.open()
-        self._asked: Job | Scoring | None = None
-        self._fresh: Row | None = None  # for the weights that come of a job
+        self._asked: TrainJob | EvalJob | None = None
+        self._fresh: WeightRow | None = None  # for the weights that come of a job
         self.line, theirs = Pipe()
         run = os.getpid()
         for stream in (sys.stdout, sys.stderr):
@@ -66,51 +73,60 @@ class ForkedWorker:
                     warnings.simplefilter("ignore", DeprecationWarning)
                     self.process = os.fork()
             except OSError as error:
-                raise Unable(f"no process can be started: {error.strerror}") from None
+                raise WorkerUnavailable(f"no process can be started: {error.strerror}") from None
             if self.process == 0:
-                _live(run, theirs, [self.line, *(other.line for other in others)], crew, self._inbox, self._outbox)
+                _live(
+                    run,
+                    theirs,
+                    [self.line, *(other.line for other in others)],
+                    context,
+                    self._inbox,
+                    self._outbox,
+                )
         theirs.close()
 
-    def greet(self) -> None:
+    def wait_ready(self) -> None:
         """See `Worker`."""
         try:
             if trouble := json.loads(self.line.recv_bytes())["trouble"]:
-                raise Unable(str(trouble))
+                raise WorkerUnavailable(str(trouble))
         except (EOFError, OSError):
-            raise Unable(f"it {self._how()}") from None
+            raise WorkerUnavailable(f"it {self._how()}") from None
 
     @profiling.timed("messages")
-    def ask(self, asked: Job | Scoring, evaluation: int = 0) -> None:
+    def send(self, asked: TrainJob | EvalJob, evaluation: int = 0) -> None:
         """See `Worker`."""
         self._asked = asked
-        self._fresh = self._store.fresh(asked.client.architecture, asked.variant) if isinstance(asked, Job) else None
-        described = self._inbox.put({"message": asked.message, "state": asked.client.state})
-        rows = {"own": _place(row_of(asked.client)), "fresh": _place(self._fresh)}
+        self._fresh = (
+            self._store.allocate(asked.client.architecture, asked.variant) if isinstance(asked, TrainJob) else None
+        )
+        described = self._inbox.write({"message": asked.message, "state": asked.client.state})
+        rows = {"own": _place(client_row(asked.client)), "fresh": _place(self._fresh)}
         request = {**request_facts(asked, evaluation), "tensors": described, **rows}
-        with contextlib.suppress(OSError):  # it is no more, as `answer` will say
+        with contextlib.suppress(OSError):  # it is no more, as `receive` will say
             self.line.send_bytes(json.dumps(request).encode())
 
     @profiling.timed("messages")
-    def answer(self) -> tuple[Any, float]:
+    def receive(self) -> tuple[Any, float]:
         """See `Worker`."""
         try:
             reply = json.loads(self.line.recv_bytes())
         except (EOFError, OSError):
-            raise Died(self._how()) from None
+            raise WorkerDied(self._how()) from None
         check_reply(reply)
         assert self._asked is not None
-        found = read_answer(self._asked, reply, self._outbox.take(reply["tensors"]), self._fresh)
+        found = read_answer(self._asked, reply, self._outbox.read(reply["tensors"]), self._fresh)
         self._asked = self._fresh = None
         return found, reply["seconds"]
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """See `Worker`."""
         try:
             return os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:  # somebody else has looked after it
             return False
 
-    def end(self) -> None:
+    def terminate(self) -> None:
         """See `Worker`."""
         self.line.close()
         self._inbox.close()
@@ -122,7 +138,7 @@ class ForkedWorker:
     def _how(self) -> str:
         """How it ended, of which its line has told."""
         late = time.monotonic() + _GRACE
-        while self.alive() and time.monotonic() < late:
+        while self.is_alive() and time.monotonic() < late:
             time.sleep(0.001)
         with contextlib.suppress(ChildProcessError):
             if found := os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -143,7 +159,7 @@ def _no_interruption() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _place(row: Row | None) -> list[Any] | None:
+def _place(row: WeightRow | None) -> list[Any] | None:
     """Where a client's row lies."""
     return None if row is None else [row.variant, row.begin]
 
@@ -152,7 +168,12 @@ def _place(row: Row | None) -> list[Any] | None:
 
 
 def _live(
-    run: int, line: Connection, closed: Sequence[Connection], crew: Crew, inbox: Mailbox, outbox: Mailbox
+    run: int,
+    line: Connection,
+    closed: Sequence[Connection],
+    context: WorkerContext,
+    inbox: SharedBuffer,
+    outbox: SharedBuffer,
 ) -> None:
     """The life of a worker; it never returns to what its parent was doing."""
     try:
@@ -164,7 +185,7 @@ def _live(
         for each in closed:
             each.close()  # or nobody would notice that the run has ended
         line.send_bytes(json.dumps({"trouble": _trouble()}).encode())
-        loop = WorkerLoop(crew, inbox, outbox)
+        loop = WorkerLoop(context, inbox, outbox)
         while True:
             line.send_bytes(json.dumps(loop.reply(json.loads(line.recv_bytes()))).encode())
     except (EOFError, OSError):  # the run has ended

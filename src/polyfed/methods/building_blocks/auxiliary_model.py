@@ -10,17 +10,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Context, Method, TrainingResult, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
-from polyfed.core.modules import floats, load
+from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import SAMPLES, Entry, Form, Known, Members, UpTo, as_sent
+from polyfed.core.upload_forms import SAMPLES, Entry, Form, Members, UploadContext, UpTo, as_sent
 from polyfed.functional.averaging import weighted_mean
 from polyfed.methods.building_blocks import weight_averaging
 
 
-class Pair(nn.Module):
+class JointModel(nn.Module):
     """A client's own network and the auxiliary model, trained together. Scores come from the client's own."""
 
     def __init__(self, own: nn.Module, auxiliary: nn.Module) -> None:
@@ -34,10 +34,10 @@ class Pair(nn.Module):
         return scores
 
 
-def in_low_rank(known: Known, name: str) -> Members:
+def in_low_rank(known: UploadContext, name: str) -> Members:
     """Form of one group of `functional.low_rank.encode`, for the auxiliary model's tensors."""
     found = {}
-    for key, tensor in held(known.server).items():
+    for key, tensor in server_weights(known.server).items():
         rows = tensor.shape[:1].numel()
         columns = tensor.shape[1:].numel()
         rank = UpTo(f"rank of {key}", min(rows, columns))
@@ -49,28 +49,28 @@ def in_low_rank(known: Known, name: str) -> Members:
 # averaging the auxiliary model ---------------------------------------------------------------------------------------
 
 
-def start(server: Server) -> None:
+def init(server: Server) -> None:
     """Store the auxiliary model's initial weights and float buffers as `server.state["auxiliary_model"]`."""
-    initial = server.initial(server.auxiliary_model)
+    initial = server.initial_state(server.auxiliary_model)
     server.state["auxiliary_model"] = {
-        name: initial[name] for name in floats(server.model(server.auxiliary_model, initial))
+        name: initial[name] for name in float_state(server.model(server.auxiliary_model, initial))
     }
 
 
-def held(server: Server) -> Group:
+def server_weights(server: Server) -> Group:
     """The server's auxiliary model."""
-    return group(server.state, "auxiliary_model")
+    return get_group(server.state, "auxiliary_model")
 
 
-def mean(uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
+def average(uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
     """Weighted mean of the group "model" over all uploads (at least one)."""
     shares = weight_averaging.client_shares(uploads, weighting)
-    return weighted_mean([group(message, "model") for message in uploads.values()], [shares[i] for i in uploads])
+    return weighted_mean([get_group(message, "model") for message in uploads.values()], [shares[i] for i in uploads])
 
 
-def statistics(module: nn.Module) -> frozenset[str]:
+def buffer_names(module: nn.Module) -> frozenset[str]:
     """Names of the float buffers (BatchNorm statistics), which are averaged but not compressed."""
-    return frozenset(floats(module)) - frozenset(floats(module, buffers=False))
+    return frozenset(float_state(module)) - frozenset(float_state(module, buffers=False))
 
 
 @hyperparameters
@@ -93,7 +93,7 @@ class AuxiliaryModelMethod(Method):
 
     def join_models(self, own: Any, auxiliary: Any) -> nn.Module:
         """Pair both networks."""
-        return Pair(own, auxiliary)
+        return JointModel(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
         """The client's own network."""
@@ -103,25 +103,25 @@ class AuxiliaryModelMethod(Method):
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         """Initialize the auxiliary model."""
-        start(server)
+        init(server)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         """The auxiliary model's weights and float buffers."""
-        return {"model": held(server)}
+        return {"model": server_weights(server)}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Average the auxiliary models received."""
         if uploads:
-            server.state["auxiliary_model"] = mean(uploads, self.weighting)
+            server.state["auxiliary_model"] = average(uploads, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
         """Load the server's auxiliary model."""
         module: Any = client.model
-        load(module.auxiliary_model, group(message, "model"))
+        load_state(module.auxiliary_model, get_group(message, "model"))
         return {}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The auxiliary model's weights and float buffers, and the number of samples."""
         module: Any = client.model
-        return {"model": floats(module.auxiliary_model), "n": torch.tensor(client.n)}
+        return {"model": float_state(module.auxiliary_model), "n": torch.tensor(client.n)}

@@ -21,8 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from polyfed.errors import ConfigError
-from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan, Kept, take
-from polyfed.functional.modes import evaluating
+from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan, Kept, slice_channels
+from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SplitModel
 
 _SPATIAL = tuple(
@@ -61,41 +61,41 @@ class _Value:
 _plans: weakref.WeakKeyDictionary[nn.Module, ChannelPlan] = weakref.WeakKeyDictionary()
 
 
-def plan_of(module: nn.Module) -> ChannelPlan:
+def channel_plan(module: nn.Module) -> ChannelPlan:
     """The channel plan of a network; found once per network.
 
     Raises:
         ConfigError: the network cannot be cut to narrower ones; says at which step.
 
-    >>> plan = plan_of(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)))
+    >>> plan = channel_plan(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(16, 3)))
     >>> plan.sizes, plan.axes["2.weight"]
     ({2: 4}, (Axis(group=1, repeat=1), Axis(group=2, repeat=4)))
     """
     if module not in _plans:
-        _plans[module] = _Reader(module).plan()
+        _plans[module] = _ChannelTracer(module).plan()
     return _plans[module]
 
 
-def flow(module: nn.Module) -> dict[fx.Node, Layout]:
+def trace_layouts(module: nn.Module) -> dict[fx.Node, Layout]:
     """The steps of a network's forward that hand channels on, in order, and how these lie; all are of one record.
 
     Raises:
         ConfigError: the network cannot be cut to narrower ones, or one record is not enough: its forward takes other
             steps in training than in scoring, or one whose outcome nobody takes (that works in place, maybe).
     """
-    reader = _Reader(module)
+    reader = _ChannelTracer(module)
     values = reader.values()
     reader.check_record(values)
     return {node: value.layout for node, value in values.items() if value is not None}
 
 
-def narrow(module: nn.Module, kept: Kept) -> nn.Module:
+def narrow_model(module: nn.Module, kept: Kept) -> nn.Module:
     """The network itself, cut in place to the channels that are kept.
 
     Raises:
         ConfigError: it cannot be cut.
     """
-    plan = plan_of(module)
+    plan = channel_plan(module)
     for prefix, layer in module.named_modules():
         own = {
             name: tensor
@@ -103,7 +103,7 @@ def narrow(module: nn.Module, kept: Kept) -> nn.Module:
             if any(axis.group in kept for axis in plan.axes[_join(prefix, name)])
         }
         for name, tensor in own.items():
-            value = take(plan, {_join(prefix, name): tensor.detach()}, kept)[_join(prefix, name)]
+            value = slice_channels(plan, {_join(prefix, name): tensor.detach()}, kept)[_join(prefix, name)]
             if tensor.dim() == 4 and tensor.stride() == _channels_last(tensor).stride():
                 value = _channels_last(value).copy_(value)
             is_parameter = isinstance(tensor, nn.Parameter)
@@ -135,7 +135,7 @@ def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
-class _Reader:
+class _ChannelTracer:
     """Walks through a recorded forward and finds out which channels belong together."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -181,7 +181,7 @@ class _Reader:
 
     def _record(self, training: bool = False) -> fx.Graph:
         try:
-            with evaluating(self._module):
+            with eval_mode(self._module):
                 return fx.Tracer().trace(self._module.train(training))
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -11,15 +11,16 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import width
-from polyfed.functional.fx_graph import Steps
+from polyfed.functional.fx_graph import GraphSegment
 from polyfed.functional.modes import has_batchnorm
-from polyfed.methods.building_blocks.channel_groups import Layout, flow
+from polyfed.methods.building_blocks.channel_groups import Layout, trace_layouts
 
 _NAME = "early_exits"  # prefix of the exits' tensors
 _Layer = _ConvNd | nn.Linear  # mixes channels
@@ -36,7 +37,7 @@ class _Block(NamedTuple):
     layer: _Layer
 
 
-class Exits(nn.Module):
+class MultiExitModel(nn.Module):
     """A network up to one of its exits, and the exits before it: (N, ...) to the logits of each, N x C, in order.
 
     Its tensors keep the names that they have in the network; those of early exits are ``early_exits.block<k>.*``, k the
@@ -47,7 +48,7 @@ class Exits(nn.Module):
         layers: of the network and its exits, by name; they are shared, not copied, and only those that are needed.
         outputs: the steps of the recorded forward that give the logits.
         blocks: of each exit, how many blocks there are before it. of: how many the whole network has.
-        alone: there is one exit, and the module gives its logits instead of a tuple.
+        joined: the module gives the mean of its exits' logits instead of a tuple.
     """
 
     def __init__(
@@ -57,34 +58,40 @@ class Exits(nn.Module):
         outputs: Sequence[fx.Node],
         blocks: Sequence[int],
         of: int,
-        alone: bool = False,
+        joined: bool = False,
     ) -> None:
         super().__init__()
         self.architecture = architecture
         self.blocks = tuple(blocks)
         self.of = of
-        self.alone = alone
+        self.joined = joined
         self._recorded = _Recorded(outputs)
         for name in self._recorded.layers:
             _put(self, name, layers[name])
 
     def forward(self, x: Tensor) -> Any:
-        """The logits of all exits, or of the one."""
+        """The logits of all exits, or their mean."""
         logits = self._recorded.steps(self, x)
-        return logits[0] if self.alone else logits
+        if not self.joined:
+            return logits
+        return logits[0] if len(logits) == 1 else torch.stack(logits).mean(dim=0)
 
-    def until(self, depth: float) -> Exits:
+    def truncated(self, depth: float) -> MultiExitModel:
         """The network up to the exit that lies at this depth, with all exits on the way."""
         return self._only(slice(sum(before <= width(self.of, depth) for before in self.blocks)))
 
-    def last(self) -> Exits:
+    def final_exit(self) -> MultiExitModel:
         """The network up to its last exit, without the others."""
-        return self._only(slice(-1, None), alone=True)
+        return self._only(slice(-1, None), joined=True)
 
-    def _only(self, exits: slice, alone: bool = False) -> Exits:
+    def ensemble(self) -> MultiExitModel:
+        """The network with all its exits, which gives the mean of their logits."""
+        return self._only(slice(None), joined=True)
+
+    def _only(self, exits: slice, joined: bool = False) -> MultiExitModel:
         outputs = self._recorded.outputs
         layers = dict(self.named_modules())
-        return Exits(self.architecture, layers, outputs[exits], self.blocks[exits], self.of, alone)
+        return MultiExitModel(self.architecture, layers, outputs[exits], self.blocks[exits], self.of, joined)
 
 
 class _Recorded:
@@ -98,20 +105,20 @@ class _Recorded:
             needed.update(node.all_input_nodes if node in needed else ())
         start, *nodes = (node for node in graph.nodes if node in needed)
         self.layers = [str(node.target) for node in nodes if node.op == "call_module"]
-        self.steps = Steps(nodes, start, self.outputs)
+        self.steps = GraphSegment(nodes, start, self.outputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Recorded:
         return self
 
 
-def attach(network: nn.Module, depths: Collection[float]) -> Exits:
+def add_early_exits(network: nn.Module, depths: Collection[float]) -> MultiExitModel:
     """The network with an exit behind its first ceil(depth * blocks) blocks, for every depth; equal ones are one exit.
 
     The exit behind all blocks is the network's own head. The others are a linear layer on the means over pixels; where
     a block ends with a sum and the network has BatchNorm, behind BatchNorm and ReLU.
 
     Args:
-        network: what `plan_of` understands; its layers are shared. depths: in (0, 1], 1 among them.
+        network: what `channel_plan` understands; its layers are shared. depths: in (0, 1], 1 among them.
 
     Raises:
         ConfigError: the network cannot be recorded and cut, or has no place for an early exit.
@@ -137,7 +144,7 @@ def attach(network: nn.Module, depths: Collection[float]) -> Exits:
         layers[name] = _exit(block, head.layer, has_batchnorm(network))
         with record.inserting_after(block.end):
             outputs.append(record.call_module(name, (block.end,)))
-    return Exits(_named(network), layers, [*outputs, own], wanted, len(blocks))
+    return MultiExitModel(_named(network), layers, [*outputs, own], wanted, len(blocks))
 
 
 def _refuse(network: nn.Module, what: str, expected: str) -> NoReturn:
@@ -170,7 +177,7 @@ def _blocks(network: nn.Module) -> list[_Block]:
     Raises:
         ConfigError: the network cannot be recorded and cut, or nothing in it mixes channels.
     """
-    steps = flow(network)
+    steps = trace_layouts(network)
     place = {node: i for i, node in enumerate(steps)}
     blocks: list[_Block] = []
     mixed: _Layer | None = None  # the last such layer since a block has ended

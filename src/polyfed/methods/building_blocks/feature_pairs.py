@@ -33,20 +33,22 @@ from torch import Tensor, nn
 
 from polyfed.core import inference, randomness
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Context, TrainingResult
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Entry, Form, Known, Members, as_sent
-from polyfed.functional.clipping import rows_clipped
-from polyfed.functional.feature_pooling import from_common, layout, nearest_orthogonal, orthogonal, to_common
+from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, as_sent
+from polyfed.functional.clipping import clip_rows
+from polyfed.functional.feature_pooling import from_common, layout, nearest_orthogonal, random_orthogonal, to_common
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.noise import add_noise
 from polyfed.validation.effect import ActsWith
 
 # of pairs that nobody sends there is none to hide: FedIN without them has noise in the training pass alone
-Where = Annotated[Literal["both", "message", "forward"], ActsWith("noise"), ActsWith("train_in", of=("message",))]
+Where = Annotated[
+    Literal["both", "message", "forward"], ActsWith("noise_std"), ActsWith("exchange_features", of=("message",))
+]
 Pull = Annotated[float, Field(ge=0), ActsWith("combine", ("simple",))]  # of the local gradient, beside that of pairs
 Releases = tuple[Release, ...]
 Projection = Literal["none", "fixed", "trained"]
@@ -56,9 +58,9 @@ _MATRICES = ("p_in", "p_out")
 _MATRIX_LR = 1.0  # of trained matrices, once per local training
 
 
-def _pairs(known: Known, name: str) -> Members:
+def _pairs(known: UploadContext, name: str) -> Members:
     """As many pairs as are asked for, of a client with fewer rows all; how wide they are the pool will see."""
-    asked = getattr(known.method, "pairs", None) or known.server.training.batch_size
+    asked = getattr(known.method, "num_pairs", None) or known.server.training.batch_size
     rows = min(asked, known.size("N"))
     return Members({part: (Entry(None, rows=rows),) for part in _PARTS})
 
@@ -78,15 +80,17 @@ def sample_pairs(
     Returns:
         "s_in" and "s_out", on the CPU.
     """
-    model = split(client.model)
+    model = as_split_model(client.model)
     x = client.data.train.x[torch.randperm(client.n, generator=generator)[:count]]
-    s_in = _noisy(inference.apply(model.extract, model, x, client.prepare).cpu(), level, generator, bound)
-    s_out = _noisy(inference.apply(model.transform, model, s_in, lambda rows: rows).cpu(), level, generator, bound)
+    s_in = _noisy(inference.map_batches(model.extract, model, x, client.prepare).cpu(), level, generator, bound)
+    s_out = _noisy(
+        inference.map_batches(model.transform, model, s_in, lambda rows: rows).cpu(), level, generator, bound
+    )
     return {"s_in": s_in, "s_out": s_out}
 
 
 def _noisy(s: Tensor, level: float, generator: torch.Generator, bound: float) -> Tensor:
-    s = rows_clipped(s, bound) if bound else s
+    s = clip_rows(s, bound) if bound else s
     if not level:
         return s
     z = torch.randn(s.shape, generator=generator)
@@ -104,10 +108,10 @@ def releases(bound: float, level: float, count: int, rows: int) -> Releases:
 
 def cut_shapes(client: Client) -> dict[str, Tensor]:
     """A training row of a client at work, (1, ...), at the cuts "z_in" and "z_out", on the device of its network."""
-    model = split(client.model)
+    model = as_split_model(client.model)
     one = client.data.train.x[:1]
     found = {"z_in": model.extract, "z_out": model.represent}
-    return {name: inference.apply(cut, model, one, client.prepare) for name, cut in found.items()}
+    return {name: inference.map_batches(cut, model, one, client.prepare) for name, cut in found.items()}
 
 
 def add_drawn_noise(s: Tensor, level: float, draws: str, context: Context) -> Tensor:
@@ -122,7 +126,7 @@ def draw_noise(cuts: Group, rows: int, generator: torch.Generator) -> dict[str, 
 
 def collect(uploads: Mapping[int, Message]) -> dict[str, Tensor]:
     """The pairs of all who sent any, one sender after the other, and "sender" (M,) int64; {} where nobody did."""
-    sent = {i: group(message, "features") for i, message in uploads.items() if "features" in message}
+    sent = {i: get_group(message, "features") for i, message in uploads.items() if "features" in message}
     if not sent:
         return {}
     senders = [torch.full((len(features["s_in"]),), i) for i, features in sent.items()]
@@ -139,7 +143,7 @@ def store(server: Server, uploads: Mapping[int, Message]) -> None:
 
 def load(server: Server) -> Group:
     """The server's pool; {} where the last round brought none."""
-    return group(server.state, "pool") if "pool" in server.state else {}
+    return get_group(server.state, "pool") if "pool" in server.state else {}
 
 
 def draw_pairs(pool: Group, receiver: int, count: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -169,7 +173,7 @@ def receive(model: nn.Module, message: Message) -> dict[str, Tensor]:
     """
     if "features" not in message:
         return {}
-    features = group(message, "features")
+    features = get_group(message, "features")
     if not len(features["s_in"]) or (len(features["s_in"]) == 1 and has_batchnorm(model)):
         return {}
     like = next(model.parameters())
@@ -194,7 +198,7 @@ def minibatch(pairs: Group, visit: int, size: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Common:
+class CommonSpace:
     """The common shape of pairs: (1 + grid grid, channels) and (features); whether the matrices are trained."""
 
     channels: int
@@ -204,10 +208,10 @@ class Common:
 
     def matrices(self, client: Client) -> dict[str, Tensor]:
         """What a context needs, of a client at work, on its network's device; trained ones take a gradient."""
-        model = split(client.model)
-        cut = inference.apply(model.extract, model, client.data.train.x[:1], client.prepare)
+        model = as_split_model(client.model)
+        cut = inference.map_batches(model.extract, model, client.data.train.x[:1], client.prepare)
         if "projections" in client.state:
-            own: Group = group(client.state, "projections")
+            own: Group = get_group(client.state, "projections")
         else:
             channels = layout(cut.shape[1:]).channels
             own = {
@@ -250,7 +254,7 @@ def trained_matrices(context: Context) -> dict[str, Tensor]:
 
 @functools.lru_cache(maxsize=64)
 def _initial(seed: int, cut: str, size: int, width: int) -> Tensor:
-    return orthogonal(size, width, randomness.generator(seed, f"projection {cut}", size, width))
+    return random_orthogonal(size, width, randomness.generator(seed, f"projection {cut}", size, width))
 
 
 def _stepped(matrices: Group, pairs: Group, trained: TrainingResult, grid: int) -> dict[str, Tensor]:

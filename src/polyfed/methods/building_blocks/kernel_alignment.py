@@ -25,13 +25,13 @@ from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client, PublicData
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.server import Server
-from polyfed.core.upload_forms import Entry, Form, Known, Members
+from polyfed.core.upload_forms import Entry, Form, Members, UploadContext
 from polyfed.errors import RunError
-from polyfed.functional.kernel_factor import FactorStream
-from polyfed.functional.kernel_similarity import Similarity, features
-from polyfed.functional.quantization import Precision, pack, unpack
+from polyfed.functional.kernel_factor import MeanKernelFactor
+from polyfed.functional.kernel_similarity import Similarity, kernel_features
+from polyfed.functional.quantization import Precision, dequantize_columns, quantize_columns
 from polyfed.validation.effect import ActsWith
 from polyfed.validation.hyperparameters import hyperparameters
 
@@ -44,9 +44,9 @@ _LANDMARKS = 256  # RBF: Nystroem rows per client in the factor; with L or more 
 _MEAN = ActsWith("setting", ("heterogeneous",))  # FedHeNN's other setting has no mean kernel
 
 
-def _representation_form(known: Known, name: str) -> Members:
-    """A_k on the RAD as an upload may hold it: what `functional.quantization.pack` writes."""
-    rows = len(tensor(known.server.state, "rad"))
+def _representation_form(known: UploadContext, name: str) -> Members:
+    """A_k on the RAD as an upload may hold it: what `functional.quantization.quantize_columns` writes."""
+    rows = len(get_tensor(known.server.state, "rad"))
     types = (torch.float32, torch.float16, torch.int8)
     return Members({"values": (Entry((rows, "D"), types),), "scale": (Entry(), Entry(("D",)))}, whole=False)
 
@@ -101,7 +101,7 @@ class AlignmentData:
         number = {} if self.refresh == 1 else {"rad_draw": server.state["rad_draw"]}
         if client_id in self._holders(server):
             return number
-        sent = group(server.state, "rad_sent") if "rad_sent" in server.state else {"rad": server.state["rad"]}
+        sent = get_group(server.state, "rad_sent") if "rad_sent" in server.state else {"rad": server.state["rad"]}
         return {**sent, **number}
 
     def end_round(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -119,7 +119,7 @@ class AlignmentData:
         server.state = {name: kept for name, kept in server.state.items() if name not in _STATE}
 
     def _holders(self, server: Server) -> list[int]:
-        return tensor(server.state, "rad_holders").tolist() if "rad_holders" in server.state else []
+        return get_tensor(server.state, "rad_holders").tolist() if "rad_holders" in server.state else []
 
     # client ------------------------------------------------------------------------------------------------
 
@@ -129,9 +129,9 @@ class AlignmentData:
         Raises:
             RunError: what came fits neither the client's own inputs nor the data that everybody may see.
         """
-        sent = {name: tensor(message, name).clone() for name in _SENT_AS if name in message}
+        sent = {name: get_tensor(message, name).clone() for name in _SENT_AS if name in message}
         if "rad_draw" in message:
-            sent = self._kept(client, sent, tensor(message, "rad_draw").clone())
+            sent = self._kept(client, sent, get_tensor(message, "rad_draw").clone())
         if not sent:
             return None
         own = client.data.train.x
@@ -151,9 +151,9 @@ class AlignmentData:
         if sent:
             others = {name: kept for name, kept in client.state.items() if name not in _SENT_AS}
             client.state = {**others, **sent, "rad_draw": draw}
-        elif "rad_draw" not in client.state or tensor(client.state, "rad_draw") != draw:
+        elif "rad_draw" not in client.state or get_tensor(client.state, "rad_draw") != draw:
             raise RunError(f"expected a client that holds the RAD of round {int(draw)}, got one that does not")
-        return {name: tensor(client.state, name) for name in _SENT_AS if name in client.state}
+        return {name: get_tensor(client.state, name) for name in _SENT_AS if name in client.state}
 
     def acknowledge(self, client: Client) -> Message:
         """Up, after a round that used it: which draw the client holds, where it keeps it."""
@@ -221,7 +221,7 @@ class MeanKernel:
             owners = {str(i): [j for j in members if j == i] for i in selected}
         else:
             owners = {"all": members}
-        streams = {owner: FactorStream(self.rank, _EXACT_RANK, self.norm) for owner in owners}
+        streams = {owner: MeanKernelFactor(self.rank, _EXACT_RANK, self.norm) for owner in owners}
         first_nonfinite = 0  # networks with inf or nan on the RAD, as those of finite weights may have
         for j in members:
             a_LD = self._representation(server, j)
@@ -237,14 +237,14 @@ class MeanKernel:
         for owner, stream in streams.items():
             if stream.total > 0:
                 factor = stream.result()
-                server.state[f"factor {owner}"] = pack(self._ordered(server, factor.matrix), self.precision)
+                server.state[f"factor {owner}"] = quantize_columns(self._ordered(server, factor.matrix), self.precision)
                 # part of K_bar that is left out
-                server.log["factor_tail"] = max(factor.tail, server.log.get("factor_tail", 0.0))
+                server.log["factor_tail"] = max(factor.truncation_error, server.log.get("factor_tail", 0.0))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         """Down: the client's factor, packed; nothing where there is none."""
         name = f"factor {client_id}" if self.control == "own" else "factor all"
-        return {"factor": group(server.state, name)} if name in server.state else {}
+        return {"factor": get_group(server.state, name)} if name in server.state else {}
 
     def clear(self, server: Server) -> None:
         """Drop the present factors."""
@@ -256,9 +256,11 @@ class MeanKernel:
             server.state["last"] = torch.tensor(sorted(uploads))
         for client_id, message in uploads.items():
             if "model" in message:
-                server.store_weights(client_id, group(message, "model"))
+                server.store_weights(client_id, get_group(message, "model"))
             elif "kernel" in message:
-                server.state[f"kernel {client_id}"] = dict(self._checked(server, client_id, group(message, "kernel")))
+                server.state[f"kernel {client_id}"] = dict(
+                    self._checked(server, client_id, get_group(message, "kernel"))
+                )
 
     def _members(self, server: Server, of_weights: bool) -> list[int]:
         """Whose kernels are averaged."""
@@ -266,7 +268,7 @@ class MeanKernel:
             return sorted(server.clients)
         known = [j for j in server.clients if f"kernel {j}" in server.state or server.has_weights(j)]
         if self.pool == "selected":
-            last = tensor(server.state, "last").tolist() if "last" in server.state else []
+            last = get_tensor(server.state, "last").tolist() if "last" in server.state else []
             known = [j for j in known if j in last]
         return sorted(known)
 
@@ -279,15 +281,15 @@ class MeanKernel:
     def _representation(self, server: Server, client_id: int) -> Tensor:
         """A_j, as it was uploaded or by a pass, which is not made again for the same weights and RAD."""
         if f"kernel {client_id}" in server.state:
-            return unpack(group(server.state, f"kernel {client_id}"))
-        rad = tensor(server.state, "rad")
+            return dequantize_columns(get_group(server.state, f"kernel {client_id}"))
+        rad = get_tensor(server.state, "rad")
         is_seeded = not server.has_weights(client_id)  # and so as they were in every round before
         weights = server.client_weights(client_id)
         first = next(iter(weights.values()))
         cached: _CachedRepresentation | None = server.cache.pop(("represented", client_id), None)
         if cached is None or not cached.is_of(rad, first, is_seeded):
             model = server.model(server.clients[client_id].architecture, weights)
-            a_LD = inference.represent(model, rad, server.prepare).cpu()
+            a_LD = inference.representations(model, rad, server.prepare).cpu()
             cached = _CachedRepresentation(weakref.ref(rad), weakref.ref(first), is_seeded, a_LD)
         if cached.a_LD.nbytes * len(server.clients) <= _REMEMBERED:  # as what a state holds is never written into
             server.cache["represented", client_id] = cached
@@ -296,11 +298,11 @@ class MeanKernel:
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
         """A_j, or another matrix with the kernel of client j."""
         draws = server.generator("landmarks", client_id)
-        return features(self.similarity, a_LD, width=self.width, landmarks=_LANDMARKS, generator=draws)
+        return kernel_features(self.similarity, a_LD, width=self.width, landmarks=_LANDMARKS, generator=draws)
 
     def _checked(self, server: Server, client_id: int, packed: Group) -> Group:
-        rows = len(unpack(packed))
-        expected = len(tensor(server.state, "rad"))
+        rows = len(dequantize_columns(packed))
+        expected = len(get_tensor(server.state, "rad"))
         if rows != expected:
             raise RunError(f"expected {expected} rows in the kernel of client {client_id}, got {rows}")
         return packed
@@ -309,6 +311,8 @@ class MeanKernel:
 
     def upload(self, client: Client, rad: Tensor) -> Group:
         """Up, where kernels are uploaded: the representation of the RAD, packed."""
-        a_LD = inference.represent(client.model, rad, client.prepare).cpu()
+        a_LD = inference.representations(client.model, rad, client.prepare).cpu()
         is_finite = bool(a_LD.isfinite().all())
-        return pack(a_LD, self.precision) if is_finite else {"values": a_LD}  # as it is, for the engine to refuse
+        return (
+            quantize_columns(a_LD, self.precision) if is_finite else {"values": a_LD}
+        )  # as it is, for the engine to refuse

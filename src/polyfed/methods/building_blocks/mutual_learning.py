@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from polyfed.core import inference
 from polyfed.core.client import Client
-from polyfed.core.message import Message, tensor
+from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, Method, Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.errors import ConfigError
-from polyfed.functional.losses import cross_entropy, divergence, squared_error
+from polyfed.functional.losses import cross_entropy, kl_divergence, mse_loss
 from polyfed.functional.patch_mixing import mix, mixing_map, partners
-from polyfed.methods.building_blocks.auxiliary_model import Pair
+from polyfed.methods.building_blocks.auxiliary_model import JointModel
 from polyfed.validation.effect import ActsWith
 
 CANDIDATES = tuple(itertools.product((0.1, 0.5, 1.0), (4, 16, 64)))  # alpha, patches
@@ -76,7 +76,7 @@ class MutualLearning(Method):
                 f"gives {own.feature_dim}, the second network {auxiliary.feature_dim}; set models.feature_dim to add a "
                 f"projection, or another network as method.shared"
             )
-        return Pair(own, auxiliary)
+        return JointModel(own, auxiliary)
 
     def personal_model(self, module: Any) -> nn.Module:
         """The client's own network."""
@@ -95,7 +95,7 @@ class MutualLearning(Method):
             return {}
         device = next(client.model.parameters()).device
         height, width = client.prepare(client.data.train.x[:1]).shape[-2:]
-        mixtures: list[tuple[float, float]] = tensor(client.state, "mixtures").tolist()
+        mixtures: list[tuple[float, float]] = get_tensor(client.state, "mixtures").tolist()
         maps = [mixing_map(height, width, int(patches), alpha, generator) for alpha, patches in mixtures]
         order = torch.rand(_MIXTURES, client.training.batch_size, generator=generator)
         return {"maps": torch.stack(maps).to(device), "order": order.to(device)}
@@ -129,7 +129,7 @@ class MutualLearning(Method):
         return apart + of_own + of_other
 
     def _divergence(self, scores: Tensor, teacher: Tensor, w: Tensor) -> Tensor:
-        return self.temperature**2 * divergence(scores / self.temperature, teacher / self.temperature, w)
+        return self.temperature**2 * kl_divergence(scores / self.temperature, teacher / self.temperature, w)
 
     # which mixtures ------------------------------------------------------------------------------------------
     def _mixtures(self, client: Client) -> Tensor:
@@ -137,7 +137,7 @@ class MutualLearning(Method):
         if self.search_every and client.round % self.search_every == 0:
             return self._search(client)
         if "mixtures" in client.state:
-            return tensor(client.state, "mixtures")
+            return get_tensor(client.state, "mixtures")
         return torch.tensor([[self.mix_alpha, self.patches]] * _MIXTURES, dtype=torch.float64)
 
     def _search(self, client: Client) -> Tensor:
@@ -165,12 +165,12 @@ class MutualLearning(Method):
             ]
             return torch.stack(gaps, dim=1)
 
-        return inference.apply(by_row, model, client.data.train.x, client.prepare).double().mean(dim=0).cpu()
+        return inference.map_batches(by_row, model, client.data.train.x, client.prepare).double().mean(dim=0).cpu()
 
 
 def _apart(z: Tensor, z_m: Tensor, w: Tensor) -> Tensor:
     """MSE(H_w, H_m) for w, and MSE(H_m, H_w) for m."""
-    return squared_error(z, z_m, w) + squared_error(z_m, z, w)
+    return mse_loss(z, z_m, w) + mse_loss(z_m, z, w)
 
 
 def _without_gradient(network: Any, x: Tensor) -> Tensor:

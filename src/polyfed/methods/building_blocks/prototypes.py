@@ -1,6 +1,7 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
-`Prototypes` is a whole method but for how the server makes them (FedProto, FedTGP, FedORGP):
+`PrototypeUploads` is the upload of class means alone (FedSA, FedSAF). `PrototypeMethod` is a whole method but for how
+the server makes its prototypes (FedProto, FedTGP, FedORGP):
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
@@ -18,23 +19,23 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.inference import represent
-from polyfed.core.message import Group, Message, group, nbytes, tensor
+from polyfed.core.inference import representations
+from polyfed.core.message import Group, Message, get_group, get_tensor, nbytes
 from polyfed.core.method import Batch, Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import split
+from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
 from polyfed.functional import prototype_network
 from polyfed.functional.class_prototypes import class_means
-from polyfed.functional.class_targets import dense, nearest, pull
+from polyfed.functional.class_targets import nearest_prototype_scores, prototype_distance, to_dense
 from polyfed.functional.losses import cross_entropy
 from polyfed.profiling import timed
 
 _OWNED = "classes"
 
 
-class Sent(NamedTuple):
+class ClassRows(NamedTuple):
     """All rows that came, owners ascending, then classes: owners (M,) client numbers, labels (M,), rows (M, D).
 
     counts: (M,) samples behind each row, as float32; ones where no counts were sent.
@@ -47,7 +48,7 @@ class Sent(NamedTuple):
 
 
 @timed("prototypes")
-def means(client: Client, rows: Tensor, name: str, counts: bool) -> Message:
+def class_means_message(client: Client, rows: Tensor, name: str, counts: bool) -> Message:
     """The mean of `rows` (N, D), one for each training sample, over the samples of each class: as `name` (S, D).
 
     With it "labels" (S,) int32, and with `counts` the number of samples behind each row, (S,) int32.
@@ -56,27 +57,29 @@ def means(client: Client, rows: Tensor, name: str, counts: bool) -> Message:
     return {"labels": labels, name: values, **({"counts": number.int()} if counts else {})}
 
 
-def gather(uploads: Mapping[int, Message], name: str) -> Sent | None:
+def collect(uploads: Mapping[int, Message], name: str) -> ClassRows | None:
     """The rows of all uploads; None where nothing came."""
     came = {i: uploads[i] for i in sorted(uploads) if "labels" in uploads[i]}
     if not came:
         return None
-    labels = [tensor(message, "labels") for message in came.values()]
-    ones = [tensor(m, "counts").float() if "counts" in m else torch.ones(len(m["labels"])) for m in came.values()]
+    labels = [get_tensor(message, "labels") for message in came.values()]
+    ones = [get_tensor(m, "counts").float() if "counts" in m else torch.ones(len(m["labels"])) for m in came.values()]
     owners = torch.cat([torch.full_like(l, i) for i, l in zip(came, labels, strict=True)])
-    return Sent(owners, torch.cat(labels), torch.cat([tensor(m, name) for m in came.values()]), torch.cat(ones))
+    return ClassRows(
+        owners, torch.cat(labels), torch.cat([get_tensor(m, name) for m in came.values()]), torch.cat(ones)
+    )
 
 
-def remember(server: Server, sent: Sent) -> None:
+def record_owners(server: Server, sent: ClassRows) -> None:
     """Keep in the server's state which classes each client has sent rows of."""
-    before: Group = group(server.state, _OWNED) if _OWNED in server.state else {}
+    before: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
     now = {str(i): sent.labels[sent.owners == i] for i in sent.owners.unique().tolist()}
     server.state[_OWNED] = {**before, **now}
 
 
-def wanted(server: Server, client_id: int, labels: Tensor) -> Tensor:
+def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor:
     """Which of `labels` a client has training samples of, as far as it has told; of a new client, all. (M,) bool."""
-    owned: Group = group(server.state, _OWNED) if _OWNED in server.state else {}
+    owned: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
     own = owned.get(str(client_id), labels)
     return torch.isin(labels, own)
 
@@ -86,19 +89,19 @@ def wanted(server: Server, client_id: int, labels: Tensor) -> Tensor:
 
 def start_network(server: Server) -> None:
     """Draw the network behind trained prototypes, as `server.state["network"]`; its hidden layer is as wide as D."""
-    features = split(server.model(server.architectures[0], {})).feature_dim
+    features = as_split_model(server.model(server.architectures[0], {})).feature_dim
     draws = server.generator("prototypes")
-    server.state["network"] = prototype_network.fresh(server.classes, features, features, draws)
+    server.state["network"] = prototype_network.init_network(server.classes, features, features, draws)
 
 
-def train_network(server: Server, sent: Sent, loss: prototype_network.Loss, epochs: int, lr: float) -> float:
+def train_network(server: Server, sent: ClassRows, loss: prototype_network.Loss, epochs: int, lr: float) -> float:
     """Fit the network to the rows that came; keep "labels" and "prototypes" of all classes that ever came.
 
     Returns:
         The mean loss of the last epoch.
     """
-    weights, value = prototype_network.fit(
-        group(server.state, "network"),
+    weights, value = prototype_network.train_network(
+        get_group(server.state, "network"),
         sent.rows,
         sent.labels,
         loss,
@@ -107,7 +110,7 @@ def train_network(server: Server, sent: Sent, loss: prototype_network.Loss, epoc
         lr,
         server.generator("means"),
     )
-    before = [tensor(server.state, "labels")] if "labels" in server.state else []
+    before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
     labels = torch.cat([*before, sent.labels]).unique()
     rows = prototype_network.prototypes(weights)[labels.long()]
     server.state |= {"network": weights, "labels": labels, "prototypes": rows}
@@ -122,21 +125,46 @@ def known(server: Server) -> Message:
 # learning towards prototypes -----------------------------------------------------------------------------------------
 
 
-@hyperparameters
-class Prototypes(Method):
-    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+class PrototypeUploads(Method):
+    """Clients upload the class means of their trained networks' representations: "labels" and "prototypes" (S, D)."""
 
     differs: ClassVar[str] = "anything; equal feature width"
+    down: ClassVar[str] = "C D + C"
+    up: ClassVar[str] = "S D + S"
     form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
-
-    lambda_: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
-    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
-    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
+    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     @property
     def requirements(self) -> Requirements:
         instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
         return Requirements(split_model=True, same_feature_dim=True, hint=instead)
+
+    @property
+    def accepts_stale_uploads(self) -> bool:
+        return True  # a prototype of an earlier round is one like any other
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        """The means of the trained network's representations."""
+        return self._means(client, counts=False)
+
+    def _means(self, client: Client, counts: bool) -> Message:
+        z = representations(client.model, client.data.train.x, client.prepare).cpu()
+        return class_means_message(client, z, "prototypes", counts)
+
+    @property
+    def exposed(self) -> Exposed | None:
+        return Exposed(
+            "prototypes", "prototypes", lambda client: {"prototypes": as_split_model(client.model).represent}
+        )
+
+
+@hyperparameters
+class PrototypeMethod(PrototypeUploads):
+    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+
+    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
+    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
+    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -147,24 +175,20 @@ class Prototypes(Method):
         other: Literal["prototype", "head"] = "head" if self.predictor == "prototype" else "prototype"
         return {other: dataclasses.replace(self, predictor=other)}
 
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True  # a prototype of an earlier round is one like any other
-
     def receive(self, client: Client, message: Message) -> Context:
         """Keep the prototypes among which the client will choose; those of all classes are learnt towards."""
         if "prototypes" not in message:
             return {}
-        parts = [message, *([group(message, "others")] if "others" in message else [])]
-        labels = torch.cat([tensor(part, "labels") for part in parts])
+        parts = [message, *([get_group(message, "others")] if "others" in message else [])]
+        labels = torch.cat([get_tensor(part, "labels") for part in parts])
         order = labels.argsort()
         labels = labels[order]
-        rows = torch.cat([tensor(part, "prototypes") for part in parts])[order]
+        rows = torch.cat([get_tensor(part, "prototypes") for part in parts])[order]
         among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
         if among.any():
             client.state |= {"labels": labels[among], "prototypes": rows[among]}
-        prototypes, present = dense(rows.to(next(client.model.parameters())), labels, client.classes)
-        return {"prototypes": prototypes, "known": present} if self.lambda_ else {}
+        prototypes, present = to_dense(rows.to(next(client.model.parameters())), labels, client.classes)
+        return {"prototypes": prototypes, "known": present} if self.prototype_weight else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """CE, and the distance to the own class's prototype."""
@@ -172,20 +196,8 @@ class Prototypes(Method):
         task = cross_entropy(model.head(z), batch.y, batch.w)
         if "prototypes" not in context:
             return task
-        distance = pull(z, batch.y, batch.w, context["prototypes"], context["known"])
-        return task + self.lambda_ * distance, {"distance": distance}
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        """The means of the trained network's representations."""
-        return self._means(client, counts=False)
-
-    def _means(self, client: Client, counts: bool) -> Message:
-        z = represent(client.model, client.data.train.x, client.prepare).cpu()
-        return means(client, z, "prototypes", counts)
-
-    @property
-    def exposed(self) -> Exposed | None:
-        return Exposed("prototypes", "prototypes", lambda client: {"prototypes": split(client.model).represent})
+        distance = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
+        return task + self.prototype_weight * distance, {"distance": distance}
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""
@@ -193,7 +205,9 @@ class Prototypes(Method):
         scores: Tensor = model.head(z)
         if self.predictor == "head" or "prototypes" not in context:
             return scores
-        return nearest(z, tensor(context, "prototypes").to(z), tensor(context, "labels"), scores.shape[1])
+        return nearest_prototype_scores(
+            z, get_tensor(context, "prototypes").to(z), get_tensor(context, "labels"), scores.shape[1]
+        )
 
     def nbytes_in_paper(self, message: Message) -> int:
         """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Prepare
 from polyfed.core.modules import batchnorm_layers, static_statistics
-from polyfed.functional.modes import evaluating
+from polyfed.functional.modes import eval_mode
 
 
-def make_static(module: nn.Module) -> None:
+def disable_running_stats(module: nn.Module) -> None:
     """From now on the BatchNorm layers keep no statistics in training; their buffers stay where they are."""
     for layer in batchnorm_layers(module):
         layer.track_running_stats = False
 
 
-def fresh(module: nn.Module) -> dict[str, Tensor]:
+def init_stats(module: nn.Module) -> dict[str, Tensor]:
     """The same of a new network, on the CPU: means 0, variances 1."""
     of = static_statistics(module)
     return {name: torch.full(t.shape, float(name.endswith("running_var")), dtype=t.dtype) for name, t in of.items()}
 
 
-def collect(module: nn.Module, x: Tensor, prepare: Prepare, size: int) -> tuple[dict[str, Tensor], int]:
+def estimate_stats(module: nn.Module, x: Tensor, prepare: Prepare, size: int) -> tuple[dict[str, Tensor], int]:
     """Fills the static layers' statistics with the plain means over batches of what the layers see.
 
     All else runs in eval mode: nothing is dropped out. A batch of a single row is left out.
@@ -41,7 +41,7 @@ def collect(module: nn.Module, x: Tensor, prepare: Prepare, size: int) -> tuple[
     momenta = [layer.momentum for layer in static]
     device = next(module.parameters()).device
     batches = [rows for rows in x.split(size) if len(rows) > 1]
-    with torch.no_grad(), evaluating(module):
+    with torch.no_grad(), eval_mode(module):
         for layer in static:
             layer.training = True
             layer.track_running_stats = True

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, group, tensor
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements
-from polyfed.core.modules import floats
+from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.functional.averaging import layer_wise_mean, weighted_mean
 from polyfed.models.split import Part
@@ -30,7 +30,7 @@ Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numb
 _UNION = "union"
 
 
-def needs(
+def requirements(
     aggregation: Aggregation,
     split_model: bool = False,
     parts: tuple[Part, ...] | None = None,
@@ -78,27 +78,27 @@ def init_zeros(server: Server, aggregation: Aggregation, what: str) -> None:
     names = parameter_names(server)
     shared_models = server.architectures if aggregation == "same-shape" else [_UNION]
     for shared in shared_models:
-        model = group(server.state, _key("model", shared))
+        model = get_group(server.state, _key("model", shared))
         server.state[_key(what, shared)] = {name: torch.zeros_like(t) for name, t in model.items() if name in names}
 
 
 def weights_for(server: Server, aggregation: Aggregation, architecture: str, what: str = "model") -> Group:
     """What is shared with one architecture: the server's own tensors, not copies."""
     if aggregation == "same-shape":
-        return group(server.state, _key(what, architecture))
-    union = group(server.state, _key(what, _UNION))
-    return {name: union[name] for name in group(server.state, _key("names", architecture)) if name in union}
+        return get_group(server.state, _key(what, architecture))
+    union = get_group(server.state, _key(what, _UNION))
+    return {name: union[name] for name in get_group(server.state, _key("names", architecture)) if name in union}
 
 
 def all_weights(server: Server) -> dict[str, Group]:
     """All shared weights by their names in the server's state: the union's, or one model's per architecture."""
-    return {name: group(server.state, name) for name in server.state if name.startswith(_key("model", ""))}
+    return {name: get_group(server.state, name) for name in server.state if name.startswith(_key("model", ""))}
 
 
 def parameter_names(server: Server) -> frozenset[str]:
     """Names of the parameters of all architectures. All else that is shared are buffers: averaged, and no more."""
     templates = (server.model(architecture, {}) for architecture in server.architectures)
-    return frozenset(name for template in templates for name in floats(template, buffers=False))
+    return frozenset(name for template in templates for name in float_state(template, buffers=False))
 
 
 def holder_counts(server: Server, aggregation: Aggregation, architecture: str) -> dict[str, int]:
@@ -107,7 +107,7 @@ def holder_counts(server: Server, aggregation: Aggregation, architecture: str) -
     names = weights_for(server, aggregation, architecture)
     if aggregation == "same-shape":
         return dict.fromkeys(names, counts[architecture])
-    held = {a: group(server.state, _key("names", a)) for a in counts}
+    held = {a: get_group(server.state, _key("names", a)) for a in counts}
     return {name: sum(count for a, count in counts.items() if name in held[a]) for name in names}
 
 
@@ -155,7 +155,7 @@ def server_step(
     """
     names = parameter_names(server) if rate != 1 or momentum else frozenset()
     for shared, members in _clients_by_model(server, aggregation, models).items():
-        base = group(server.state, _key("model", shared))
+        base = get_group(server.state, _key("model", shared))
         new = target(base, members)
         sent = names & {name for i in members for name in models[i]}
         change = {name: new[name] - base[name] for name in new if name in sent}
@@ -167,7 +167,7 @@ def server_step(
 def accumulate(server: Server, aggregation: Aggregation, what: str, changes: Mapping[int, Group]) -> None:
     """Add the clients' `delta_entries` (client number -> tensors by name) to what `init_zeros` has begun."""
     for shared, members in _clients_by_model(server, aggregation, changes).items():
-        total = dict(group(server.state, _key(what, shared)))
+        total = dict(get_group(server.state, _key(what, shared)))
         for name in total:
             total[name] = sum((changes[i][name] for i in members if name in changes[i]), start=total[name])
         server.state[_key(what, shared)] = total
@@ -176,7 +176,7 @@ def accumulate(server: Server, aggregation: Aggregation, what: str, changes: Map
 def set_tensors(server: Server, aggregation: Aggregation, architecture: str, tensors: Group) -> None:
     """Put copies of `tensors` in the place of those of their names in what is shared with one architecture."""
     shared = _key("model", architecture if aggregation == "same-shape" else _UNION)
-    server.state[shared] = {**group(server.state, shared), **{name: t.clone() for name, t in tensors.items()}}
+    server.state[shared] = {**get_group(server.state, shared), **{name: t.clone() for name, t in tensors.items()}}
 
 
 # messages ---------------------------------------------------------------------------------------------------------
@@ -189,30 +189,30 @@ def broadcast(server: Server, aggregation: Aggregation, client_id: int) -> Messa
 
 def upload(client: Client) -> Message:
     """The client's weights and float buffers as "model", its number of training samples (int64) as "n"."""
-    return {"model": floats(client.model), "n": torch.tensor(client.n)}
+    return {"model": float_state(client.model), "n": torch.tensor(client.n)}
 
 
 def client_weights(uploads: Mapping[int, Message]) -> dict[int, Group]:
     """The group "model" of every upload."""
-    return {client_id: group(message, "model") for client_id, message in uploads.items()}
+    return {client_id: get_group(message, "model") for client_id, message in uploads.items()}
 
 
 def client_shares(uploads: Mapping[int, Message], weighting: Weighting) -> dict[int, float]:
     """Every client's share before normalization: its number of samples as sent, or 1."""
-    return {i: float(tensor(message, "n")) if weighting == "samples" else 1.0 for i, message in uploads.items()}
+    return {i: float(get_tensor(message, "n")) if weighting == "samples" else 1.0 for i, message in uploads.items()}
 
 
 # within -----------------------------------------------------------------------------------------------------------
 
 
 def _initial_weights(server: Server, architecture: str, parts: Collection[Part] | None) -> dict[str, Tensor]:
-    initial = server.initial(architecture)
-    return {name: initial[name] for name in floats(server.model(architecture, initial), parts=parts)}
+    initial = server.initial_state(architecture)
+    return {name: initial[name] for name in float_state(server.model(architecture, initial), parts=parts)}
 
 
 def _with_momentum(server: Server, key: str, change: Group, momentum: float) -> dict[str, Tensor]:
     """The velocity m after this change; kept in the server's state under `key`."""
-    before = group(server.state, key) if key in server.state else {}
+    before = get_group(server.state, key) if key in server.state else {}
     velocity = {name: momentum * before[name] + c if name in before else c for name, c in change.items()}
     server.state[key] = {**before, **velocity}
     return velocity

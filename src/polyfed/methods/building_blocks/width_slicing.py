@@ -22,7 +22,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, group, nbytes, tensor
+from polyfed.core.message import Message, get_group, get_tensor, nbytes
 from polyfed.core.method import (
     Batch,
     Context,
@@ -33,15 +33,23 @@ from polyfed.core.method import (
     TrainingResult,
     hyperparameters,
 )
-from polyfed.core.modules import floats, load, static_statistics
+from polyfed.core.modules import float_state, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
-from polyfed.core.upload_forms import MOST, Entry, Form, Known, Members, alike, as_sent
-from polyfed.functional.channel_slices import OUTPUT, ChannelPlan, Kept, Part, covered_mean, first, take
-from polyfed.functional.clipping import clipped
-from polyfed.functional.losses import cross_entropy, only_classes
+from polyfed.core.upload_forms import MOST, Entry, Form, Members, UploadContext, alike, as_sent
+from polyfed.functional.channel_slices import (
+    OUTPUT,
+    ChannelPlan,
+    Kept,
+    SlicedModel,
+    first_channels,
+    partial_mean,
+    slice_channels,
+)
+from polyfed.functional.clipping import clip_by_global_norm
+from polyfed.functional.losses import cross_entropy, mask_absent_classes
 from polyfed.methods.building_blocks import static_batchnorm, weight_averaging
-from polyfed.methods.building_blocks.channel_groups import narrow, plan_of
+from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
 
 RATES = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
 STATISTICS = "statistics"  # the passage in which they are reported
@@ -69,7 +77,7 @@ def _checked(rates: str) -> str:
 Rates = Annotated[str, AfterValidator(_checked)]
 
 
-def level(server: Server, rates: str, client_id: int) -> str:
+def client_level(server: Server, rates: str, client_id: int) -> str:
     """The client's level, "a" to "e": "dynamic" draws it anew in every round, "fix" deals levels in blocks, once."""
     levels = _levels(rates)
     *_, whole = ends = list(itertools.accumulate(levels.values()))
@@ -82,7 +90,7 @@ def level(server: Server, rates: str, client_id: int) -> str:
     return next(name for name, end in zip(levels, ends, strict=True) if place < end)
 
 
-def rate(variant: str) -> float:
+def level_rate(variant: str) -> float:
     """The rate of a level; of the network as it is, 1."""
     return RATES[variant] if variant else 1.0
 
@@ -94,17 +102,17 @@ def build(model: nn.Module, rate: float, statistics: Statistics) -> nn.Module:
     """The network cut in place to the first channels, with BatchNorm that keeps no statistics.
 
     Args:
-        model: what `plan_of` understands. rate: share of every group's channels.
+        model: what `channel_plan` understands. rate: share of every group's channels.
         statistics: "running" lets BatchNorm keep its running statistics in training.
 
     Raises:
         ConfigError: the network cannot be cut.
     """
-    plan = plan_of(model)
+    plan = channel_plan(model)
     if statistics != "running":
-        static_batchnorm.make_static(model)
+        static_batchnorm.disable_running_stats(model)
     if rate < 1:
-        narrow(model, plan.kept(lambda size: first(size, rate)))
+        narrow_model(model, plan.kept(lambda size: first_channels(size, rate)))
     return model
 
 
@@ -116,37 +124,37 @@ class _Prefixes:
     kept: Sequence[Kept]
 
 
-def ordered(model: nn.Module, rates: Sequence[float]) -> nn.Module:
-    """The network cut in place to the last of the rates, that can also be run at the others (`narrower`).
+def make_slimmable(model: nn.Module, rates: Sequence[float]) -> nn.Module:
+    """The network cut in place to the last of the rates, that can also be run at the others (`forward_at_width`).
 
     Args:
-        model: what `plan_of` understands. rates: ascending shares of every group's channels.
+        model: what `channel_plan` understands. rates: ascending shares of every group's channels.
 
     Raises:
         ConfigError: the network cannot be cut.
     """
-    plan = plan_of(model)
-    kept = [plan.kept(partial(first, rate=rate)) for rate in rates]
+    plan = channel_plan(model)
+    kept = [plan.kept(partial(first_channels, rate=rate)) for rate in rates]
     build(model, rates[-1], statistics="all")
-    model.prefixes = _Prefixes(plan_of(model), kept)  # type: ignore[assignment]  # no module: an attribute like others
+    model.prefixes = _Prefixes(channel_plan(model), kept)  # type: ignore[assignment]  # no module: an attribute like others
     return model
 
 
-def widths(model: nn.Module) -> int:
-    """At how many widths an `ordered` network can be run."""
+def num_widths(model: nn.Module) -> int:
+    """At how many widths an `make_slimmable` network can be run."""
     return len(_prefixes(model).kept)
 
 
-def narrower(model: nn.Module, place: int, x: Tensor) -> Tensor:
-    """What an `ordered` network gives at one of its widths, counted from the narrowest, 0.
+def forward_at_width(model: nn.Module, place: int, x: Tensor) -> Tensor:
+    """What an `make_slimmable` network gives at one of its widths, counted from the narrowest, 0.
 
     The gradient reaches the parameters that the width has.
     """
-    if place == widths(model) - 1:
+    if place == num_widths(model) - 1:
         whole: Tensor = model(x)
         return whole
     prefixes = _prefixes(model)
-    weights = take(prefixes.plan, dict(model.named_parameters()), prefixes.kept[place])
+    weights = slice_channels(prefixes.plan, dict(model.named_parameters()), prefixes.kept[place])
     outcome: Tensor = torch.func.functional_call(model, weights, (x,))
     return outcome
 
@@ -160,36 +168,42 @@ def _prefixes(model: nn.Module) -> _Prefixes:
 # server -----------------------------------------------------------------------------------------------------------
 
 
-def exchanges(statistics: Statistics) -> Sequence[Exchange]:
+def level_exchanges(statistics: Statistics) -> Sequence[Exchange]:
     """Training, and the passage in which BatchNorm's statistics are reported by "all" or by the "selected"."""
     if statistics == "running":
         return (Exchange(),)
     return Exchange(), Exchange(STATISTICS, who=statistics, trains=False)
 
 
-def start(server: Server) -> None:
+def init(server: Server) -> None:
     """Seeded initial weights of the large network into the server's state."""
-    initial = server.initial(server.architectures[0])
+    initial = server.initial_state(server.architectures[0])
     server.state["model"] = {name: initial[name] for name in _weights(_large(server))}
 
 
-def kept(server: Server, window: Callable[[int], Tensor]) -> dict[int, Tensor]:
+def kept_channels(server: Server, window: Callable[[int], Tensor]) -> dict[int, Tensor]:
     """The channels of a sub-model, by group. window: number of channels -> those that are kept."""
-    return plan_of(_large(server)).kept(window)
+    return channel_plan(_large(server)).kept(window)
 
 
-def send(server: Server, variant: str, kept: Kept) -> Message:
+def submodel_message(server: Server, variant: str, kept: Kept) -> Message:
     """A sub-model with the latest statistics of its variant; to report these, the sub-model alone, if it has any.
 
     Of the large network's tensors it has those that the variant's network has: all, where that is cut in width alone.
     """
-    plan = plan_of(_large(server))
+    plan = channel_plan(_large(server))
     own = _own(server, variant)
-    held = floats(own)
-    model = take(plan, {name: t for name, t in group(server.state, "model").items() if name in held}, kept)
+    held = float_state(own)
+    model = slice_channels(
+        plan, {name: t for name, t in get_group(server.state, "model").items() if name in held}, kept
+    )
     if server.exchange == STATISTICS:
         return {"average": model} if static_statistics(own) else {}
-    known = {"statistics": take(plan, group(server.state, key), kept)} if (key := _key(variant)) in server.state else {}
+    known = (
+        {"statistics": slice_channels(plan, get_group(server.state, key), kept)}
+        if (key := _key(variant)) in server.state
+        else {}
+    )
     return {"model": model, **known}
 
 
@@ -208,20 +222,20 @@ def average(
         server: holds the large network. uploads: of the present passage.
         variants, kept: client number -> its variant, its channels. weighting: how much each client's weights count.
     """
-    plan = plan_of(_large(server))
+    plan = channel_plan(_large(server))
     if server.exchange != STATISTICS:
         if uploads:
             parts = [_part(plan, message, kept[i]) for i, message in uploads.items()]
-            shares = [float(server.clients[i].n) if weighting == "samples" else 1.0 for i in uploads]
-            server.state["model"] = covered_mean(plan, group(server.state, "model"), parts, shares)
+            shares = [float(server.clients[i].num_samples) if weighting == "samples" else 1.0 for i in uploads]
+            server.state["model"] = partial_mean(plan, get_group(server.state, "model"), parts, shares)
         return
     reports = {i: message for i, message in uploads.items() if message}
     for name in sorted({variants[i] for i in reports}):
         members = [i for i in reports if variants[i] == name]
-        parts = [Part(group(reports[i], "statistics"), kept[i]) for i in members]
-        batches = [float(tensor(reports[i], "batches")) for i in members]
-        base = group(server.state, _key(name)) if _key(name) in server.state else _fresh(server, name)
-        server.state[_key(name)] = covered_mean(plan, base, parts, batches)
+        parts = [SlicedModel(get_group(reports[i], "statistics"), kept[i]) for i in members]
+        batches = [float(get_tensor(reports[i], "batches")) for i in members]
+        base = get_group(server.state, _key(name)) if _key(name) in server.state else _fresh(server, name)
+        server.state[_key(name)] = partial_mean(plan, base, parts, batches)
 
 
 def _large(server: Server) -> nn.Module:
@@ -235,7 +249,7 @@ def _own(server: Server, variant: str) -> nn.Module:
 def _fresh(server: Server, variant: str) -> dict[str, Tensor]:
     """New statistics, as wide as the large network's, of the layers that the variant has."""
     held = static_statistics(_own(server, variant))
-    return {name: t for name, t in static_batchnorm.fresh(_large(server)).items() if name in held}
+    return {name: t for name, t in static_batchnorm.init_stats(_large(server)).items() if name in held}
 
 
 def _key(variant: str) -> str:
@@ -245,15 +259,15 @@ def _key(variant: str) -> str:
 def _weights(module: nn.Module) -> dict[str, Tensor]:
     """What is averaged: all but the statistics of BatchNorm that keeps none in training."""
     reported = static_statistics(module)
-    return {name: tensor for name, tensor in floats(module).items() if name not in reported}
+    return {name: tensor for name, tensor in float_state(module).items() if name not in reported}
 
 
-def _part(plan: ChannelPlan, message: Message, kept: Kept) -> Part:
-    model = group(message, "model")
+def _part(plan: ChannelPlan, message: Message, kept: Kept) -> SlicedModel:
+    model = get_group(message, "model")
     if "classes" not in message:
-        return Part(model, kept)
-    rows = {OUTPUT: tensor(message, "classes").nonzero().flatten()}
-    return Part(take(plan, model, rows), {**kept, **rows})
+        return SlicedModel(model, kept)
+    rows = {OUTPUT: get_tensor(message, "classes").nonzero().flatten()}
+    return SlicedModel(slice_channels(plan, model, rows), {**kept, **rows})
 
 
 # client -----------------------------------------------------------------------------------------------------------
@@ -262,21 +276,23 @@ def _part(plan: ChannelPlan, message: Message, kept: Kept) -> Part:
 def receive(client: Client, message: Message, masked: bool) -> Context:
     """Load the sub-model; what the loss needs: with `masked`, which classes the client has."""
     if client.exchange == STATISTICS:
-        return {name: group(message, name) for name in message}
-    statistics = group(message, "statistics") if "statistics" in message else {}
-    load(client.model, {**group(message, "model"), **statistics})
+        return {name: get_group(message, name) for name in message}
+    statistics = get_group(message, "statistics") if "statistics" in message else {}
+    load_state(client.model, {**get_group(message, "model"), **statistics})
     return {"classes": _classes(client).to(next(client.model.parameters()).device)} if masked else {}
 
 
 def loss(model: Any, batch: Batch, context: Context) -> Tensor:
     """CE, with the logits of absent classes set to 0 where the context says which classes are there."""
     logits = model(batch.x)
-    return cross_entropy(only_classes(logits, context["classes"]) if "classes" in context else logits, batch.y, batch.w)
+    return cross_entropy(
+        mask_absent_classes(logits, context["classes"]) if "classes" in context else logits, batch.y, batch.w
+    )
 
 
-def clip(found: StepResult, most: float) -> StepResult:
+def clip_gradients(found: StepResult, most: float) -> StepResult:
     """The same with gradients of this common norm at most; 0 is no limit."""
-    return found._replace(grads=clipped(found.grads, most))
+    return found._replace(grads=clip_by_global_norm(found.grads, most))
 
 
 def upload(client: Client, masked: bool) -> Message:
@@ -286,8 +302,8 @@ def upload(client: Client, masked: bool) -> Message:
             return {}
         model = copy.deepcopy(client.model)
         x = client.data.train.x
-        load(model, client.context["average"])
-        statistics, batches = static_batchnorm.collect(model, x, client.prepare, client.training.batch_size)
+        load_state(model, client.context["average"])
+        statistics, batches = static_batchnorm.estimate_stats(model, x, client.prepare, client.training.batch_size)
         return {"statistics": statistics, "batches": torch.tensor(batches)} if batches else {}
     return {"model": _weights(client.model), **({"classes": _classes(client)} if masked else {})}
 
@@ -297,7 +313,7 @@ def _classes(client: Client) -> Tensor:
     return torch.bincount(client.data.train.y, minlength=client.classes) > 0
 
 
-def _reported(known: Known, name: str) -> Members:
+def _reported(known: UploadContext, name: str) -> Members:
     """BatchNorm's statistics of the sub-model that came down."""
     down = known.sent.get("average", {})
     sizes = {} if isinstance(down, Tensor) else down
@@ -313,7 +329,7 @@ FORM: Form = {
 }
 
 
-class Slicing(Method):
+class SlicedMethod(Method):
     """Clients train slices of one network that the server keeps: what all such methods have in common."""
 
     delta_entries: ClassVar[tuple[str, ...]] = ("model",)
@@ -329,15 +345,15 @@ class Slicing(Method):
         return "received"
 
     def init_server(self, server: Server) -> None:
-        start(server)
+        init(server)
 
     def nbytes_in_paper(self, message: Message) -> int:
         """Of the sub-model alone, in training; the papers do not count the passage for statistics."""
-        return nbytes({"model": group(message, "model")}) if "model" in message else 0
+        return nbytes({"model": get_group(message, "model")}) if "model" in message else 0
 
 
 @hyperparameters
-class Narrowing(Slicing):
+class WidthSlicing(SlicedMethod):
     """Clients train slices that their rates and `window` choose: HeteroFL but for the window."""
 
     differs: ClassVar[str] = "width: sub-models of one network"
@@ -348,30 +364,30 @@ class Narrowing(Slicing):
 
     rates: Rates = "dynamic_a1-b1-c1-d1-e1"  # levels and proportions; "dynamic": redrawn every round, "fix": never
     masked: bool = True  # ignore logits and rows of absent classes
-    clip: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
+    max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
     statistics: Statistics = "all"  # clients that report BatchNorm statistics; "running": averaged
     weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
-        return exchanges(self.statistics)
+        return level_exchanges(self.statistics)
 
     # server ------------------------------------------------------------------------------------------------
     def variant(self, server: Server, client_id: int) -> str:
-        return level(server, self.rates, client_id)
+        return client_level(server, self.rates, client_id)
 
     def build(self, model: Any, variant: str) -> nn.Module:
-        return build(model, rate(variant), self.statistics)
+        return build(model, level_rate(variant), self.statistics)
 
     def window(self, server: Server, size: int, rate: float) -> Tensor:
         """The channels, of a group of so many, that this rate keeps in the present round: int64, in order."""
-        return first(size, rate)
+        return first_channels(size, rate)
 
     def _kept(self, server: Server, client_id: int) -> Kept:
-        share = rate(self.variant(server, client_id))
-        return kept(server, lambda size: self.window(server, size, share))
+        share = level_rate(self.variant(server, client_id))
+        return kept_channels(server, lambda size: self.window(server, size, share))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return send(server, self.variant(server, client_id), self._kept(server, client_id))
+        return submodel_message(server, self.variant(server, client_id), self._kept(server, client_id))
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         variants = {i: self.variant(server, i) for i in uploads}
@@ -385,7 +401,7 @@ class Narrowing(Slicing):
         return loss(model, batch, context)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
-        return clip(super().gradients(model, batch, context), self.clip)
+        return clip_gradients(super().gradients(model, batch, context), self.max_grad_norm)
 
     form: ClassVar[Form | None] = FORM
 

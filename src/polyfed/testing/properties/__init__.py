@@ -1,10 +1,10 @@
-"""The properties, one function each. A function returns where its property holds, else raises `Nonconformance`."""
+"""The properties, one function each. A function returns where its property holds, else raises `ConformanceError`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from polyfed.testing.kit import Kit
+from polyfed.testing.kit import ConformanceKit
 from polyfed.testing.properties import (
     aggregation,
     alone,
@@ -16,7 +16,7 @@ from polyfed.testing.properties import (
     unusual_clients,
 )
 
-_IN_ORDER: tuple[Callable[[Kit], None], ...] = (
+_IN_ORDER: tuple[Callable[[ConformanceKit], None], ...] = (
     declarations.has_hyperparameters,
     declarations.speaks_in_tensors,
     declarations.declared,
@@ -27,14 +27,14 @@ _IN_ORDER: tuple[Callable[[Kit], None], ...] = (
     repeatability.data_are_shuffled,
     aggregation.uploads_have_their_form,
     aggregation.order_of_uploads,
-    aggregation.numbering,
+    aggregation.client_order_invariant,
     aggregation.any_subset,
-    aggregation.silence_is_not_zero,
-    aggregation.counted,
-    unusual_clients.awkward_data,
+    aggregation.missing_upload_is_not_zero,
+    aggregation.samples_counted_once,
+    unusual_clients.degenerate_clients,
     unusual_clients.batchnorm,
     unusual_clients.begins_alike,
-    unusual_clients.nan_is_refused,
+    unusual_clients.nan_is_rejected,
     unusual_clients.unselected_are_left_alone,
     states_and_messages.nothing_aliased,
     states_and_messages.nothing_written_in_place,

@@ -9,32 +9,32 @@ from polyfed.core.message import first_nonfinite, flatten
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.core.upload_forms import Known
-from polyfed.data.samples import Samples
-from polyfed.engine.upload_check import misfit
+from polyfed.core.upload_forms import UploadContext
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.upload_check import find_mismatch
 from polyfed.testing.fixtures import CLASSES, SHORT, draw
-from polyfed.testing.kit import Kit, Nonconformance, NotAsked, Scene, beside, subsets
+from polyfed.testing.kit import AggregationScene, ConformanceError, ConformanceKit, NotApplicable, copy_server, subsets
 
 
-def uploads_have_their_form(kit: Kit) -> None:
+def uploads_have_their_form(kit: ConformanceKit) -> None:
     """What clients upload is of the `form` that the method declares, if it declares one."""
     form = kit.method.form
     if form is None:
         return
 
-    def look(scene: Scene) -> None:
+    def look(scene: AggregationScene) -> None:
         for number, message in scene.uploads.items():
             sent = kit.method.broadcast(scene.server, number)
-            if problem := misfit(form, message, Known(kit.method, scene.server, number, sent)):
+            if problem := find_mismatch(form, message, UploadContext(kit.method, scene.server, number, sent)):
                 kit.fail(f"client {number} uploads what `form` does not allow: {problem}")
 
     kit.aggregations(kit.usual, SHORT, look)
 
 
-def order_of_uploads(kit: Kit) -> None:
+def order_of_uploads(kit: ConformanceKit) -> None:
     """The order in which the uploads lie in their mapping changes nothing (up to rounding)."""
 
-    def look(scene: Scene) -> None:
+    def look(scene: AggregationScene) -> None:
         backwards = {number: scene.uploads[number] for number in reversed(list(scene.uploads))}
         a = scene.after(scene.uploads)
         b = scene.after(backwards)
@@ -43,14 +43,14 @@ def order_of_uploads(kit: Kit) -> None:
     kit.aggregations(kit.usual, SHORT, look)
 
 
-def numbering(kit: Kit) -> None:
+def client_order_invariant(kit: ConformanceKit) -> None:
     """Renumbering the clients renumbers the result: no client is special."""
 
-    def look(scene: Scene) -> None:
+    def look(scene: AggregationScene) -> None:
         if scene.server.round > 1 or not scene.uploads:
             return
         last = len(scene.server.clients) - 1
-        turned = beside(scene.server)
+        turned = copy_server(scene.server)
         turned.clients = {last - number: member for number, member in reversed(list(scene.server.clients.items()))}
         moved = {last - number: message for number, message in reversed(list(scene.uploads.items()))}
         a = scene.after(scene.uploads)
@@ -65,17 +65,17 @@ def numbering(kit: Kit) -> None:
     kit.aggregations(kit.usual, SHORT, look)
 
 
-def any_subset(kit: Kit) -> None:
+def any_subset(kit: ConformanceKit) -> None:
     """Whoever answers, nothing breaks; if nobody does, what the server sends stays as it is."""
 
-    def look(scene: Scene) -> None:
+    def look(scene: AggregationScene) -> None:
         for chosen in subsets(sorted(scene.uploads)):
             who = f"when of {sorted(scene.uploads)} only {chosen} answer"
             try:
                 after = scene.after({number: scene.uploads[number] for number in chosen})
                 messages = {number: kit.method.broadcast(after, number) for number in after.clients}
             except Exception as error:
-                raise Nonconformance(f"{kit.name}: {type(error).__name__} {who}: {error}") from error
+                raise ConformanceError(f"{kit.name}: {type(error).__name__} {who}: {error}") from error
             for tensors in (after.state, *messages.values()):
                 if name := first_nonfinite(tensors):
                     kit.fail(f"'{name}' is not finite {who}")
@@ -92,10 +92,10 @@ def any_subset(kit: Kit) -> None:
     kit.all_finite(kit.run(training=few), "with two of six clients a round")
 
 
-def _unmoved(kit: Kit, scene: Scene, after: Server) -> None:
+def _unmoved(kit: ConformanceKit, scene: AggregationScene, after: Server) -> None:
     """What was sent in this round may be gone (it was this round's); what is still there must be the same."""
     for number in after.clients:
-        before = flatten(kit.method.broadcast(beside(scene.server), number))
+        before = flatten(kit.method.broadcast(copy_server(scene.server), number))
         now = flatten(kit.method.broadcast(after, number))
         common = {name for name in now if name in before and now[name].shape == before[name].shape}
         kit.same(
@@ -105,11 +105,11 @@ def _unmoved(kit: Kit, scene: Scene, after: Server) -> None:
         )
 
 
-def silence_is_not_zero(kit: Kit) -> None:
+def missing_upload_is_not_zero(kit: ConformanceKit) -> None:
     """Who does not answer, or lacks a class, does not count as zeros: nothing shrinks for want of an answer."""
     among = kit.world(one=True, sizes=(12,) * 6, labels=((0, 1, 2), *((1, 2),) * 5))
 
-    def look(scene: Scene) -> None:
+    def look(scene: AggregationScene) -> None:
         if 0 not in scene.uploads:
             return
         alone = scene.after({0: scene.uploads[0]})
@@ -122,7 +122,7 @@ def silence_is_not_zero(kit: Kit) -> None:
     kit.aggregations(among, SHORT.model_copy(update={"lr": 0.0, "rounds": 1}), look)
 
 
-def _no_shrinking(kit: Kit, name: str, one: Tensor, all_: Tensor) -> None:
+def _no_shrinking(kit: ConformanceKit, name: str, one: Tensor, all_: Tensor) -> None:
     rows = [(f"'{name}'", one, all_)]
     if one.dim() > 1 and len(one) == CLASSES:
         rows += [(f"class {c} of '{name}'", one[c], all_[c]) for c in range(CLASSES)]
@@ -135,22 +135,22 @@ def _no_shrinking(kit: Kit, name: str, one: Tensor, all_: Tensor) -> None:
             kit.fail(f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers")
 
 
-def counted(kit: Kit) -> None:
+def samples_counted_once(kit: ConformanceKit) -> None:
     """Every sample counts once: splitting a client's data among two clients changes nothing at the server."""
     if kit.counted is None:
-        raise NotAsked("no claim that every sample counts once")
+        raise NotApplicable("no claim that every sample counts once")
     sizes = (20, 8)
     labels = ((0, 1, 2), (1, 2))
     whole = [draw(size, own, place) for place, (size, own) in enumerate(zip(sizes, labels, strict=True))]
     rows = torch.arange(sizes[0])
     parts = [whole[0].select(rows[:3]), whole[0].select(rows[3:]), whole[1]]
-    parts[0] = Samples(parts[0].x, parts[0].y)
+    parts[0] = LabeledSamples(parts[0].x, parts[0].y)
     step = Training(rounds=1, local_epochs=1, batch_size=64, lr=0.0 if kit.counted == "statistics" else 0.05)
     found = []
     for data in (whole, parts):
         kept: list[dict[str, Tensor]] = []
 
-        def look(scene: Scene, kept: list[dict[str, Tensor]] = kept) -> None:
+        def look(scene: AggregationScene, kept: list[dict[str, Tensor]] = kept) -> None:
             kept.append(flatten(kit.method.broadcast(scene.after(scene.uploads), 0)))
 
         among = kit.world(one=True, data=data)

@@ -8,14 +8,14 @@ from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import LABELS, SIZES, draw
-from polyfed.testing.kit import Kit
+from polyfed.testing.kit import ConformanceKit
 
 __all__ = ["alone_knows_nobody", "alone_with_one_client"]
 
 _ONE = 1  # the client whose data stay as they are
 
 
-def alone_with_one_client(kit: Kit) -> None:
+def alone_with_one_client(kit: ConformanceKit) -> None:
     """Where there is one client, alone is the method, bit for bit."""
     among = kit.world(one=True, sizes=SIZES[:1], labels=LABELS[:1])
     together = kit.runs(among)
@@ -27,7 +27,7 @@ def alone_with_one_client(kit: Kit) -> None:
     )
 
 
-def alone_knows_nobody(kit: Kit) -> None:
+def alone_knows_nobody(kit: ConformanceKit) -> None:
     """What comes of a client that is alone does not depend on the data of the others, and nothing is sent."""
     train = [draw(size, own, place) for place, (size, own) in enumerate(zip(SIZES, LABELS, strict=True))]
     others = [

@@ -16,19 +16,19 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.testing import fixtures as worlds
-from polyfed.testing.fixtures import SHORT, World, tiny
-from polyfed.testing.kit import Kit, Nonconformance, replaced
+from polyfed.testing.fixtures import SHORT, TinyFederation, tiny_model
+from polyfed.testing.kit import ConformanceError, ConformanceKit, replaced
 from polyfed.testing.spy import Spy
 
 
-def has_hyperparameters(kit: Kit) -> None:
+def has_hyperparameters(kit: ConformanceKit) -> None:
     """It is an object of a class with `hyperparameters` above it, so that its fields are settings and nothing changes
     them.
     """
     method = kit.method
     kind = type(kit.method)
     if isinstance(method, type):
-        raise Nonconformance(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
+        raise ConformanceError(f"{method.__name__}: expected a method, {method.__name__}(), got its class")
     write = f"write @hyperparameters (of polyfed.core.method) above the class {kind.__name__}"
     if (field := not_a_hyperparameter(kind)) is not None:
         kit.fail(f"the field '{field}' is no hyperparameter: {write}")
@@ -36,7 +36,7 @@ def has_hyperparameters(kit: Kit) -> None:
         kit.fail(f"expected a frozen dataclass of hyperparameters: {write}")
 
 
-def speaks_in_tensors(kit: Kit) -> None:
+def speaks_in_tensors(kit: ConformanceKit) -> None:
     """Messages and states are tensors by name, or groups of them: no plain numbers."""
 
     def look(call: Callable[..., Message], first: Any, second: Any) -> Message:
@@ -53,11 +53,11 @@ def speaks_in_tensors(kit: Kit) -> None:
     try:
         federation.run()
     except PolyfedError as error:
-        if isinstance(error.__cause__, Nonconformance):
+        if isinstance(error.__cause__, ConformanceError):
             raise error.__cause__ from None
 
 
-def _all_tensors(kit: Kit, who: str, where: str, message: Message) -> None:
+def _all_tensors(kit: ConformanceKit, who: str, where: str, message: Message) -> None:
     """Whether a message or a state holds nothing but tensors."""
     try:
         flatten(message)
@@ -65,7 +65,7 @@ def _all_tensors(kit: Kit, who: str, where: str, message: Message) -> None:
         kit.fail(f"{who} puts something else than tensors into {where}: {error}")
 
 
-def declared(kit: Kit) -> None:
+def declared(kit: ConformanceKit) -> None:
     """Name, paper, docstring, stage and hyperparameters are there; a wrong hyperparameter is refused."""
     method = kit.method
     kind = type(kit.method)
@@ -88,19 +88,19 @@ def declared(kit: Kit) -> None:
         kit.fail("a hyperparameter that does not exist is taken without a word")
 
 
-def refused_before_round_1(kit: Kit) -> None:
+def refused_before_round_1(kit: ConformanceKit) -> None:
     """Models and data that do not fit are refused before the first round, with a ConfigError."""
     needs = kit.method.requirements
     split = needs.split_model or needs.same_feature_dim or needs.same_head or needs.same_cut_shapes
     unfit: dict[str, tuple[bool, list[Callable[[], nn.Module]]]] = {
-        "networks without parts": (split, [worlds.plain]),
-        "two architectures": (needs.same_architecture, [lambda: tiny(1, 4, 6), lambda: tiny(2, 4, 6)]),
+        "networks without parts": (split, [worlds.plain_model]),
+        "two architectures": (needs.same_architecture, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(2, 4, 6)]),
         "two feature widths": (
             needs.same_feature_dim or needs.same_head,
-            [lambda: tiny(1, 4, 6), lambda: tiny(1, 4, 7)],
+            [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 4, 7)],
         ),
-        "one name with two shapes": (needs.shared_shapes, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
-        "unequal cuts": (needs.same_cut_shapes, [lambda: tiny(1, 4, 6), lambda: tiny(1, 5, 6)]),
+        "one name with two shapes": (needs.shared_shapes, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)]),
+        "unequal cuts": (needs.same_cut_shapes, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(1, 5, 6)]),
     }
     for what, (matters, builds) in unfit.items():
         if matters:
@@ -109,7 +109,7 @@ def refused_before_round_1(kit: Kit) -> None:
         _must_refuse(kit, "no public data", kit.usual, public=False)
 
 
-def _must_refuse(kit: Kit, what: str, among: World, **options: Any) -> None:
+def _must_refuse(kit: ConformanceKit, what: str, among: TinyFederation, **options: Any) -> None:
     try:
         among.federation(kit.method, **options)
     except ConfigError:

@@ -14,31 +14,34 @@ from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
-from polyfed.errors import ConfigError, PolyfedError
+from polyfed.errors import ConfigError, PolyfedError, suggest
 from polyfed.testing import fixtures as worlds
-from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, World, received
-from polyfed.testing.kit import Bite, Kit, Nonconformance, is_fixed, others, replaced
+from polyfed.testing.fixtures import CLASSES, SHORT, SIZES, TinyFederation, received
+from polyfed.testing.kit import ChangedValue, ConformanceError, ConformanceKit, is_fixed, others, replaced
 from polyfed.testing.spy import Spy
 from polyfed.validation.hyperparameters import flat_settings
 
 _LONGER = SHORT.model_copy(
     update={"rounds": 4, "local_epochs": 2, "client_fraction": 0.5}
-)  # for hyperparameters slow to bite
+)  # for hyperparameters slow to act
 
 
-def hyperparameters_matter(kit: Kit) -> None:
+def hyperparameters_matter(kit: ConformanceKit) -> None:
     """Another value of any hyperparameter changes weights, messages or scores; a hyperparameter that changes nothing is
     an error.
     """
+    for name in (*kit.changed_values, *kit.no_effect):
+        if name not in kit.hyperparameters:
+            kit.fail(f"it has no hyperparameter '{name}'{suggest(name, kit.hyperparameters)}")
     for hyperparameter in kit.hyperparameters:
         if is_fixed(kit.method, hyperparameter):
             continue
-        given = kit.bites.get(hyperparameter)
-        bite = given if isinstance(given, Bite) else None
+        given = kit.changed_values.get(hyperparameter)
+        bite = given if isinstance(given, ChangedValue) else None
         base = replaced(kit.method, **(bite.given if bite else {}))
         if base is None:
             kit.fail(f"the hyperparameters {bite.given if bite else {}} given for '{hyperparameter}' are refused")
-        if hyperparameter in kit.bites:
+        if hyperparameter in kit.changed_values:
             values = [bite.value if bite else given]
             each = True
         else:
@@ -53,22 +56,24 @@ def hyperparameters_matter(kit: Kit) -> None:
         _judge_hyperparameter(kit, base, hyperparameter, tried, each)
 
 
-def _judge_hyperparameter(kit: Kit, base: Method, hyperparameter: str, tried: Mapping[Any, bool], each: bool) -> None:
+def _judge_hyperparameter(
+    kit: ConformanceKit, base: Method, hyperparameter: str, tried: Mapping[Any, bool], each: bool
+) -> None:
     """Fail unless the hyperparameter changes something.
 
     Args:
         tried: value -> whether it changed anything. each: whether all values must.
     """
-    if hyperparameter in kit.inert:
+    if hyperparameter in kit.no_effect:
         if any(tried.values()):
             kit.fail(
-                f"the hyperparameter '{hyperparameter}' is said to be inert ({kit.inert[hyperparameter]}), but "
-                "changes something"
+                f"the hyperparameter '{hyperparameter}' is said to have no effect ({kit.no_effect[hyperparameter]}), "
+                "but changes something"
             )
     elif not tried:
         kit.fail(
             f"no other value of the hyperparameter '{hyperparameter}' could be tried; give one in "
-            f"bites={{'{hyperparameter}': ...}}"
+            f"changed_values={{'{hyperparameter}': ...}}"
         )
     elif not any(tried.values()) or (each and not all(tried.values())):
         still = [value for value, change in tried.items() if not change]
@@ -78,7 +83,7 @@ def _judge_hyperparameter(kit: Kit, base: Method, hyperparameter: str, tried: Ma
         )
 
 
-def _changes(kit: Kit, base: Method, hyperparameter: str, value: Any) -> bool | None:
+def _changes(kit: ConformanceKit, base: Method, hyperparameter: str, value: Any) -> bool | None:
     """Whether the hyperparameter's value changes anything; None where it cannot be tried."""
     method = replaced(base, **{hyperparameter: value})
     if method is None or _refuses_less(method, base):
@@ -89,15 +94,15 @@ def _changes(kit: Kit, base: Method, hyperparameter: str, value: Any) -> bool | 
     except ConfigError:
         return None
     except PolyfedError as error:
-        raise Nonconformance(f"{kit.name} with {hyperparameter}={value!r}: {error}") from error
-    trainings = [SHORT] if hyperparameter in kit.inert else [SHORT, _LONGER]
+        raise ConformanceError(f"{kit.name} with {hyperparameter}={value!r}: {error}") from error
+    trainings = [SHORT] if hyperparameter in kit.no_effect else [SHORT, _LONGER]
     for training in trainings:
         alike = base == kit.method and len(among.public or ()) == len(kit.usual.public or ())
         usual = alike and training is SHORT and _networks(among) == _networks(kit.usual)
         before = kit.base if usual else kit.runs(among, base, training)
         if training is _LONGER:
             after = kit.runs(among, method, training)
-        rounding = 1e-5 if hyperparameter in kit.inert else 0.0
+        rounding = 1e-5 if hyperparameter in kit.no_effect else 0.0
         if worlds.difference(worlds.effect(before), worlds.effect(after), rounding) is not None:
             return True
     return False
@@ -112,11 +117,11 @@ def _refuses_less(method: Method, base: Method) -> bool:
     )
 
 
-def _networks(among: World) -> list[str]:
+def _networks(among: TinyFederation) -> list[str]:
     return [repr(build()) for build in among.builders.values()]
 
 
-def reductions(kit: Kit) -> None:
+def reductions(kit: ConformanceKit) -> None:
     """With a hyperparameter switched off it is the simpler method bit for bit."""
     three = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
     for one in kit.reductions:
@@ -124,7 +129,7 @@ def reductions(kit: Kit) -> None:
         method = one.method if isinstance(one.method, Method) else replaced(kit.method, **one.method)
         if method is None:
             kit.fail(f"it does not take the hyperparameters {one.method} of a reduction")
-        among = Kit(method=method, models=kit.models, device=kit.device).world(
+        among = ConformanceKit(method=method, models=kit.models, device=kit.device).world(
             one.to, one=one.same_architecture, sizes=sizes
         )
         a = kit.runs(among, method, three)
@@ -139,7 +144,7 @@ def reductions(kit: Kit) -> None:
             kit.same(mine, other, f"{method} is not {one.to} for client {number}")
 
 
-def learns(kit: Kit) -> None:
+def learns(kit: ConformanceKit) -> None:
     """Loss falls, accuracy rises, every trainable tensor moves, and what the server sends does not stay the same."""
     training = Training(rounds=6, local_epochs=2, batch_size=8, lr=0.1)
     start = kit.usual.federation(kit.method, training)
@@ -178,5 +183,5 @@ def learns(kit: Kit) -> None:
 
 def _parameters(federation: Federation, client: Client) -> list[tuple[str, nn.Parameter]]:
     variant = federation.method.variant(federation.server, client.id)
-    module = federation.architectures.template(client.architecture, variant)
+    module = federation.model_factory.module(client.architecture, variant)
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]

@@ -13,7 +13,7 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, StepResult
 from polyfed.errors import PolyfedError
 from polyfed.testing.fixtures import SHORT
-from polyfed.testing.kit import Kit, Nonconformance, NotAsked
+from polyfed.testing.kit import ConformanceError, ConformanceKit, NotApplicable
 from polyfed.testing.spy import Spy, global_draws
 
 
@@ -34,7 +34,7 @@ def _loss(method: Method, model: nn.Module, batch: Batch, context: Context) -> T
     return outcome[0] if isinstance(outcome, tuple) else outcome
 
 
-def _steps(kit: Kit, look: Callable[[Any, Batch, Context], None]) -> None:
+def _steps(kit: ConformanceKit, look: Callable[[Any, Batch, Context], None]) -> None:
     """Look at the second step of every client in the second round."""
     place = {"client": -1, "step": 0, "round": 0}
 
@@ -52,12 +52,12 @@ def _steps(kit: Kit, look: Callable[[Any, Batch, Context], None]) -> None:
     try:
         federation.run()
     except PolyfedError as error:
-        if isinstance(error.__cause__, Nonconformance | NotAsked):
+        if isinstance(error.__cause__, ConformanceError | NotApplicable):
             raise error.__cause__ from None
-        raise Nonconformance(f"{kit.name}: {error}") from error
+        raise ConformanceError(f"{kit.name}: {error}") from error
 
 
-def loss_is_pure(kit: Kit) -> None:
+def loss_is_pure(kit: ConformanceKit) -> None:
     """The same again when called again; a function of parameters, batch and context under torch.func, also for many."""
 
     def look(model: Any, batch: Batch, context: Context) -> None:
@@ -81,7 +81,7 @@ def loss_is_pure(kit: Kit) -> None:
             kit.same(torch.func.grad(value)(parameters), expected, "torch.func.grad gives another gradient", 1e-5)
             two = {name: torch.stack([p, 0.9 * p]) for name, p in parameters.items()}
             found = torch.func.vmap(value)(two)
-        except Nonconformance:
+        except ConformanceError:
             raise
         except Exception as error:
             text = str(error).splitlines()[0] if str(error) else ""
@@ -92,11 +92,11 @@ def loss_is_pure(kit: Kit) -> None:
     _steps(kit, look)
 
 
-def oracle(kit: Kit) -> None:
+def oracle(kit: ConformanceKit) -> None:
     """The loss equals the same by independent means, after a step away from where the client began."""
-    if kit.oracle is None:
-        raise NotAsked("no oracle given")
-    independent = kit.oracle
+    if kit.reference_loss is None:
+        raise NotApplicable("no oracle given")
+    independent = kit.reference_loss
 
     def look(model: Any, batch: Batch, context: Context) -> None:
         found = float(_loss(kit.method, model, batch, context).detach())

@@ -6,21 +6,21 @@ import torch
 
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.testing import fixtures as worlds
-from polyfed.testing.kit import Kit, replaced
+from polyfed.testing.kit import ConformanceKit, replaced
 from polyfed.testing.spy import logged_seeds
 
 
-def same_seed_same_result(kit: Kit) -> None:
+def same_seed_same_result(kit: ConformanceKit) -> None:
     """A run repeats bit for bit, with the same method object and with a new one."""
     fresh = replaced(kit.method)
     for method, what in ((kit.method, "the same method object again"), (fresh, "a new method object")):
         again = kit.run(method)
-        kit.same(worlds.everything(kit.base), worlds.everything(again), f"one seed gives two results with {what}")
+        kit.same(worlds.all_state(kit.base), worlds.all_state(again), f"one seed gives two results with {what}")
         if worlds.records(kit.base) != worlds.records(again):
             kit.fail(f"one seed gives two histories with {what}")
 
 
-def other_seed_other_result(kit: Kit) -> None:
+def other_seed_other_result(kit: ConformanceKit) -> None:
     """Another seed changes the result, and no generator is seeded alike under both."""
     logs = []
     runs = []
@@ -41,14 +41,14 @@ def other_seed_other_result(kit: Kit) -> None:
         kit.fail("build seeds the global generator, so that all seeds give one network")
 
 
-def global_generators_untouched(kit: Kit) -> None:
+def global_generators_untouched(kit: ConformanceKit) -> None:
     """No hook but `build` draws from a global generator or seeds one."""
     kit.no_offence("draws")
 
 
-def data_are_shuffled(kit: Kit) -> None:
+def data_are_shuffled(kit: ConformanceKit) -> None:
     """The order of the batches shows in the weights: the batch that comes is the batch that is learnt from."""
-    kind = worlds.Reordered
+    kind = worlds.ReorderedClient
     other = kit.runs(kit.world(kind=kind))
     same = worlds.difference(worlds.weights(kit.base), worlds.weights(other))
     if same is None:

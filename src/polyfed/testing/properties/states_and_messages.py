@@ -8,31 +8,31 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polyfed.core.message import Message, copied, flatten, from_bytes, nbytes, to_bytes
+from polyfed.core.message import Message, clone, flatten, from_bytes, nbytes, to_bytes
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError, RunInterrupted
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
-from polyfed.testing.kit import Kit, NotAsked, Scene, beside, replaced, subsets
+from polyfed.testing.kit import AggregationScene, ConformanceKit, NotApplicable, copy_server, replaced, subsets
 from polyfed.testing.spy import Spy
 
 
-def nothing_aliased(kit: Kit) -> None:
+def nothing_aliased(kit: ConformanceKit) -> None:
     """After a round no tensor of one party shares memory with another's, or with a network that others use."""
     kit.no_offence("alias")
 
 
-def nothing_written_in_place(kit: Kit) -> None:
+def nothing_written_in_place(kit: ConformanceKit) -> None:
     """Messages, states, contexts and data are replaced and never written into, whoever answers."""
     kit.no_offence("written")
 
-    def look(scene: Scene) -> None:
+    def look(scene: AggregationScene) -> None:
         for chosen in subsets(sorted(scene.uploads)):
-            trial = beside(scene.server)
-            trial.state = copied(scene.server.state)
-            uploads = {number: copied(scene.uploads[number]) for number in chosen}
+            trial = copy_server(scene.server)
+            trial.state = clone(scene.server.state)
+            uploads = {number: clone(scene.uploads[number]) for number in chosen}
             given = {"the server's state": trial.state, **{f"the upload of client {i}": m for i, m in uploads.items()}}
             tensors = [(f"{whose}, '{name}'", t) for whose, m in given.items() for name, t in flatten(m).items()]
             before = [tensor.clone() for _, tensor in tensors]
@@ -44,12 +44,12 @@ def nothing_written_in_place(kit: Kit) -> None:
     kit.aggregations(kit.usual, SHORT, look)
 
 
-def broadcast_without_side_effects(kit: Kit) -> None:
+def broadcast_without_side_effects(kit: ConformanceKit) -> None:
     """It may be called again, for a retry or for scoring."""
     kit.no_offence("broadcast")
 
 
-def state_is_explicit(kit: Kit) -> None:
+def state_is_explicit(kit: ConformanceKit) -> None:
     """Two rounds, a checkpoint and two more are four rounds bit for bit; the method object keeps nothing."""
     kit.no_offence("state")
     four = SHORT.model_copy(update={"rounds": 4})
@@ -71,16 +71,16 @@ def state_is_explicit(kit: Kit) -> None:
         except PolyfedError as error:
             kit.fail(f"after a checkpoint: {error}")
     kit.same(
-        worlds.everything(straight), worlds.everything(resumed), "resumed after two of four rounds, it ends otherwise"
+        worlds.all_state(straight), worlds.all_state(resumed), "resumed after two of four rounds, it ends otherwise"
     )
     if worlds.records(straight) != worlds.records(resumed):
         kit.fail("resumed after two of four rounds, its records are others")
 
 
-def goes_on_after_its_end(kit: Kit) -> None:
+def goes_on_after_its_end(kit: ConformanceKit) -> None:
     """Two rounds that were all, and two more after them, are four rounds bit for bit; or `planned` says why not."""
     if kit.method.planned:
-        raise NotAsked(f"{kit.method.planned} depends on the number of rounds")
+        raise NotApplicable(f"{kit.method.planned} depends on the number of rounds")
     four = SHORT.model_copy(update={"rounds": 4})
     with tempfile.TemporaryDirectory(prefix="polyfed-") as place:
         out = Path(place) / "run"
@@ -91,7 +91,7 @@ def goes_on_after_its_end(kit: Kit) -> None:
         except PolyfedError as error:
             kit.fail(f"after its last round: {error}")
     straight = kit.run(training=four, evaluation=Evaluation(every_n_rounds=SHORT.rounds))
-    found = worlds.difference(worlds.everything(straight), worlds.everything(longer))
+    found = worlds.difference(worlds.all_state(straight), worlds.all_state(longer))
     if found is not None:
         kit.fail(
             f"after the two rounds that were planned, two more end otherwise than four at once: {found}; what depends "
@@ -124,14 +124,14 @@ class _Stop:
         """See `Tracker`."""
 
 
-def scoring_changes_nothing(kit: Kit) -> None:
+def scoring_changes_nothing(kit: ConformanceKit) -> None:
     """Scoring every round, and at other stages too, leaves the same weights."""
     every = Evaluation(every_n_rounds=1, extra_stages=["received", "after_training", "personal"])
     often = kit.run(evaluation=every)
     kit.same(worlds.state(kit.base), worlds.state(often), "scoring in every round changes what is learnt")
 
 
-def bytes_metered(kit: Kit) -> None:
+def bytes_metered(kit: ConformanceKit) -> None:
     """The bytes in the records are those of the messages, which survive serializing."""
     down: dict[int, int] = {}
     up: dict[int, int] = {}
@@ -164,10 +164,10 @@ def bytes_metered(kit: Kit) -> None:
             kit.fail(f"client {number}: metered {found}, the messages have {down[number]} down and {up[number]} up")
 
 
-def expected_bytes(kit: Kit) -> None:
+def expected_bytes(kit: ConformanceKit) -> None:
     """The bytes are those of the paper's formula."""
     if kit.expected_bytes is None:
-        raise NotAsked("no formula given")
+        raise NotApplicable("no formula given")
     for number, found in kit.base.history[-1]["bytes_by_client"].items():
         down, up = kit.expected_bytes(kit.base.server, int(number))
         if (found["down"], found["up"]) != (down, up):

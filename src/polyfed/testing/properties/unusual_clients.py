@@ -16,11 +16,11 @@ from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT, SIZES, received
-from polyfed.testing.kit import Kit, NotAsked, Scene
+from polyfed.testing.kit import AggregationScene, ConformanceKit, NotApplicable
 from polyfed.testing.spy import Spy
 
 
-def awkward_data(kit: Kit) -> None:
+def degenerate_clients(kit: ConformanceKit) -> None:
     """Missing classes, one class, one sample, batches larger than the data: nobody breaks, everybody learns."""
     among = kit.world(sizes=(1, 16, 10, 20, 3, 17))
     begun: dict[int, dict[str, Tensor]] = {}
@@ -51,10 +51,10 @@ def awkward_data(kit: Kit) -> None:
             )
 
 
-def batchnorm(kit: Kit) -> None:
+def batchnorm(kit: ConformanceKit) -> None:
     """A model with BatchNorm works, and whoever shares its weights shares its statistics, averaged over all."""
     among = kit.world(one=True, norm=True, sizes=(9, *SIZES[1:]))
-    scenes: list[Scene] = []
+    scenes: list[AggregationScene] = []
     kit.aggregations(among, SHORT, scenes.append)
     federation = scenes[-1].federation
     kit.all_finite(federation, "with BatchNorm")
@@ -78,7 +78,7 @@ def batchnorm(kit: Kit) -> None:
 def _shared(federation: Federation) -> list[str]:
     """Tensors that are equal in what all clients receive, and have changed since the start."""
     every = [received(federation, client.id) for client in federation.clients]
-    start = federation.server.initial(federation.clients[0].architecture)
+    start = federation.server.initial_state(federation.clients[0].architecture)
     return [
         name
         for name, tensor in every[0].items()
@@ -87,7 +87,7 @@ def _shared(federation: Federation) -> list[str]:
     ]
 
 
-def begins_alike(kit: Kit) -> None:
+def begins_alike(kit: ConformanceKit) -> None:
     """What the server sends alike to all in the end it sends alike at first: means of weights drawn apart are noise."""
     first: dict[int, dict[str, Tensor]] = {}
     last: dict[int, dict[str, Tensor]] = {}
@@ -110,7 +110,7 @@ def _all_equal(tensors: Sequence[Tensor]) -> bool:
     return all(torch.equal(tensors[0], other) for other in tensors[1:])
 
 
-def nan_is_refused(kit: Kit) -> None:
+def nan_is_rejected(kit: ConformanceKit) -> None:
     """A client whose loss is NaN is refused and counted; it stays as it was, and the others go on."""
     sick = kit.runs(kit.world(prepare={1: lambda x: x * float("nan")}))
     for record in sick.history:
@@ -125,10 +125,10 @@ def nan_is_refused(kit: Kit) -> None:
         kit.fail("a healthy client did not learn beside one with NaN")
 
 
-def unselected_are_left_alone(kit: Kit) -> None:
+def unselected_are_left_alone(kit: ConformanceKit) -> None:
     """Who is not drawn neither sends nor receives, and stays as it was."""
     if any(one.who != "selected" for one in kit.method.exchanges(1)):
-        raise NotAsked("an exchange of every round goes to all clients")
+        raise NotApplicable("an exchange of every round goes to all clients")
     training = Training(rounds=1, batch_size=8, lr=0.1, client_fraction=0.5)
     federation = kit.run(training=training)
     record = federation.history[0]

@@ -8,7 +8,7 @@ from polyfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Choices:
+class FigureOptions:
     """What can be chosen of figures, all of them together.
 
     Attributes:

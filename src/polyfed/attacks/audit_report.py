@@ -8,32 +8,45 @@ from typing import Any, get_args
 
 import torch
 
-from polyfed.attacks.attack_target import Exposure, exposed_by, treatment
-from polyfed.attacks.label_inference import Classes, guess_classes
+from polyfed.attacks.attack_target import AttackTarget, describe_transforms, exposed_by
+from polyfed.attacks.label_inference import LabelInference, infer_labels
 from polyfed.attacks.membership_inference import (
-    Candidates,
-    Guess,
+    MembershipSamples,
+    MembershipScores,
     ShadowData,
-    by_holder,
-    by_lira,
-    by_loss,
-    candidates,
-    pooled,
+    client_model_loss_attack,
+    lira,
+    loss_attack,
+    membership_samples,
+    pool,
     shadow_pool,
 )
-from polyfed.attacks.message_inspection import Entry, Network, described, entries, in_the_clear, whole_network
-from polyfed.attacks.reconstruction_results import Rebuilt, by_features, exposed, from_changes, from_features
-from polyfed.attacks.replay import Passage, Replay, last_heard, replay
+from polyfed.attacks.message_inspection import (
+    ExposedModel,
+    MessageEntry,
+    describe,
+    find_full_model,
+    list_entries,
+    plaintext_facts,
+)
+from polyfed.attacks.reconstruction_results import (
+    ReconstructionResult,
+    exposed,
+    from_features,
+    from_weight_updates,
+    membership_from_features,
+)
+from polyfed.attacks.replay import Replay, Transcript, last_upload_rounds, replay
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
-from polyfed.registry import nearest
+from polyfed.registry import suggest
 from polyfed.report.run_records import RunRecord
 
 _FEWEST = 4  # shadow models: two with and two without each row
 
 
 @dataclass(frozen=True)
-class Options:
+class AuditOptions:
     """How the server goes about it.
 
     shadows: S, shadow models of each kind and client; 0: no LiRA. shadow_data: whose rows the offline ones train on.
@@ -54,7 +67,7 @@ class Options:
         if self.shadow_data not in known:
             raise ConfigError(
                 f"--shadow-data: expected {' or '.join(known)}, got '{self.shadow_data}'"
-                f"{nearest(self.shadow_data, known)}"
+                f"{suggest(self.shadow_data, known)}"
             )
         if self.shadows % 2 or not (self.shadows == 0 or self.shadows >= _FEWEST):
             raise ConfigError(f"--shadows: expected 0 or an even number of at least {_FEWEST}, got {self.shadows}")
@@ -65,7 +78,7 @@ class Options:
 
 
 @dataclass(frozen=True, eq=False)
-class Survey:
+class AuditReport:
     """One run.
 
     record: its folder. on_the_way: what `[privacy]` and `[compression]` do. equal: see `Replay`. clients: whose
@@ -78,12 +91,12 @@ class Survey:
     on_the_way: str
     equal: bool
     messages: Mapping[int, Mapping[str, Any]]
-    entries: tuple[Entry, ...]
+    entries: tuple[MessageEntry, ...]
     clear: tuple[str, ...]
-    classes: Classes
-    guesses: Mapping[int, tuple[Guess, ...]]
+    classes: LabelInference
+    guesses: Mapping[int, tuple[MembershipScores, ...]]
     why_not_members: str
-    rebuilt: tuple[Rebuilt, ...]
+    rebuilt: tuple[ReconstructionResult, ...]
     why_not_images: str
 
     @property
@@ -98,13 +111,13 @@ class Survey:
         return sum(sent) / len(sent)
 
     @property
-    def pooled(self) -> dict[tuple[str, str], Guess]:
+    def pooled(self) -> dict[tuple[str, str], MembershipScores]:
         """(by, how) -> the guesses of all clients as one."""
-        found: dict[tuple[str, str], list[Guess]] = {}
+        found: dict[tuple[str, str], list[MembershipScores]] = {}
         for guesses in self.guesses.values():
             for guess in guesses:
                 found.setdefault((guess.by, guess.how), []).append(guess)
-        return {key: pooled(each) for key, each in found.items()}
+        return {key: pool(each) for key, each in found.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -141,7 +154,7 @@ class Survey:
         }
 
 
-def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lambda _: None) -> Survey:
+def audit_run(record: RunRecord, options: AuditOptions, say: Callable[[str], None] = lambda _: None) -> AuditReport:
     """Look into one run.
 
     Args:
@@ -150,39 +163,41 @@ def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lam
     Raises:
         ConfigError: it cannot be run again, see `replay`.
     """
-    worked = list(last_heard(record))[: options.clients]
+    worked = list(last_upload_rounds(record))[: options.clients]
     if not worked:
         raise ConfigError(f"expected a run in which the server heard of somebody, got {record.path}")
     say(f"{record.name}: running its last rounds again")
     heard = replay(record, worked)
-    passages = {number: heard.passage(number) for number in worked}
-    facts = [in_the_clear(passage.up, heard.client(number)) for number, passage in passages.items()]
-    networks = {number: whole_network(heard, passage) for number, passage in passages.items()}
-    seen, no_features = _features(heard, passages[worked[0]], options)
+    transcripts = {number: heard.transcript(number) for number in worked}
+    facts = [plaintext_facts(transcript.up, heard.client(number)) for number, transcript in transcripts.items()]
+    networks = {number: find_full_model(heard, transcript) for number, transcript in transcripts.items()}
+    seen, no_features = _features(heard, transcripts[worked[0]], options)
     guesses = {}
     why_not_members = ""
-    for number, passage in passages.items():
+    for number, transcript in transcripts.items():
         say(f"{record.name}: client {number}")
-        asked = candidates(heard.client(number), heard.federation.task.test is not None, options.rows, options.seed)
+        asked = membership_samples(
+            heard.client(number), heard.federation.task.test is not None, options.rows, options.seed
+        )
         if asked is None:
             why_not_members = "no test samples to tell members from"
             continue
-        found, why = _members(heard, passage, networks[number], asked, options)
+        found, why = _members(heard, transcript, networks[number], asked, options)
         why_not_members = why_not_members or why
-        if seen is not None and number == worked[0] and (guess := by_features(seen, asked, "server")):
+        if seen is not None and number == worked[0] and (guess := membership_from_features(seen, asked, "server")):
             found.append(guess)
         guesses[number] = tuple(found)
     first = worked[0]
     say(f"{record.name}: images")
-    rebuilt, why_not_images = _rebuilt(heard, passages[first], networks[first], seen, no_features, options)
-    return Survey(
+    rebuilt, why_not_images = _rebuilt(heard, transcripts[first], networks[first], seen, no_features, options)
+    return AuditReport(
         record,
-        treatment(record),
+        describe_transforms(record),
         heard.equal,
-        {number: described(passage) for number, passage in passages.items()},
-        tuple(entries(passages[first].traveled)),
+        {number: describe(transcript) for number, transcript in transcripts.items()},
+        tuple(list_entries(transcripts[first].traveled)),
         tuple(fact for fact in facts[0] if all(fact in other for other in facts)),
-        guess_classes(heard, passages),
+        infer_labels(heard, transcripts),
         guesses,
         why_not_members,
         tuple(rebuilt),
@@ -191,23 +206,23 @@ def survey(record: RunRecord, options: Options, say: Callable[[str], None] = lam
 
 
 def _members(
-    heard: Replay, passage: Passage, network: Network | None, asked: Candidates, options: Options
-) -> tuple[list[Guess], str]:
+    heard: Replay, transcript: Transcript, network: ExposedModel | None, asked: MembershipSamples, options: AuditOptions
+) -> tuple[list[MembershipScores], str]:
     """All guesses about one client's rows, and why the server makes none, or no LiRA."""
-    client = passage.job.client
+    client = transcript.job.client
     found = []
     device = heard.recipe.run.device
     why = ""
-    if not passage.up:
+    if not transcript.up:
         why = "nothing goes up"
     elif network is None:
-        why = _why_no_network(heard, passage)
+        why = _why_no_network(heard, transcript)
     else:
-        found.append(by_loss(heard, passage, network, asked))
-        if options.shadows and not network.came_down(heard, passage):
+        found.append(loss_attack(heard, transcript, network, asked))
+        if options.shadows and not network.was_broadcast(heard, transcript):
             why = "no LiRA: where the client's weights started did not come down, so that no shadow model starts there"
         elif options.shadows:
-            liras = by_lira(heard, passage, network, asked, options.shadows, options.shadow_data, options.seed)
+            liras = lira(heard, transcript, network, asked, options.shadows, options.shadow_data, options.seed)
             found += liras
             if not len(shadow_pool(heard, client.id, options.shadow_data)):
                 why = f"no offline LiRA: there are no rows of '{options.shadow_data}'"
@@ -217,64 +232,68 @@ def _members(
         holder = load_model(heard.record.path, client.id, device, heard.record.trusted)
     except ConfigError:  # networks that a run folder cannot rebuild
         return found, why
-    return [*found, by_holder(holder, asked)], why
+    return [*found, client_model_loss_attack(holder, asked)], why
 
 
-def _why_no_network(heard: Replay, passage: Passage) -> str:
+def _why_no_network(heard: Replay, transcript: Transcript) -> str:
     """What of a network is missing in an upload."""
-    server, client = heard.federation.server, passage.job.client
-    names = dict(server.model(client.architecture, {}, passage.job.variant).named_parameters())
+    server, client = heard.federation.server, transcript.job.client
+    names = dict(server.model(client.architecture, {}, transcript.job.variant).named_parameters())
     sent = {
-        name for value in passage.up.values() if not isinstance(value, torch.Tensor) for name in value if name in names
+        name
+        for value in transcript.up.values()
+        if not isinstance(value, torch.Tensor)
+        for name in value
+        if name in names
     }
     if sent:
         return f"{len(sent)} of the network's {len(names)} parameters go up: no way from a row to a score"
-    what = ", ".join(entry.name for entry in entries(passage.up))
+    what = ", ".join(entry.name for entry in list_entries(transcript.up))
     return f"what goes up ({what}) holds no network: no way from a row to a score"
 
 
-def _features(heard: Replay, passage: Passage, options: Options) -> tuple[Exposure | None, str]:
+def _features(heard: Replay, transcript: Transcript, options: AuditOptions) -> tuple[AttackTarget | None, str]:
     """Features or class means that a client sent, as many as there are images to make again; why there are none."""
-    client = passage.job.client
+    client = transcript.job.client
     if client.data.train.x.dtype != torch.uint8 or client.data.train.x.dim() != 4:
         return None, "its inputs are no images of bytes"
     wanted = max(1, options.images)
     try:
         exposed_there = exposed_by(heard.federation.method)
         if exposed_there.kind == "features":
-            features = passage.up.get(exposed_there.entry)
+            features = transcript.up.get(exposed_there.entry)
             wanted = len(next(iter(features.values()))) if isinstance(features, Mapping) else wanted
-        elif "labels" in passage.up:
-            wanted = min(wanted, len(passage.up["labels"]))
+        elif "labels" in transcript.up:
+            wanted = min(wanted, len(transcript.up["labels"]))
         seen = exposed(heard, client.id, wanted, heard.recipe.run.device)
     except ConfigError as reason:
         return None, str(reason)
-    if seen.round != passage.job.round:  # it trained once more, and that upload was lost
+    if seen.round != transcript.job.round:  # it trained once more, and that upload was lost
         return None, "the network of the round in which it was heard last is gone"
     return seen, ""
 
 
 def _rebuilt(
     heard: Replay,
-    passage: Passage,
-    network: Network | None,
-    seen: Exposure | None,
+    transcript: Transcript,
+    network: ExposedModel | None,
+    seen: AttackTarget | None,
     no_features: str,
-    options: Options,
-) -> tuple[list[Rebuilt], str]:
+    options: AuditOptions,
+) -> tuple[list[ReconstructionResult], str]:
     """Images made again from the upload of one client, in every way that there is; why there is none."""
     if not options.images:
         return [], "not asked for"
-    if not passage.up:
+    if not transcript.up:
         return [], "nothing goes up"
-    x = passage.job.client.data.train.x
+    x = transcript.job.client.data.train.x
     if x.dtype != torch.uint8 or x.dim() != 4:
         return [], no_features
     found = []
     if seen is not None:
         found.append(from_features(seen.first(options.images), options.steps, options.seed))
-    if network is not None and network.came_down(heard, passage):
-        found += from_changes(heard, passage, network, options.images, options.steps, options.seed)
+    if network is not None and network.was_broadcast(heard, transcript):
+        found += from_weight_updates(heard, transcript, network, options.images, options.steps, options.seed)
     if found:
         return found, ""
     return [], "nothing in it is a function of single images that the server could turn round"

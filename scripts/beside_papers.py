@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -152,6 +153,10 @@ def _listed(numbers: Sequence[str]) -> str:
     return f"tables {', '.join(before)} and {last}" if before else f"table {last}"
 
 
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def section(method: str, known: Ours) -> str:
     """The section of one method's page, from its heading on."""
     entries = _published(method)
@@ -162,11 +167,10 @@ def section(method: str, known: Ours) -> str:
     paragraphs = [TITLE]
     if rows:
         sources = dict.fromkeys(link for e, told in pairs if told != NOT_MEASURED for link in SOURCES[e.quantity])
-        paragraphs += [f"Ours: {', '.join(sources)}. Numbers in brackets: {NOTES_LINK}.", _table(rows)]
+        paragraphs += [_wrapped(f"Ours: {', '.join(sources)}. Numbers in brackets: {NOTES_LINK}."), _table(rows)]
     if others:
-        paragraphs.append(
-            f"{'Other figures' if rows else 'Published'}, {NOT_MEASURED}: {_tables(others)} ({FIGURES_LINK})."
-        )
+        about = "Other figures" if rows else "Published"
+        paragraphs.append(_wrapped(f"{about}, {NOT_MEASURED}: {_tables(others)} ({FIGURES_LINK})."))
     if not entries:
         paragraphs.append(
             f"FedHeNN, FedGH and FedIN publish no figures of this method; those of its own paper were {NOT_MEASURED}."
@@ -178,10 +182,9 @@ def notes_page() -> str:
     """The page with all notes on the published figures."""
     lines = [f"{number}. {paper_results.footnote(name)}" for name, number in _notes().items()]
     about = (
-        "The methods' pages refer to these notes by number. They compare with the tables of the FedHeNN, FedGH and FedIN\n"
-        "papers only ([all figures as printed](../../src/polyfed/results/published.csv)); no other paper's tables were\n"
-        "measured. "
-        '"Scaled down" means a smaller experiment than the paper\'s.'
+        "The methods' pages refer to these notes by number. They compare with the tables of the FedHeNN, FedGH and\n"
+        "FedIN papers only ([all figures as printed](../../src/polyfed/results/published.csv)); no other paper's\n"
+        'tables were measured. "Scaled down" means a smaller experiment than the paper\'s.'
     )
     return "\n".join(["# Notes on the published figures", "", about, "", *lines]) + "\n"
 

@@ -144,7 +144,7 @@ def _tables(entries: Sequence[PaperNumber]) -> str:
     """For example: FedHeNN, table 1; FedIN, tables 1 and 2."""
     found: dict[str, dict[str, None]] = {}
     for entry in entries:
-        found.setdefault(PAPERS[entry.paper], {})[entry.table.removeprefix("table")] = None
+        found.setdefault(PAPERS[entry.paper], {})[entry.table.removeprefix("table").replace("text", "the text")] = None
     return "; ".join(f"{paper}, {_listed([*numbers])}" for paper, numbers in found.items())
 
 

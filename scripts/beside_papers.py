@@ -13,7 +13,7 @@ import csv
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -106,16 +106,22 @@ def _published(method: str) -> list[PaperNumber]:
     ]
 
 
-def _notes() -> dict[str, int]:
-    """The number of each note on the published figures, by its name."""
+def _measured(entry: PaperNumber, known: Ours) -> str:
+    return known.get((entry.place, entry.setting, entry.dataset, entry.quantity, entry.method), NOT_MEASURED)
+
+
+def _notes(known: Ours) -> dict[str, int]:
+    """The numbers of the notes that any page refers to, by name, in the file's order."""
+    shown = [one for name in METHODS for one in _published(name) if _measured(one, known) != NOT_MEASURED]
+    used = {name for entry in shown for name in entry.footnotes}
     with (SOURCE / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
-        return {line["footnote"]: number for number, line in enumerate(csv.DictReader(file), start=1)}
+        names = [line["footnote"] for line in csv.DictReader(file)]
+    return {name: number for number, name in enumerate((name for name in names if name in used), start=1)}
 
 
-def _printed(entry: PaperNumber) -> str:
+def _printed(entry: PaperNumber, notes: Mapping[str, int]) -> str:
     """The number as printed, with its spread and the numbers of its notes."""
-    numbers = _notes()
-    marks = ", ".join(str(number) for number in sorted(numbers[name] for name in entry.footnotes))
+    marks = ", ".join(str(number) for number in sorted(notes[name] for name in entry.footnotes))
     spread = "" if entry.spread is None else f" ± {_number(entry.spread)}"
     return f"{_number(entry.mean)}{spread}{f' [{marks}]' if marks else ''}"
 
@@ -126,10 +132,10 @@ def _number(value: float | None) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
 
 
-def _row(entry: PaperNumber, measured: str) -> tuple[str, ...]:
+def _row(entry: PaperNumber, measured: str, notes: Mapping[str, int]) -> tuple[str, ...]:
     where = f"{PAPERS[entry.paper]}, {entry.table.replace('table', 'table ')}"
     data = ", ".join(part for part in (entry.dataset, entry.setting) if part)
-    return where, f"`{entry.method}`", data, f"{entry.quantity} [{entry.unit}]", _printed(entry), measured
+    return where, f"`{entry.method}`", data, f"{entry.quantity} [{entry.unit}]", _printed(entry, notes), measured
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -160,9 +166,9 @@ def _wrapped(text: str) -> str:
 def section(method: str, known: Ours) -> str:
     """The section of one method's page, from its heading on."""
     entries = _published(method)
-    ours = [known.get((e.place, e.setting, e.dataset, e.quantity, e.method), NOT_MEASURED) for e in entries]
-    pairs = list(zip(entries, ours, strict=True))
-    rows = [_row(entry, measured) for entry, measured in pairs if measured != NOT_MEASURED]
+    pairs = [(entry, _measured(entry, known)) for entry in entries]
+    notes = _notes(known)
+    rows = [_row(entry, measured, notes) for entry, measured in pairs if measured != NOT_MEASURED]
     others = [entry for entry, measured in pairs if measured == NOT_MEASURED]
     paragraphs = [TITLE]
     if rows:
@@ -178,9 +184,9 @@ def section(method: str, known: Ours) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def notes_page() -> str:
-    """The page with all notes on the published figures."""
-    lines = [f"{number}. {paper_results.footnote(name)}" for name, number in _notes().items()]
+def notes_page(known: Ours) -> str:
+    """The page with the notes that the methods' pages refer to."""
+    lines = [f"{number}. {paper_results.footnote(name)}" for name, number in _notes(known).items()]
     about = (
         "The methods' pages refer to these notes by number. They compare with the tables of the FedHeNN, FedGH and\n"
         "FedIN papers only ([all figures as printed](../../src/polyfed/results/published.csv)); no other paper's\n"
@@ -199,8 +205,8 @@ def with_section(text: str, method: str, known: Ours) -> str:
 
 
 if __name__ == "__main__":
-    NOTES.write_text(notes_page(), encoding="utf-8")
     measured = ours()
+    NOTES.write_text(notes_page(measured), encoding="utf-8")
     for name in METHODS:
         page = DOCS / "methods" / f"{name}.md"
         text = page.read_text(encoding="utf-8")

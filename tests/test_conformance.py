@@ -15,10 +15,13 @@ from polyfed.core.message import flatten
 from polyfed.core.modules import float_state
 from polyfed.methods import (
     FD,
+    FIARSE,
     FML,
     MOON,
     SCAFFOLD,
+    DepthFL,
     FedAvg,
+    FedDF,
     FedDPA,
     FedET,
     FedFomo,
@@ -27,14 +30,19 @@ from polyfed.methods import (
     FedHeNN,
     FedIN,
     FedKD,
+    FedKWAZ,
     FedL2G,
     FedMD,
     FedMRL,
     FedNova,
+    FedORGP,
     FedProto,
     FedProx,
+    FedRE,
     FedRep,
     FedRolex,
+    FedSA,
+    FedSAF,
     FedSelect,
     FedTGP,
     FjORD,
@@ -43,6 +51,7 @@ from polyfed.methods import (
     InCoAvg,
     LGFedAvg,
     Local,
+    LocalMutual,
     ScaleFL,
 )
 from polyfed.registry import METHODS
@@ -105,13 +114,13 @@ def generated(model: Any, batch: Any, context: Any) -> float:
 
 def numbers(server: Any, client_id: int) -> int:
     """Floats of a client's network."""
-    weights = server.initial(server.clients[client_id].architecture)
+    weights = server.initial_state(server.clients[client_id].architecture)
     return sum(t.numel() for t in weights.values() if t.is_floating_point())
 
 
 def shared_numbers(server: Any) -> int:
     """Floats of the auxiliary model."""
-    return sum(t.numel() for t in server.initial(server.auxiliary_model).values() if t.is_floating_point())
+    return sum(t.numel() for t in server.initial_state(server.auxiliary_model).values() if t.is_floating_point())
 
 
 def auxiliary_bytes(server: Any, client_id: int) -> tuple[int, int]:
@@ -183,7 +192,7 @@ def fedrep_bytes(server: Any, client_id: int) -> tuple[int, int]:
 
 def fedselect_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down still all; up without a quarter of every matrix, and a bit for each of its entries."""
-    weights = server.initial(server.clients[client_id].architecture).values()
+    weights = server.initial_state(server.clients[client_id].architecture).values()
     matrices = [t.numel() for t in weights if t.dim() > 1]
     p = numbers(server, client_id)
     return 4 * p, 4 * (p - sum(round(n / 4) for n in matrices)) + sum(-(-n // 8) for n in matrices)
@@ -192,7 +201,7 @@ def fedselect_bytes(server: Any, client_id: int) -> tuple[int, int]:
 def fedfomo_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down of all five others what is also the client's; up its model and five numbers."""
     held = {
-        i: {name: t.numel() for name, t in server.initial(member.architecture).items() if t.is_floating_point()}
+        i: {name: t.numel() for name, t in server.initial_state(member.architecture).items() if t.is_floating_point()}
         for i, member in server.clients.items()
     }
     mine = held.pop(client_id)
@@ -312,6 +321,42 @@ def exits(model: Any, batch: Any, context: Any) -> float:
     return (early[0] + 0.3 * 4 * (np.exp(p) * (p - q)).sum(1).mean() + 2 * own) / 3
 
 
+def depthfl_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the stem, the block and its classifier, or of all, with 8 channels and 12 features."""
+    p = (9 * 8 + 8) + (9 * 8 * 8 + 8) + (8 * 3 + 3) + (client_id % 2 == 0) * ((9 * 8 * 12 + 12) + (12 * 3 + 3))
+    return 4 * p, 4 * p
+
+
+def mutual_exits(model: Any, batch: Any, context: Any) -> float:
+    """CE of both, and 0.6 exp(-5 (1 - 1 / 4)^2) (KL(o_1 || o_2) + KL(o_2 || o_1)) in round 2; or CE of the only one."""
+    outputs = model(batch.x)
+    total = sum(cross_entropy(lambda x, out=out: out, batch, context) for out in outputs)
+    if len(outputs) == 1:
+        return total
+    p, q = (torch.log_softmax(out.detach().double(), 1).numpy() for out in outputs)
+    return total + 0.6 * np.exp(-5 * 0.75**2) * float(((np.exp(p) - np.exp(q)) * (p - q)).sum(1).mean())
+
+
+def fiarse_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """P of the whole network, or a quarter of it and a bit for each entry of its eight tensors."""
+    sizes = [t.numel() for t in server.initial_state("net0").values()]
+    if client_id % 2 == 0:
+        return 4 * sum(sizes), 4 * sum(sizes)
+    up = 4 * (sum(sizes) // 4)
+    return up + sum(-(-size // 8) for size in sizes), up
+
+
+def pruned(model: Any, batch: Any, context: Any) -> float:
+    """CE of a network whose weights below the threshold are 0, made by hand."""
+    if "thresholds" not in context:
+        return cross_entropy(model, batch, context)
+    inner = tiny_model(1, 8, 12)
+    for (name, small), (_, large) in zip(inner.named_parameters(), model.named_parameters(), strict=True):
+        small.data = large.detach().clone()
+        small.data[small.data.abs() < context["thresholds"][name]] = 0.0
+    return cross_entropy(inner, batch, context)
+
+
 def fedl2g_bytes(server: Any, client_id: int) -> tuple[int, int]:
     """Down 4 C C; up 4 (S C + S) for the S classes of the study batch, which are all that the client has."""
     present = (2, 2, 3, 1, 2, 3)[client_id]
@@ -376,11 +421,121 @@ def fedtgp_bytes(server: Any, client_id: int) -> tuple[int, int]:
     return 4 * (3 * 6 + 3), 4 * (present * 6 + present)
 
 
+def fedre_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (C D + C), up 4 (D + C), whatever classes a client has: C = 3, D = 6."""
+    return 4 * (3 * 6 + 3), 4 * (6 + 3)
+
+
+def fedsa_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 C D, up 4 (S D + S)."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * 3 * 6, 4 * (present * 6 + present)
+
+
+def anchored(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 mean_d (z - A[y])^2 + 0.4 CE(-(||z - A[c]|| + delta [c = y])) + 0.3 mean_c CE(h(A[c]), c), float64."""
+    z, a = (t.detach().double().numpy() for t in (model.represent(batch.x), context["anchors"]))
+    y, delta = batch.y.numpy(), float(context["margin"])
+    pulled = ((z - a[y]) ** 2).mean()
+    away = np.sqrt(((z[:, None] - a) ** 2).sum(axis=2)) + delta * np.eye(3)[y]
+    contrasted = (away[np.arange(len(y)), y] + np.log(np.exp(-away).sum(axis=1))).mean()
+    scores = model.head(context["anchors"]).detach().double().numpy()
+    calibrated = (np.log(np.exp(scores).sum(axis=1)) - scores.diagonal()).mean()
+    return cross_entropy(model, batch, context) + 0.7 * pulled + 0.4 * contrasted + 0.3 * calibrated
+
+
+def structured(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 mean over pairs of common classes of (their distance - their prototypes' distance)^2, in float64."""
+    z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))
+    y = batch.y.numpy()
+    common = [c for c in range(3) if c in y and bool(context["known"][c])]
+    means = {c: z[y == c].mean(axis=0) for c in common}
+    gaps = [
+        np.sqrt(((means[a] - means[b]) ** 2).mean()) - np.sqrt(((p[a] - p[b]) ** 2).mean())
+        for a in common
+        for b in common
+        if a != b
+    ]
+    return cross_entropy(model, batch, context) + 0.7 * float(np.square(gaps).mean() if gaps else 0.0)
+
+
+def turned_to(model: Any, batch: Any, context: Any) -> float:
+    """CE + 0.7 (1 - cos(z, P[y])) in float64, a mean over all rows of the batch."""
+    z, p = (t.detach().double().numpy() for t in (model.represent(batch.x), context["prototypes"]))
+    known, y = context["known"].numpy(), batch.y.numpy()
+    rows = [(row, p[c]) for row, c in zip(z, y, strict=True) if known[c]]
+    cosines = [(a @ b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-8) for a, b in rows]
+    return cross_entropy(model, batch, context) + 0.7 * float(sum(1 - one for one in cosines)) / len(y)
+
+
+def two_outputs(model: Any, x: Any) -> list[Any]:
+    """Representation and log probabilities at T = 2 of own network and second network, and those at T = 1."""
+    found = []
+    for net in (model.own, model.auxiliary_model):
+        z = net.represent(x)
+        scores = net.head(z).detach().double().numpy()
+        logs = [scores / t - np.log(np.exp(scores / t).sum(axis=1, keepdims=True)) for t in (2, 1)]
+        found.append((z.detach().double().numpy(), *logs))
+    return found
+
+
+def taught_by_each_other(model: Any, batch: Any, context: Any) -> float:
+    """CE of both + 0.7 (plain images) + 0.4 (patch-mixed images), each of distances both ways and 4 KL, in float64."""
+
+    def kl(p: Any, q: Any) -> float:
+        return 4 * float((np.exp(p) * (p - q)).sum(1).mean())
+
+    def outputs(number: int) -> list[Any]:
+        order, share = context["order"][number][: len(batch.y)].argsort(), context["maps"][number]
+        return two_outputs(model, share * batch.x + (1 - share) * batch.x[order])
+
+    (z, p, plain), (z_m, q, plain_m) = two_outputs(model, batch.x)
+    rows = np.arange(len(z)), batch.y.numpy()
+    task = -float(plain[rows].mean() + plain_m[rows].mean())
+    both = 2 * float(((z - z_m) ** 2).mean()) + kl(q, p) + kl(p, q)
+    (first, _, _), (first_m, _, _) = outputs(0)
+    (_, own, _), (_, teacher, _) = outputs(1)
+    (_, taught, _), (_, other, _) = outputs(2)
+    mixed = 2 * float(((first - first_m) ** 2).mean()) + kl(teacher, own) + kl(taught, other)
+    return task + 0.7 * both + 0.4 * mixed
+
+
+def taught_by_means(model: Any, batch: Any, context: Any) -> float:
+    """Stage 2 as above; stage 1: CE of both, soft CE to the other's mean scores, distance to its mean features."""
+    if not context["global stage"]:
+        return taught_by_each_other(model, batch, context)
+    total, y = 0.0, batch.y.numpy()
+    for (z, _, log_p), teacher in zip(two_outputs(model, batch.x), ("auxiliary", "own"), strict=True):
+        total -= float(log_p[np.arange(len(y)), y].mean())
+        if "known" in context:
+            f, t = (context[f"{teacher}_{what}"].double().numpy()[y] for what in ("features", "scores"))
+            known = context["known"].numpy()[y]
+            total += float((known * (((z - f) ** 2).mean(1) - (t * log_p).sum(1))).mean())
+    return total
+
+
+def fedkwaz_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Down 4 (2 C D + 2 C C + C), up 4 (2 S D + 2 S C + S): C = 3, D = 6."""
+    present = (2, 2, 3, 1, 2, 3)[client_id]
+    return 4 * 3 * (12 + 6 + 1), 4 * present * (12 + 6 + 1)
+
+
 # one line per method: what is tested, with the options of its own
 
 also = pytest.mark.slow  # other settings of methods that are tested with their own ones already
 
 test_local = testing.conformance(Local(), reference_loss=cross_entropy, expected_bytes=nothing)
+
+MUTUAL: dict[str, Any] = {"temperature": 2.0, "mutual": 0.7, "mixed": 0.4, "patches": 4, "mix_alpha": 0.5}
+OF_MIXTURES: dict[str, Any] = {"shared": "largest", "patches": 9, "search_every": 1}
+
+test_local_mutual = testing.conformance(
+    LocalMutual(**MUTUAL),
+    reference_loss=taught_by_each_other,
+    expected_bytes=nothing,
+    changed_values=OF_MIXTURES,
+    reductions=[Reduction({"mutual": 0.0, "mixed": 0.0}, Local(), part="own.")],
+)
 
 test_fedavg = testing.conformance(
     FedAvg(),
@@ -414,6 +569,32 @@ test_fedet = testing.conformance(
     expected_bytes=averaging_bytes,
     changed_values={"network": "smallest"},
     reductions=[Reduction({"server_steps": 0}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
+)
+
+OF_PUBLIC_INPUTS = "the distilled network's statistics move on to those of the public inputs"
+
+test_feddf = testing.conformance(
+    FedDF(server_steps=4, server_batch=8, server_lr=0.01),
+    reference_loss=cross_entropy,
+    expected_bytes=averaging_bytes,
+    skip={"batchnorm": OF_PUBLIC_INPUTS},
+    changed_values={"patience": 1},
+    reductions=[
+        Reduction({"server_steps": 0}, FedAvg(aggregation="same-shape"), "received"),
+        Reduction({"server_lr": 0.0}, FedAvg(aggregation="same-shape"), "received"),
+        Reduction(
+            {"server_steps": 0, "weighting": "uniform"},
+            FedAvg(aggregation="same-shape", weighting="uniform"),
+            "received",
+        ),
+    ],
+)
+
+test_feddf_early_stopping = also(
+    testing.conformance(
+        FedDF(server_steps=6, server_batch=8, server_lr=0.05, patience=2, drop_worst=True, weighting="uniform"),
+        skip={"hyperparameters_matter": "asked of the plain form", "batchnorm": OF_PUBLIC_INPUTS},
+    )
 )
 
 test_fedl2g = testing.conformance(
@@ -756,6 +937,17 @@ test_fml = testing.conformance(
     ],
 )
 
+test_fedkwaz = testing.conformance(
+    FedKWAZ(**MUTUAL),
+    reference_loss=taught_by_means,
+    expected_bytes=fedkwaz_bytes,
+    changed_values=OF_MIXTURES,
+    reductions=[
+        Reduction({"global_epochs": 0}, LocalMutual(**MUTUAL)),
+        Reduction({"global_epochs": 0, "mutual": 0.0, "mixed": 0.0}, Local(), part="own."),
+    ],
+)
+
 test_fedkd = testing.conformance(
     FedKD(distillation_weight=1.5, hidden_weight=0.5),
     reference_loss=mentored,
@@ -819,7 +1011,18 @@ test_fedproto = testing.conformance(
     reference_loss=drawn_to,
     expected_bytes=fedproto_bytes,
     counted="statistics",
+    changed_values={"scale": ChangedValue(3.0, {"spread_steps": 5})},
     reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local())],
+)
+
+test_fedproto_spread = also(
+    testing.conformance(
+        FedProto(prototype_weight=0.7, weighting="uniform", spread_steps=50, scale=1.0),
+        reference_loss=drawn_to,
+        expected_bytes=lambda server, client_id: (84, fedtgp_bytes(server, client_id)[1]),
+        skip={"hyperparameters_matter": "asked of the plain form"},
+        reductions=[Reduction({"prototype_weight": 0.0, "predictor": "head"}, Local())],
+    )
 )
 
 test_lgfedavg = testing.conformance(
@@ -853,6 +1056,49 @@ test_fedtgp = testing.conformance(
     reductions=[Reduction({"prototype_weight": 0.0}, Local())],
 )
 
+test_fedre = testing.conformance(
+    FedRE(header_lr=0.1),
+    reference_loss=cross_entropy,
+    expected_bytes=fedre_bytes,
+    changed_values={"header_batch": 2},
+    reductions=[
+        Reduction({"header_lr": 0.0}, FedGH(header_lr=0.0)),
+        Reduction({"header_lr": 0.0}, FedGH(header_lr=0.0), "received"),
+    ],
+)
+
+test_fedsa = testing.conformance(
+    FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8),
+    reference_loss=anchored,
+    expected_bytes=fedsa_bytes,
+    reductions=[Reduction({"anchor_weight": 0.0, "contrast": 0.0, "calibration": 0.0}, Local())],
+)
+
+test_fedsaf = testing.conformance(
+    FedSAF(structure_weight=0.7),
+    reference_loss=structured,
+    expected_bytes=fedtgp_bytes,
+    changed_values={"structure": "gram"},
+    reductions=[Reduction({"structure_weight": 0.0}, Local())],
+)
+
+test_fedsaf_cka = also(
+    testing.conformance(
+        FedSAF(structure_weight=0.7, structure="cka"), skip={"hyperparameters_matter": "asked of the plain form"}
+    )
+)
+
+test_fedorgp = testing.conformance(
+    FedORGP(prototype_weight=0.7, gamma=0.5, server_epochs=10, server_lr=0.1),
+    reference_loss=turned_to,
+    expected_bytes=fedtgp_bytes,
+    skip={
+        "client_order_invariant": "the server's batches are drawn by place",
+        "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",
+    },
+    reductions=[Reduction({"prototype_weight": 0.0}, Local())],
+)
+
 
 test_scalefl = testing.conformance(
     ScaleFL(levels="0.5@0.5 1@1", gamma=0.3, temperature=2.0),
@@ -865,10 +1111,51 @@ test_scalefl = testing.conformance(
     reductions=[Reduction({"levels": "1@1"}, FedAvg(weighting="uniform"), "received", same_architecture=True)],
 )
 
+test_depthfl = testing.conformance(
+    DepthFL(depths="1 0.5", distillation=0.6, ramp_up=4),
+    models=WIDE,
+    reference_loss=mutual_exits,
+    expected_bytes=depthfl_bytes,
+    skip={"client_order_invariant": BY_NUMBER},
+    changed_values={"depths": "1 0.3"},
+    reductions=[
+        Reduction({"depths": "1"}, FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"depths": "1", "weighting": "samples"}, FedAvg(), "received", same_architecture=True),
+        Reduction(
+            {"depths": "1", "distillation": 0.0, "predictor": "last"},
+            FedAvg(weighting="uniform"),
+            "received",
+            same_architecture=True,
+        ),
+    ],
+)
+
+test_fiarse = testing.conformance(
+    FIARSE(shares="1 0.25"),
+    models=WIDE,
+    reference_loss=pruned,
+    expected_bytes=fiarse_bytes,
+    skip={"client_order_invariant": BY_NUMBER},
+    changed_values={"shares": "1 0.5"},
+    reductions=[
+        Reduction({"shares": "1"}, FedAvg(weighting="uniform"), "received", same_architecture=True),
+        Reduction({"shares": "1", "weighting": "samples"}, FedAvg(), "received", same_architecture=True),
+    ],
+)
+
+test_fiarse_by_layer = also(
+    testing.conformance(
+        FIARSE(shares="1 0.5 0.1", threshold="layer"),
+        models=WIDE,
+        reference_loss=pruned,
+        skip={"client_order_invariant": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},
+    )
+)
+
 
 def test_no_method_is_left_out() -> None:
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    assert set(METHODS) <= here
+    assert {name.replace("-", "_") for name in METHODS} <= here
 
 
 # the kit itself

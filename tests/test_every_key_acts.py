@@ -112,6 +112,9 @@ KEYS: dict[str, str | Refused] = {
         "does nothing beside stage = 'personal'", stage="personal", extra_stages=["personal"]
     ),
     "evaluation.metrics": "they are always recorded",
+    "evaluation.missing_classes": refused("every client has training rows of all classes", missing_classes=True),
+    "evaluation.held_out": "somebody is held out, or there are none such",
+    "evaluation.held_out_epochs": refused("set held_out above 0", held_out_epochs=2),
     "evaluation.patience": refused("validation", with_data(split="8:0:2"), patience=3),
     "evaluation.min_delta": refused("set patience above 0", min_delta=0.1),
     "availability.dropout_rate": "clients are asked in every round",

@@ -26,7 +26,7 @@ def test_every_name_is_there_and_the_stub_says_the_same() -> None:
     assert sorted(places) == sorted(pf.__all__)
     for name, module in places.items():
         assert getattr(pf, name) is getattr(importlib.import_module(str(module)), name), name
-    assert {"load", "federate", "from_tensors", "PublicData", "Devices", "predict", "PolyfedError"} <= places.keys()
+    assert {"load_dataset", "federate", "from_tensors", "PublicData", "Devices", "predict", "PolyfedError"} <= places.keys()
 
 
 def test_dir_shows_the_names_and_loads_nothing() -> None:
@@ -41,7 +41,7 @@ def test_help_shows_classes_and_functions() -> None:
     text = pydoc.plain(pydoc.render_doc(pf))
     for name in ("Federation", "Client", "Training"):
         assert f"\n    class {name}(" in text
-    for name in ("run", "load", "federate", "split"):
+    for name in ("run", "load_dataset", "federate", "split"):
         assert f"\n    {name}(" in text
     assert "\n    class FedGH(" in pydoc.plain(pydoc.render_doc(pf.methods))
 

@@ -19,7 +19,7 @@ from PIL import Image
 
 from helpers.processes import forked
 from polyfed.cli import app as cli
-from polyfed.deploy.node_registry import DIARY, EventLog
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog
 from polyfed.deploy.protocol import ClientHello
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
@@ -162,7 +162,7 @@ def deployed(folder: Path) -> None:
         linear=True,
     )
     folder.mkdir(parents=True)
-    diary = EventLog(folder / DIARY, resume=False)
+    diary = EventLog(folder / EVENT_LOG, resume=False)
     diary.welcome(known, node=7)
     diary.open()
 

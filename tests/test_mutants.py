@@ -72,7 +72,7 @@ CAUGHT_BY = {
     broken.UnsquaredNorm: "oracle",
     broken.DeadKnob: "hyperparameters_matter",
     broken.HeadsBeginApart: "begins_alike",
-    broken.UncountedPrototypes: "counted",
+    broken.UncountedPrototypes: "samples_counted_once",
     broken.AbsentClassesAreZero: "missing_upload_is_not_zero",
     broken.UndetachedTeacher: "reductions",
     broken.KLOverElements: "oracle",

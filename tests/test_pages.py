@@ -56,8 +56,8 @@ def test_the_method_of_the_tutorial_has_under_40_lines() -> None:
 def test_every_method_can_be_chosen_by_both_questions() -> None:
     networks, sends, *_ = read("docs", "choosing.md").split("\n## ")[1:]
     words = set(re.findall(r"[a-z0-9]+", networks))
-    assert set(METHODS) - words <= {"local"}
-    assert "| nothing | local |" in sends
+    assert set(METHODS) - words <= {"local", "local-mutual"}
+    assert "| nothing | local, local-mutual |" in sends
 
 
 def test_requirements_are_those_of_the_methods() -> None:
@@ -68,6 +68,7 @@ def test_requirements_are_those_of_the_methods() -> None:
         "public data": {name for name, asked in needs.items() if asked.public},
         "validation data": {name for name, asked in needs.items() if asked.validation},
         "same architecture": {name for name, asked in needs.items() if asked.same_architecture},
+        "images": {name for name, asked in needs.items() if asked.images},
         "second derivatives": {name for name, asked in needs.items() if asked.twice_differentiable},
     }
     found = {cells[0]: set(cells[1].split(", ")) for cells in rows(table) if cells[0] != "requirement"}
@@ -80,7 +81,7 @@ def test_requirements_are_those_of_the_methods() -> None:
 def test_the_front_page_says_what_may_differ() -> None:
     expected: dict[str, set[str]] = {"depth": set(), "width": set(), "everything before the head": set()}
     expected["everything"] = set()
-    for name in set(METHODS) - {"local"}:
+    for name in set(METHODS) - {"local", "local-mutual"}:
         asked = METHODS[name]().requirements
         if asked.same_architecture:
             expected["width"].add(name)

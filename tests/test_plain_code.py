@@ -14,8 +14,12 @@ MAX_LINES = 450
 
 
 # A method is understood from its own file and one building block. These need two, as their papers' algorithms are made
-# of two parts: an average of weights, and what is aligned or exchanged beside it; a cut of the channels, and of depth.
+# of two parts: an average of weights, and what is aligned or exchanged beside it; a cut of the channels, and of depth;
+# a cut of depth, and who has which.
 TWO_BLOCKS = {
+    "depthfl": {"client_shares", "early_exits"},
+    "feddf": {"ensemble_distillation", "weight_averaging"},
+    "fedet": {"ensemble_distillation", "weight_averaging"},
     "fedhenn": {"kernel_alignment", "weight_averaging"},
     "fedin": {"feature_pairs", "weight_averaging"},
     "scalefl": {"early_exits", "width_slicing"},

@@ -19,11 +19,24 @@ from polyfed.results.stored_files import ModelEntry, Normalization
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "records_page.py"))
 RECIPE: dict[str, Any] = {
-    "data": {"dataset": "digits", "num_clients": 4, "max_train_per_client": 20, "max_test_per_client": 10},
+    "data": {
+        "dataset": "digits",
+        "num_clients": 5,
+        "partition": "by_class",
+        "max_train_per_client": 20,
+        "max_test_per_client": 10,
+    },
     "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
     "method": {"name": "fedavg", "aggregation": "same-shape"},
     "training": {"rounds": 3},
-    "evaluation": {"metrics": ["balanced_accuracy", "f1", "auc", "confusion"], "patience": 5, "every_n_rounds": 2},
+    "evaluation": {
+        "metrics": ["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"],
+        "missing_classes": True,
+        "held_out": 1,
+        "held_out_epochs": 1,
+        "patience": 5,
+        "every_n_rounds": 2,
+    },
     "availability": {"delay_rate": 0.5, "late_joiners": 1},
     "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.01},
     "compression": {"dtype": "int8"},

@@ -185,13 +185,13 @@ FIT = [
 ]
 MODELS = """
     from torch import nn
-    from polyfed.models.split import Staged
+    from polyfed.models.split import SequentialSplit
 
     def wide(in_shape, classes):
-        return Staged(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, classes))
+        return SequentialSplit(nn.Flatten(), nn.Linear(64, 32), nn.Linear(32, classes))
 
     def few(in_shape, classes):
-        return Staged(nn.Flatten(), nn.Identity(), nn.Linear(64, 3))
+        return SequentialSplit(nn.Flatten(), nn.Identity(), nn.Linear(64, 3))
 
     def broken(in_shape, classes):
         raise ValueError("first line\\nsecond line")

@@ -79,8 +79,8 @@ def test_fashion_mnist_in_full(data_root: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("rows", "within"), [(2000, 1e-2), pytest.param(10_000, 5e-3, marks=pytest.mark.slow)])
 def test_cifar10_test_side_as_a_folder(rows: int, within: float, data_root: Path, tmp_path: Path) -> None:
+    import datasets
     import pyarrow.parquet as pq
-    from datasets import load_dataset
 
     (tmp_path / "cifar10").mkdir()
     first = pq.read_table(data_root / "cifar10" / "test.parquet").slice(0, rows)
@@ -91,7 +91,7 @@ def test_cifar10_test_side_as_a_folder(rows: int, within: float, data_root: Path
     assert channel_statistics(source.train.x)[0] == pytest.approx(source.mean, abs=within)
     assert source.class_names[:2] == ("airplane", "automobile")
     files = str(data_root / "cifar10" / "test.parquet")
-    expected = load_dataset("parquet", data_files=files, split="train[:20]", cache_dir=str(tmp_path / "hf"))
+    expected = datasets.load_dataset("parquet", data_files=files, split="train[:20]", cache_dir=str(tmp_path / "hf"))
     for row, sample in enumerate(expected):
         assert np.array_equal(source.train.x[row].permute(1, 2, 0), np.asarray(sample["img"]))
         assert source.train.y[row] == sample["label"]

@@ -192,7 +192,10 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fd", "fedet", "fedgen", "fedin", "fedkd", "fedl2g", "fedmd", "fedmrl", "fedtgp"])
+@pytest.mark.parametrize(
+    "method",
+    ["fd", "fedet", "fedgen", "fedin", "fedkd", "fedl2g", "fedmd", "fedmrl", "fedre", "fedsa", "fedsaf", "fedtgp"],
+)
 def test_methods_for_different_networks_take_both(method: str, flowers: Path) -> None:
     assert method in METHODS
     data = {"dataset": f"csv:{flowers}", "label_column": "kind", "num_clients": 3, "holdout": 66}

@@ -245,11 +245,11 @@ import sys
 from pathlib import Path
 from polyfed.cli import app as cli
 from polyfed.deploy import local_cluster as room
-room.expect = lambda package, purpose: None
+room.require_package = lambda package, purpose: None
 room._program = lambda name: Path({str(place / "programs")!r}) / name
 room._polyfed = lambda: [room._program("polyfed")]
-room.certify = lambda folder, hosts: folder.mkdir()
-room.make_key = lambda path: None
+room.make_server_certificate = lambda folder, hosts: folder.mkdir()
+room.make_node_key = lambda path: None
 cli.main(["deploy", "local", "--recipe", "recipe.toml", "--out", "run"])
 """
     environment = {**os.environ, "FAULT": "hang"}

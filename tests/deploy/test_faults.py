@@ -240,7 +240,7 @@ def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path
     assert [record["dropped"] for record in run.history] == [[], [], [], [1], [1], []]
     said = [reason for _, _, reason in troubles(tmp_path / "out")]
     assert [reason.partition(", got")[0] for reason in said] == [
-        "expected the facts of an envelope (report)",
+        "expected the facts of an envelope (task result)",
         "expected an answer of at most 1000000 bytes",
     ]
 
@@ -248,12 +248,15 @@ def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path
 DROPPED = [
     (
         lambda wire: lambda envelope: Envelope("train", {}, b""),
-        "expected the facts of an envelope (report), got others at",
+        "expected the facts of an envelope (task result), got others at",
     ),
-    (answered(say("steps", -1)), "expected the facts of an envelope (report), got others at 'steps'"),
-    (answered(say("more", 1)), "expected the facts of an envelope (report), got others at 'more'"),
+    (answered(say("steps", -1)), "expected the facts of an envelope (task result), got others at 'steps'"),
+    (answered(say("more", 1)), "expected the facts of an envelope (task result), got others at 'more'"),
     (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
-    (answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "others": {}}})), "expected the counts"),
+    (
+        answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "calibration_error": None, "others": {}}})),
+        "expected the counts",
+    ),
     (
         lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\x00" * 50),
         "got 50 that are none",

@@ -114,7 +114,7 @@ def tell(**told: Any) -> Change:
 
 
 def counts(confusion: Any) -> dict[str, Any]:
-    return {"test": {"confusion": confusion, "auc": None, "others": {}}}
+    return {"test": {"confusion": confusion, "auc": None, "calibration_error": None, "others": {}}}
 
 
 ODD: Mapping[str, Change] = {

@@ -69,10 +69,10 @@ def test_header_and_content_must_agree() -> None:
 
 def test_a_score_survives() -> None:
     counts = torch.tensor([[3, 1], [0, 2]])
-    score = ClientScore(counts, 0.75, {"other": ClientScore(counts.t().contiguous())})
+    score = ClientScore(counts, 0.75, {"other": ClientScore(counts.t().contiguous())}, calibration_error=0.125)
     came = score_from_json(score_to_json(score), 2, 6, ["other"])
     assert torch.equal(came.confusion, counts)
-    assert came.auc == 0.75
+    assert (came.auc, came.calibration_error) == (0.75, 0.125)
     assert torch.equal(came.others["other"].confusion, counts.t())
     assert math.isnan(came.others["other"].auc)
 
@@ -84,7 +84,7 @@ def test_counts_that_are_none_are_one_line(told: dict[str, object]) -> None:
 
 
 def test_facts_are_checked() -> None:
-    with pytest.raises(RunError, match=r"expected the facts of an envelope \(introduction\), got others at 'client'"):
+    with pytest.raises(RunError, match=r"expected the facts of an envelope \(client hello\), got others at 'client'"):
         parse(ClientHello, {"client": -1})
 
 

@@ -204,14 +204,14 @@ NONSENSE = """
 
 import torch
 from polyfed.deploy import node
-from polyfed.deploy.protocol import Letter, pack, unpack
+from polyfed.deploy.protocol import Envelope, deserialize, serialize
 
-own_words = node.Turn.train
+own_words = node.NodeTask.train
 
 
 def train(self, message):
     envelope = own_words(self, message)
-    said, facts = unpack(envelope.body)[0], dict(envelope.facts)
+    said, facts = deserialize(envelope.body)[0], dict(envelope.facts)
     if self.client.id == 1:
         if envelope.facts["mark"] == "000001-00":
             said["lars"] = torch.full_like(said["lars"], float("nan"))
@@ -221,10 +221,10 @@ def train(self, message):
             facts["surplus"] = 1
         if envelope.facts["mark"] == "000004-00":
             said["lars"] = torch.zeros(600, 1000)
-    return Letter("train", facts, pack(said))
+    return Envelope("train", facts, serialize(said))
 
 
-node.Turn.train = train
+node.NodeTask.train = train
 """
 
 

@@ -126,8 +126,8 @@ def test_a_signal_leaves_the_blocks_and_ends_the_programs(number: int, tmp_path:
     code = f"""
 import sys
 from pathlib import Path
-from polyfed.deploy.process_group import Processes, raise_on_termination
-with raise_on_termination(), Processes(Path(sys.argv[1]), {{}}) as started:
+from polyfed.deploy.process_group import ProcessGroup, raise_on_termination
+with raise_on_termination(), ProcessGroup(Path(sys.argv[1]), {{}}) as started:
     print(started.start("x", [sys.executable, "-S", "-c", {SLEEP!r}]).pid, flush=True)
     import time
     time.sleep(60)

@@ -30,6 +30,7 @@ ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "fedhenn": {"alignment_data": {"size": 10}},
     "fedgen": {"generator_steps": 2},
+    "feddf": {"server_steps": 2, "server_batch": 20},
     "fedet": {"server_steps": 2, "server_batch": 20},
 }
 RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "hyperparameters": {"alignment_data": {"size": 10}}}

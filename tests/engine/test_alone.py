@@ -18,7 +18,7 @@ from polyfed.engine import alone as module
 from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
-from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedTGP, Local
+from polyfed.methods import FD, FedAvg, FedGH, FedProto, FedRE, FedSA, FedSAF, FedTGP, Local
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Availability, Compression, RobustAggregation
 from polyfed.registry import METHODS
@@ -69,7 +69,10 @@ def test_a_server_that_passes_nothing_on_is_worth_nothing() -> None:
     assert worlds.difference(worlds.predictions(together), worlds.predictions(separate)) is None
 
 
-@pytest.mark.parametrize("method", [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedTGP()], ids=repr)
+OTHERS = [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedRE(), FedSA(), FedSAF(), FedTGP()]
+
+
+@pytest.mark.parametrize("method", OTHERS, ids=repr)
 def test_the_others_are_gone(method: Method) -> None:
     kit = ConformanceKit(method=method)
     assert not same(kit.run(training=THREE), kit.run(alone(method), THREE))

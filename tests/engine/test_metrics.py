@@ -25,7 +25,7 @@ from polyfed.functional import metrics
 from polyfed.methods import FedAvg, Local
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
 
-ALL = ["balanced_accuracy", "f1", "auc", "confusion"]
+ALL = ["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
 
 
 def drawn(classes: int, seed: int, n: int = 40, absent: tuple[int, ...] = (), coarse: bool = False) -> Any:
@@ -58,6 +58,50 @@ def test_the_auc_agrees_with_scikit_learn(classes: int, coarse: bool) -> None:
     y, scores = drawn(classes, seed=11 * classes, coarse=coarse)
     shares = scores.double().softmax(dim=1).numpy().round(12)  # sums that should be equal are
     assert metrics.auc(scores, y) == pytest.approx(oracle.roc_auc_score(y, shares, multi_class="ovr", average="macro"))
+
+
+def slow_calibration_error(scores: Any, y: Any, bins: int) -> float:
+    """Guo et al. (2017), equations 1, 2, 3 and 5, sample by sample."""
+    total = 0.0
+    members: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for row, label in zip(scores.double().numpy(), y.tolist(), strict=True):
+        share = np.exp(row - row.max())
+        share /= share.sum()
+        confidence = float(share[int(row.argmax())])
+        place = next(b for b in range(1, bins + 1) if confidence <= b / bins or b == bins)
+        members[place - 1].append((confidence, int(row.argmax()) == label))
+    for one in members:
+        if one:
+            right = sum(hit for _, hit in one) / len(one)
+            total += len(one) / len(y) * abs(right - sum(share for share, _ in one) / len(one))
+    return total
+
+
+@pytest.mark.parametrize("bins", [1, 4, 15])
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_the_calibration_error_is_that_of_the_paper(classes: int, bins: int) -> None:
+    y, scores = drawn(classes, seed=5 * classes, n=60)
+    assert metrics.calibration_error(scores, y, bins) == pytest.approx(slow_calibration_error(scores, y, bins))
+    assert metrics.calibration_error(scores + 7, y, bins) == pytest.approx(metrics.calibration_error(scores, y, bins))
+
+
+def test_the_calibration_error_by_hand() -> None:
+    """Four predictions of confidence 0.8, three right: |3/4 - 0.8|; one of 0.6, wrong: 0.6; weighted 4 to 1."""
+    share = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.2, 0.8], [0.8, 0.2], [0.4, 0.6]])
+    y = torch.tensor([0, 0, 1, 1, 0])
+    assert metrics.calibration_error(share.log(), y) == pytest.approx((4 * 0.05 + 0.6) / 5, abs=1e-6)
+    sure = torch.tensor([[50.0, 0.0], [0.0, 50.0]])
+    assert metrics.calibration_error(sure, torch.tensor([0, 1])) == pytest.approx(0.0, abs=1e-12)
+    assert metrics.calibration_error(sure, torch.tensor([1, 0])) == pytest.approx(1.0)
+    assert metrics.calibration_error(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])) == pytest.approx(0.0)
+    ruled_out = torch.tensor([[0.0, -math.inf], [0.0, -math.inf]])
+    assert metrics.calibration_error(ruled_out, torch.tensor([0, 1])) == 0.5
+
+
+def test_what_is_no_probability_has_no_calibration_error() -> None:
+    assert math.isnan(metrics.calibration_error(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)))
+    for odd in (math.nan, math.inf):
+        assert math.isnan(metrics.calibration_error(torch.tensor([[odd, 0.0]]), torch.tensor([0])))
 
 
 @pytest.mark.parametrize("coarse", [False, True])
@@ -158,6 +202,7 @@ def by_hand(run: Run, federation: Federation, number: int) -> tuple[torch.Tensor
 def test_records_and_result_say_what_the_models_do() -> None:
     federation, done = run(ALL)
     values: dict[str, list[float]] = {"accuracy": [], "balanced_accuracy": [], "f1": [], "auc": []}
+    values["calibration_error"] = []
     together = np.zeros((3, 3), dtype=int)
     for number in range(3):
         y, scores = by_hand(done, federation, number)
@@ -168,6 +213,7 @@ def test_records_and_result_say_what_the_models_do() -> None:
             np.mean(oracle.recall_score(y, taken, labels=there, average=None, zero_division=0))
         )
         values["f1"].append(oracle.f1_score(y, taken, labels=there, average="macro"))
+        values["calibration_error"].append(slow_calibration_error(scores, y, 15))
         values["auc"].append(np.mean([oracle.roc_auc_score(y == c, shares[:, c]) for c in there]))
         together += oracle.confusion_matrix(y, taken, labels=range(3))
     last, result = done.history[-1], done.result

@@ -117,6 +117,7 @@ def selections(settings: Availability, count: int, seed: int) -> Callable[[int],
 
     class Setup:
         method, clients, training = FedAvg(), [None] * count, Training(rounds=1000)
+        held_out: frozenset[int] = frozenset()
 
     plugin, setup = ClientAvailability(settings), Setup()
     setup.seed = seed  # type: ignore[attr-defined]

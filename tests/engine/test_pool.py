@@ -520,9 +520,9 @@ def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_pool.unavailable_reason("cpu") is None
     gpu: Any = SimpleNamespace(
         method=FedAvg(),
-        architectures=SimpleNamespace(device=torch.device("cuda")),
+        model_factory=SimpleNamespace(device=torch.device("cuda")),
         store=None,
-        auc=False,
+        from_scores=(),
         clients=[1, 2],
     )
     if sys.platform == "linux":

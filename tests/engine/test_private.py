@@ -65,7 +65,7 @@ def test_noise_and_batches_are_the_secrets(monkeypatch: pytest.MonkeyPatch) -> N
     seen: list[Any] = []
     plain = dp_sgd.clip_and_noise
     monkeypatch.setattr(
-        dp_sgd, "released", lambda update, *rest: seen.append((update, plain(update, *rest))) or seen[-1][1]
+        dp_sgd, "clip_and_noise", lambda update, *rest: seen.append((update, plain(update, *rest))) or seen[-1][1]
     )
 
     def drawn(secret: int, **options: Any) -> torch.Tensor:

@@ -359,6 +359,6 @@ def test_what_cannot_be_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_only_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = build_federation(recipe_of("local"), data=DATA)
     monkeypatch.setattr(federation.model_factory, "device", torch.device("meta"))
-    context = WorkerContext(federation.method, federation.model_factory, federation.clients, federation.store, False)
+    context = WorkerContext(federation.method, federation.model_factory, federation.clients, federation.store, ())
     with pytest.raises(ConfigError, match=r"another executor than 'ray', as .* need device 'cpu', and this"):
         ray_executor.RayExecutor(context, None, federation.training, print, rebuild)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import (
+    align,
     merge,
+    most_similar,
     nearest_prototype_scores,
     prototype_distance,
     soft_cross_entropy,
@@ -108,7 +112,40 @@ def test_the_nearest_has_the_highest_score_and_an_absent_class_none() -> None:
     assert float(nearest_prototype_scores(prototypes[:1], prototypes, labels, 5)[0, 3]) == 0.0
 
 
+def test_align_against_numpy_and_its_gradient() -> None:
+    z, prototypes, known = draw(5, 4).requires_grad_(), *to_dense(draw(2, 4, seed=3), torch.tensor([0, 2]), 3)
+    y, w = torch.tensor([0, 1, 2, 2, 1]), torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])
+    value = align(z, y, w, prototypes, known)
+    a, b = z.detach().double().numpy(), prototypes.double().numpy()[y]
+    lengths = np.linalg.norm(a, axis=1, keepdims=True)
+    unit = b / np.maximum(np.linalg.norm(b, axis=1, keepdims=True), 1e-12)
+    cosine = (a * unit).sum(1, keepdims=True) / lengths
+    counts = (w * known[y]).double().numpy()[:, None]
+    assert float(value.detach()) == pytest.approx(float((counts * (1 - cosine)).sum() / 4), rel=1e-6)
+    (gradient,) = torch.autograd.grad(value, z)
+    assert gradient.numpy() == pytest.approx(-counts / 4 * (unit - cosine * a / lengths) / lengths, abs=1e-6)
+    assert not gradient[[1, 2, 4]].any()  # no prototype, or no weight
+    twice = align(2 * z.detach(), y, w, 3 * prototypes, known)
+    assert float(twice) == pytest.approx(float(value.detach()), rel=1e-6)  # only angles count
+    assert torch.autograd.grad(align(z * 0, y, w, prototypes, known), z)[0].isfinite().all()
+
+
+def test_the_most_similar_has_the_highest_score_and_an_absent_class_none() -> None:
+    z, prototypes, labels = draw(50, 3), draw(3, 3, seed=2), torch.tensor([3, 0, 2])
+    scores = most_similar(z, prototypes, labels, 5)
+    a, b = (t.double().numpy() / np.linalg.norm(t.double().numpy(), axis=1, keepdims=True) for t in (z, prototypes))
+    assert scores[:, labels].numpy() == pytest.approx(a @ b.T, abs=1e-6)
+    assert (scores[:, [1, 4]] == -torch.inf).all()
+    long = torch.tensor([[100.0], [1.0], [1.0]]) * prototypes
+    assert torch.equal(most_similar(z, long, labels, 5).argmax(1), scores.argmax(1))
+    assert not torch.equal(nearest_prototype_scores(z, long, labels, 5).argmax(1), scores.argmax(1))
+
+
 # the network behind trained prototypes ------------------------------------------------------------------------------
+
+
+def apart(margin: float) -> prototype_network.Loss:
+    return functools.partial(prototype_network.margin_loss, margin=margin)
 
 
 def numpy_loss(weights: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, margin: float) -> float:
@@ -123,7 +160,9 @@ def test_a_step_of_the_fit_against_finite_differences() -> None:
     weights = prototype_network.init_network(3, 5, 4, torch.Generator().manual_seed(0))
     rows, labels = draw(4, 4), torch.tensor([0, 2, 0, 1], dtype=torch.int32)
     before = {name: t.clone() for name, t in weights.items()}
-    new, loss = prototype_network.train_network(weights, rows, labels, 0.7, 1, 4, 0.5, torch.Generator().manual_seed(1))
+    new, loss = prototype_network.train_network(
+        weights, rows, labels, apart(0.7), 1, 4, 0.5, torch.Generator().manual_seed(1)
+    )
     w = {name: t.double().numpy() for name, t in weights.items()}
     assert loss == pytest.approx(numpy_loss(w, rows.double().numpy(), labels.numpy(), 0.7), rel=1e-5)
     for name, t in w.items():
@@ -145,7 +184,7 @@ def test_the_fit_brings_prototypes_to_their_means_and_apart() -> None:
     for margin in (0.0, 3.0):
         start = float(prototype_network.margin_loss(prototype_network.prototypes(weights), rows, labels, margin))
         new, losses[margin] = prototype_network.train_network(
-            weights, rows, labels, margin, 300, 3, 0.05, torch.Generator().manual_seed(1)
+            weights, rows, labels, apart(margin), 300, 3, 0.05, torch.Generator().manual_seed(1)
         )
         assert losses[margin] < start / 2
         distances = torch.cdist(rows, prototype_network.prototypes(new))
@@ -159,9 +198,8 @@ def test_batches_and_rate_of_the_fit_matter() -> None:
 
     def fit(batch: int, lr: float, seed: int = 1) -> torch.Tensor:
         draws = torch.Generator().manual_seed(seed)
-        return prototype_network.prototypes(
-            prototype_network.train_network(weights, rows, labels, 1.0, 3, batch, lr, draws)[0]
-        )
+        fitted, _ = prototype_network.train_network(weights, rows, labels, apart(1.0), 3, batch, lr, draws)
+        return prototype_network.prototypes(fitted)
 
     assert not torch.equal(fit(5, 0.1), fit(2, 0.1))
     assert not torch.equal(fit(2, 0.1), fit(2, 0.1, seed=2))
@@ -180,3 +218,31 @@ def test_the_margin_is_the_largest_gap_to_the_nearest() -> None:
     assert prototype_network.margin(centers, 100.0) == pytest.approx(d.min(1).max(), rel=1e-6)
     assert prototype_network.margin(centers, 0.1) == 0.1
     assert prototype_network.margin(centers[:1], 100.0) == 100.0
+
+
+def test_orthogonality_against_numpy_with_cosines_of_both_signs() -> None:
+    p, rows, labels = draw(3, 4), draw(5, 4, seed=1), torch.tensor([0, 2, 1, 1, 0])
+    a, b = (t.double().numpy() for t in (rows, p))
+    cosines = np.array([[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a])
+    own = np.eye(3)[labels]
+    assert (cosines[own == 0] < 0).any()
+    assert (cosines[own == 0] > 0).any()
+    for gamma in (0.0, 0.5, 2.0):
+        expected = (1 - cosines)[own == 1].sum() + gamma * np.abs(cosines[own == 0]).sum()
+        found = prototype_network.orthogonality(p, rows, labels, gamma)
+        assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_fit_makes_prototypes_orthogonal_to_other_classes() -> None:
+    weights = prototype_network.init_network(3, 8, 6, torch.Generator().manual_seed(0))
+    rows, labels = draw(3, 6).abs(), torch.arange(3)  # in one corner, as representations after a ReLU
+
+    def cosines(gamma: float) -> torch.Tensor:
+        loss = functools.partial(prototype_network.orthogonality, gamma=gamma)
+        draws = torch.Generator().manual_seed(1)
+        new, _ = prototype_network.train_network(weights, rows, labels, loss, 500, 3, 0.02, draws)
+        found = most_similar(rows, prototype_network.prototypes(new), labels, 3)
+        return found[~torch.eye(3, dtype=torch.bool)].abs()
+
+    assert cosines(0.0).mean() > 0.5
+    assert cosines(5.0).mean() < 0.2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -56,7 +58,8 @@ def test_the_network_goes_on_from_round_to_round():
         delta = prototype_network.margin(centers, 100.0)
         assert round.record["server"]["margin"] == pytest.approx(delta, rel=1e-5)
         draws = generator(0, "server means", number)
-        expected, loss = prototype_network.train_network(before, rows, labels, delta, 4, 4, 0.1, draws)
+        apart = functools.partial(prototype_network.margin_loss, margin=delta)
+        expected, loss = prototype_network.train_network(before, rows, labels, apart, 4, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-6) for name, t in expected.items())
         assert round.record["server"]["prototype_loss"] == pytest.approx(loss, rel=1e-5)
         assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))

@@ -33,7 +33,7 @@ def enlisted(made: Client, kind: Kind, **settings: Any) -> AdversarialClients:
     """A plugin whose only hostile client is this one."""
 
     class Setup:
-        clients, seed, unscored = [made], 0, set[int]()
+        clients, seed, unscored, held_out = [made], 0, set[int](), frozenset[int]()
 
     plugin = AdversarialClients(Adversaries(**settings))
     made.id = 0

@@ -102,7 +102,7 @@ def sent_by(done: Done, client: int, part: str) -> Tensor:
 def test_features_are_those_that_the_server_holds_bit_for_bit(
     ran: Callable[..., Done], level: float, client: int
 ) -> None:
-    done = ran(noise=level) if level else ran()
+    done = ran(noise_std=level) if level else ran()
     seen = exposed(done.path, client, 3, sources=["s_in", "s_out"])
     assert seen.rows == 10
     assert seen.noise_of_run == level
@@ -136,7 +136,7 @@ def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Do
 
 
 def test_noise_does_not_change_which_images_they_are(ran: Callable[..., Done]) -> None:
-    seen = exposed(ran(noise=0.6).path, 0, 10)
+    seen = exposed(ran(noise_std=0.6).path, 0, 10)
     with torch.no_grad():
         own = seen.sent[0].function((seen.targets - seen.mean) / seen.std)
     added = (exposed(seen.run.path, 0, 10, noise=[0.8]).sent[0].values[0.8] - own).std() / own.std()
@@ -158,13 +158,13 @@ def test_levels_are_by_default_none_and_the_runs_own(
 
 
 def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done]) -> None:
-    done = ran(noise=0.5, noise_where="forward")
+    done = ran(noise_std=0.5, noise_where="forward")
     seen = exposed(done.path)
     assert seen.noise_of_run == 0
     assert torch.equal(seen.sent[0].values[0.0], sent_by(done, 0, "s_in")[:2])
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedtgp"])
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedsa", "fedsaf", "fedtgp"])
 def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Done], method: str) -> None:
     done = ran(method)
     seen = exposed(done.path, 1, 3)
@@ -447,7 +447,7 @@ def test_words_that_cannot_be(
 def test_a_run_that_has_nothing_to_attack(
     ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs = "uploads features (fedin) or prototypes (fedgh, fedproto, fedtgp), got "
+    needs = "uploads features (fedin) or prototypes (fedgh, fedorgp, fedproto, fedsa, fedsaf, fedtgp), got "
     refused([], needs + "local", capsys, ran("local").path)
     for method in (FedIN(exchange_features=False), FedIN(projection="trained")):
         with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):

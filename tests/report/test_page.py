@@ -121,7 +121,7 @@ from polyfed.report import run_records
 from polyfed.report import html_report
 from polyfed.report import comparison
 runs = run_records.load_runs({str(two_by_two)!r})
-html_report.page(runs, comparison.comparison(runs))
+html_report.page(runs, comparison.compare_runs(runs))
 heavy = {{"torch", "matplotlib", "rich", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """

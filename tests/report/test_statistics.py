@@ -14,6 +14,7 @@ from polyfed.report.statistics import (
     Target,
     ci_half_width,
     first_reach,
+    indistinguishable,
     leader,
     paired_difference,
     paper_bytes,
@@ -75,6 +76,19 @@ def test_a_row_leads_where_its_difference_to_the_next_is_more_than_chance() -> N
     assert leader({"low": low, "unknown": by_seed(0.9, 0.9, None)}) is None  # nobody to compare with
     assert leader({"low": low, "elsewhere": {7: 0.9, 8: 0.9, 9: 0.9}}) is None  # no seed in common
     assert leader({}) is None
+
+
+def test_rows_that_cannot_be_told_from_the_leader() -> None:
+    high = by_seed(0.55, 0.66, 0.76)
+    rows = {
+        "high": high,
+        "low": by_seed(0.5, 0.6, 0.7),  # 0.05, 0.06, 0.06 below
+        "wild": by_seed(0.1, 0.7, 0.8),  # 0.45, -0.04, -0.04: a lower mean, and the interval holds zero
+        "few": by_seed(0.1, 0.2),
+        "unknown": by_seed(0.1, 0.2, None),
+    }
+    assert indistinguishable(rows, "high") == ["wild", "few"]
+    assert indistinguishable({"high": high}, "high") == []
 
 
 def test_no_shared_seed_and_one_shared_seed() -> None:

@@ -168,6 +168,27 @@ def test_nothing_is_bold_without_an_interval_that_supports_it(make: Any, values:
         assert "95 %" not in to_text(table) + to_markdown(table) + to_latex(table)
 
 
+def test_a_bold_difference_within_the_interval_is_told(make: Any) -> None:
+    """FedGH is told from the next, but not from a row further down, whose seeds differ widely."""
+    for name, values in {**SEEN, "fedin": (0.10, 0.63, 0.83), "fedhenn": (0.2,)}.items():
+        for seed, accuracy in enumerate(values):
+            make(f"{name}-{seed}", name, seed, (accuracy,))
+    (section,) = compare_runs(load_runs(make.root)).sections
+    assert section.leaders["accuracy"] == "fedgh"
+    told = [note for note in section.notes if note.startswith("fedgh is bold (accuracy), but its difference to ")]
+    assert len(told) == 1
+    assert "fedhenn, fedin may be chance" in told[0] or "fedin, fedhenn may be chance" in told[0]
+    assert "fewer than three seeds, of which no interval is told: fedhenn" in section.notes
+
+
+def test_a_bold_difference_to_all_others_needs_no_warning(make: Any) -> None:
+    for name, values in SEEN.items():
+        for seed, accuracy in enumerate(values):
+            make(f"{name}-{seed}", name, seed, (accuracy,))
+    (section,) = compare_runs(load_runs(make.root)).sections
+    assert not any("may be chance" in note or "fewer than three" in note for note in section.notes)
+
+
 def test_what_has_learnt_nothing_leads_nowhere(make: Any) -> None:
     for name, values in SEEN.items():
         for seed, accuracy in enumerate(values):

@@ -7,6 +7,7 @@ from typing import Any
 import gpu
 import pytest
 
+from helpers.gentle import gentle
 from helpers.quick import others_slow
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
@@ -25,8 +26,9 @@ FAMILIES = ["fedavg", "fedgh", "fedhenn", "fedin", "fedkd", "fedrolex", "fedsele
 def ran(name: str, device: str, executor: str, training: Training = TRAINING, **kinds: Any) -> Federation:
     """A run of the conformance kit's clients."""
     settings = {key: kinds.pop(key) for key in ("precision",) if key in kinds}
-    among = ConformanceKit(method=METHODS[name](), device=device).world(**kinds)
-    return among.run(METHODS[name](), training, evaluation=EVALUATION, executor=executor, **settings)
+    method = gentle(name)
+    among = ConformanceKit(method=method, device=device).world(**kinds)
+    return among.run(method, training, evaluation=EVALUATION, executor=executor, **settings)
 
 
 def compare(name: str, executor: str, device: str = "cuda", **kinds: Any) -> None:

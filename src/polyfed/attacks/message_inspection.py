@@ -87,7 +87,7 @@ class ExposedModel:
         BatchNorm's statistics, where they are not sent, are those of a new network.
         """
         server = replay.federation.server
-        start: Group = server.initial(self.architecture, self.variant)
+        start: Group = server.initial_state(self.architecture, self.variant)
         sent = _members(message, self.group)
         weights = {**start, **{name: t for name, t in sent.items() if name in start}}
         model: nn.Module = server.model(self.architecture, weights, self.variant)

@@ -47,9 +47,9 @@ def attack(
 ) -> None:
     """Reconstruct a client's images from what it sent.
 
-    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedTGP). The attacker
-    knows the client's network. Prints the table, and writes it (json), the images and the curves (png, svg). Needs the
-    run's data, to compare with.
+    For methods that upload features (FedIN) or class means of representations (FedGH, FedProto, FedSA, FedSAF, FedTGP,
+    FedORGP). The attacker knows the client's network. Prints the table, and writes it (json), the images and the curves
+    (png, svg). Needs the run's data, to compare with.
 
     \b
     polyfed attack runs/fedin --noise 0,0.4,0.8,1.2

@@ -75,6 +75,10 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         print_text(
             f"accuracy {stage:<12} {mean:6.2f} %  (clients: std {std:.2f}, lowest {low:.2f}, highest {high:.2f})"
         )
+    for parts in result.get("accuracy_by_classes", {}).items():
+        _print_classes(*parts)
+    for stage, score in result.get("held_out", {}).items():
+        print_text(f"accuracy of {score['n']} clients held out, {stage}: {100 * score['mean']:.2f} %")
     before = result.get("accuracy_before_closing")
     if before is not None:
         print_text(f"accuracy {100 * before:.2f} % before the closing round")
@@ -84,6 +88,12 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         if result.get("stopped_by") == "budget":
             why = "another round would exceed privacy.max_epsilon"
         print_text(f"stopped after round {stopped}, as {why}")
+
+
+def _print_classes(stage: str, parts: Mapping[str, Mapping[str, float]]) -> None:
+    """The accuracies on the classes that clients have, and on those that they lack."""
+    told = ", ".join(f"on {name} classes {100 * score['mean']:.2f} %" for name, score in parts.items())
+    print_text(f"accuracy {stage:<12} {told}")
 
 
 def _print_kept_models(result: Mapping[str, Any]) -> None:

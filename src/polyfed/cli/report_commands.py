@@ -44,8 +44,10 @@ def report(
         str,
         typer.Option(
             metavar="NAME",
-            help="What the curves show: accuracy, bottom_decile, balanced_accuracy, f1 or auc.",
-            autocompletion=completion.one_of("accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc"),
+            help="What the curves show: accuracy, bottom_decile, balanced_accuracy, f1, auc or calibration_error.",
+            autocompletion=completion.one_of(
+                "accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc", "calibration_error"
+            ),
         ),
     ] = "accuracy",
     metrics: Annotated[

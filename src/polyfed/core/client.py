@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
-from polyfed.data.samples import ClientData, LabeledSamples, from_dataset
+from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, from_dataset
 from polyfed.errors import ConfigError, described
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> model inputs
@@ -108,6 +108,8 @@ class Client:
         self.n = len(self.data.train)
         if self.n == 0:
             raise ConfigError("expected at least one training sample per client, got none")
+        self.own_classes: Sequence[int] | None = None  # None: those of its training rows
+        self.missing: SelectedSamples | None = None  # test rows of classes that it never had, where these are scored
         self.id = -1
         self.classes = 0
         self.seed = 0

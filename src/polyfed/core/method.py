@@ -117,6 +117,7 @@ class Requirements:
     public: int = 0  # public rows (data.holdout, data.public_dataset)
     public_origin: Literal["", "holdout", "other"] = ""  # their origin; "": any
     same_input_shape: bool = False  # all stored inputs, public rows included, have the same shape and type
+    images: bool = False  # inputs are images (C, H, W) of floats, as the networks take them
     validation: bool = False  # every client has validation rows
     twice_differentiable: bool = False  # every network has second derivatives
     warmup: int = 0  # initial rounds without training; a run must have more rounds

@@ -12,7 +12,7 @@ from polyfed.validation.effect import ActsWith, idle, without_effect
 from polyfed.validation.error_lines import in_one_line, one_line
 
 Stage = Literal["received", "after_training", "personal"]
-Metric = Literal["balanced_accuracy", "f1", "auc", "confusion"]
+Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
 Accountant = Literal["rdp", "pld"]
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -237,6 +237,18 @@ class Evaluation(Settings):
     every_n_rounds: Positive = Field(1, description="rounds between evaluations; the last round is always scored")
     extra_stages: list[Stage] = Field(default_factory=list, description="stages that are scored besides")
     metrics: list[Metric] = Field(["balanced_accuracy", "f1"], description="recorded beside the accuracy")
+    missing_classes: bool = Field(
+        False,
+        description="score clients also on the classes that they have no training rows of, with all clients' test rows",
+    )
+    held_out: Annotated[int, Field(ge=0)] | Annotated[list[int | str], Field(min_length=1)] = Field(
+        0,
+        description="clients that never train and are scored as newcomers: how many, drawn; or a list of clients' "
+        "numbers, or of values of data.group_by",
+    )
+    held_out_epochs: Annotated[int, Field(ge=0), ActsWith("held_out")] = Field(
+        0, description="held_out: also score them after so many local epochs; 0: only as they receive"
+    )
     patience: Annotated[int, Field(ge=0)] = Field(
         0, description="evaluations without a better validation accuracy of the main stage, then stop; 0: never"
     )
@@ -245,7 +257,8 @@ class Evaluation(Settings):
     )
 
     def _inactive_keys(self) -> set[str]:
-        return super()._inactive_keys() | (set() if self.patience else {"patience"})
+        switches = ("missing_classes", "held_out", "held_out_epochs", "patience")
+        return super()._inactive_keys() | {key for key in switches if not getattr(self, key)}
 
     @model_validator(mode="after")
     def _each_is_asked_once(self) -> Self:
@@ -254,8 +267,10 @@ class Evaluation(Settings):
                 f"extra_stages: '{self.stage}' does nothing beside stage = '{self.stage}'; name other stages, or leave "
                 "out extra_stages"
             )
-        for key in ("extra_stages", "metrics"):
-            names = getattr(self, key)
+        for key in ("extra_stages", "metrics", "held_out"):
+            names = getattr(self, key) or []
+            if isinstance(names, int):
+                continue
             if len({*names}) < len(names):
                 raise ValueError(f"{key}: expected every name once, got one again")
         return self

@@ -23,7 +23,7 @@ from polyfed.data.feature_shift import FeatureShift
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
-from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, is_by_group
+from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group
 from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
@@ -45,6 +45,7 @@ class FederatedDataset:
         unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train_per_client` and
             `max_test_per_client`.
         label_table: (K, C) int64 counts of the clients' training labels.
+        groups: of a deal by group, the values that each client holds; empty for other deals.
     """
 
     clients: tuple[ClientData, ...]
@@ -54,6 +55,7 @@ class FederatedDataset:
     source: DatasetSource
     unused: int
     label_table: NDArray[np.int64]
+    groups: tuple[tuple[str, ...], ...] = ()
 
     def __repr__(self) -> str:
         rows = [len(client.train) for client in self.clients]
@@ -129,6 +131,7 @@ def build_federated_dataset(
         source=source,
         unused=pool.size - used,
         label_table=np.stack([np.bincount(pool.y[rows.train], minlength=source.classes) for rows in clients]),
+        groups=groups_of(partition, pool, sides.dealt, options),
     )
 
 

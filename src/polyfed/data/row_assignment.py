@@ -68,6 +68,16 @@ def assign_test_rows(
     return groups_like(given, values[: len(rows)], values[len(rows) :])
 
 
+def groups_of(
+    partition: Partition, pool: PooledRows, rows: Rows, options: PartitionOptions
+) -> tuple[tuple[str, ...], ...]:
+    """The values, as text, that each client was dealt; nothing unless rows were dealt by them."""
+    if not is_by_group(options.partition):
+        return ()
+    values = _group_values(pool, rows, options)
+    return tuple(tuple(str(value) for value in np.unique(values[mine])) for mine in partition.rows)
+
+
 def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generators: Generators) -> Partition:
     """What the partition that is asked for makes of the rows."""
     wanted = options.partition

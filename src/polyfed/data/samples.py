@@ -5,6 +5,7 @@ Shapes: N samples; x is (N, C, H, W) for images, (N, ...) for anything else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,9 +90,39 @@ class LabeledSamples:
         """The samples at `rows` ((M,) int64), copied into tensors of their own."""
         return LabeledSamples(self.x[rows], self.y[rows])
 
+    def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
+        """The inputs, at most `size` rows at a time, on the device if they have a place there."""
+        yield from self.at(device).x.split(size)
+
     def head(self, count: int | None) -> LabeledSamples:
         """The first `count` samples (all of them for None)."""
         return self if count is None else LabeledSamples(self.x[:count], self.y[:count])
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedSamples:
+    """Some rows of other samples, copied only while they are read, so that many selections share the memory of one.
+
+    Args:
+        whole: the samples. rows: (M,) int64, which of them.
+    """
+
+    whole: LabeledSamples
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def y(self) -> Tensor:
+        """(M,) their labels."""
+        return self.whole.y[self.rows]
+
+    def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
+        """See `LabeledSamples.chunks`."""
+        x = self.whole.at(device).x
+        for rows in self.rows.split(size):
+            yield x[rows.to(x.device)]
 
 
 def from_dataset(dataset: Any) -> LabeledSamples:

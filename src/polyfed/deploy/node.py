@@ -264,7 +264,7 @@ class NodeTask:
             )
         exchange = exchanges[task.exchange_index]
         job = TrainJob(
-            client, freeze(message), task.variant, exchange, task.round, task.scores, task.auc, task.is_final
+            client, freeze(message), task.variant, exchange, task.round, task.scores, task.from_scores, task.is_final
         )
         fresh = functools.partial(self._store.allocate, self._name, task.variant)
         done = run_job(job, method, self._model_factory, fresh)
@@ -344,7 +344,7 @@ class NodeTask:
         task = self._task
         parts = [part for part in task.parts if len(getattr(self.client.data, part))]
         asked = EvalJob(self.client, task.variant, message, task.round, parts)
-        return score_parts(asked, self._method, self._model_factory, ScoreCache(task.auc)) if parts else {}
+        return score_parts(asked, self._method, self._model_factory, ScoreCache(task.from_scores)) if parts else {}
 
     def _take_up(self) -> None:
         """Be what the client was when it last counted."""

@@ -40,7 +40,7 @@ from polyfed.deploy.protocol import (
     serialize,
     split_client_state,
 )
-from polyfed.engine.evaluation import ClientScore
+from polyfed.engine.evaluation import ClientScore, from_scores_of
 from polyfed.engine.executors.base import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.engine.upload_check import find_mismatch
@@ -101,7 +101,7 @@ class NodeExecutor:
         self._broker = broker
         self._registry = registry
         self._event_log = event_log
-        self._auc = "auc" in federation.evaluation.metrics
+        self._from_scores = list(from_scores_of(federation.evaluation))
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._forms: dict[tuple[str, str, str], object] = {}  # what uploads looked like that were taken
 
@@ -184,9 +184,8 @@ class NodeExecutor:
         return Envelope(kind, task.model_dump(), b"" if message is None else serialize(message))
 
     def _envelope(self, job: TrainJob) -> Envelope:
-        facts = {
-            name: getattr(job, name) for name in ("round", "exchange_index", "is_final", "variant", "scores", "auc")
-        }
+        facts = {name: getattr(job, name) for name in ("round", "exchange_index", "is_final", "variant", "scores")}
+        facts["from_scores"] = list(job.from_scores)
         facts |= {
             "base": _held(job.client),
             "mark": checkpoint_id(job.round, job.exchange_index),
@@ -208,7 +207,12 @@ class NodeExecutor:
         return parts
 
     def _scoring(self, asked: EvalJob) -> Envelope:
-        facts = {"round": asked.round, "variant": asked.variant, "base": _held(asked.client), "auc": self._auc}
+        facts = {
+            "round": asked.round,
+            "variant": asked.variant,
+            "base": _held(asked.client),
+            "from_scores": self._from_scores,
+        }
         return self._written("score", {**facts, "parts": list(asked.parts)}, asked.message)
 
     def _recall(self, asked: EvalJob) -> Scores | None:

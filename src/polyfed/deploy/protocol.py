@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -28,7 +29,7 @@ from polyfed.core.message import (
     unflatten,
 )
 from polyfed.core.settings import Settings
-from polyfed.engine.evaluation import ClientScore
+from polyfed.engine.evaluation import FROM_SCORES, ClientScore
 from polyfed.errors import RunError
 
 Kind = Literal["hello", "train", "score", "finish"]
@@ -68,7 +69,7 @@ class TaskRequest(Settings):
     is_final: bool = False
     variant: str = ""
     scores: bool = False
-    auc: bool = False
+    from_scores: list[Literal["auc", "calibration_error"]] = Field(default_factory=list)
     base: _Mark = ""
     mark: _Mark = ""
     parts: list[Literal["test", "validation"]] = Field(default_factory=list)
@@ -137,7 +138,7 @@ def parse(kind: type[_Facts], facts: Mapping[str, Any]) -> _Facts:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        what = kind.__name__.lower()
+        what = re.sub("(?<!^)(?=[A-Z])", " ", kind.__name__).lower()  # "client hello"
         raise RunError(f"expected the facts of an envelope ({what}), got others at '{where}': {first['msg']}") from None
 
 
@@ -208,9 +209,10 @@ def split_client_state(message: Message) -> tuple[Group, State]:
 
 def score_to_json(score: ClientScore) -> dict[str, Any]:
     """A score in plain numbers."""
-    auc = None if math.isnan(score.auc) else score.auc
+    shares = {name: getattr(score, name) for name in FROM_SCORES}
+    known = {name: None if math.isnan(value) else value for name, value in shares.items()}
     others = {name: score_to_json(other) for name, other in score.others.items()}
-    return {"confusion": score.confusion.tolist(), "auc": auc, "others": others}
+    return {"confusion": score.confusion.tolist(), **known, "others": others}
 
 
 def score_from_json(told: Mapping[str, Any], classes: int, rows: int, others: Collection[str] = ()) -> ClientScore:
@@ -228,13 +230,14 @@ def score_from_json(told: Mapping[str, Any], classes: int, rows: int, others: Co
             raise ValueError(f"counts of shape {tuple(counts.shape)}, with {classes} classes")
         if bool(((counts < 0) | (counts > rows)).any()) or int(counts.sum()) != rows:
             raise ValueError(f"counts of another number of rows than {rows}")
-        auc = math.nan if told["auc"] is None else float(told["auc"])
-        if not (math.isnan(auc) or 0 <= auc <= 1):
-            raise ValueError(f"an area of {auc:g}")
+        shares = {name: math.nan if told[name] is None else float(told[name]) for name in FROM_SCORES}
+        for name, value in shares.items():
+            if not (math.isnan(value) or 0 <= value <= 1):
+                raise ValueError(f"{name} of {value:g}")
         if foreign := [name for name in told["others"] if name not in others]:
             raise ValueError(f"the predictor {foreign[0][:60]!r}")
         named = {name: score_from_json(other, classes, rows) for name, other in told["others"].items()}
-        return ClientScore(counts, auc, named)
+        return ClientScore(counts, shares["auc"], named, shares["calibration_error"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
         raise RunError(f"expected the counts of a score (C, C), got something else: {error}") from None
 

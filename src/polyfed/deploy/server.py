@@ -110,19 +110,7 @@ class DeployedFederation(Federation):
         limit: int = LIMIT,
         known: Mapping[int, ClientHello] | None = None,
     ) -> None:
-        if recipe.devices.enabled:
-            raise ConfigError(
-                "[devices]: expected none, as nodes are devices of their own, got a section that deals some"
-            )
-        if recipe.run.keep != "last":
-            raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
-        if recipe.privacy.target_epsilon:
-            raise ConfigError(
-                f"privacy.target_epsilon: expected noise in numbers, which every node reads in its own recipe, got "
-                f"{recipe.privacy.target_epsilon:g}"
-            )
-        if recipe.method.alone or recipe.run.control:
-            raise ConfigError("expected a federation's own method in a deployment, got a control: run it at one place")
+        _check_recipe(recipe)
         method = recipe.chosen_method
         if known is None:
             known = registry.known
@@ -271,6 +259,27 @@ class _Opens:
     def start(self, info: Mapping[str, Any]) -> None:
         """See `Tracker`."""
         self._event_log.open()
+
+
+def _check_recipe(recipe: Recipe) -> None:
+    """Refuse what nodes cannot do."""
+    if recipe.devices.enabled:
+        raise ConfigError("[devices]: expected none, as nodes are devices of their own, got a section that deals some")
+    if recipe.run.keep != "last":
+        raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
+    if recipe.privacy.target_epsilon:
+        raise ConfigError(
+            f"privacy.target_epsilon: expected noise in numbers, which every node reads in its own recipe, got "
+            f"{recipe.privacy.target_epsilon:g}"
+        )
+    if recipe.method.alone or recipe.run.control:
+        raise ConfigError("expected a federation's own method in a deployment, got a control: run it at one place")
+    if recipe.evaluation.missing_classes:
+        raise ConfigError(
+            "evaluation.missing_classes: expected false, as nodes do not have each other's test rows, got true"
+        )
+    if recipe.evaluation.held_out:
+        raise ConfigError("evaluation.held_out: expected none, as all nodes train, got some")
 
 
 def kind(said: ClientHello) -> tuple[object, ...]:

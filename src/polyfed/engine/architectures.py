@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, ModelFactory, Precision
 
@@ -37,7 +38,12 @@ def build_model_factory(
     return ModelFactory(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)
 
 
-def trained_counts(model_factory: ModelFactory, names: Iterable[str]) -> dict[str, int]:
-    """How many numbers of clients' own networks are trained: architecture -> count. names: of the architectures."""
-    networks = {name: model_factory.build_raw(name) for name in names}
+def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> dict[str, int]:
+    """How many numbers of clients' own networks are trained: architecture -> count."""
+    networks = {name: model_factory.build_raw(name) for name in first_by_architecture(clients)}
     return {name: sum(p.numel() for p in one.parameters() if p.requires_grad) for name, one in networks.items()}
+
+
+def first_by_architecture(clients: Sequence[Client]) -> dict[str, Client]:
+    """The first client of each architecture."""
+    return {client.architecture: client for client in reversed(clients)}

@@ -84,6 +84,7 @@ def _questions(
     name = method.display_name
     yield lambda: _check_public(name, needs, public)
     yield lambda: _check_inputs(name, needs, clients, public)
+    yield lambda: _check_images(name, needs, clients)
     yield lambda: _check_rounds(name, needs, clients[0].training.rounds)
     yield lambda: _check_validation(name, needs, clients)
     if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
@@ -223,6 +224,16 @@ def _check_inputs(name: str, needs: Requirements, clients: Sequence[Client], pub
             raise ConfigError(
                 f"{name} needs stored inputs of one shape and type; {owner} has {kind}, {first} {kinds[first]}"
             )
+
+
+def _check_images(name: str, needs: Requirements, clients: Sequence[Client]) -> None:
+    if not needs.images:
+        return
+    for client in clients:
+        x = client.prepare(client.data.train.x[:1])
+        if x.dim() != 4 or not x.is_floating_point():
+            found = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
+            raise ConfigError(f"{name} needs images, inputs (C, H, W) of floats; client {client.id} has {found}")
 
 
 def _check_validation(name: str, needs: Requirements, clients: Sequence[Client]) -> None:

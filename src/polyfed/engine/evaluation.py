@@ -7,7 +7,7 @@ import hashlib
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -19,7 +19,7 @@ from polyfed.core.message import Message, flatten
 from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.modules import as_split_model
 from polyfed.core.settings import Evaluation, Metric, Stage
-from polyfed.data.samples import LabeledSamples
+from polyfed.data.samples import LabeledSamples, SelectedSamples
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional import metrics
 from polyfed.functional.modes import eval_mode
@@ -28,6 +28,11 @@ from polyfed.profiling import timed
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
 _REMEMBERED = 256 * 2**20  # bytes of representations that are kept at most
+# figures that need more than counts: the scores of all samples (N, C) and their labels (N,)
+FROM_SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
+    "auc": metrics.auc,
+    "calibration_error": metrics.calibration_error,
+}
 Measure = Callable[[Tensor], float]  # of a client's counts (C, C), int64, rows the true class; NaN: not defined
 _Place = tuple[int, str, int]  # client, variant, identity of the samples
 
@@ -36,13 +41,16 @@ _Place = tuple[int, str, int]  # client, variant, identity of the samples
 class ClientScore:
     """A client's counts, from which every figure is made.
 
-    confusion: (C, C) int64; rows the true class, columns the predicted one. auc: NaN where it was not asked for, or is
-    not defined. others: by the other predictors that the method names (`alternative_predictors`).
+    confusion: (C, C) int64; rows the true class, columns the predicted one. auc, calibration_error: NaN where they were
+    not asked for, or are not defined. others: by the other predictors that the method names
+    (`alternative_predictors`). missing: on the classes that the client never had; None where these were not asked for.
     """
 
     confusion: Tensor
     auc: float = math.nan
     others: Mapping[str, ClientScore] = field(default_factory=dict)
+    calibration_error: float = math.nan
+    missing: ClientScore | None = None
 
     @functools.cached_property
     def total(self) -> int:
@@ -64,13 +72,23 @@ class ClientScore:
         """Macro F1 over the classes that the client has test samples of."""
         return metrics.f1(self.confusion)
 
+    @functools.cached_property
+    def own(self) -> ClientScore:
+        """On the classes that the client has; `missing` has rows of all others that it has test samples of."""
+        if self.missing is None:
+            return self
+        had = self.missing.confusion.sum(dim=1) == 0
+        counts = self.confusion.clone()
+        counts[: len(had)][~had[: len(counts)]] = 0
+        return ClientScore(counts)
+
 
 @timed("score")
 def evaluate_model(
     client: Client,
     method: Method,
     samples: LabeledSamples,
-    auc: bool = False,
+    from_scores: Collection[str] = (),
     others: bool = True,
     represented: Sequence[Tensor] | None = None,
 ) -> ClientScore:
@@ -78,42 +96,51 @@ def evaluate_model(
 
     Args:
         client: at work. method: whose `predict` gives the scores. samples: what to score on.
-        auc: also the area under the ROC curve, for which the scores of all samples are kept.
-        others: also by the other predictors that the method names, from the same weights and state.
+        from_scores: those of `FROM_SCORES` that are taken, too, for which the scores of all samples are kept.
+        others: also by the other predictors that the method names, from the same weights and state; and on the classes
+            that the client never had, where it has samples of them.
         represented: of a split model's, the samples' representations, `CHUNK` rows each, where they are known.
     """
     named = method.alternative_predictors if others else {}
     return replace(
-        _score(client, method, samples, auc, represented),
-        others={name: _score(client, other, samples, False) for name, other in named.items()},
+        _score(client, method, samples, from_scores, represented),
+        others={name: _score(client, other, samples) for name, other in named.items()},
+        missing=_score(client, method, client.missing) if others and client.missing is not None else None,
     )
 
 
 def _score(
-    client: Client, method: Method, samples: LabeledSamples, auc: bool, represented: Sequence[Tensor] | None = None
+    client: Client,
+    method: Method,
+    samples: LabeledSamples | SelectedSamples,
+    from_scores: Collection[str] = (),
+    represented: Sequence[Tensor] | None = None,
 ) -> ClientScore:
     model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
     predicted = []
     kept = []
     with torch.inference_mode(), eval_mode(model):
-        for place, x in enumerate(samples.at(device).x.split(CHUNK)):
+        for place, x in enumerate(samples.chunks(CHUNK, device)):
             if represented is None:
                 scores = method.predict(model, client.prepare(x.to(device)), client.state)
             else:
                 scores = as_split_model(model).head(represented[place])
             predicted.append(scores.argmax(dim=1))
-            if auc:
+            if from_scores:
                 kept.append(scores)
-    counts = metrics.confusion_matrix(samples.y, torch.cat(predicted).cpu(), client.classes)
-    return ClientScore(counts, metrics.auc(torch.cat(kept).cpu(), samples.y) if auc else math.nan)
+    y = samples.y
+    counts = metrics.confusion_matrix(y, torch.cat(predicted).cpu(), client.classes)
+    whole = torch.cat(kept).cpu() if from_scores else None
+    taken = {name: FROM_SCORES[name](whole, y) for name in from_scores if whole is not None}
+    return ClientScore(counts, taken.get("auc", math.nan), calibration_error=taken.get("calibration_error", math.nan))
 
 
 def _represented(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
     """What enters the head, `CHUNK` rows each."""
     device = next(iter(model.parameters())).device
     with torch.inference_mode(), eval_mode(model):
-        return [model.represent(client.prepare(x.to(device))) for x in samples.at(device).x.split(CHUNK)]
+        return [model.represent(client.prepare(x.to(device))) for x in samples.chunks(CHUNK, device)]
 
 
 def summarize(
@@ -127,7 +154,7 @@ def summarize(
         scores: one per client that has test data. Those for which the figure is not defined are left out.
         mean: "clients" (each counts once) or "samples" (each as often as it has samples; for the accuracy that is the
             accuracy over all samples, for the others the mean of the clients' own figures).
-        figure: "accuracy", "balanced_accuracy", "f1" or "auc", or a function of the score.
+        figure: "accuracy", "balanced_accuracy", "f1", "auc" or "calibration_error", or a function of the score.
     """
     value_of = operator.attrgetter(figure) if isinstance(figure, str) else figure
     pairs = [(float(value_of(score)), score.total) for score in scores]
@@ -187,7 +214,23 @@ def evaluation_record(
             }
         ),
         "confusion": _summed(main.values()).tolist() if "confusion" in evaluation.metrics and main else None,
+        **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
     }
+
+
+def _by_classes(stages: Mapping[Stage, Sequence[ClientScore]], weighting: str) -> dict[str, Mapping[str, Any]]:
+    """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for stage, scores in stages.items():
+        lacking = [score.missing for score in scores if score.missing is not None]
+        parts = {"own": summarize([score.own for score in scores], weighting), "missing": summarize(lacking, weighting)}
+        found[stage] = _known(parts)
+    return _known(found)
+
+
+def from_scores_of(evaluation: Evaluation) -> tuple[str, ...]:
+    """The figures asked for that need the scores of all samples."""
+    return tuple(name for name in evaluation.metrics if name in FROM_SCORES)
 
 
 NOT_EVALUATED: Mapping[str, Any] = {
@@ -269,8 +312,8 @@ class ScoreCache:
     once. Where all but the head is as the client keeps it, its representations are taken once.
     """
 
-    def __init__(self, auc: bool = False) -> None:
-        self.auc = auc  # taken with every score
+    def __init__(self, from_scores: Collection[str] = ()) -> None:
+        self.from_scores = from_scores  # taken with every score
         self._by_client: dict[tuple[int, bool, str], tuple[object, ClientScore]] = {}
         self._by_content: dict[object, ClientScore] = {}
         self._represented: dict[_Place, tuple[int, list[Tensor]]] = {}
@@ -303,7 +346,7 @@ class ScoreCache:
         if not shared:
             return self._take(client, method, samples, others, own_body)
         model = method.personal_model(client.model)
-        inputs = (id(samples), id(client.prepare))
+        inputs = (id(samples), id(client.prepare), id(client.missing))
         content = (client.architecture, inputs, fingerprint(_content(model.state_dict(), client.state)))
         if content not in self._by_content:
             self._by_content[content] = self._take(client, method, samples, others, own_body)
@@ -318,7 +361,7 @@ class ScoreCache:
             known = self._representations(client, own_body, samples, model)
         else:
             self.scored += 1
-        return evaluate_model(client, method, samples, self.auc, others, known)
+        return evaluate_model(client, method, samples, self.from_scores, others, known)
 
     def _representations(
         self, client: Client, variant: str, samples: LabeledSamples, model: SplitModel

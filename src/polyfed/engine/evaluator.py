@@ -13,8 +13,9 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import ClientScore, Measure, ScoreCache, evaluation_record, summarize
+from polyfed.engine.evaluation import ClientScore, Measure, ScoreCache, evaluation_record, from_scores_of, summarize
 from polyfed.engine.executors.base import EvalJob, Executor, has_weights
+from polyfed.engine.held_out import Newcomers
 
 
 class _ScoreKey:
@@ -52,6 +53,7 @@ class Evaluator:
         clients: by number. executor: does the work.
         stages: the main one first. metrics: figures of the user's own. shared_test: the samples all are tested on.
         excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
+        held_out: who never trains, and is scored as a newcomer.
     """
 
     def __init__(  # noqa: PLR0913 - what scoring needs of a federation
@@ -67,6 +69,7 @@ class Evaluator:
         shared_test: LabeledSamples | None,
         excluded: Mapping[int, str],
         unscored: Collection[int],
+        held_out: Collection[int] = (),
     ) -> None:
         self._method = method
         self._clients = clients
@@ -78,8 +81,11 @@ class Evaluator:
         self._shared_test = shared_test
         self._excluded = excluded
         self._unscored = unscored
-        self.auc = "auc" in evaluation.metrics
-        self._memory = ScoreCache(self.auc)
+        self.from_scores = from_scores_of(evaluation)
+        self._memory = ScoreCache(self.from_scores)
+        self._newcomers = Newcomers(
+            method, clients, server, executor, evaluation, held_out, self.from_scores, shared_test
+        )
 
     @property
     def scores_after_training(self) -> bool:
@@ -88,7 +94,7 @@ class Evaluator:
 
     def forget(self) -> None:
         """Take every score anew from now on."""
-        self._memory = ScoreCache(self.auc)
+        self._memory = ScoreCache(self.from_scores)
 
     def record(self, after_training: Mapping[int, ClientScore]) -> dict[str, Any]:
         """The figures of all stages, and the validation accuracy of the main one, for the round's record."""
@@ -106,7 +112,8 @@ class Evaluator:
         names = [client.architecture for client in self._clients]
         record = evaluation_record(scores, names, self._evaluation, self._metrics)
         validation = found[validated, "validation"].values()
-        return {**record, "validation": summarize(validation, self._evaluation.weighting).get("mean")}
+        mean = summarize(validation, self._evaluation.weighting).get("mean")
+        return {**record, "validation": mean, **self._newcomers.record()}
 
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, ClientScore]]:
         """The scores of those present by (stage, part of the data)."""

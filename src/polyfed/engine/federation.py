@@ -18,7 +18,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.engine.architectures import build_model_factory, trained_counts
+from polyfed.engine.architectures import build_model_factory, first_by_architecture, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
     check_texts,
@@ -39,11 +39,13 @@ from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
 from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Measure, validate_metrics
+from polyfed.engine.evaluation import Measure, from_scores_of, validate_metrics
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor, WorkerContext
 from polyfed.engine.executors.process_pool import make_executor
+from polyfed.engine.held_out import held_out_of, remarks_on
 from polyfed.engine.history import History, summarize_run
+from polyfed.engine.missing_classes import select_missing
 from polyfed.engine.model_export import ModelExport
 from polyfed.engine.notebook import of_federation
 from polyfed.engine.plugin import Plugin, Setup
@@ -60,7 +62,6 @@ from polyfed.engine.unread_settings import unread_settings
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, described
 from polyfed.registry import TRACKERS
-from polyfed.tracking.base import Tracker as Tracker
 from polyfed.tracking.base import as_tracker, notify
 from polyfed.units import human_count
 
@@ -82,13 +83,13 @@ class Federation:
         seed: every random draw of the run is derived from it.
         builders: architecture name -> function that makes the network, for clients given by a name of your own, and for
             a network that the method names. Names that a recipe takes ("digits-cnn1", "timm:resnet10t") need none.
-        trackers: who watches: functions of a round's record, and objects with any of `Tracker`'s methods.
+        trackers: functions of a round's record, and objects with any of `Tracker`'s methods.
         metrics: figures of your own, name -> function of a client's counts (C, C), int64, rows the true class, columns
-            the predicted one; NaN where it is not defined. They stand in records and tables beside the others.
+            the predicted one; NaN where it is not defined.
 
     Raises:
         ConfigError: models or data do not fit the method or the settings, or a simulated device's memory; a device is
-            not there, the executor is not possible here, there are no clients, or a tracker or a metric is none.
+            not there, the executor is not possible here, or an argument is of another type.
     """
 
     def __init__(  # noqa: PLR0913 - what a user may choose, each by its name
@@ -121,7 +122,11 @@ class Federation:
         task = task_of(task)
         check_texts(task, self.output, self.metrics)
         self.task = complete_task(task, self.clients)
+        self._shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
+        self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
+        if self.evaluation.missing_classes:
+            select_missing(self.clients, self._shared_test)
         check_validation(self.clients, self.evaluation, self.output)
         self.server = self._build_server(mapping_of("builders", builders))
         self.history: list[dict[str, Any]] = []
@@ -144,9 +149,10 @@ class Federation:
             self.evaluation,
             self.stages,
             self.metrics,
-            self.task.test if isinstance(self.task.test, LabeledSamples) else None,
+            self._shared_test,
             self.setup.excluded,
             self.setup.unscored,
+            self.held_out,
         )
         self.checkpointer = Checkpointer(
             self.transaction,
@@ -177,8 +183,8 @@ class Federation:
     def _number_clients(self) -> None:
         """Tell every client its number and what all of them share."""
         for number, client in enumerate(self.clients):
-            if isinstance(self.task.test, LabeledSamples):
-                client.data = ClientData(client.data.train, client.data.validation, self.task.test)
+            if self._shared_test is not None:
+                client.data = ClientData(client.data.train, client.data.validation, self._shared_test)
             client.id = number
             client.classes = self.classes
             client.seed = self.seed
@@ -225,6 +231,7 @@ class Federation:
             self.plugins,
             self.present,
             self.cohort,
+            held_out=self.held_out,
         )
         for plugin in self.plugins:
             plugin.validate(setup)
@@ -241,7 +248,7 @@ class Federation:
         """What carries out the clients' work."""
         asked = self.execution
         context = WorkerContext(
-            self.method, self.model_factory, self.clients, self.store, "auc" in self.evaluation.metrics
+            self.method, self.model_factory, self.clients, self.store, from_scores_of(self.evaluation)
         )
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
@@ -275,7 +282,7 @@ class Federation:
     def present(self, number: int) -> list[int]:
         """Who is in the federation in round `number`, asked or not."""
         absent = {client for plugin in self.plugins for client in plugin.absent(number)}
-        return [client.id for client in self.clients if client.id not in absent]
+        return [client.id for client in self.clients if client.id not in absent | self.held_out]
 
     def cohort(self, number: int) -> list[int]:
         """Who is to take part in a round, as far as nobody drops out."""
@@ -291,9 +298,7 @@ class Federation:
         return f"Federation({facts['method']}, {who}, {facts['dataset']}, {what})"
 
     def _repr_html_(self) -> str:
-        return of_federation(
-            self.facts, self.clients, trained_counts(self.model_factory, first_by_architecture(self.clients))
-        )
+        return of_federation(self.facts, self.clients, trained_counts(self.model_factory, self.clients))
 
     @property
     def averaged(self) -> str:
@@ -390,6 +395,7 @@ class Federation:
         members = []
         for client, seen in zip(self.clients, self._seen(), strict=True):
             member = {"id": client.id, "architecture": client.architecture, "samples": client.n, **seen}
+            member |= {"held_out": True} if client.id in self.held_out else {}
             for plugin in self.plugins:
                 member |= plugin.about_client(client.id)
             members.append(member)
@@ -398,7 +404,7 @@ class Federation:
     def remarks(self) -> list[str]:
         """What a user should know before round 1: who is averaged with whom, odd classes, settings not read."""
         averaging = [self.averaged] if len(first_by_architecture(self.clients)) > 1 and self.averaged else []
-        return [*averaging, *self.class_remarks(), *unread_settings(self)]
+        return [*averaging, *remarks_on(self.held_out), *self.class_remarks(), *unread_settings(self)]
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""
@@ -409,7 +415,7 @@ class Federation:
 
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""
-        parameters = trained_counts(self.model_factory, first_by_architecture(self.clients))
+        parameters = trained_counts(self.model_factory, self.clients)
         return [
             {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
             for client in self.clients
@@ -417,8 +423,7 @@ class Federation:
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path
-        models = PersonalModels(self.export, list(self.server.clients))
-        return Run(result, History(self.history), models, path)
+        return Run(result, History(self.history), PersonalModels(self.export, list(self.server.clients)), path)
 
     def _read(self, result: Mapping[str, Any]) -> Run:
         """A finished run, from its folder, which stays as it is; its models need the last checkpoint."""
@@ -443,8 +448,3 @@ class Federation:
 
     def tell(self, event: str, *what: Any) -> None:
         notify(self.trackers, event, *what)
-
-
-def first_by_architecture(clients: Sequence[Client]) -> dict[str, Client]:
-    """The first client of each architecture."""
-    return {client.architecture: client for client in reversed(clients)}

@@ -55,11 +55,14 @@ class History(list[dict[str, Any]]):
         return pandas.DataFrame(rows, index=index, columns=columns)
 
 
+_BY_CLIENT = ("bytes_by_client", "simulated_by_client", "held_out_per_client")
+
+
 def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float | None]]:
     """The numbers of a record by their paths; None where one is not known."""
     for name, value in record.items():
         path = f"{above}{name}"
-        if isinstance(value, Mapping) and path not in ("bytes_by_client", "simulated_by_client"):
+        if isinstance(value, Mapping) and path not in _BY_CLIENT:
             yield from _numbers(value, f"{path}.")
         elif isinstance(value, int | float) or (value is None and path != "confusion"):
             yield path, value
@@ -133,6 +136,7 @@ def summarize_run(
         "accuracy_by_stage": last["accuracy"],
         "accuracy_by_predictor": last.get("accuracy_by_predictor", {}),
         **{name: last[name] for name in _OF_THE_LAST},
+        **{name: last[name] for name in _IF_ASKED if name in last},
         "clients_table": _clients_table(records, clients, last["accuracy_per_client"]),
         "bytes_up": _total(records, "bytes_up"),
         "bytes_down": _total(records, "bytes_down"),
@@ -155,6 +159,8 @@ def summarize_run(
 
 # what a result has of the last evaluated round as it is
 _OF_THE_LAST = ("accuracy_per_client", "accuracy_per_architecture", "metrics", "confusion", "validation")
+
+_IF_ASKED = ("accuracy_by_classes", "held_out", "held_out_per_client")  # likewise, where it was asked for
 
 
 def _total(records: Sequence[Mapping[str, Any]], key: str) -> int:

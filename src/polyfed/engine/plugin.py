@@ -44,6 +44,7 @@ class Setup:
         cohort: number of a round -> who is to take part in it, as far as nobody drops out.
         excluded: clients that take no part at all -> the variant of their network. Plugins add to it.
         unscored: clients that are not scored. Plugins add to it.
+        held_out: clients that never train, and are scored as newcomers.
     """
 
     method: Method
@@ -59,6 +60,7 @@ class Setup:
     cohort: Callable[[int], list[int]]
     excluded: dict[int, str] = field(default_factory=dict)
     unscored: set[int] = field(default_factory=set)
+    held_out: frozenset[int] = frozenset()
 
     @functools.cached_property
     def preview(self) -> Server:
@@ -125,7 +127,7 @@ class Plugin:
         A final round reaches everybody who is present: most plugins leave it alone.
         """
 
-    def serving(self, round: Round) -> AbstractContextManager[None]:
+    def server_time(self, round: Round) -> AbstractContextManager[None]:
         """Within the block the server works: it plans, broadcasts, aggregates."""
         return contextlib.nullcontext()
 

@@ -124,7 +124,7 @@ class RoundRunner:
                     exchange,
                     round.number,
                     scores,
-                    self.evaluator.auc,
+                    self.evaluator.from_scores,
                     round.final,
                     place,
                     round.counts_operations,
@@ -179,7 +179,7 @@ class RoundRunner:
             stack.enter_context(server_stage(stage, round.number))
             stack.enter_context(section(profiled_as))
             for plugin in self.plugins:
-                stack.enter_context(plugin.serving(round))
+                stack.enter_context(plugin.server_time(round))
             yield
 
 

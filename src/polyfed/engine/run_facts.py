@@ -15,7 +15,7 @@ from polyfed.results.schema import RunResult, in_order
 
 def facts_of(federation: FederationParts) -> dict[str, Any]:
     """What trackers, the result and tables are told of the run."""
-    evaluation = {
+    evaluation: dict[str, Any] = {
         "stage": federation.stages[0],
         "weighting": federation.evaluation.weighting,
         "test": "client" if federation.task.test is None else "global",
@@ -24,6 +24,9 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
         "patience": federation.evaluation.patience,
         "min_delta": federation.evaluation.min_delta,
     }
+    if federation.setup.held_out:
+        evaluation["held_out"] = sorted(federation.setup.held_out)
+        evaluation["held_out_epochs"] = federation.evaluation.held_out_epochs
     if federation.setup.unscored:
         evaluation["clients"] = "honest"
     facts: dict[str, Any] = {

@@ -13,6 +13,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.randomness import numpy_generator
+from polyfed.core.settings import Evaluation
+from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData
 from polyfed.engine.arguments import list_of
 from polyfed.engine.executors.base import Executor
@@ -24,7 +26,7 @@ from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled, pooled_method, with_pooled_rows
 from polyfed.models.zoo import build
 from polyfed.places import check_name
-from polyfed.registry import MODELS, TRACKERS
+from polyfed.registry import MODELS, TRACKERS, suggest
 
 __all__ = ["assign_architectures", "auxiliary_candidates", "build_federation", "resolve_recipe"]
 
@@ -78,20 +80,24 @@ def build_federation(
         wrap_executor = SharedByNetwork
     in_shape = tuple(source.train.x.shape[1:])
     width = recipe.models.feature_dim
+    clients = [
+        Client(
+            name,
+            train=own.train,
+            test=own.test if federated.test is None else None,
+            validation=own.validation,
+            prepare=prepare,
+        )
+        for name, own in zip(names, rows_of_clients, strict=True)
+    ]
+    if recipe.evaluation.missing_classes:
+        for client, rows in zip(clients, federated.clients, strict=True):
+            client.own_classes = rows.train.y.unique().tolist()  # not those of pooled rows
     return Federation(
-        [
-            Client(
-                name,
-                train=own.train,
-                test=own.test if federated.test is None else None,
-                validation=own.validation,
-                prepare=prepare,
-            )
-            for name, own in zip(names, rows_of_clients, strict=True)
-        ],
+        clients,
         method,
         recipe.training,
-        recipe.evaluation,
+        _with_numbers(recipe.evaluation, federated),
         plugins=recipe.build_plugins(),
         task=Task(
             classes=federated.classes,
@@ -120,6 +126,42 @@ def build_federation(
         },
         trackers=watching,
     )
+
+
+def _with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evaluation:
+    """The evaluation with the numbers of the clients that a group held out is dealt to.
+
+    Raises:
+        ConfigError: there is no such group, or its client has others, too.
+    """
+    asked = evaluation.held_out
+    if isinstance(asked, int) or all(isinstance(value, int) for value in asked):
+        return evaluation
+    if not federated.groups:
+        named = next(value for value in asked if isinstance(value, str))
+        raise ConfigError(
+            f"evaluation.held_out: expected numbers of clients, as groups have names with data.partition 'by_group' "
+            f"alone, got '{named}'"
+        )
+    numbers = [value if isinstance(value, int) else _client_of_group(value, federated.groups) for value in asked]
+    if len({*numbers}) < len(numbers):
+        raise ConfigError(f"evaluation.held_out: expected every client once, got one again in {asked}")
+    return evaluation.model_copy(update={"held_out": numbers})
+
+
+def _client_of_group(name: str, groups: Sequence[Sequence[str]]) -> int:
+    """The client that a group was dealt to, which has no other."""
+    for client, held in enumerate(groups):
+        if name in held and len(held) > 1:
+            others = ", ".join(f"'{other}'" for other in held if other != name)
+            raise ConfigError(
+                f"evaluation.held_out: expected a group that is a client of its own, got '{name}', which shares client "
+                f"{client} with {others:.200}; leave out data.num_clients"
+            )
+        if name in held:
+            return client
+    known = [group for held in groups for group in held]
+    raise ConfigError(f"evaluation.held_out: expected a value of data.group_by, got '{name}'{suggest(name, known)}")
 
 
 def refuse_unread_settings(federation: Federation) -> None:

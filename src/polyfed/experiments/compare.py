@@ -9,7 +9,6 @@ from pathlib import Path
 
 from polyfed.config.recipe import Recipe
 from polyfed.engine.arguments import list_of
-from polyfed.engine.federation import Tracker
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import resolve_recipe
 from polyfed.experiments.controls import controls_of
@@ -25,6 +24,7 @@ from polyfed.report.html_report import write_page
 from polyfed.report.results_page import save_command
 from polyfed.report.run_records import load_runs
 from polyfed.report.statistics import SEEDS, Target
+from polyfed.tracking.base import Tracker
 from polyfed.tracking.console import Console
 from polyfed.units import human_count
 

@@ -1,6 +1,6 @@
 """What `polyfed compare --controls` runs beside the methods, so that a table can say what federation is worth.
 
-NAME-alone        the method with every client a federation of its own (`polyfed.engine.alone`)
+NAME-alone        the method with every client a federation of its own (`polyfed.engine.alone`), if it sends anything
 local-longer-E    Local with E epochs a round: the fewest by which it takes as many steps as a method that takes more
 pooled            each network trained on the training rows of all clients (`polyfed.experiments.pooled`)
 pooled-steps      the same with as many steps as a client takes
@@ -19,6 +19,7 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import phase_data
+from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -38,7 +39,9 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         ConfigError: a control cannot be made of these settings.
     """
     federated = {name: one for name, one in chosen.items() if not one.method.alone and one.method.name != "local"}
-    controls = {f"{name}-alone": base.choose_alone(name) for name in federated}
+    controls = {
+        f"{name}-alone": base.choose_alone(name) for name, one in federated.items() if has_upload(one.chosen_method)
+    }
     same_epochs: dict[int, list[str]] = {}
     for recipe in federated.values():
         epochs = epochs_of_local(build_federation(recipe, data=data))
@@ -74,6 +77,11 @@ def pooled(base: Recipe, kind: Control) -> Recipe:
         raise ConfigError(
             "controls: expected no [adversaries], whose wrong labels would be among the rows of all, got one"
         )
+    if base.evaluation.held_out:
+        raise ConfigError(
+            "controls: expected no evaluation.held_out, as who trains on the rows of all sends nothing to newcomers, "
+            "got some"
+        )
     local = base.choose("local")
     plain = {
         "training": local.training.model_copy(update={"client_fraction": 1.0}),
@@ -106,21 +114,28 @@ def epochs_of_local(federation: Federation) -> int:
     for number in range(1, training.rounds + 1):
         taken += _steps(federation, method.exchanges(number))
     taken += _steps(federation, method.final_exchanges())
-    drawn = _share_drawn(training, len(federation.clients))
-    epoch = sum(_batches(client, len(client.data.train)) for client in federation.clients)
+    clients = _training_clients(federation)
+    drawn = _share_drawn(training, len(clients))
+    epoch = sum(_batches(client, len(client.data.train)) for client in clients)
     return math.ceil(taken / (training.rounds * drawn * epoch))
 
 
 def _steps(federation: Federation, exchanges: Sequence[Exchange]) -> Fraction:
     """Steps of all clients in these, on average over who is drawn."""
     total = Fraction(0)
+    clients = _training_clients(federation)
     for exchange in exchanges:
         if not exchange.trains:
             continue
         everybody = exchange.who == "all"
-        share = Fraction(1) if everybody else _share_drawn(federation.training, len(federation.clients))
-        total += share * sum(_steps_of(client, federation.method, exchange) for client in federation.clients)
+        share = Fraction(1) if everybody else _share_drawn(federation.training, len(clients))
+        total += share * sum(_steps_of(client, federation.method, exchange) for client in clients)
     return total
+
+
+def _training_clients(federation: Federation) -> list[Client]:
+    """All but those that are held out."""
+    return [client for client in federation.clients if client.id not in federation.held_out]
 
 
 def _steps_of(client: Client, method: Method, exchange: Exchange) -> int:

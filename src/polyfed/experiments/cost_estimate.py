@@ -74,7 +74,7 @@ class CostEstimate:
             that training takes), fits, and the seconds down, train and up of a later round.
         simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
-        class_remarks: what is odd about the classes (`polyfed.data.classes.remarks`).
+        class_remarks: who is held out of training; what is odd about the classes (`polyfed.data.classes.remarks`).
     """
 
     facts: Mapping[str, Any]

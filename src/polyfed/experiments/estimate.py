@@ -17,6 +17,7 @@ from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.federation import Federation
+from polyfed.engine.held_out import remarks_on
 from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
 from polyfed.experiments.cost_estimate import ArchitectureCheck, CostEstimate
 from polyfed.experiments.data_cache import DataCache
@@ -84,7 +85,7 @@ def estimate_costs(
         for share in shares
     ]
     work = [
-        reached * _training_seconds(trial, share, exchanges) + scored
+        reached * _training_seconds(trial, share, exchanges) + _newcomer_seconds(federation, trial, share) + scored
         for share, scored in zip(shares, scoring, strict=True)
     ]
     server = rounds * trial.server_seconds
@@ -105,7 +106,7 @@ def estimate_costs(
         seconds_scoring=sum(scored / workers for scored in scoring),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        class_remarks=tuple(federation.class_remarks()),
+        class_remarks=(*remarks_on(federation.held_out), *federation.class_remarks()),
         **_simulated(federation, mine),
     )
 
@@ -177,18 +178,34 @@ def _scored_rows(federation: Federation, client: Client, trains: float) -> float
 
     What has not changed since it was last scored is not scored again.
     """
-    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
-    evaluations = math.ceil(rounds / every)
-    if federation.method.final_exchanges():
-        evaluations += 1
+    if client.id in federation.held_out:
+        return _evaluations(federation) * len(client.data.test)
     anew = {stage: 1.0 if stage == "received" else trains for stage in federation.stages}
-    rows = sum(anew.values()) * len(client.data.test) + anew[federation.stages[0]] * len(client.data.validation)
-    return evaluations * rows
+    tested = len(client.data.test) + len(client.missing or ())
+    rows = sum(anew.values()) * tested + anew[federation.stages[0]] * len(client.data.validation)
+    return _evaluations(federation) * rows
+
+
+def _evaluations(federation: Federation) -> int:
+    """After how many rounds clients are scored."""
+    rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
+    return math.ceil(rounds / every) + bool(federation.method.final_exchanges())
+
+
+def _newcomer_seconds(federation: Federation, trial: TrialRounds, share: _Share) -> float:
+    """Of a client that is held out: what it trains for its scores, and these."""
+    if share.client.id not in federation.held_out or not federation.evaluation.held_out_epochs:
+        return 0.0
+    first = [one for one in federation.method.exchanges(2) if one.trains][:1]
+    steps = trial.executor.steps(share.client, first)
+    scored = share.kind.seconds_row * len(share.client.data.test)
+    return _evaluations(federation) * (share.kind.seconds_batch * steps + share.kind.seconds_rest + scored)
 
 
 def _data_bytes(federation: Federation) -> int:
     """Bytes of all samples; what several look into counts once."""
     parts = [part for client in federation.clients for part in vars(client.data).values()]
+    parts += [client.missing.whole for client in federation.clients if client.missing is not None]
     public = federation.server.public
     if public is not None:
         parts.append(public.samples)

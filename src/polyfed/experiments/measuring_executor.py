@@ -143,7 +143,7 @@ class MeasuringExecutor(Serial):
         trained = train(client, method, client.context, batches, job.exchange.phases, model_factory.training)
         cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
         self._batches[client.id] = max(1, min(self._most, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
-        rows = len(client.data.test)
+        rows = len(client.data.test) + len(client.missing or ())
         if self._scores and rows:
             ready = time.perf_counter()
             evaluate_model(client, method, client.data.test)
@@ -165,7 +165,7 @@ class MeasuringExecutor(Serial):
         with AllocationTracker() as scoring:
             if len(client.data.test):
                 chunk = client.data.test.select(torch.arange(min(CHUNK, len(client.data.test))))
-                evaluate_model(client, self._method, chunk)
+                evaluate_model(client, self._method, chunk, others=False)
         return int(max(training.peak, scoring.peak))
 
     def _phases(self, client: Client, exchange: Exchange) -> Sequence[Phase]:

@@ -27,14 +27,17 @@ from polyfed.registry import METHODS
 __all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters", "page", "to_markdown", "to_text"]
 
 _SYMBOLS = (
-    ("P", "floats of a client's network: weights and float buffers; P(r): at width r; P(l): at level l"),
+    (
+        "P",
+        "floats of a client's network: weights and float buffers; P(r): at width r; P(l): at level l; P(d): at depth d",
+    ),
     ("P_h, P_G", "of its head, of a feature generator"),
     ("P_m", "of the auxiliary model"),
     ("K (m + n + 1)", "an m x n matrix as its K largest singular values with their vectors"),
     ("C, S, D", "classes of the task, classes of the client, input features of the head"),
     ("L, r", "public inputs, columns of the mean kernel's factor"),
     ("n_S, q", "pairs of intermediate features, floats of one pair"),
-    ("M, M_k", "other clients' models, personal entries of client k"),
+    ("M, M_k, K_k", "other clients' models, personal entries of client k, entries of its sub-model"),
     ("S(r), S(l)", "floats of BatchNorm's statistics at width r, at level l"),
     ("w, phi, h", "weights, those of the extractor, those of the head; w_k, h_k: client k's"),
     ("c, m, a, A", "control variates, momentum or masks, anchors, affinities; c_k, m_k, a_k: client k's"),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
-from polyfed.engine.federation import Tracker
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation, check_run_folder_place
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.run_records import RunRecord
+from polyfed.tracking.base import Tracker
 
 __all__ = ["PlannedRun", "check_planned_runs", "nothing_learnt_in", "run_planned"]
 

@@ -50,6 +50,8 @@ def check_pooled(recipe: Recipe) -> None:
         wrong = f"training.client_fraction = {recipe.training.client_fraction:g}"
     elif recipe.run.executor == "ray":
         wrong = "run.executor 'ray'"
+    elif recipe.evaluation.held_out:
+        wrong = "evaluation.held_out"
     if wrong:
         raise ConfigError(
             f"run.control '{recipe.run.control}': expected plain training on the rows of all (method 'local', all "

@@ -19,7 +19,6 @@ import tomli_w
 
 from polyfed.config.overrides import parse_override
 from polyfed.config.recipe import Recipe
-from polyfed.engine.federation import Tracker
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, run_planned
@@ -27,6 +26,7 @@ from polyfed.markup import notes, paragraph
 from polyfed.report.run_records import RunRecord, format_setting, load_runs
 from polyfed.report.sweep_figure import draw
 from polyfed.report.sweeps import SweepCell, SweepRow, SweepTable, build_table, short_names, to_html, to_text, write
+from polyfed.tracking.base import Tracker
 from polyfed.tracking.console import Console
 
 __all__ = ["Sweep", "parse", "sweep"]

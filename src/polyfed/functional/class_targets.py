@@ -9,6 +9,7 @@ Shapes: N samples, C classes, M rows received, S classes that have a row, D widt
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from polyfed.functional.losses import weighted_mean
@@ -93,6 +94,26 @@ def prototype_distance(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Te
     return _mean_of_known(squared_N, known_C[y_N], w_N)
 
 
+def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C: Tensor) -> Tensor:
+    """sum_n w_n (1 - cos(z_n, prototype of y_n)) / sum_n w_n; samples of a class without prototype count as 0.
+
+    Args:
+        z_ND: representations that are trained. y_N: classes. w_N: row weights, as in `losses.cross_entropy`.
+        prototypes_CD, known_C: see `to_dense`; constants for the gradient.
+
+    Returns:
+        0-d tensor. The cosine with a row of zeros is 0.
+
+    Source: Guo et al. (FedORGP), arXiv:2502.16119, the clients' alignment.
+
+    >>> align(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]), torch.ones(2),
+    ...       torch.tensor([[5.0, 0.0]]), torch.tensor([True]))
+    tensor(0.5000)
+    """
+    cosine_N = F.cosine_similarity(z_ND, prototypes_CD.detach()[y_N], dim=1)
+    return _mean_of_known(1 - cosine_N, known_C[y_N], w_N)
+
+
 def soft_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor, targets_CC: Tensor, known_C: Tensor) -> Tensor:
     """-sum_n w_n sum_c target(y_n)_c log softmax(logits_n)_c / sum_n w_n; samples without a target count as 0.
 
@@ -126,4 +147,15 @@ def nearest_prototype_scores(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tens
     distances_NS = torch.cdist(z_ND, prototypes_SD, compute_mode="donot_use_mm_for_euclid_dist")
     scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
     scores_NC[:, labels_S.long()] = -distances_NS
+    return scores_NC
+
+
+def most_similar(z_ND: Tensor, prototypes_SD: Tensor, labels_S: Tensor, classes: int) -> Tensor:
+    """Scores (N, C): the cosine with each class's prototype, minus infinity where there is none.
+
+    >>> most_similar(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]), torch.tensor([1]), classes=2)
+    tensor([[  -inf, 0.8000]])
+    """
+    scores_NC = torch.full((len(z_ND), classes), -torch.inf, dtype=z_ND.dtype, device=z_ND.device)
+    scores_NC[:, labels_S.long()] = F.normalize(z_ND, dim=1) @ F.normalize(prototypes_SD, dim=1).T
     return scores_NC

@@ -1,4 +1,5 @@
-"""What several networks say together: a consensus weighted by confidence, and what those say who see it otherwise.
+"""What several networks say together: their mean scores, a consensus weighted by confidence, and what those say who
+see it otherwise.
 
 Shapes: S networks, N samples, C classes.
 """
@@ -71,6 +72,39 @@ def consensus(scores_SNC: Tensor) -> Consensus:
     differs_SN = wide_SNC.argmax(dim=2) != labels_N
     others_NC = torch.einsum("sn,snc->nc", confidence_weights(v_SN, differs_SN), wide_SNC)
     return Consensus(labels_N, others_NC.to(scores_SNC.dtype), differs_SN.any(dim=0))
+
+
+def mean_scores(scores_SNC: Tensor) -> Tensor:
+    """The networks' mean scores (N, C), summed in float64 so that the order of the networks does not show.
+
+    Source: Lin et al. (FedDF), NeurIPS 2020, AVGLOGITS.
+
+    >>> mean_scores(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]))
+    tensor([[2., 1.]])
+    """
+    return scores_SNC.double().mean(dim=0).to(scores_SNC.dtype)
+
+
+def better_than_chance(scores_SNC: Tensor, labels_N: Tensor) -> Tensor:
+    """Which networks (S,) are right on more than 1 / C of the samples; all of them where none is.
+
+    Args:
+        labels_N: classes, integers in [0, C).
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    Source: Lin et al. (FedDF), NeurIPS 2020, drop-worst.
+
+    >>> better_than_chance(torch.tensor([[[4.0, 0.0]] * 2, [[0.0, 2.0], [3.0, 1.0]]]), torch.tensor([1, 0]))
+    tensor([False,  True])
+    """
+    if scores_SNC.dim() != 3 or labels_N.shape != scores_SNC.shape[1:2]:
+        shapes = f"{tuple(scores_SNC.shape)} and {tuple(labels_N.shape)}"
+        raise ValueError(f"expected scores (S, N, C) and labels (N,), got {shapes}")
+    right_S = (scores_SNC.argmax(dim=2) == labels_N).sum(dim=1)
+    better_S = right_S * scores_SNC.shape[2] > len(labels_N)
+    return better_S if bool(better_S.any()) else torch.ones_like(better_S)
 
 
 def transfer_loss(scores_NC: Tensor, agreed: Consensus, diversity: float) -> Tensor:

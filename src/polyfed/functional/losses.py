@@ -107,6 +107,39 @@ def multi_exit_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, gamma:
     return total / (m * (m + 1) / 2)
 
 
+def mutual_exits_loss(exits_NC: Sequence[Tensor], y_N: Tensor, w_N: Tensor, weight: Tensor | float) -> Tensor:
+    """sum_i CE(o_i, y) + weight / (m - 1) sum_i sum_{j != i} KL(softmax o_j || softmax o_i) over the exits i = 1..m.
+
+    Args:
+        exits_NC: logits o_1 to o_m of a network's exits; o_j is a constant in KL. y_N: classes. w_N: row weights, as
+            in `cross_entropy`. weight: of the distillation; the number 0 leaves it out.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: no exit, or shapes do not fit.
+
+    Source: Kim et al. (DepthFL), ICLR 2023.
+
+    >>> zeros = torch.zeros(1, 2)
+    >>> mutual_exits_loss([zeros, zeros], torch.tensor([0]), torch.ones(1), 1.0)  # 2 log 2: equal ones agree
+    tensor(1.3863)
+    """
+    if not exits_NC:
+        raise ValueError("expected at least one exit, got none")
+    total = torch.stack([cross_entropy(logits_NC, y_N, w_N) for logits_NC in exits_NC]).sum()
+    if len(exits_NC) == 1 or (isinstance(weight, float) and not weight):
+        return total
+    pairs = [
+        kl_divergence(logits_NC, teacher_NC, w_N)
+        for i, logits_NC in enumerate(exits_NC)
+        for j, teacher_NC in enumerate(exits_NC)
+        if i != j
+    ]
+    return total + weight / (len(exits_NC) - 1) * torch.stack(pairs).sum()
+
+
 def l1_loss(found_NC: Tensor, target_NC: Tensor, w_N: Tensor) -> Tensor:
     """mean_c |found - target|, weighted mean over the rows: L1 on logits, as FedMD digests its consensus.
 

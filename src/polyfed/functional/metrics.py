@@ -1,4 +1,4 @@
-"""What a classifier's counts and scores say: accuracy, balanced accuracy, F1, AUC.
+"""What a classifier's counts and scores say: accuracy, balanced accuracy, F1, AUC, calibration error.
 
 A class is averaged over only where it occurs: without a true sample it has no recall, and without a sample of another
 class no AUC. Where nothing is left to average, the result is NaN.
@@ -77,6 +77,33 @@ def auc(scores: Tensor, y: Tensor) -> float:
             above = float(ranks(_log_odds(level, label))[mine].sum()) - of * (of + 1) / 2
             areas.append(above / (of * others))
     return sum(areas) / len(areas) if areas else float("nan")
+
+
+def calibration_error(scores: Tensor, y: Tensor, bins: int = 15) -> float:
+    """Expected calibration error (Guo et al., ICML 2017, equation 5), with bins of equal width.
+
+    The confidence in a prediction is the softmax of its score. Over the bins ((b - 1) / bins, b / bins] of confidences,
+    the mean of |share that is right - mean confidence|, weighted by the samples of each bin.
+
+    Args:
+        scores: (N, K) of the classes 0..K-1; minus infinity rules a class out. y: (N,) int64.
+        bins: how many.
+
+    Returns:
+        In [0, 1]; NaN without samples, or where a row of scores gives no probabilities.
+
+    >>> round(calibration_error(torch.tensor([[0.9, 0.1], [0.8, 0.2]]).log(), torch.tensor([0, 1])), 4)
+    0.45
+    """
+    share = scores.double().softmax(dim=1)
+    if len(y) == 0 or bool(share.isnan().any()):
+        return float("nan")
+    predicted = scores.argmax(dim=1)
+    confidence = share.gather(1, predicted[:, None]).squeeze(1)
+    place = ((confidence * bins).ceil().long() - 1).clamp(0, bins - 1)
+    excess = (predicted == y).double() - confidence
+    gap = torch.zeros(bins, dtype=torch.float64).index_add(0, place, excess)
+    return float(gap.abs().sum()) / len(y)
 
 
 def _log_odds(scores: Tensor, label: int) -> Tensor:

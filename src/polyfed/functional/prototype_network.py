@@ -1,4 +1,6 @@
-"""A small network whose outputs are the classes' prototypes, trained so that those of other classes keep away (FedTGP).
+"""A small network whose outputs are the classes' prototypes, trained so that those of other classes keep away.
+
+FedTGP's loss keeps them away by distance, FedORGP's by angle.
 
 P = W_2 relu(W_1 E + b_1) + b_2, row by row; E has one row per class and is trained, too. Weights are named tensors.
 Shapes: C classes, D features, H hidden units, M rows received, S classes among them.
@@ -6,11 +8,13 @@ Shapes: C classes, D features, H hidden units, M rows received, S classes among 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]  # prototypes (C, D), rows (M, D), labels (M,) int64 -> 0-d
 
 
 def init_network(classes: int, hidden: int, features: int, draws: torch.Generator) -> dict[str, Tensor]:
@@ -57,34 +61,52 @@ def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin
     return F.cross_entropy(-(distances_MC + away_MC), labels_M)
 
 
+def orthogonality(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, gamma: float) -> Tensor:
+    """sum_m [1 - cos(row m, prototype of y_m) + gamma sum over c != y_m of |cos(row m, prototype of c)|], a sum.
+
+    Args:
+        prototypes_CD: trained. rows_MD: means that came from clients, of classes labels_M (M,) int64.
+        gamma: weight of the second term, in which prototypes become orthogonal to other classes' rows; 0 is off.
+
+    Source: Guo et al. (FedORGP), arXiv:2502.16119, the orthogonality regularization.
+
+    >>> orthogonality(torch.eye(2), torch.tensor([[0.0, 3.0]]), torch.tensor([0]), 0.5)
+    tensor(1.5000)
+    """
+    cosines_MC = F.normalize(rows_MD, dim=1) @ F.normalize(prototypes_CD, dim=1).T
+    own_MC = F.one_hot(labels_M, len(prototypes_CD)).to(cosines_MC)
+    return (own_MC * (1 - cosines_MC) + gamma * (1 - own_MC) * cosines_MC.abs()).sum()
+
+
 def train_network(
     weights: Mapping[str, Tensor],
     rows_MD: Tensor,
     labels_M: Tensor,
-    margin: float,
+    loss: Loss,
     epochs: int,
     batch: int,
     lr: float,
     draws: torch.Generator,
 ) -> tuple[dict[str, Tensor], float]:
-    """SGD on `margin_loss`, in shuffled batches of the rows.
+    """SGD on a loss of the prototypes, in shuffled batches of the rows.
 
     Args:
-        weights: as they are; left alone. draws: for the order of the rows, another one in each epoch.
+        weights: as they are; left alone. loss: of one batch.
+        draws: for the order of the rows, another one in each epoch.
 
     Returns:
-        The new weights and the mean loss of the last epoch.
+        The new weights, and the loss of the last epoch, a mean over its batches by their sizes.
     """
     now = dict(weights)
     labels_M = labels_M.long()
-    loss = float("nan")
+    last = float("nan")
     for _ in range(epochs):
         total = 0.0
         for some in torch.randperm(len(labels_M), generator=draws).split(batch):
             now = {name: t.detach().requires_grad_() for name, t in now.items()}
-            value = margin_loss(prototypes(now), rows_MD[some], labels_M[some], margin)
+            value = loss(prototypes(now), rows_MD[some], labels_M[some])
             gradients = torch.autograd.grad(value, list(now.values()))
             now = {name: t.detach() - lr * g for (name, t), g in zip(now.items(), gradients, strict=True)}
             total += float(value.detach()) * len(some)
-        loss = total / len(labels_M)
-    return now, loss
+        last = total / len(labels_M)
+    return now, last

@@ -19,24 +19,21 @@ another data set's. (6) The server takes plain SGD, made afresh.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyfed.core import inference
 from polyfed.core.client import PublicData
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import head_names
-from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.consensus import Consensus, consensus, transfer_loss
-from polyfed.methods.building_blocks import weight_averaging
+from polyfed.methods.building_blocks import ensemble_distillation, weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
 
@@ -101,10 +98,19 @@ class FedET(FedAvg):
         w = {**get_group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
             targets = consensus_targets(server, models, server.public)
-            how = DistillationConfig(self.server_steps, self.server_batch, self.server_lr, self.diversity_weight)
             model = server.model(server.auxiliary_model, w)
-            w, loss = distill(model, server.public, targets, how, server.generator("transfer"))
-            server.log["transfer_loss"] = loss
+
+            def loss(scores: Tensor, rows: Tensor) -> Tensor:
+                agreed = Consensus(*(t[rows].to(scores.device) for t in targets))
+                return transfer_loss(scores, agreed, self.diversity_weight)
+
+            optimizer = torch.optim.SGD(model.parameters(), self.server_lr)
+            draws = server.generator("transfer")
+            mean = ensemble_distillation.distill(
+                model, server.public, loss, optimizer, self.server_steps, self.server_batch, draws
+            )
+            w = ensemble_distillation.copy_state(model)
+            server.log["transfer_loss"] = mean
             server.log["disputed"] = float(targets.disagreement.float().mean())
         server.state["server"] = w
         self._share_head(server, w)
@@ -121,53 +127,6 @@ class FedET(FedAvg):
 # the networks teach --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DistillationConfig:
-    """Settings of the server's training.
-
-    steps: SGD steps. inputs: batch size. lr: learning rate. diversity: weight of the diversity term.
-    """
-
-    steps: int
-    batch: int
-    lr: float
-    diversity: float
-
-
 def consensus_targets(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
     """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
-    scores = []
-    for i, weights in models.items():
-        model = server.model(server.clients[i].architecture, weights)
-        scores.append(inference.map_batches(model, model, public.samples.x, public.prepare).cpu())
-    return consensus(torch.stack(scores))
-
-
-def distill(
-    model: nn.Module, public: PublicData, targets: Consensus, how: DistillationConfig, draws: torch.Generator
-) -> tuple[dict[str, Tensor], float]:
-    """Distill a consensus into a network; returns its weights and statistics, on the CPU, and the mean loss.
-
-    Args:
-        model: holds the weights to start from, and is trained in place. public: inputs; their labels are not looked at.
-        targets: for all of them. how: at least one step, and no more inputs in a batch than there are.
-        draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
-    """
-    held = len(public)
-    wanted = how.steps * how.batch
-    order = torch.cat([torch.randperm(held, generator=draws) for _ in range(-(-wanted // held))])
-    device = next(model.parameters()).device
-    optimizer = torch.optim.SGD(model.parameters(), how.lr)
-    total = 0.0
-    model.train()
-    with seeded_global_rng(int(torch.randint(2**62, (), generator=draws))):
-        for rows in order[:wanted].split(how.batch):
-            scores = model(public.prepare(public.samples.x[rows].to(device)))
-            loss = transfer_loss(scores, Consensus(*(t[rows].to(device) for t in targets)), how.diversity)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += float(loss.detach())
-    optimizer.zero_grad()
-    weights = {name: t.detach().cpu().clone() for name, t in model.eval().state_dict().items()}
-    return weights, total / how.steps
+    return consensus(ensemble_distillation.client_scores(server, models, public))

@@ -4,6 +4,8 @@ w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; P[c] the ser
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its n_kc samples of class c, in eval mode, after training.
 Server:    P[c] <- sum_k n_kc C_k[c] / sum_k n_kc over those who sent one; a class that nobody sent keeps its P[c].
+ProtoNorm (Lee, Shin and Choi, arXiv:2507.04310), an option (`spread_steps`): the server brings the P[c] to length 1,
+           pushes them apart on the sphere (`functional.sphere_spreading`) and sends them at length `scale`.
 Predicted: the class of the nearest P[c]; without any prototype, by the head. Scored: the newest P, stage `received`.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + 2 S); down 4 (C D + C), or 4 (S D + S) with
 candidates = "own". The paper counts 4 S D each way, labels and counts not: `nbytes_in_paper`.
@@ -11,14 +13,19 @@ Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the
 prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
 mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
 anything yet is sent all prototypes as if it had all classes: nobody knows better.
-From the authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits to
-the count; it takes prototypes in train mode, while weights still change.
+ProtoNorm is `spread_steps = 500, scale = 80, lambda = 10, weighting = "uniform"`, as its authors' code runs it; it was
+not verified against the paper. There a class that nobody sends in a round has no prototype in the next, and the steps
+end once the forces no longer change.
+From FedProto's authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits
+to the count; it takes prototypes in train mode, while weights still change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
@@ -26,7 +33,9 @@ from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Form
 from polyfed.functional.class_targets import merge, update_rows
+from polyfed.functional.sphere_spreading import spread
 from polyfed.methods.building_blocks import prototypes
+from polyfed.validation.effect import ActsWith
 
 
 @hyperparameters
@@ -35,20 +44,20 @@ class FedProto(prototypes.PrototypeMethod):
 
     name: ClassVar[str] = "fedproto"
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    down: ClassVar[str] = "C D + C"
     up: ClassVar[str] = "S D + 2 S"
     states: ClassVar[str] = "client: last P received; server: P, clients' classes"
     form: ClassVar[Form | None] = prototypes.PrototypeMethod.form
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
+    spread_steps: Annotated[int, Field(ge=0)] = 0  # ProtoNorm: steps that push prototypes apart; 0: sent as averaged
+    scale: Annotated[float, Field(gt=0), ActsWith("spread_steps")] = 80.0  # length of prototypes that are pushed apart
 
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "prototypes" not in server.state:
             return {}
         labels = get_tensor(server.state, "labels")
-        rows = get_tensor(server.state, "prototypes")
+        rows = get_tensor(server.state, "spread" if self.spread_steps else "prototypes")
         own = prototypes.mask_owned_classes(server, client_id, labels)
         message = {"labels": labels[own], "prototypes": rows[own]}
         if self.candidates == "own" or bool(own.all()):
@@ -66,6 +75,8 @@ class FedProto(prototypes.PrototypeMethod):
                 get_tensor(server.state, "prototypes"), get_tensor(server.state, "labels"), rows, labels
             )
         server.state |= {"labels": labels, "prototypes": rows}
+        if self.spread_steps:
+            server.state["spread"] = self.scale * spread(rows, self.spread_steps)
 
     # client ------------------------------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:

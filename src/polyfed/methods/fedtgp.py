@@ -17,15 +17,15 @@ From the authors' code: it collects the means from the network as it was before 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 
-from polyfed.core.message import Message, get_group, get_tensor
+from polyfed.core.message import Message
 from polyfed.core.method import hyperparameters
-from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import merge
@@ -38,10 +38,7 @@ class FedTGP(prototypes.PrototypeMethod):
 
     name: ClassVar[str] = "fedtgp"
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
-    down: ClassVar[str] = "C D + C"
-    up: ClassVar[str] = "S D + S"
     states: ClassVar[str] = "client: last P received; server: prototype network, P"
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off
@@ -50,12 +47,10 @@ class FedTGP(prototypes.PrototypeMethod):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
-        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
-        draws = server.generator("prototypes")
-        server.state["network"] = prototype_network.init_network(server.classes, features, features, draws)
+        prototypes.start_network(server)
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
+        return prototypes.known(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(uploads, "prototypes")
@@ -63,18 +58,6 @@ class FedTGP(prototypes.PrototypeMethod):
             return
         _, centers = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
         delta = prototype_network.margin(centers, self.margin)
-        weights, loss = prototype_network.train_network(
-            get_group(server.state, "network"),
-            sent.rows,
-            sent.labels,
-            delta,
-            self.server_epochs,
-            server.training.batch_size,
-            self.server_lr,
-            server.generator("means"),
-        )
-        before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
-        labels = torch.cat([*before, sent.labels]).unique()
-        rows = prototype_network.prototypes(weights)[labels.long()]
-        server.state |= {"network": weights, "labels": labels, "prototypes": rows}
+        apart = functools.partial(prototype_network.margin_loss, margin=delta)
+        loss = prototypes.train_network(server, sent, apart, self.server_epochs, self.server_lr)
         server.log |= {"prototype_loss": loss, "margin": delta}

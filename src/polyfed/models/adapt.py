@@ -84,7 +84,8 @@ def split(
     if not agrees:
         raise ConfigError(
             f"the parts of {model.architecture} do not repeat its own forward on the example (does it draw random "
-            "numbers or keep state in eval mode?); build it as polyfed.models.Staged(extractor, intermediate, head)"
+            "numbers or keep state in eval mode?); build it as polyfed.models.SequentialSplit(extractor, "
+            "intermediate, head)"
         )
     model.feature_dim = z.shape[1]
     return model
@@ -173,7 +174,7 @@ class Adapted(SplitModel):
                 raise ConfigError(
                     f"{self.architecture} cannot be cut after '{self._extractor}': {reason}; or pass extractor=None, "
                     "which does without a record and is enough for most methods, or build it as "
-                    "polyfed.models.Staged(extractor, intermediate, head)"
+                    "polyfed.models.SequentialSplit(extractor, intermediate, head)"
                 ) from reason
             caught = CapturedHead(self._head, self.architecture)
             self._parts = self._assign({})

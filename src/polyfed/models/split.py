@@ -91,7 +91,7 @@ class SplitModel(nn.Module):
         """See `with_projection`, which also checks the request."""
         raise ConfigError(
             f"{type(self).__name__} cannot take a projection to {feature_dim} features; "
-            "build it as polyfed.models.Staged, or leave models.feature_dim out"
+            "build it as polyfed.models.SequentialSplit, or leave models.feature_dim out"
         )
 
 
@@ -205,7 +205,7 @@ def in_features(head: nn.Module) -> int:
     if not isinstance(width, int):
         raise ConfigError(
             f"the head, a {type(head).__name__}, has no in_features to read the feature width from; "
-            "pass feature_dim (Staged) or example (split)"
+            "pass feature_dim (SequentialSplit) or example (split)"
         )
     return width
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -44,20 +44,22 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 _RUNNING = ("running_mean", "running_var")  # a negative variance would betray it
 
 
-def assign_attacks(settings: Adversaries, count: int, seed: int) -> dict[int, Kind]:
+def assign_attacks(settings: Adversaries, count: int, seed: int, held_out: Collection[int] = ()) -> dict[int, Kind]:
     """Who is hostile, and how: number of client -> kind, in order of number.
 
     Args:
-        count: of the federation's clients, also those that join later.
+        count: of the federation's clients, also those that join later. held_out: of these, who never trains.
 
     Raises:
         ConfigError: nobody would be honest.
     """
+    everybody = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
+    order = [client for client in everybody if client not in held_out]
+    count = len(order)
     counts = {kind: math.ceil(getattr(settings, f"{kind}_fraction") * count - 1e-9) for kind in KINDS}
     if count <= sum(counts.values()):
         told = " and ".join(f"{number} with {kind}" for kind, number in counts.items() if number)
         raise ConfigError(f"adversaries: expected at least one of the {count} clients to be honest, got {told}")
-    order = torch.randperm(count, generator=generator(seed, "hostile")).tolist()
     found: dict[int, Kind] = {}
     for kind in KINDS:
         taken = order[len(found) : len(found) + counts[kind]]
@@ -85,7 +87,7 @@ class AdversarialClients(Plugin):
         Raises:
             ConfigError: nobody would be honest.
         """
-        self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed)
+        self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed, setup.held_out)
         setup.unscored.update(self.kinds)
         for number, kind in self.kinds.items():
             if kind == "label_flip":

@@ -51,7 +51,7 @@ class ClientAvailability(Plugin):
             )
         joiners = self.settings.late_joiners
         rounds = setup.training.rounds
-        count = len(setup.clients)
+        count = len(setup.clients) - len(setup.held_out)
         if joiners >= count:
             raise ConfigError(
                 f"availability.late_joiners: expected fewer than the {count} clients, as one at least is there from "
@@ -62,8 +62,9 @@ class ClientAvailability(Plugin):
                 f"availability.join_round: expected at most training.rounds = {rounds}, got {self.settings.join_round}"
             )
         self._seed = setup.seed
-        order = torch.randperm(count, generator=generator(setup.seed, "joiners"))
-        self._joiners = frozenset(order[:joiners].tolist())
+        order = torch.randperm(len(setup.clients), generator=generator(setup.seed, "joiners")).tolist()
+        training = [client for client in order if client not in setup.held_out]
+        self._joiners = frozenset(training[:joiners])
 
     def facts(self) -> dict[str, Any]:
         """The settings; `delay_rounds` also says how late those are that miss a deadline."""

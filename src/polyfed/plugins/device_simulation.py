@@ -112,6 +112,7 @@ class DeviceSimulation(Plugin):
             return
         needs, networks, variants = estimate_memory(setup)
         self._exclude_oversized(needs, networks)
+        self.excluded -= setup.held_out  # they are in no round anyway, and scored otherwise
         setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
 
     def facts(self) -> dict[str, Any]:

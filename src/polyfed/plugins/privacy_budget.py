@@ -45,14 +45,14 @@ class PrivacyBudget(Plugin):
                 these networks.
         """
         self._method, self._training = setup.method, setup.training
-        self._rows = [client.n for client in setup.clients]
+        self._rows = {client.id: client.n for client in setup.clients if client.id not in setup.held_out}
         self._cohort, self._present = setup.cohort, setup.present
         upload_privacy = find(setup.plugins, UploadPrivacy)
         if upload_privacy is not None:
             self.settings = upload_privacy.settings
         self.settings = self._with_noise(self.settings)
         self._ledger = PrivacyLedger(self.settings, self._expected)
-        expected = [release for client in range(len(self._rows)) for release in self._expected(client)]
+        expected = [release for client in self._rows for release in self._expected(client)]
         self.has_noise = bool(expected)
         self.draws_rows = any(release.sampled for release in expected)
         for client in setup.clients:
@@ -117,7 +117,7 @@ class PrivacyBudget(Plugin):
 
     def _check(self) -> None:
         """Whether what is released can be accounted for, and a budget kept."""
-        accounting.require_packages(release for client in range(len(self._rows)) for release in self._expected(client))
+        accounting.require_packages(release for client in self._rows for release in self._expected(client))
         budget = self.settings.max_epsilon
         if budget and (has_upload(self._method) or self.settings.max_grad_norm) and not self.has_noise:
             raise ConfigError(
@@ -167,22 +167,22 @@ class PrivacyBudget(Plugin):
         """The settings, with the noise that a target asks for, for who is to take part most often."""
         if not settings.target_epsilon:
             return settings
-        turns: list[list[Exchange]] = [[] for _ in self._rows]
+        turns: dict[int, list[Exchange]] = {client: [] for client in self._rows}
         for number in range(1, self._training.rounds + 1):
             for client in self._cohort(number):
                 turns[client].extend(self._method.exchanges(number))
-        for own in turns:
+        for own in turns.values():
             own.extend(self._method.final_exchanges())
         made = {}
         if settings.upload_clip_norm and has_upload(self._method):
             made["upload_noise_multiplier"] = analytic_sigma(1.0, settings.target_epsilon, settings.delta) * math.sqrt(
-                max(map(len, turns))
+                max(map(len, turns.values()))
             )
         if settings.max_grad_norm:
 
             def released(noise: float) -> Iterator[list[Release]]:
                 tried = settings.model_copy(update={"noise_multiplier": noise})
-                for client, own in enumerate(turns):
+                for client, own in turns.items():
                     yield [r for e in own for r in self._given(client, 0, tried, e)]
 
             made["noise_multiplier"] = accounting.calibrate_noise(released, settings)

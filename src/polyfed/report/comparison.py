@@ -23,7 +23,16 @@ from polyfed.report.decomposition import decompose, remarks
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import SEEDS, Paired, Target, ci_half_width, leader, paired_difference, to_target
+from polyfed.report.statistics import (
+    SEEDS,
+    Paired,
+    Target,
+    ci_half_width,
+    indistinguishable,
+    leader,
+    paired_difference,
+    to_target,
+)
 from polyfed.report.text_tables import finite, finite_ones, mean_of, percent, std_of
 from polyfed.results.schema import FigureSummary, Summary
 
@@ -79,11 +88,11 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Comparis
         _row(name, runs, stages[name], reference, told, _rival(name, group, scores), wanted)
         for name, runs in group.rows.items()
     )
-    leaders = _leaders(group, stages, scores)
+    leaders, close = _leaders(group, stages, scores)
     footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
     numbers = {name: number for number, name in enumerate(footnotes, start=1)}
     notes = [_about_columns(rows), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
-    notes += _about_leaders(leaders)
+    notes += _about_leaders(leaders, close)
     decompositions = decompose(group.rows, stages)
     notes += remarks(decompositions)
     if target is not None and wanted is not None:
@@ -148,17 +157,39 @@ def _about_scores(rows: Sequence[ComparisonRow]) -> Iterator[str]:
     """What other predictors are, and what so few seeds cannot tell."""
     if any(row.accuracy_by_predictor for row in rows):
         yield "by ...: the same models in the same stage, predicting in another of their method's ways"
+    yield from _about_scored(rows)
     most = max(len(row.seeds) for row in rows)
+    few = [row.name for row in rows if len(row.seeds) < SEEDS]
     if most == 1:
         yield "one seed: neither a spread nor an interval is known"
     elif most < SEEDS:
         yield "two seeds: no interval is told, which takes three"
+    elif few:
+        yield f"fewer than three seeds, of which no interval is told: {', '.join(few)}"
+
+
+def _about_scored(rows: Sequence[ComparisonRow]) -> Iterator[str]:
+    """What further accuracies are of."""
+    if any(row.accuracy_by_classes for row in rows):
+        yield (
+            "own classes: on those that each client has training samples of; missing classes: on the others, with the "
+            "test samples of all clients, over the clients that lack some"
+        )
+    if any(row.held_out for row in rows):
+        epochs = " and after local training on it" if any("after_training" in row.held_out for row in rows) else ""
+        yield (
+            "held out: clients that never trained, on their own test samples, with what they would receive if they "
+            f"joined now{epochs}; all other figures are of the clients that train"
+        )
 
 
 def _leaders(
     group: Group, stages: Mapping[str, str], scores: Mapping[str, Mapping[int, float | None]]
-) -> dict[str, str]:
-    """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere."""
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere.
+
+    Also, by column, the rows that the leader cannot be told from, though they are further behind than the next.
+    """
     rows = {name: runs for name, runs in group.rows.items() if _may_lead(runs)}
     best = {name: {run.seed: _best(run, stages[name]) for run in runs} for name, runs in rows.items()}
     columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
@@ -166,7 +197,8 @@ def _leaders(
     for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
         columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
     found = {column: leader(of_rows) for column, of_rows in columns.items()}
-    return {column: name for column, name in found.items() if name is not None}
+    leaders = {column: name for column, name in found.items() if name is not None}
+    return leaders, {column: indistinguishable(columns[column], name) for column, name in leaders.items()}
 
 
 def _may_lead(runs: Sequence[RunRecord]) -> bool:
@@ -174,8 +206,8 @@ def _may_lead(runs: Sequence[RunRecord]) -> bool:
     return not runs[0].control and not any(run.result.nothing_learnt for run in runs)
 
 
-def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
-    """What is bold, and why."""
+def _about_leaders(leaders: Mapping[str, str], close: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What is bold, and why; and which differences to it may be chance."""
     if leaders:
         columns = {
             name: [column.replace("_", " ") for column in leaders if leaders[column] == name]
@@ -186,6 +218,12 @@ def _about_leaders(leaders: Mapping[str, str]) -> Iterator[str]:
             "highest, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
             f"{told}"
         )
+    for column, names in close.items():
+        if names:
+            yield (
+                f"{leaders[column]} is bold ({column.replace('_', ' ')}), but its difference to {', '.join(names)} may "
+                "be chance: the 95 % interval holds zero, or takes more seeds"
+            )
 
 
 def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
@@ -296,6 +334,8 @@ def _row(
         accuracy_bottom_decile=mean_of([score.bottom_decile for score in scores]),
         accuracy_by_stage=_means([result.accuracy_by_stage for result in results]),
         accuracy_by_predictor=_means([result.accuracy_by_predictor.get(stage, {}) for result in results]),
+        accuracy_by_classes=_means([result.accuracy_by_classes.get(stage, {}) for result in results]),
+        held_out=_means([result.held_out for result in results]),
         accuracy_per_architecture=_means(architectures),
         metrics=_means([result.metrics.get(stage, {}) for result in results]),
         bytes_up=mean_of([result.bytes_up for result in results]),

@@ -32,7 +32,14 @@ _INTERVALS = {"gain": "interval\nof gain", "alone": "interval\nalone", "federate
 _REFUSED = "refused"
 _SIMULATED = "simulated\ntime"
 COSTS = ("bytes\nup", "bytes\ndown", "time", _REFUSED, _SIMULATED)
-METRICS = {"balanced_accuracy": "balanced\naccuracy", "f1": "macro\nF1", "auc": "macro\nAUC"}
+METRICS = {
+    "balanced_accuracy": "balanced\naccuracy",
+    "f1": "macro\nF1",
+    "auc": "macro\nAUC",
+    "calibration_error": "calibration\nerror",
+}
+_CLASSES = {"own": "own\nclasses", "missing": "missing\nclasses"}
+_HELD_OUT = {"received": "held out,\nreceived", "after_training": "held out,\ntrained"}
 
 SubTable = tuple[str, list[Column]]
 
@@ -78,6 +85,10 @@ def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
         *(_of_stage(section, stage) for stage in section.extra_stages),
         *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
     ]
+    for part, heading in _CLASSES.items():
+        columns.append(Column(heading, [percent(row.accuracy_by_classes.get(part)) for row in rows]))
+    for stage, heading in _HELD_OUT.items():
+        columns.append(Column(heading, [percent(row.held_out.get(stage)) for row in rows]))
     return [*columns, *metrics_of(section)] if metrics else columns
 
 

@@ -66,6 +66,7 @@ def to_csv(table: Table) -> str:
     """All sections in one sheet: a line per row, with the evaluation in columns of its own; None is empty."""
     rows = [row for section in table.sections for row in section.rows]
     groups = {"accuracy_by_stage": "accuracy", "accuracy_by_predictor": "accuracy_by"}
+    groups |= {"accuracy_by_classes": "classes", "held_out": "held_out"}
     groups |= {"accuracy_per_architecture": "architecture", "metrics": "", "epsilon": "epsilon"}
     keys = {group: dict.fromkeys(key for row in rows for key in getattr(row, group)) for group in groups}
     lines: list[dict[str, Any]] = []
@@ -139,6 +140,10 @@ def _plain(section: ComparisonGroup) -> dict[str, Any]:
         for row in found["rows"]:
             _drop_simulated(row)
             _drop_simulated(row["to_target"] or {})
+    for key in ("accuracy_by_classes", "held_out"):
+        if not any(getattr(row, key) for row in section.rows):
+            for row in found["rows"]:
+                del row[key]
     if not any(row.control for row in section.rows):
         del found["decompositions"]
         for row in found["rows"]:

@@ -36,6 +36,9 @@ class ComparisonRow:
         accuracy_best_std_seeds, accuracy_best_margin: of that, over seeds.
         accuracy_by_stage: every stage scored in all of the row's runs.
         accuracy_by_predictor: of the row's stage, by the method's other predictors, where all runs have them.
+        accuracy_by_classes: of the row's stage, "own" and "missing": on the classes that clients have training samples
+            of, and on the others, as far as all runs scored them.
+        held_out: "received" and "after_training": accuracy of the clients that were held out of training.
         accuracy_per_architecture: mean over its clients, for every architecture in all of the row's runs; empty where
             another stage than the runs' own is shown.
         metrics: "balanced_accuracy", "f1", "auc": means over clients, as far as all of the row's runs recorded them.
@@ -74,6 +77,8 @@ class ComparisonRow:
     accuracy_best_margin: float | None
     accuracy_by_stage: Mapping[str, float]
     accuracy_by_predictor: Mapping[str, float]
+    accuracy_by_classes: Mapping[str, float]
+    held_out: Mapping[str, float]
     accuracy_per_architecture: Mapping[str, float]
     metrics: Mapping[str, float]
     bytes_up: float | None

@@ -35,6 +35,7 @@ METRICS = {
     "balanced_accuracy": "balanced accuracy",
     "f1": "macro F1",
     "auc": "macro AUC",
+    "calibration_error": "calibration error",
 }
 _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _SECOND_SCALES = ((3600, "h"), (60, "min"), (1, "s"))
@@ -78,7 +79,8 @@ def curves(
         x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
             the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
-        metric: "accuracy", "bottom_decile", or one that the runs recorded: "balanced_accuracy", "f1", "auc".
+        metric: "accuracy", "bottom_decile", or one that the runs recorded: "balanced_accuracy", "f1", "auc",
+            "calibration_error".
 
     Returns:
         The files written: ``<metric>-by-<x>.png`` and ``.svg``, numbered where there are several figures.

@@ -25,6 +25,15 @@ _COLUMNS = {
     "balanced accuracy": "Mean, in %, of the recalls of the classes that a client has test samples of.",
     "macro F1": "Mean F1 of the classes that a client has test samples of, in %.",
     "macro AUC": "Mean area under the ROC curves, one class against the others, in %.",
+    "calibration error": "Expected calibration error in %, over 15 bins: how far confidences are from the share of "
+    "right answers; low is good.",
+    "own classes": "Accuracy in % on the classes that each client has training samples of.",
+    "missing classes": "Accuracy in % on the classes that a client has no training samples of, on the test samples of "
+    "all clients.",
+    "held out, received": "Accuracy in % of clients that never trained, each with what it would receive if it joined "
+    "now.",
+    "held out, trained": "Accuracy in % of clients that never trained, after local training on what they would "
+    "receive.",
     "epsilon client": "Privacy spent, for whether a client takes part: the largest over clients and runs.",
     "epsilon sample": "Privacy spent, for what one of a client's rows holds: the largest over clients and runs.",
     "bytes up": "Sent from all clients to the server in one whole run.",

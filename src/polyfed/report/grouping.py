@@ -117,6 +117,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
         "test": result.evaluation.test,
         "mean": result.evaluation.weighting,
         "clients scored": result.evaluation.clients,
+        "held out": run.recipe.evaluation.get("held_out"),
         "preset": run.recipe.run.preset,
         "data": {key: value for key, value in run.recipe.data.items() if key not in _NOT_DATA},
     }
@@ -187,4 +188,12 @@ def _about(run: RunRecord, differing: Iterable[str]) -> str:
     details = ([str(partition)] if partition else []) + [f"{k}={format_setting(data[k])}" for k in keys if k in data]
     result = run.result
     dataset = f"{result.dataset} ({', '.join(details)})" if details else result.dataset
-    return f"{dataset}, {result.clients} clients, {result.rounds} rounds"
+    return f"{dataset}, {result.clients} clients{_held_out(run)}, {result.rounds} rounds"
+
+
+def _held_out(run: RunRecord) -> str:
+    """How many, or which, clients never train: " (2 held out)"; or ""."""
+    asked = run.recipe.evaluation.get("held_out")
+    if not asked:
+        return ""
+    return f" ({asked} held out)" if isinstance(asked, int) else f" (held out: {', '.join(map(str, asked))})"

@@ -34,6 +34,7 @@ __all__ = [
     "ToTarget",
     "ci_half_width",
     "first_reach",
+    "indistinguishable",
     "is_distinguishable",
     "leader",
     "paired_difference",
@@ -107,6 +108,16 @@ def leader(scores: Mapping[str, Mapping[int, float | None]]) -> str | None:
     difference = paired_difference(scores[best], scores[following])
     is_above = difference.mean is not None and difference.mean > 0  # on the seeds that both have
     return best if is_above and is_distinguishable(difference) else None
+
+
+def indistinguishable(scores: Mapping[str, Mapping[int, float | None]], name: str) -> list[str]:
+    """The other rows whose difference to this one is not distinguishable, or not known to be.
+
+    Args:
+        scores: row -> seed -> accuracy; a row in which one is not known does not count. name: one of the rows.
+    """
+    known = [other for other in scores if other != name and mean_of(list(scores[other].values())) is not None]
+    return [other for other in known if not is_distinguishable(paired_difference(scores[name], scores[other]))]
 
 
 # to a target ------------------------------------------------------------------------------------------------------

@@ -210,6 +210,19 @@ class RoundRecord(Record):
         description="mean accuracy on the clients' validation data in the main stage (in `personal` if that is "
         "`after_training`)",
     )
+    accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
+        {},
+        description="only with `missing_classes`: stage -> `own` -> accuracy on the classes that each client has "
+        "training rows of; `missing` -> on those that it has none of, with the test rows of all clients",
+    )
+    held_out: NullIsEmptyDict[Summary] = Field(
+        {},
+        description="only with `held_out`: `received` -> accuracy of the clients that are held out, each with what it "
+        "would receive if it joined now; `after_training`, with `held_out_epochs` -> after local training on it",
+    )
+    held_out_per_client: NullIsEmptyDict[dict[str, Number]] = Field(
+        {}, description="only with `held_out`: the same stages -> client -> its accuracy"
+    )
     timings: IfPresent[dict[str, Number]] = Field(
         None, description="only with `--profile`: section -> seconds spent in it, as below"
     )
@@ -241,6 +254,10 @@ class EvaluationFacts(Record):
     clients: IfPresent[Text] = Field(
         None, description="only with `[adversaries]`: `honest`, the clients that are evaluated"
     )
+    held_out: IfPresent[list[Count]] = Field(None, description="only with `held_out`: clients that are in no round")
+    held_out_epochs: IfPresent[Count] = Field(
+        None, description="with `held_out`: local epochs after which they are scored again; 0: they are not"
+    )
 
 
 class ClientRow(Record):
@@ -255,6 +272,7 @@ class ClientRow(Record):
         description="class -> number of training samples; with flipped labels as the client trains on them",
     )
     device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
+    held_out: IfPresent[Flag] = Field(None, description="only with `held_out`: it is in no round")
     accuracy: Number | None = Field(None, description="accuracy in the main stage, last evaluation")
     bytes_up: IfPresent[Count] = Field(None, description="bytes sent in the whole run")
     bytes_down: IfPresent[Count] = Field(None, description="bytes received in the whole run")
@@ -315,6 +333,17 @@ class RunResult(Record):
     metrics: NullIsEmptyDict[dict[str, FigureSummary]] = Field({}, description="as in the last evaluated round")
     confusion: list[list[Count]] | None = Field(None, description="as in the last evaluated round")
     validation: Number | None = Field(None, description="as in the last evaluated round")
+    accuracy_by_classes: NullIsEmptyDict[dict[str, Summary]] = Field(
+        {},
+        description="only with `missing_classes`: as in the last evaluated round",
+    )
+    held_out: NullIsEmptyDict[Summary] = Field(
+        {},
+        description="only with `held_out`: as in the last evaluated round",
+    )
+    held_out_per_client: NullIsEmptyDict[dict[str, Number]] = Field(
+        {}, description="only with `held_out`: as in the last evaluated round"
+    )
     clients_table: IfPresent[list[ClientRow]] = Field(None, description="one row per client")
     bytes_up: IfPresent[Count] = Field(None, description="sum over the rounds")
     bytes_down: IfPresent[Count] = Field(None, description="sum over the rounds")

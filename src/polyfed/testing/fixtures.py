@@ -23,13 +23,14 @@ from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Evaluation, Privacy, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import Executor, working_copy
-from polyfed.engine.federation import Federation, Tracker
+from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
+from polyfed.tracking.base import Tracker
 
 CLASSES = 3
 SIZES = (24, 16, 10, 20, 13, 17)

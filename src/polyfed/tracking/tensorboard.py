@@ -123,6 +123,8 @@ def _curves(record: Mapping[str, Any], totals: Mapping[str, int]) -> Iterator[tu
         "accuracy": {**(record.get("accuracy") or {}), "validation": record.get("validation")},
         "architecture": record.get("accuracy_per_architecture"),
         "predictor": record.get("accuracy_by_predictor"),
+        "classes": record.get("accuracy_by_classes"),
+        "held_out": record.get("held_out"),
         "metrics": record.get("metrics"),
         "bytes": {
             **{way: record.get(f"bytes_{way}") for way in totals},

@@ -43,10 +43,11 @@ class TrainJob:
     exchange: Exchange
     round: int
     scores: bool = False  # score it right after local training, too
-    auc: bool = False  # with the area under the ROC curve
+    from_scores: Sequence[str] = ()  # with these figures of `evaluation.FROM_SCORES`
     is_final: bool = False  # the exchange is one of the closing round's
     exchange_index: int = 0  # where among the round's exchanges it stands
     counted: bool = False  # tell how many operations it takes
+    uploads: bool = True  # else nothing comes of it but a score: it sends nothing, and the client stays as it is
 
 
 @dataclass(frozen=True)
@@ -93,14 +94,14 @@ class JobResult:
 class WorkerContext:
     """What is worked on.
 
-    clients: by number. store: of their weights. auc: scores come with the area under the ROC curve.
+    clients: by number. store: of their weights. from_scores: scores come with these of `evaluation.FROM_SCORES`.
     """
 
     method: Method
     model_factory: ModelFactory
     clients: Sequence[Client]
     store: WeightStore
-    auc: bool
+    from_scores: Sequence[str]
 
 
 class Executor(Protocol):
@@ -128,16 +129,18 @@ class Serial:
     """One client after the other, in this process.
 
     Args:
-        store: where new weights go. auc: scores come with the area under the ROC curve.
+        store: where new weights go. from_scores: scores come with these of `evaluation.FROM_SCORES`.
     """
 
     workers = 1
 
-    def __init__(self, method: Method, model_factory: ModelFactory, store: WeightStore, auc: bool = False) -> None:
+    def __init__(
+        self, method: Method, model_factory: ModelFactory, store: WeightStore, from_scores: Sequence[str] = ()
+    ) -> None:
         self._method = method
         self._model_factory = model_factory
         self._store = store
-        self._memory = ScoreCache(auc)
+        self._memory = ScoreCache(from_scores)
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
@@ -244,15 +247,15 @@ def finish_job(
     bad = _untrained(job, trained, model_factory)
     if bad is None and job.scores and len(client.data.test):
         with at_stage(client, job, "scoring"):
-            score = evaluate_model(client, method, client.data.test, job.auc)
-    if bad is None:  # a model of NaN sends nothing: who knows what the method's upload makes of it
+            score = evaluate_model(client, method, client.data.test, job.from_scores)
+    if bad is None and job.uploads:  # a model of NaN sends nothing: who knows what the method's upload makes of it
         with at_stage(client, job, "uploading"):
             with _counting(job) as done:
                 made = clone(method.upload(client, trained))
             operations += 0 if done is None else done.count
             message, bad = encoded(made, client, method, job.message)
     after = model_factory.state(client.architecture, job.variant)
-    same = bad is not None or (not job.exchange.trains and _alike(before, after))
+    same = bad is not None or not job.uploads or (not job.exchange.trains and _alike(before, after))
     return JobResult(
         client.id,
         message,

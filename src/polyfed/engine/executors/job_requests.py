@@ -19,7 +19,7 @@ from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
-from polyfed.engine.evaluation import ClientScore, ScoreCache
+from polyfed.engine.evaluation import FROM_SCORES, ClientScore, ScoreCache
 from polyfed.engine.executors.base import (
     EvalJob,
     JobResult,
@@ -91,7 +91,7 @@ def request_facts(asked: TrainJob | EvalJob, evaluation: int) -> dict[str, Any]:
         "timed": profiling.is_profiling(),
     }
     if isinstance(asked, TrainJob):
-        names = ("is_final", "exchange_index", "scores", "auc", "counted")
+        names = ("is_final", "exchange_index", "scores", "from_scores", "counted", "uploads")
         return {"what": "job", **facts, **{name: getattr(asked, name) for name in names}}
     parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
     return {"what": "scoring", **facts, **parts, "version": asked.client.version, "evaluation": evaluation}
@@ -139,12 +139,16 @@ def read_answer(
 def _figures(score: ClientScore) -> dict[str, Any]:
     """A score in tensors, for `_read_score`."""
     others = {name: _figures(other) for name, other in score.others.items()}
-    return {"confusion": score.confusion, "auc": torch.tensor(score.auc, dtype=torch.float64), "others": others}
+    shares = {name: torch.tensor(getattr(score, name), dtype=torch.float64) for name in FROM_SCORES}
+    missing = None if score.missing is None else _figures(score.missing)
+    return {"confusion": score.confusion, **shares, "others": others, "missing": missing}
 
 
 def _read_score(figures: Mapping[str, Any]) -> ClientScore:
     others = {name: _read_score(other) for name, other in figures["others"].items()}
-    return ClientScore(figures["confusion"], float(figures["auc"]), others)
+    missing = None if figures["missing"] is None else _read_score(figures["missing"])
+    auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
+    return ClientScore(figures["confusion"], auc, others, calibration_error, missing)
 
 
 def _filled(state: Mapping[str, Any], own: Any) -> dict[str, Any]:
@@ -208,7 +212,7 @@ class WorkerLoop:
         self.context = context
         self._inbox = inbox
         self._outbox = outbox
-        self._memory = ScoreCache(context.auc)
+        self._memory = ScoreCache(context.from_scores)
         self._evaluation = 0
         for client in context.clients:
             client.weights = None
@@ -261,7 +265,7 @@ class WorkerLoop:
         client = self._client(request, tensors)
         exchanges = method.final_exchanges() if request["is_final"] else method.exchanges(request["round"])
         exchange = exchanges[request["exchange_index"]]
-        flags = {name: request[name] for name in ("scores", "auc", "counted")}
+        flags = {name: request[name] for name in ("scores", "from_scores", "counted", "uploads")}
         job = TrainJob(client, tensors["message"], request["variant"], exchange, request["round"], **flags)
         fresh = self.fresh_row(request)
         done = run_job(job, method, self.context.model_factory, lambda: fresh)

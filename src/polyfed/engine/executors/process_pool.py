@@ -62,7 +62,7 @@ def make_executor(
     """
     if rebuild is not None and name not in EXECUTORS:
         raise ConfigError(f"expected no rebuild with the executor '{name}', which makes no federation anew, got one")
-    serial = Serial(context.method, context.model_factory, context.store, context.auc)
+    serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
     if name not in (*_OURS, *EXECUTORS):
         known = "', '".join([*_OURS, *list(EXECUTORS)[:-1]])
         raise ConfigError(f"expected the executor '{known}' or '{list(EXECUTORS)[-1]}', got '{name}'")
@@ -164,9 +164,8 @@ class ProcessPool:
         self._staff: list[Worker] = []
         self._evaluation = 0
         self._scored: dict[int, Worker] = {}  # who scored a client last
-        self._instead = Serial(
-            context.method, context.model_factory, context.store, context.auc
-        )  # where no worker can be had
+        # where no worker can be had
+        self._instead = Serial(context.method, context.model_factory, context.store, context.from_scores)
         self._unable = False
 
     @timed("idle")

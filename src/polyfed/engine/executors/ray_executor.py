@@ -27,6 +27,7 @@ import torch
 
 from polyfed import profiling
 from polyfed.core.settings import Training
+from polyfed.engine.evaluation import from_scores_of
 from polyfed.engine.executors.base import EvalJob, TrainJob, WorkerContext
 from polyfed.engine.executors.job_requests import (
     Worker,
@@ -117,7 +118,7 @@ class RayExecutor(ProcessPool):
             self._ray.end()
         self._ray = None
 
-    def _staffed(self) -> bool:
+    def _with_workers(self) -> bool:
         if self._ray is None:
             self._ray = RaySession(self.workers)
         return super()._with_workers()
@@ -271,7 +272,7 @@ class WorkerActor:
             made = rebuild()
             store = WeightStore(made.architectures, [])  # of one client's rows at a time
             context = WorkerContext(
-                made.method, made.architectures, made.clients, store, "auc" in made.evaluation.metrics
+                made.method, made.architectures, made.clients, store, from_scores_of(made.evaluation)
             )
             self._loop = _ActorLoop(context, self._inbox, self._outbox)
             return b"{}"

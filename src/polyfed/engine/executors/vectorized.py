@@ -56,7 +56,7 @@ class VectorizedExecutor:
         self._context = context
         self._size = size
         self._say = say
-        self._serial = Serial(context.method, context.model_factory, context.store, context.auc)
+        self._serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
         self._known = SignatureCache()
         self._said: set[str] = set()
 

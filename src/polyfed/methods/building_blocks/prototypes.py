@@ -1,6 +1,7 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
-`PrototypeMethod` is a whole method but for how the server makes them (FedProto, FedTGP):
+`PrototypeUploads` is the upload of class means alone (FedSA, FedSAF). `PrototypeMethod` is a whole method but for how
+the server makes its prototypes (FedProto, FedTGP, FedORGP):
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
@@ -25,6 +26,7 @@ from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
+from polyfed.functional import prototype_network
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.class_targets import nearest_prototype_scores, prototype_distance, to_dense
 from polyfed.functional.losses import cross_entropy
@@ -77,24 +79,60 @@ def record_owners(server: Server, sent: ClassRows) -> None:
 
 def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor:
     """Which of `labels` a client has training samples of, as far as it has told; of a new client, all. (M,) bool."""
-    known: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
-    own = known.get(str(client_id), labels)
+    owned: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
+    own = owned.get(str(client_id), labels)
     return torch.isin(labels, own)
+
+
+# prototypes that the server trains ------------------------------------------------------------------------------------
+
+
+def start_network(server: Server) -> None:
+    """Draw the network behind trained prototypes, as `server.state["network"]`; its hidden layer is as wide as D."""
+    features = as_split_model(server.model(server.architectures[0], {})).feature_dim
+    draws = server.generator("prototypes")
+    server.state["network"] = prototype_network.init_network(server.classes, features, features, draws)
+
+
+def train_network(server: Server, sent: ClassRows, loss: prototype_network.Loss, epochs: int, lr: float) -> float:
+    """Fit the network to the rows that came; keep "labels" and "prototypes" of all classes that ever came.
+
+    Returns:
+        The mean loss of the last epoch.
+    """
+    weights, value = prototype_network.train_network(
+        get_group(server.state, "network"),
+        sent.rows,
+        sent.labels,
+        loss,
+        epochs,
+        server.training.batch_size,
+        lr,
+        server.generator("means"),
+    )
+    before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
+    labels = torch.cat([*before, sent.labels]).unique()
+    rows = prototype_network.prototypes(weights)[labels.long()]
+    server.state |= {"network": weights, "labels": labels, "prototypes": rows}
+    return value
+
+
+def known(server: Server) -> Message:
+    """The "labels" and "prototypes" that the server has; nothing before there are any."""
+    return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
 
 
 # learning towards prototypes -----------------------------------------------------------------------------------------
 
 
-@hyperparameters
-class PrototypeMethod(Method):
-    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+class PrototypeUploads(Method):
+    """Clients upload the class means of their trained networks' representations: "labels" and "prototypes" (S, D)."""
 
     differs: ClassVar[str] = "anything; equal feature width"
+    down: ClassVar[str] = "C D + C"
+    up: ClassVar[str] = "S D + S"
     form: ClassVar[Form | None] = {"labels": LABELS, "prototypes": rows_of("D"), "counts": COUNTS}
-
-    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
-    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
-    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
+    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
     @property
     def requirements(self) -> Requirements:
@@ -102,41 +140,8 @@ class PrototypeMethod(Method):
         return Requirements(split_model=True, same_feature_dim=True, hint=instead)
 
     @property
-    def evaluation_stage(self) -> Stage:
-        return "received" if self.predictor == "prototype" else "personal"
-
-    @property
-    def alternative_predictors(self) -> Mapping[str, Method]:
-        other: Literal["prototype", "head"] = "head" if self.predictor == "prototype" else "prototype"
-        return {other: dataclasses.replace(self, predictor=other)}
-
-    @property
     def accepts_stale_uploads(self) -> bool:
         return True  # a prototype of an earlier round is one like any other
-
-    def receive(self, client: Client, message: Message) -> Context:
-        """Keep the prototypes among which the client will choose; those of all classes are learnt towards."""
-        if "prototypes" not in message:
-            return {}
-        parts = [message, *([get_group(message, "others")] if "others" in message else [])]
-        labels = torch.cat([get_tensor(part, "labels") for part in parts])
-        order = labels.argsort()
-        labels = labels[order]
-        rows = torch.cat([get_tensor(part, "prototypes") for part in parts])[order]
-        among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
-        if among.any():
-            client.state |= {"labels": labels[among], "prototypes": rows[among]}
-        prototypes, known = to_dense(rows.to(next(client.model.parameters())), labels, client.classes)
-        return {"prototypes": prototypes, "known": known} if self.prototype_weight else {}
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """CE, and the distance to the own class's prototype."""
-        z = model.represent(batch.x)
-        task = cross_entropy(model.head(z), batch.y, batch.w)
-        if "prototypes" not in context:
-            return task
-        distance = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
-        return task + self.prototype_weight * distance, {"distance": distance}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         """The means of the trained network's representations."""
@@ -151,6 +156,48 @@ class PrototypeMethod(Method):
         return Exposed(
             "prototypes", "prototypes", lambda client: {"prototypes": as_split_model(client.model).represent}
         )
+
+
+@hyperparameters
+class PrototypeMethod(PrototypeUploads):
+    """The client half. The server sends "labels" and "prototypes" (S, D), and further ones in the group "others"."""
+
+    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance; 0: Local
+    predictor: Literal["prototype", "head"] = "prototype"  # predict by nearest prototype or by head
+    candidates: Literal["all", "own"] = "all"  # candidate prototypes: all, or of the client's classes
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received" if self.predictor == "prototype" else "personal"
+
+    @property
+    def alternative_predictors(self) -> Mapping[str, Method]:
+        other: Literal["prototype", "head"] = "head" if self.predictor == "prototype" else "prototype"
+        return {other: dataclasses.replace(self, predictor=other)}
+
+    def receive(self, client: Client, message: Message) -> Context:
+        """Keep the prototypes among which the client will choose; those of all classes are learnt towards."""
+        if "prototypes" not in message:
+            return {}
+        parts = [message, *([get_group(message, "others")] if "others" in message else [])]
+        labels = torch.cat([get_tensor(part, "labels") for part in parts])
+        order = labels.argsort()
+        labels = labels[order]
+        rows = torch.cat([get_tensor(part, "prototypes") for part in parts])[order]
+        among = torch.isin(labels, client.data.train.y) if self.candidates == "own" else labels == labels
+        if among.any():
+            client.state |= {"labels": labels[among], "prototypes": rows[among]}
+        prototypes, present = to_dense(rows.to(next(client.model.parameters())), labels, client.classes)
+        return {"prototypes": prototypes, "known": present} if self.prototype_weight else {}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """CE, and the distance to the own class's prototype."""
+        z = model.represent(batch.x)
+        task = cross_entropy(model.head(z), batch.y, batch.w)
+        if "prototypes" not in context:
+            return task
+        distance = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
+        return task + self.prototype_weight * distance, {"distance": distance}
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""

@@ -1,0 +1,76 @@
+"""Distillation at the server: scores of clients' networks on public inputs, and a network that learns from them.
+
+Shapes: S clients, N public inputs, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core import inference
+from polyfed.core.client import PublicData
+from polyfed.core.message import Group
+from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.server import Server
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # scores of a batch, its rows among the public inputs -> a 0-d tensor
+
+
+def client_scores(server: Server, models: Mapping[int, Group], public: PublicData) -> Tensor:
+    """Scores (S, N, C) of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
+    scores = []
+    for i, weights in models.items():
+        model = server.model(server.clients[i].architecture, weights)
+        scores.append(model_scores(model, public).cpu())
+    return torch.stack(scores)
+
+
+def model_scores(model: nn.Module, public: PublicData) -> Tensor:
+    """Scores (N, C) of a network on all public inputs, on its device."""
+    return inference.map_batches(model, model, public.samples.x, public.prepare)
+
+
+def distill(
+    model: nn.Module,
+    public: PublicData,
+    loss: Loss,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    inputs: int,
+    draws: torch.Generator,
+    after_step: Callable[[int], bool] = lambda step: False,
+) -> float:
+    """Train a network in place on public inputs, whose labels are not looked at; returns the mean loss.
+
+    Args:
+        model: left in eval mode. optimizer: of its parameters. loss: of a batch.
+        steps: at least one. inputs: of a batch, no more than there are.
+        draws: for the order of the inputs, all of them before any again, and for the seed of dropout.
+        after_step: asked after each step, counted from 1, whether to stop; leaves the network in training mode.
+    """
+    held = len(public)
+    wanted = steps * inputs
+    order = torch.cat([torch.randperm(held, generator=draws) for _ in range(-(-wanted // held))])
+    device = next(model.parameters()).device
+    losses = []
+    model.train()
+    with seeded_global_rng(int(torch.randint(2**62, (), generator=draws))):
+        for step, rows in enumerate(order[:wanted].split(inputs), 1):
+            one = loss(model(public.prepare(public.samples.x[rows].to(device))), rows)
+            optimizer.zero_grad()
+            one.backward()
+            optimizer.step()
+            losses.append(one.detach())
+            if after_step(step):
+                break
+    optimizer.zero_grad()
+    model.eval()
+    return float(sum(torch.stack(losses).tolist())) / len(losses)
+
+
+def copy_state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a network's weights and statistics, on the CPU."""
+    return {name: t.detach().cpu().clone() for name, t in model.state_dict().items()}

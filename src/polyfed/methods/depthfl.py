@@ -1,0 +1,115 @@
+"""DepthFL: clients train the first blocks of one network, whose classifiers teach each other (Kim et al., ICLR 2023).
+
+Depths d_1 = 1 > ... > d_L: the network up to the classifier behind its first ceil(d_l B) blocks of B, and the
+classifiers on the way, m in all; the one behind all blocks is the head. Client k has the (k mod L + 1)-th depth.
+Client k:  w_k <- w[depth];  E epochs of SGD on
+           sum_i CE(o_i, y) + c(t) / (m - 1) sum_i sum_{j != i} KL(softmax o_j || softmax o_i),  o_j a constant;
+           c(t) = `distillation` exp(-5 (1 - min(t, R) / R)^2),  t = 0, 1, ... the round, R = `ramp_up`.
+Server:    every tensor of w <- mean over the clients that hold it, all alike or by their samples;  what nobody holds
+           stays bit for bit.
+Predicted is by the mean of the logits of all m classifiers.
+Sent per round, P(d) floats of weights and float buffers of the client's network: 4 P(d) bytes each way.
+Deviations from the paper: (1) Clients take plain SGD steps from the mean, its "DepthFL (FedAvg)"; its main rows add
+FedDyn's dynamic regularization. (2) Classifiers are one linear layer on the means over pixels; the authors' have
+convolutions before it. (3) Scored is every client's own network; the paper scores the whole network on one test set.
+(4) BatchNorm's running statistics are averaged over the clients that hold the layer, like weights, as in the authors'
+code. (5) c(t) is that of the authors' code, R = 300; not verified against the paper's text. (6) Depths are shares of
+blocks as they are found in the forward pass; the paper cuts a ResNet18 behind each of its four stages, which is the
+same there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, get_group
+from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import float_state, load_state
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.core.upload_forms import Form, as_sent
+from polyfed.functional.averaging import layer_wise_mean
+from polyfed.functional.losses import mutual_exits_loss
+from polyfed.methods.building_blocks.client_shares import Shares, client_share, parse_shares
+from polyfed.methods.building_blocks.early_exits import add_early_exits
+
+
+@hyperparameters
+class DepthFL(Method):
+    """Shallower sub-models of one network, whose classifiers learn from each other."""
+
+    name: ClassVar[str] = "depthfl"
+    paper: ClassVar[str] = "Kim et al., ICLR 2023"
+    differs: ClassVar[str] = "depth: sub-models of one network"
+    down: ClassVar[str] = "P(d)"
+    up: ClassVar[str] = "P(d)"
+    states: ClassVar[str] = "server: w with its classifiers"
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[Form | None] = {"model": as_sent}
+    ignores_initial_weights: ClassVar[bool] = True
+
+    depths: Shares = "1 0.75 0.5 0.25"  # shares of the network's blocks, dealt to the clients in turn
+    distillation: Annotated[float, Field(ge=0)] = 1.0  # weight of the mutual distillation at its full; 0: off
+    ramp_up: Annotated[int, Field(ge=0)] = 300  # R, rounds until this weight is full; 0: from the start
+    predictor: Literal["ensemble", "last"] = "ensemble"  # all classifiers' mean logits, or the deepest one's
+    weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True)
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received"
+
+    # which network -----------------------------------------------------------------------------------------
+    def variant(self, server: Server, client_id: int) -> str:
+        return client_share(self.depths, client_id)
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        return add_early_exits(model, parse_shares(self.depths)).truncated(float(variant or 1))
+
+    def personal_model(self, module: Any) -> nn.Module:
+        scored: nn.Module = module.ensemble() if self.predictor == "ensemble" else module.final_exit()
+        return scored
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        (architecture,) = server.architectures
+        initial = server.initial_state(architecture)
+        server.state["model"] = {name: initial[name] for name in float_state(server.model(architecture, {}))}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        (architecture,) = server.architectures
+        held = float_state(server.model(architecture, {}, self.variant(server, client_id)))
+        return {"model": {name: t for name, t in get_group(server.state, "model").items() if name in held}}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if uploads:
+            models = [get_group(message, "model") for message in uploads.values()]
+            weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
+            server.state["model"] = layer_wise_mean(models, weights, get_group(server.state, "model"))
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load_state(client.model, get_group(message, "model"))
+        weight = self.distillation * _ramp_up(client.round - 1, self.ramp_up)
+        return {"weight": torch.tensor(weight, device=next(client.model.parameters()).device)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return mutual_exits_loss(model(batch.x), batch.y, batch.w, context["weight"] if self.distillation else 0.0)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return {"model": float_state(client.model)}
+
+
+def _ramp_up(passed: int, rounds: int) -> float:
+    """How much of the distillation counts after so many rounds: from exp(-5) to 1."""
+    return math.exp(-5 * (1 - min(passed, rounds) / rounds) ** 2) if rounds else 1.0

@@ -1,0 +1,112 @@
+"""FedRE: a global header trained on one random mixture of class means per client (Yao et al., CVPR 2026).
+
+H: the header, theta its weights; F_k: the network before it; S_k: the client's classes.
+client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over extractor and header
+           Rbar_k^s = mean of F_k(x) over the samples of class s, in eval mode, for each s in S_k
+           a_s = u_s / sum u,  u_s uniform in (0, 1], drawn anew in every round
+           r_k = sum_s a_s Rbar_k^s;  q_k = sum_s a_s onehot(s)
+server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c), in shuffled batches of clients
+Scored: the client's extractor under the newest header, stage `received`, as in the authors' code.
+Sent per round, D features, C classes: up 4 (D + C); down 4 (C D + C), the header.
+
+arXiv:2511.22265. What follows is from the abstract and the authors' code; the paper's equations were not at hand.
+Deviations from the paper: (1) The abstract mixes a client's local representations; here, as in that code, these are the
+class means. (2) The loss is summed over a batch, as in that code; not verified against the paper. (3) That code uploads
+pairs of weight and label; here the encoding is a vector of C numbers. (4) A client that was not selected is scored with
+the newest header, in that code with the last one it received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+
+from polyfed.core import upload_forms
+from polyfed.core.client import Client
+from polyfed.core.inference import representations
+from polyfed.core.message import Message, get_group, get_tensor
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import as_split_model, load_state
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.functional.class_prototypes import class_means
+from polyfed.functional.entanglement import entangle, soft_header_sgd_step
+
+
+@hyperparameters
+class FedRE(Method):
+    """A global header, trained by the server on one random mixture of class means per client."""
+
+    name: ClassVar[str] = "fedre"
+    paper: ClassVar[str] = "Yao et al., CVPR 2026"
+    differs: ClassVar[str] = "anything before the head; a linear head of equal width"
+    down: ClassVar[str] = "C D + C"
+    up: ClassVar[str] = "D + C"
+    states: ClassVar[str] = "server: the header"
+    form: ClassVar[upload_forms.Form | None] = {
+        "representation": upload_forms.Entry(("D",)),
+        "encoding": upload_forms.Entry(("C",), least=0, most=1),
+    }
+
+    header_lr: Annotated[float, Field(ge=0)] = 0.01  # eta, learning rate of the header; 0: fixed random header
+    header_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received mixtures per round
+    header_batch: Annotated[int, Field(ge=1)] = 32  # mixtures per header step, shuffled; their losses are summed
+
+    @property
+    def requirements(self) -> Requirements:
+        instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
+        return Requirements(split_model=True, same_feature_dim=True, same_head=True, linear_head=True, hint=instead)
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received"
+
+    @property
+    def accepts_stale_uploads(self) -> bool:
+        return True  # a mixture of an earlier round is one like any other
+
+    @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        return {"encoding": "the mixture's weights, which noise would leave none"}
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        first = server.architectures[0]
+        head = as_split_model(server.model(first, server.initial_state(first))).head
+        server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"header": get_group(server.state, "header")}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = [message for message in uploads.values() if "encoding" in message]
+        if not sent:
+            return
+        mixtures_MD = torch.stack([get_tensor(message, "representation") for message in sent]).float()
+        encodings_MC = torch.stack([get_tensor(message, "encoding") for message in sent]).float()
+        header = get_group(server.state, "header")
+        theta = header["weight"]
+        bias = header["bias"]
+        beyond = len(bias) - encodings_MC.shape[1]  # outputs of the header that are no classes
+        encodings_MC = torch.nn.functional.pad(encodings_MC, (0, beyond))
+        draws = server.generator("header")
+        for _ in range(self.header_epochs):
+            for some in torch.randperm(len(sent), generator=draws).split(self.header_batch):
+                theta, bias = soft_header_sgd_step(theta, bias, mixtures_MD[some], encodings_MC[some], self.header_lr)
+        server.state["header"] = {"weight": theta, "bias": bias}
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load_state(as_split_model(client.model).head, get_group(message, "header"))
+        return {}
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        train = client.data.train
+        z_ND = representations(client.model, train.x, client.prepare).cpu()
+        labels_S, means_SD, _ = class_means(z_ND, train.y, client.classes)
+        weights_S = 1 - torch.rand(len(labels_S), generator=client.generator("entangle"))
+        representation, encoding = entangle(means_SD, labels_S, weights_S, client.classes)
+        return {"representation": representation, "encoding": encoding}

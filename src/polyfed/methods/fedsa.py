@@ -1,0 +1,116 @@
+"""FedSA: anchors of the classes, to which representations and heads are drawn (Zhou et al., AAAI 2025).
+
+w_k = (phi_k, h_k): h_k is the network's head, phi_k all before it; A[c] the anchor of class c.
+Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - A[y])^2
+               + contrast CE(-(||phi_k(x) - A[c]|| + delta_k 1[c = y]) over all c, y)
+               + calibration mean over all c of CE(h_k(A[c]), c);
+           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training;
+           delta_k = the larger of the gap of A and that of its last C_k, the gap being the mean over the classes of
+           the distance to the nearest other class.
+Server:    A is drawn before round 1 (`functional.semantic_anchors`);
+           A[c] <- momentum A[c] + (1 - momentum) mean over k of C_k[c], over those who sent one.
+Scored: the client's own head, stage `personal`.
+Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 C D.
+
+arXiv:2501.05496. What follows is from the abstract and the authors' code, whose defaults are used; the paper's
+equations were not at hand.
+Deviations from the paper: (1) C_k are taken after training; in that code, while weights still change. (2) In round 1
+and where a client has a single class, delta_k is the gap of A. (3) That code classifies by the nearest mean of the
+clients' means; here the head does, which the calibration is for. (4) Not verified against the paper: which of the two
+its tables have, the projection that draws the anchors, and the momentum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, get_tensor
+from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
+from polyfed.core.modules import as_split_model
+from polyfed.core.server import Server
+from polyfed.core.upload_forms import Form
+from polyfed.functional.class_targets import merge, prototype_distance
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.modes import frozen_running_stats
+from polyfed.functional.semantic_anchors import draw_anchors, margin_contrastive_loss, mean_nearest_distance
+from polyfed.methods.building_blocks import prototypes
+
+
+@hyperparameters
+class FedSA(prototypes.PrototypeUploads):
+    """One anchor per class, drawn apart at the server, for representations and heads."""
+
+    name: ClassVar[str] = "fedsa"
+    paper: ClassVar[str] = "Zhou et al., AAAI 2025"
+    down: ClassVar[str] = "C D"
+    states: ClassVar[str] = "client: gap of its last means; server: anchors"
+    form: ClassVar[Form | None] = prototypes.PrototypeUploads.form
+
+    anchor_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance to the anchor; 0: off
+    contrast: Annotated[float, Field(ge=0)] = 1.0  # weight of the contrast of anchors with a margin; 0: off
+    calibration: Annotated[float, Field(ge=0)] = 1.0  # weight of the head's loss on all anchors; 0: off
+    momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999  # of the anchors; 1: as drawn, 0: the clients' mean means
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        features = as_split_model(server.model(server.architectures[0], {})).feature_dim
+        server.state["anchors"] = draw_anchors(server.classes, features, server.generator("anchors"))
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"anchors": get_tensor(server.state, "anchors")}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = prototypes.collect(uploads, "prototypes")
+        if sent is None:
+            return
+        labels, rows = merge(sent.rows, sent.labels, sent.counts)
+        anchors = get_tensor(server.state, "anchors").clone()
+        known = labels.long()
+        anchors[known] = self.momentum * anchors[known] + (1 - self.momentum) * rows
+        server.state["anchors"] = anchors
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        if not (self.anchor_weight or self.contrast or self.calibration):
+            return {}
+        anchors = get_tensor(message, "anchors")
+        margin = mean_nearest_distance(anchors)
+        if "gap" in client.state:
+            margin = torch.maximum(margin, get_tensor(client.state, "gap"))
+        like = next(client.model.parameters())
+        return {"anchors": anchors.to(like, copy=True), "margin": margin.to(like)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        z = model.represent(batch.x)
+        total = cross_entropy(model.head(z), batch.y, batch.w)
+        if "anchors" not in context:
+            return total
+        anchors = context["anchors"]
+        labels = torch.arange(len(anchors), device=anchors.device)
+        is_known = torch.ones_like(labels, dtype=torch.bool)
+        sums = {}
+        if self.anchor_weight:
+            sums["distance"] = prototype_distance(z, batch.y, batch.w, anchors, is_known)
+            total = total + self.anchor_weight * sums["distance"]
+        if self.contrast:
+            sums["contrast"] = margin_contrastive_loss(z, batch.y, batch.w, anchors, context["margin"])
+            total = total + self.contrast * sums["contrast"]
+        if self.calibration:
+            with frozen_running_stats(model.head):
+                scores = model.head(anchors)
+            sums["calibration"] = cross_entropy(scores, labels, torch.ones_like(anchors[:, 0]))
+            total = total + self.calibration * sums["calibration"]
+        return total, sums
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        message = super().upload(client, trained)
+        rows = get_tensor(message, "prototypes")
+        if len(rows) > 1:
+            client.state["gap"] = mean_nearest_distance(rows)
+        return message

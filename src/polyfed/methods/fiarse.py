@@ -1,0 +1,159 @@
+"""FIARSE: clients train the weights that are largest in magnitude, as many as they can carry (Wu et al., NeurIPS 2024).
+
+Shares r_1 = 1 > ... > r_L of the weights; client k has the (k mod L + 1)-th. Weights are those of all layers but
+normalization, biases too.
+Server:    theta_k = magnitude of the r_k-th share's last weight, of all weights or of the layer's (`threshold`);
+           M_k = [|w| >= theta_k].
+Client k:  w_k <- w where M_k, else 0;  E epochs of SGD on CE(f(x; w_k * [|w_k| >= theta_k]), y), along
+           grad * [|w_k| >= theta_k] (1 + 2 |w_k| theta_k / (|w_k| + theta_k)^2):
+           a weight that falls below the threshold is out, and those near it are driven apart.
+Server:    every entry of w <- mean of w_k over the clients with the entry in M_k, all alike or by their samples;  what
+           nobody holds stays bit for bit.
+Sent per round, P floats of weights and float buffers, K_k of them in M_k or in no mask: down 4 K_k bytes, and a bit for
+every entry of the masked tensors, up 4 K_k. A client with all of the network gets no mask: 4 P each way.
+Deviations from the paper (arXiv:2407.19389): (1) Where r_k = 1 there is no threshold, so that the client trains as in
+FedAvg; the authors' code takes the smallest magnitude. (2) An entry counts for all clients that were sent it; in the
+authors' code for those where it has changed. (3) BatchNorm's running statistics are averaged like weights; the authors'
+code keeps none and scores with those of the test batch. (4) Scored is every client's own sub-model as received. (5) A
+layer is one module's weight and bias; in the authors' code layers of ResNet's stages go together.
+The gradient and the shares are those of the authors' code; the paper's text was not at hand.
+With one threshold for all weights, which the authors' main runs have, a small share can leave out whole layers whose
+initial weights are small; such a sub-model is constant and learns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, get_group
+from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import float_state, load_state
+from polyfed.core.server import Server
+from polyfed.core.settings import Stage
+from polyfed.core.upload_forms import Form, as_sent
+from polyfed.functional import magnitudes, masks
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods.building_blocks.client_shares import Shares, client_share
+
+_NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+@hyperparameters
+class FIARSE(Method):
+    """Sub-models of the weights that are largest in magnitude."""
+
+    name: ClassVar[str] = "fiarse"
+    paper: ClassVar[str] = "Wu et al., NeurIPS 2024"
+    differs: ClassVar[str] = "number of weights: sub-models of one network"
+    down: ClassVar[str] = "K_k, entries of the client's sub-model (plus P / 32 where K_k < P)"
+    up: ClassVar[str] = "K_k"
+    states: ClassVar[str] = "server: w"
+    delta_entries: ClassVar[tuple[str, ...]] = ("model",)
+    form: ClassVar[Form | None] = {"model": as_sent}
+    ignores_initial_weights: ClassVar[bool] = True
+
+    shares: Shares = "1 0.25 0.0625 0.015625"  # of the weights, dealt to the clients in turn
+    threshold: Literal["global", "layer"] = "global"  # a share of all weights together; "layer": of each layer's
+    weighting: Literal["uniform", "samples"] = "uniform"  # weights of the mean; "samples": by training samples
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True)
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received"
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        initial = server.initial_state(server.architectures[0])
+        server.state["model"] = {name: initial[name] for name in float_state(_network(server))}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        left_out = self._left_out(server, client_share(self.shares, client_id))
+        model = masks.select_shared(get_group(server.state, "model"), left_out)
+        if not left_out:
+            return {"model": model}
+        return {"model": model, "mask": {name: masks.pack_bits(mask) for name, mask in left_out.items()}}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if not uploads:
+            return
+        w = get_group(server.state, "model")
+        shares = {i: client_share(self.shares, i) for i in uploads}
+        by_share = {share: self._left_out(server, share) for share in set(shares.values())}
+        left_out = [by_share[shares[i]] for i in uploads]
+        models = [
+            masks.fill_personal(get_group(m, "model"), out, w)
+            for m, out in zip(uploads.values(), left_out, strict=True)
+        ]
+        weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
+        server.state["model"] = masks.entry_wise_mean(models, weights, left_out, w)
+
+    def _left_out(self, server: Server, share: str) -> dict[str, Tensor]:
+        """Masks of what a share of the weights leaves out; none where it leaves nothing out."""
+        if float(share) == 1:
+            return {}
+        w = get_group(server.state, "model")
+        found: dict[str, Tensor] = {}
+        for names in self._groups(_network(server)):
+            theta = magnitudes.magnitude_threshold([w[name] for name in names], float(share))
+            found |= {name: w[name].abs() < theta for name in names}
+        return found
+
+    def _groups(self, network: nn.Module) -> list[list[str]]:
+        """Names of the weights that have a threshold in common."""
+        layers = [
+            [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
+            for prefix, layer in network.named_modules(remove_duplicate=False)
+            if not isinstance(layer, _NORMALIZATION)
+        ]
+        layers = [names for names in layers if names]
+        return layers if self.threshold == "layer" else [[name for names in layers for name in names]]
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        values = get_group(message, "model")
+        own = float_state(client.model)
+        bits = get_group(message, "mask") if "mask" in message else {}
+        left_out = {name: masks.unpack_bits(packed, own[name].shape) for name, packed in bits.items()}
+        load_state(
+            client.model, masks.fill_personal(values, left_out, {name: torch.zeros_like(t) for name, t in own.items()})
+        )
+        if not left_out:
+            return {}
+        return {"left out": left_out, "thresholds": self._thresholds(client, values)}
+
+    def _thresholds(self, client: Client, values: Group) -> dict[str, Tensor]:
+        """Every weight tensor's threshold: the smallest magnitude of what was sent."""
+        found: dict[str, Tensor] = {}
+        for names in self._groups(client.model):
+            sent = torch.cat([values[name].flatten() for name in names])
+            theta = sent.abs().amin().to(next(client.model.parameters()).device)
+            found |= dict.fromkeys(names, theta)
+        return found
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        if "thresholds" not in context:
+            return cross_entropy(model(batch.x), batch.y, batch.w)
+        thresholds = context["thresholds"]
+        weights = {
+            name: magnitudes.keep_large(p, thresholds[name])
+            for name, p in model.named_parameters()
+            if name in thresholds
+        }
+        return cross_entropy(torch.func.functional_call(model, weights, (batch.x,)), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        left_out = get_group(client.context, "left out") if "left out" in client.context else {}
+        return {"model": masks.select_shared(float_state(client.model), left_out)}
+
+
+def _network(server: Server) -> nn.Module:
+    return server.model(server.architectures[0], {})

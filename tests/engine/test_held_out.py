@@ -1,0 +1,371 @@
+"""Clients held out of training: who they are, what they are scored with, and that nobody else notices them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyfed as pf
+from helpers.quick import others_slow
+from helpers.small_recipe import SMALL
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Method, TrainingResult
+from polyfed.core.settings import Evaluation, Privacy, Training
+from polyfed.deploy.server import _check_recipe
+from polyfed.engine.alone import alone
+from polyfed.engine.federation import Federation
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.controls import epochs_of_local
+from polyfed.experiments.estimate import estimate_costs
+from polyfed.methods import FedAvg, FedProto, Local
+from polyfed.plugins.device_profiles import Devices
+from polyfed.plugins.settings import Adversaries, Availability
+from polyfed.registry import METHODS
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_text
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import TinyFederation, difference, records, state
+
+LAST = 5  # of the kit's six clients
+HELD = Evaluation(held_out=[LAST], held_out_epochs=2, extra_stages=["received", "personal"])
+THREE = Training(rounds=3, batch_size=8, lr=0.1)
+
+
+def usual(method: Method) -> TinyFederation:
+    return ConformanceKit(method=method).usual
+
+
+def run(method: Method, evaluation: Evaluation = HELD, training: Training = THREE, **options: Any) -> Federation:
+    return usual(method).run(method, training, evaluation=evaluation, **options)
+
+
+def last(federation: Federation) -> dict[str, Any]:
+    return federation.history[-1]
+
+
+def of_others(federation: Federation) -> dict[str, Tensor]:
+    """All states but the newcomer's."""
+    return {name: tensor for name, tensor in state(federation).items() if f"client {LAST}:" not in name}
+
+
+# nobody notices -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [Local(), FedAvg(), FedProto()], ids=lambda method: method.name)
+def test_the_others_train_as_if_there_were_no_such_client(method: Method) -> None:
+    world = usual(method)
+    without = dataclasses.replace(world, clients=world.clients[:LAST])
+    plain = without.run(method, THREE, evaluation=Evaluation(extra_stages=["received", "personal"]))
+    held = run(method)
+    assert difference(of_others(held), of_others(plain)) is None
+    for one, other in zip(held.history, plain.history, strict=True):
+        assert one["accuracy"] == other["accuracy"]
+        assert one["accuracy_per_client"] == [*other["accuracy_per_client"], None]
+        assert (one["bytes_up"], one["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
+        assert one["samples"] == other["samples"]
+
+
+def test_scoring_newcomers_changes_no_bit_of_a_run() -> None:
+    often = run(FedAvg(), HELD)
+    never = run(FedAvg(), HELD.model_copy(update={"held_out_epochs": 0, "every_n_rounds": 3}))
+    assert difference(state(often), state(never)) is None
+    assert last(often)["held_out"]["received"] == last(never)["held_out"]["received"]
+    assert list(last(never)["held_out"]) == ["received"]
+    assert "held_out" not in never.history[0]
+
+
+class Watched(FedAvg):
+    """FedAvg that notes who uploads."""
+
+    uploaded: list[int] = []  # noqa: RUF012 - of the test
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        self.uploaded.append(client.id)
+        return super().upload(client, trained)
+
+
+def test_held_out_clients_upload_nothing_and_release_nothing() -> None:
+    Watched.uploaded.clear()
+    privacy = Privacy(upload_clip_norm=1.0, upload_noise_multiplier=1.0)
+    held = run(Watched(), privacy=privacy)
+    assert set(Watched.uploaded) == set(range(LAST))
+    released = {client for record in held.history for entry in record["releases"] for client in entry["clients"]}
+    assert released == set(range(LAST))
+    world = usual(FedAvg())
+    plain = dataclasses.replace(world, clients=world.clients[:LAST]).run(FedAvg(), THREE, privacy=privacy)
+    assert last(held)["epsilon"] == last(plain)["epsilon"]
+    assert held.clients[LAST].weights is None
+    assert held.clients[LAST].state == {}
+
+
+def test_the_noise_of_a_target_is_for_those_who_train() -> None:
+    privacy = Privacy(max_grad_norm=1.0, target_epsilon=5.0)
+    training = THREE.model_copy(update={"rounds": 2})
+    held = run(Local(), training=training, privacy=privacy)
+    world = usual(Local())
+    plain = dataclasses.replace(world, clients=world.clients[:LAST]).run(Local(), training, privacy=privacy)
+    assert held.facts["privacy"] == plain.facts["privacy"]
+
+
+# what they are scored with ------------------------------------------------------------------------------------------
+
+
+def test_of_fedavg_they_receive_the_average() -> None:
+    held = run(FedAvg())
+    average = held.export(2).eval()  # of the same network; what it has trained since is overwritten
+    message = FedAvg().broadcast(held.server, 2)
+    average.load_state_dict({**average.state_dict(), **message["model"]})  # type: ignore[dict-item]
+    own = held.clients[LAST].data.test
+    with torch.inference_mode():
+        right = (average(own.x).argmax(dim=1) == own.y).double().mean()
+    found = last(held)
+    assert found["held_out"]["received"]["mean"] == pytest.approx(float(right))
+    assert found["held_out_per_client"]["received"] == {str(LAST): pytest.approx(float(right))}
+    assert found["held_out"]["received"]["n"] == 1
+
+
+def test_of_local_they_train_as_a_client_does_in_its_first_round() -> None:
+    """With the epochs that were asked for, on its own rows, in its own random streams."""
+    one = Training(rounds=1, batch_size=8, lr=0.1)
+    held = run(Local(), HELD, one)
+    trained = run(Local(), Evaluation(), one.model_copy(update={"local_epochs": 2}))
+    longer = run(Local(), HELD.model_copy(update={"held_out_epochs": 40}), one)
+    mine = last(held)["held_out_per_client"]
+    assert mine["after_training"] == {str(LAST): last(trained)["accuracy_per_client"][LAST]}
+    assert last(longer)["held_out"]["after_training"]["mean"] > mine["received"][str(LAST)]
+    assert last(longer)["held_out"]["received"] == last(held)["held_out"]["received"]
+
+
+def test_alone_a_newcomer_receives_what_it_began_with() -> None:
+    """Of a server that has heard of nobody."""
+    rounds = [record["held_out"]["received"] for record in run(alone(FedAvg())).history]
+    assert rounds == [rounds[0]] * 3
+    together = [record["held_out"]["received"]["mean"] for record in run(FedAvg()).history]
+    assert len({*together, rounds[0]["mean"]}) > 1
+
+
+EVERY = others_slow(list(METHODS), ["local", "fedgh", "fedavg", "fedfomo", "scaffold", "fedmd", "fedhenn"])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_method_has_something_for_a_newcomer(name: str) -> None:
+    method = METHODS[name]()
+    found = run(method, Evaluation(held_out=[1, LAST], held_out_epochs=1))
+    for record in found.history:
+        if any(exchange.trains for exchange in method.exchanges(record["round"])):
+            assert record["held_out"]["after_training"]["n"] == 2
+        assert record["held_out"]["received"]["n"] == 2
+        assert record["accuracy_per_client"][1] is None
+        assert 1 not in record["clients"]
+
+
+# executors and resuming -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProto()], ids=lambda method: method.name)
+def test_workers_give_the_serial_result(method: Method) -> None:
+    evaluation = HELD.model_copy(update={"metrics": ["calibration_error", "auc"], "missing_classes": True})
+    serial = run(method, evaluation)
+    pool = run(method, evaluation, executor="processes", workers=2)
+    assert difference(state(serial), state(pool)) is None
+    assert records(serial) == records(pool)
+
+
+def test_stacked_clients_are_scored_alike() -> None:
+    evaluation = Evaluation(held_out=[0, 3], held_out_epochs=3)  # of one network
+    serial = run(FedAvg(), evaluation)
+    stacked = run(FedAvg(), evaluation, executor="vectorized", workers=4)
+    for one, other in zip(serial.history, stacked.history, strict=True):
+        assert one["held_out"].keys() == other["held_out"].keys() == {"received", "after_training"}
+        for stage, found in one["held_out"].items():
+            assert found == pytest.approx(other["held_out"][stage])
+
+
+def test_a_resumed_run_has_the_same_records(tmp_path: Path) -> None:
+    class Stop:
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            if record["round"] == 1:
+                raise KeyboardInterrupt
+
+    world = usual(FedAvg())
+    whole = run(FedAvg())
+    with pytest.raises(RunInterrupted):
+        world.run(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run", trackers=[Stop()])
+    again = world.federation(FedAvg(), THREE, evaluation=HELD, out=tmp_path / "run")
+    result = again.run(resume=True).result
+    assert records(again) == records(whole)
+    assert result["held_out"] == last(whole)["held_out"]
+    assert result["held_out_per_client"] == last(whole)["held_out_per_client"]
+
+
+# who they are ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_of_clients_is_drawn_by_the_seed() -> None:
+    drawn = {}
+    for seed in range(6):
+        federation = usual(Local()).federation(Local(), evaluation=Evaluation(held_out=2), seed=seed)
+        drawn[seed] = sorted(federation.held_out)
+        assert len(drawn[seed]) == 2
+        assert federation.present(1) == [number for number in range(6) if number not in drawn[seed]]
+        assert federation.facts["evaluation"]["held_out"] == drawn[seed]
+    assert len({tuple(numbers) for numbers in drawn.values()}) > 1
+    same = usual(FedAvg()).federation(FedAvg(), evaluation=Evaluation(held_out=2), seed=3)
+    assert sorted(same.held_out) == drawn[3]
+
+
+def test_others_join_late_and_are_hostile() -> None:
+    everybody = Evaluation(held_out=[0, 1, 2])
+    joining = Availability(late_joiners=2, join_round=2)
+    federation = usual(FedAvg()).federation(FedAvg(), THREE, evaluation=everybody, availability=joining)
+    assert (len(federation.present(1)), federation.present(2)) == (1, [3, 4, 5])
+    joining = Availability(late_joiners=3, join_round=2)
+    with pytest.raises(ConfigError, match="late_joiners: expected fewer than the 3 clients"):
+        usual(FedAvg()).federation(FedAvg(), THREE, evaluation=everybody, availability=joining)
+    hostile = Adversaries(sign_flip_fraction=0.5)
+    for seed in range(4):
+        federation = usual(FedAvg()).federation(
+            FedAvg(), THREE, evaluation=everybody, adversaries=hostile, seed=seed, devices=Devices(profiles=["laptop"])
+        )
+        assert len(federation.setup.unscored & {3, 4, 5}) == len(federation.setup.unscored) == 2
+
+
+@pytest.mark.parametrize(
+    ("held_out", "says"),
+    [
+        (6, "expected fewer than the 6 clients, as one at least trains, got 6"),
+        (9, "expected fewer than the 6 clients, as one at least trains, got 9"),
+        ([*range(6)], "expected fewer than the 6 clients"),
+        ([6], "expected numbers of clients from 0 to 5, got 6"),
+        ([-1], "expected numbers of clients from 0 to 5, got -1"),
+        (["north"], "got 'north'; groups go by name in a recipe with data.partition 'by_group'"),
+    ],
+)
+def test_who_is_not_there_cannot_be_held_out(held_out: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"evaluation.held_out: .*{says}"):
+        usual(Local()).federation(Local(), evaluation=Evaluation(held_out=held_out))
+
+
+def test_settings_that_do_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="held_out_epochs = 2 does nothing beside held_out = 0; set held_out above 0"):
+        Evaluation(held_out_epochs=2)
+    with pytest.raises(ConfigError, match="held_out: expected every name once, got one again"):
+        Evaluation(held_out=[1, 1])
+    assert Evaluation(held_out=0).effective() == Evaluation().effective()
+    clients = [Client(torch.nn.Linear(2, 2), (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))) for _ in range(2)]
+    with pytest.raises(ConfigError, match=r"expected clients with test rows, got \[1\] without any"):
+        Federation(clients, Local(), evaluation=Evaluation(held_out=[1]))
+
+
+def test_their_models_are_not_handed_out(tmp_path: Path) -> None:
+    held = run(FedAvg(), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="expected a client that is present"):
+        held.export(LAST)
+    assert not list((tmp_path / "run" / "models").glob(f"client-00{LAST}*"))
+    table = load_runs(tmp_path)[0].result.clients_table
+    assert table is not None
+    assert [row.held_out for row in table] == [None] * LAST + [True]
+    assert table[LAST].accuracy is None
+
+
+# recipes --------------------------------------------------------------------------------------------------------------
+
+
+def recipe(**sections: Mapping[str, Any]) -> Recipe:
+    settings = {name: {**SMALL.get(name, {}), **sections.get(name, {})} for name in {**SMALL, **sections}}
+    return Recipe.from_dict(settings)
+
+
+def hospitals(tmp_path: Path, **data: Any) -> Recipe:
+    rows = [f"{x},{(x * 7) % 5},{'ab'[(x // 3) % 2]},{['north', 'south', 'west'][x % 3]}" for x in range(90)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["x,z,label,hospital", *rows]) + "\n")
+    return recipe(
+        data={"dataset": f"csv:{table}", "partition": "by_group", "group_by": "hospital", **data},
+        models={"architectures": ["mlp-64-32"]},
+        method={"name": "fedavg"},
+    )
+
+
+def of_hospitals(tmp_path: Path, evaluation: Mapping[str, Any], **data: Any) -> Recipe:
+    base = hospitals(tmp_path, **data).to_dict()
+    for key in ("num_clients", "max_train_per_client", "max_test_per_client"):
+        if key not in data:
+            base["data"].pop(key, None)
+    return Recipe.from_dict({**base, "evaluation": evaluation})
+
+
+def test_a_group_goes_by_its_name(tmp_path: Path) -> None:
+    found = {}
+    for name in ("north", "south", "west"):
+        federation = build_federation(of_hospitals(tmp_path, {"held_out": [name]}))
+        (found[name],) = federation.held_out
+    assert found == {"north": 0, "south": 1, "west": 2}
+    with pytest.raises(ConfigError, match=r"expected a value of data.group_by, got 'nort'.*'north'"):
+        build_federation(of_hospitals(tmp_path, {"held_out": ["nort"]}))
+    both = build_federation(of_hospitals(tmp_path, {}, num_clients=2))
+    shared = max(both.clients, key=lambda client: client.n).id
+    with pytest.raises(ConfigError, match=rf"got 'south', which shares client {shared} with '.*'; leave out data.num_"):
+        build_federation(of_hospitals(tmp_path, {"held_out": ["south"]}, num_clients=2))
+    with pytest.raises(ConfigError, match="got 'north'"):
+        build_federation(recipe(evaluation={"held_out": ["north"]}))
+    with pytest.raises(ConfigError, match="expected every client once"):
+        build_federation(of_hospitals(tmp_path, {"held_out": ["north", 0]}))
+
+
+def test_leaving_one_group_out_in_turn_makes_a_table_for_each(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        chosen = of_hospitals(tmp_path, {"held_out": [name], "held_out_epochs": 1})
+        for method in ("local", "fedavg"):
+            pf.run(chosen.choose(method), out=tmp_path / "runs" / f"{name}-{method}")
+    table = compare_runs(load_runs(tmp_path / "runs"))
+    assert [section.caption.split(",")[1:3][0].strip() for section in table.sections]
+    captions = [section.caption for section in table.sections]
+    assert "3 clients (held out: north)" in captions[0]
+    assert "3 clients (held out: south)" in captions[1]
+    row = next(row for row in table.sections[0].rows if row.method == "fedavg")
+    result = next(r for r in load_runs(tmp_path / "runs" / "north-fedavg")).result
+    assert row.held_out == {stage: found.mean for stage, found in result.held_out.items()}
+    assert set(row.held_out) == {"received", "after_training"}
+    assert "clients that never trained" in to_text(table)
+    assert "held_out_received" in to_csv(table).splitlines()[0]
+    assert '"held_out"' in to_json(table)
+
+
+def test_a_check_counts_who_trains(tmp_path: Path) -> None:
+    four = {"num_clients": 4}
+    plain = estimate_costs(build_federation(recipe(data=four)))
+    held = estimate_costs(build_federation(recipe(data=four, evaluation={"held_out": 1, "held_out_epochs": 3})))
+    assert held.class_remarks[0].startswith("held out of training: clients ")
+    assert 0 < held.bytes_down < plain.bytes_down
+    assert held.seconds > 0
+
+
+def test_a_longer_local_is_as_long_as_those_who_train() -> None:
+    base = recipe(data={"num_clients": 4}, evaluation={"held_out": 1, "held_out_epochs": 9}, method={"name": "fedgh"})
+    assert epochs_of_local(build_federation(base)) == 1
+
+
+@pytest.mark.parametrize("evaluation", [{"held_out": 1}, {"held_out": ["north"]}, {"missing_classes": True}])
+def test_a_deployment_refuses_what_nodes_cannot_do(evaluation: Mapping[str, Any]) -> None:
+    (key,) = evaluation
+    with pytest.raises(ConfigError, match=f"evaluation.{key}: expected (none|false), as "):
+        _check_recipe(recipe(evaluation=evaluation))
+    _check_recipe(recipe())
+
+
+def test_what_pools_rows_has_no_newcomers(tmp_path: Path) -> None:
+    pooled = recipe(method={"name": "local"}, run={"control": "pooled"}, evaluation={"held_out": 1})
+    with pytest.raises(ConfigError, match=r"got evaluation.held_out"):
+        build_federation(pooled)
+    with pytest.raises(ConfigError, match=r"controls: expected no evaluation\.held_out"):
+        pf.compare(recipe(evaluation={"held_out": 1}), ["fedgh"], out=tmp_path, controls=True)

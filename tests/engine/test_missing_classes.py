@@ -1,0 +1,235 @@
+"""Accuracy on the classes that clients have training rows of, and on those that they lack: by hand and by executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.core.client import Client
+from polyfed.core.method import Method
+from polyfed.core.settings import Evaluation, Stage, Training
+from polyfed.data.samples import LabeledSamples, SelectedSamples
+from polyfed.engine.evaluation import ClientScore
+from polyfed.engine.federation import Federation
+from polyfed.engine.task import Task
+from polyfed.errors import ConfigError
+from polyfed.experiments.build import build_federation
+from polyfed.methods import FedAvg, FedProto, Local
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_text
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import LABELS, SHORT, difference, draw, records, state
+
+MISSING = Evaluation(missing_classes=True, extra_stages=["received", "after_training", "personal"])
+
+
+def run(method: Method, evaluation: Evaluation = MISSING, **options: Any) -> Federation:
+    return ConformanceKit(method=method).usual.run(method, SHORT, evaluation=evaluation, **options)
+
+
+def share_right(network: nn.Module, samples: LabeledSamples, classes: set[int]) -> float | None:
+    """The accuracy on some classes, row by row."""
+    rows = [place for place, label in enumerate(samples.y.tolist()) if label in classes]
+    with torch.inference_mode():
+        right = [int(network(samples.x[[row]]).argmax()) == int(samples.y[row]) for row in rows]
+    return sum(right) / len(right) if right else None
+
+
+@pytest.mark.parametrize("weighting", ["clients", "samples"])
+def test_by_hand(weighting: Any) -> None:
+    """The kit's clients have the classes LABELS; each class's test rows are those of all who have it."""
+    federation = run(Local(), Evaluation(missing_classes=True, weighting=weighting))
+    tests = [client.data.test for client in federation.clients]
+    everybody = LabeledSamples(torch.cat([test.x for test in tests]), torch.cat([test.y for test in tests]))
+    own, missing = [], []
+    for number, labels in enumerate(LABELS):
+        network = federation.export(number).eval()
+        own.append(share_right(network, tests[number], set(labels)))
+        missing.append(share_right(network, everybody, {0, 1, 2} - set(labels)))
+    rows = [sum(label not in labels for label in everybody.y.tolist()) for labels in LABELS]
+    known = [(value, count) for value, count in zip(missing, rows, strict=True) if value is not None]
+    assert len(known) == 4  # two clients lack nothing
+    found = federation.history[-1]["accuracy_by_classes"]["personal"]
+    assert found["missing"]["n"] == 4
+    counts = [1] * 4 if weighting == "clients" else [count for _, count in known]
+    mean = sum(value * count for (value, _), count in zip(known, counts, strict=True)) / sum(counts)
+    assert found["missing"]["mean"] == pytest.approx(mean)
+    assert found["missing"]["max"] == pytest.approx(max(value for value, _ in known))
+    assert found["own"]["mean"] == pytest.approx(sum(value or 0.0 for value in own) / 6)  # 12 test rows each
+    assert found["own"] == federation.history[-1]["accuracy"]["personal"]
+
+
+def test_own_classes_of_a_shared_test_set() -> None:
+    """Where everybody is tested on all classes, the accuracy falls into those on own and on missing classes."""
+    test = draw(30, (0, 1, 2), 9)
+    clients = [Client(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), draw(20, own, i)) for i, own in enumerate(LABELS)]
+    federation = Federation(clients, Local(), SHORT, Evaluation(missing_classes=True), task=Task(test=test))
+    federation.run()
+    last = federation.history[-1]
+    assert federation.clients[0].missing is not None
+    assert federation.clients[0].missing.whole is federation.clients[0].data.test
+    for number, labels in enumerate(LABELS):
+        network = federation.export(number).eval()
+        own = share_right(network, test, set(labels)) or 0.0
+        other = share_right(network, test, {0, 1, 2} - set(labels)) or 0.0
+        whole = (own * 10 * len(labels) + other * 10 * (3 - len(labels))) / 30
+        assert last["accuracy_per_client"][number] == pytest.approx(whole)
+    found = last["accuracy_by_classes"]["personal"]
+    each = [share_right(federation.export(n).eval(), test, set(own)) or 0.0 for n, own in enumerate(LABELS)]
+    assert found["own"]["mean"] == pytest.approx(sum(each) / len(each))
+
+
+def test_equal_models_with_other_gaps_are_scored_apart() -> None:
+    """One model for all, one test set, three kinds of gaps."""
+    test = draw(30, (0, 1, 2), 9)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+    clients = [Client(network, draw(20, own, i)) for i, own in enumerate([(0, 1), (1, 2), (0, 2)])]
+    evaluation = Evaluation(missing_classes=True, stage="received")
+    federation = Federation(clients, FedAvg(), SHORT, evaluation, task=Task(test=test))
+    federation.run()
+    message = FedAvg().broadcast(federation.server, 0)
+    model = federation.export(0).eval()
+    model.load_state_dict({**model.state_dict(), **message["model"]})  # type: ignore[dict-item]
+    each = [share_right(model, test, {label}) or 0.0 for label in (2, 0, 1)]
+    found = federation.history[-1]["accuracy_by_classes"]["received"]["missing"]
+    assert found["mean"] == pytest.approx(sum(each) / 3)
+    assert (found["min"], found["max"]) == pytest.approx((min(each), max(each)))
+
+
+def test_a_score_on_own_classes_leaves_the_missing_ones_out() -> None:
+    missing = ClientScore(torch.tensor([[0, 0, 0], [3, 1, 0], [0, 0, 0]]))
+    score = ClientScore(torch.tensor([[4, 1, 0], [2, 5, 0], [1, 0, 1]]), missing=missing)
+    assert score.own.confusion.tolist() == [[4, 1, 0], [0, 0, 0], [1, 0, 1]]
+    assert score.own.accuracy == pytest.approx(5 / 7)
+    assert missing.accuracy == 0.25
+    smaller = ClientScore(torch.tensor([[4, 1], [2, 5]]), missing=missing)
+    larger = ClientScore(torch.tensor([[4, 1, 0, 0], [2, 5, 0, 0], [0, 0, 0, 0], [0, 0, 1, 2]]), missing=missing)
+    assert (smaller.own.total, larger.own.total) == (5, 8)
+    assert ClientScore(torch.eye(2, dtype=torch.int64)).own.total == 2
+
+
+def test_selected_samples_are_rows_of_others() -> None:
+    whole = draw(9, (0, 1, 2), 3)
+    rows = torch.tensor([7, 1, 4])
+    some = SelectedSamples(whole, rows)
+    assert len(some) == 3
+    assert some.y.tolist() == [1, 1, 1]
+    read = list(some.chunks(2, torch.device("cpu")))
+    assert [len(x) for x in read] == [2, 1]
+    assert torch.equal(torch.cat(read), whole.x[rows])
+
+
+# the same everywhere --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProto()], ids=lambda method: method.name)
+def test_no_bit_of_training_changes_and_workers_agree(method: Method) -> None:
+    asked = run(method)
+    plain = run(method, MISSING.model_copy(update={"missing_classes": False}))
+    pool = run(method, executor="processes", workers=2)
+    assert difference(state(asked), state(plain)) is None
+    assert records(asked) == records(pool)
+    without = [{key: value for key, value in one.items() if key != "accuracy_by_classes"} for one in records(asked)]
+    assert without == records(plain)
+    stages: list[Stage] = asked.stages
+    assert list(asked.history[-1]["accuracy_by_classes"]) == stages
+    assert asked.history[-1]["accuracy_by_classes"]["after_training"]["missing"]["n"] == 4
+
+
+def test_a_resumed_run_has_the_same_result(tmp_path: Path) -> None:
+    world = ConformanceKit(method=FedAvg()).usual
+    done = world.run(FedAvg(), SHORT, evaluation=MISSING, out=tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    again = world.federation(FedAvg(), SHORT, evaluation=MISSING, out=tmp_path / "run").run(resume=True)
+    assert again.result["accuracy_by_classes"] == done.history[-1]["accuracy_by_classes"]
+
+
+# where it does nothing ------------------------------------------------------------------------------------------------
+
+
+def test_where_nobody_lacks_a_class_it_is_refused() -> None:
+    clients = [Client(nn.Sequential(nn.Flatten(), nn.Linear(36, 3)), draw(9, (0, 1, 2), i), draw(6, (0, 1, 2), 9 + i))
+               for i in range(2)]  # fmt: skip
+    with pytest.raises(ConfigError, match="missing_classes = true does nothing, as every client has training rows of"):
+        Federation(clients, Local(), evaluation=Evaluation(missing_classes=True))
+    assert Evaluation(missing_classes=False).effective() == Evaluation().effective()
+
+
+def test_test_rows_must_be_alike() -> None:
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 0, 1, 0, 1])
+    few = Client(nn.Linear(3, 2), (x[:, :3], y), (x[:, :3], y))
+    many = Client(nn.Linear(4, 2), (x, y * 0), (x, y))
+    with pytest.raises(ConfigError, match="missing_classes: expected test inputs of one shape and type at all clients"):
+        Federation([few, many], Local(), evaluation=Evaluation(missing_classes=True))
+    with pytest.raises(ConfigError, match="missing_classes: expected test rows at some client, got none"):
+        Federation([Client(nn.Linear(4, 2), (x, y))], Local(), evaluation=Evaluation(missing_classes=True))
+
+
+# recipes and tables ---------------------------------------------------------------------------------------------------
+
+RECIPE: dict[str, Any] = {
+    "data": {
+        "dataset": "digits",
+        "num_clients": 10,
+        "partition": "by_class",
+        "max_train_per_client": 30,
+        "max_test_per_client": 10,
+    },
+    "models": {"architectures": ["digits-cnn1"]},
+    "method": {"name": "local"},
+    "training": {"rounds": 1},
+    "evaluation": {"missing_classes": True, "metrics": ["calibration_error"]},
+}
+
+
+def test_who_trains_on_everybodys_rows_is_scored_on_what_it_would_lack() -> None:
+    pooled = build_federation(pf.Recipe.from_dict({**RECIPE, "run": {"control": "pooled"}}))
+    local = build_federation(pf.Recipe.from_dict(RECIPE))
+    for one, other in zip(pooled.clients, local.clients, strict=True):
+        assert one.missing is not None
+        assert other.missing is not None
+        assert torch.equal(one.missing.rows, other.missing.rows)
+        assert set(one.missing.y.tolist()) == set(range(10)) - set(other.data.train.y.tolist())
+
+
+def test_tables_show_them(tmp_path: Path) -> None:
+    for seed in range(2):
+        for method in ("local", "fedavg"):
+            made = pf.Recipe.from_dict({**RECIPE, "run": {"seed": seed}}).choose(method)
+            pf.run(made, out=tmp_path / "runs" / f"{method}-{seed}")
+    runs = load_runs(tmp_path / "runs")
+    table = compare_runs(runs)
+    (section,) = table.sections
+    row = next(row for row in section.rows if row.method == "fedavg")
+    found = [run.result.accuracy_by_classes["received"]["missing"].mean for run in runs if run.method == "fedavg"]
+    assert row.accuracy_by_classes["missing"] == pytest.approx(sum(value or 0.0 for value in found) / 2)
+    assert "missing classes: on the others, with the test samples of all clients" in " ".join(to_text(table).split())
+    head = to_csv(table).splitlines()[0].split(",")
+    assert {"classes_own", "classes_missing", "calibration_error"} <= set(head)
+    assert '"accuracy_by_classes"' in to_json(table)
+    assert "calibration" in to_text(table, metrics=True)
+
+
+def test_tables_of_runs_without_them_are_as_before(tmp_path: Path) -> None:
+    plain = {**RECIPE, "evaluation": {}}
+    pf.run(pf.Recipe.from_dict(plain), out=tmp_path / "run")
+    table = compare_runs(load_runs(tmp_path))
+    for text in (to_csv(table), to_json(table), to_text(table, metrics=True)):
+        assert "missing" not in text
+        assert "held" not in text
+        assert "calibration" not in text
+    line = (tmp_path / "run" / "rounds.jsonl").read_text()
+    assert "accuracy_by_classes" not in line
+    assert "held_out" not in line
+
+
+def test_a_shorter_training_does_not_matter() -> None:
+    """The classes are those of the training rows, however often these are seen."""
+    training = Training(rounds=1, client_fraction=0.2, batch_size=8, lr=0.1)
+    found = ConformanceKit(method=Local()).usual.run(Local(), training, evaluation=Evaluation(missing_classes=True))
+    assert found.history[-1]["accuracy_by_classes"]["personal"]["missing"]["n"] == 4

@@ -1,0 +1,229 @@
+"""DepthFL against sub-models that are built and trained by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from slices import order_of
+from torch.nn import functional as F
+from toys import CLASSES, NETS, batch, clients, federation, moved, numpy_mean, rounds, same, samples
+
+from polyfed.core.message import nbytes
+from polyfed.engine.executors.base import working_copy
+from polyfed.errors import ConfigError
+from polyfed.functional.losses import mutual_exits_loss
+from polyfed.methods import DepthFL, FedAvg
+from polyfed.methods.building_blocks.client_shares import client_share
+from polyfed.models import build
+
+LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
+BLOCKS = {0: 5, 1: 4, 2: 3, 3: 2}  # of five; client k has the (k mod 4)-th of 1, 0.75, 0.5, 0.25
+EXITS = (2, 3, 4, 5)
+
+
+def logits(weights, x, blocks, batchnorm=False):
+    """All exits of a toy up to so many of its blocks, layer by layer."""
+    found = []
+    for count, name in enumerate(LAYERS[:blocks], 1):
+        x = F.linear(x, weights[f"{name}.linear.weight"], weights[f"{name}.linear.bias"])
+        if batchnorm:
+            x = F.batch_norm(x, None, None, weights[f"{name}.bn.weight"], weights[f"{name}.bn.bias"], True)
+        x = x.tanh()
+        if count in EXITS:
+            own = "head" if count == len(LAYERS) else f"early_exits.block{count}.linear"
+            found.append(F.linear(x, weights[f"{own}.weight"], weights[f"{own}.bias"]))
+    return found
+
+
+def log_softmax(values):
+    shifted = values - values.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def by_formula(outputs, y, weight):
+    """The loss in float64 and numpy, and its gradient with respect to each exit's logits."""
+    outputs, y = [out.detach().double().numpy() for out in outputs], y.numpy()
+    m, n, total, grads = len(outputs), len(y), 0.0, []
+    log_p = [log_softmax(out) for out in outputs]
+    for i in range(m):
+        total -= log_p[i][np.arange(n), y].mean()
+        grad = (np.exp(log_p[i]) - np.eye(outputs[i].shape[1])[y]) / n
+        for j in range(m):
+            if i != j:
+                p = np.exp(log_p[j])
+                total += weight / (m - 1) * (p * (log_p[j] - log_p[i])).sum(1).mean()
+                grad = grad + weight / (m - 1) * (np.exp(log_p[i]) - p) / n  # o_j is a constant
+        grads.append(grad)
+    return total, grads
+
+
+@pytest.mark.parametrize("exits", [1, 2, 4])
+@pytest.mark.parametrize("weight", [0.0, 0.3, 2.0])
+def test_the_loss_and_its_gradient_are_those_of_the_formula(exits, weight):
+    generator = torch.Generator().manual_seed(exits)
+    outputs = [(3 * torch.randn(6, 4, generator=generator)).requires_grad_() for _ in range(exits)]
+    y = torch.randint(4, (6,), generator=generator)
+    expected, grads = by_formula(outputs, y, weight)
+    for given in (weight, torch.tensor(weight)):
+        for out in outputs:
+            out.grad = None
+        loss = mutual_exits_loss(outputs, y, torch.ones(6), given)
+        loss.backward()
+        assert float(loss.detach()) == pytest.approx(expected, abs=1e-5)
+        for out, grad in zip(outputs, grads, strict=True):
+            np.testing.assert_allclose(out.grad.numpy(), grad, atol=1e-6)
+
+
+def test_padding_counts_nothing_and_no_exit_is_an_error():
+    several, y, w = [torch.randn(4, 3) for _ in range(3)], torch.tensor([0, 2, 1, 1]), torch.tensor([1.0, 1, 0, 0])
+    part = mutual_exits_loss([o[:2] for o in several], y[:2], torch.ones(2), 0.5)
+    torch.testing.assert_close(mutual_exits_loss(several, y, w, 0.5), part)
+    with pytest.raises(ValueError, match="expected at least one exit, got none"):
+        mutual_exits_loss([], y, w, 0.5)
+
+
+# a round --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "weighting"), [("deep", "uniform"), ("deep", "samples"), ("deep-bn", "uniform")])
+def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
+    members = clients([kind] * 5, [8, 12, 9, 10, 11])
+    method = DepthFL(distillation=0.7, ramp_up=3, weighting=weighting)
+    counts = [c.n if weighting == "samples" else 1 for c in members]
+    history = rounds(method, members, rounds=2)
+    for number, round in enumerate(history):
+        weight = 0.7 * math.exp(-5 * (1 - number / 3) ** 2)
+        before, after = round.before["model"], round.after["model"]
+        for client in range(5):
+            blocks, sent = BLOCKS[client % 4], round.down[client]["model"]
+            assert all(torch.equal(before[name], t) for name, t in sent.items())
+            trained = {n: t.clone().requires_grad_() for n, t in sent.items() if "running" not in n}
+            data = members[client].data.train
+            for rows in order_of(members[client], client, round=number + 1).split(4):
+                if len(rows) > 1 or kind == "deep":
+                    outputs = logits(trained, data.x[rows], blocks, batchnorm=kind == "deep-bn")
+                    assert len(outputs) == blocks - 1
+                    _, slopes = by_formula(outputs, data.y[rows], weight)
+                    slopes = [torch.from_numpy(slope).float() for slope in slopes]
+                    grads = torch.autograd.grad(outputs, list(trained.values()), slopes)  # all have one
+                    with torch.no_grad():
+                        for p, g in zip(trained.values(), grads, strict=True):
+                            p -= 0.1 * g
+            up = {n: t for n, t in round.up[client]["model"].items() if n in trained}
+            assert moved({n: w.detach() for n, w in trained.items()}, up) < 1e-5
+        for name in before:
+            sent = [round.up[i]["model"] for i in range(5)]
+            assert any(name in model for model in sent)
+            np.testing.assert_allclose(after[name].numpy(), numpy_mean(sent, counts, name), atol=1e-6)
+
+
+def test_who_has_which_depth():
+    """Client 0 has all blocks; names say what each client holds, its early classifiers with it."""
+    history = rounds(DepthFL(), clients(["deep"] * 5, 8), rounds=1)
+    for client in range(5):
+        names = history[0].down[client]["model"].keys()
+        blocks = BLOCKS[client % 4]
+        assert {n for n in LAYERS if f"{n}.linear.weight" in names} == set(LAYERS[:blocks])
+        assert {n for n in EXITS if f"early_exits.block{n}.linear.bias" in names} == set(range(2, min(blocks, 4) + 1))
+        assert ("head.weight" in names) == (blocks == 5)
+    assert [client_share("1 0.5 0.25", k) for k in range(5)] == ["1", "0.5", "0.25", "1", "0.5"]
+
+
+def test_what_no_sub_model_holds_stays_bit_for_bit():
+    """Only clients 2 and 3 answer: nothing behind the third block is touched, in two rounds."""
+    history = rounds(DepthFL(), clients(["deep"] * 4, 8), lose=lambda round, client: client < 2, rounds=2)
+    start, end = history[0].before["model"], history[1].after["model"]
+    largest = history[0].down[2]["model"]
+    for name, before in start.items():
+        assert torch.equal(before, end[name]) == (name not in largest)
+
+
+def test_untouched_sub_models_come_back_as_they_went():
+    history = rounds(DepthFL(), clients(["deep"] * 5, 8), rounds=2, lr=0.0)
+    assert same(history[0].before["model"], history[1].after["model"])
+
+
+@pytest.mark.parametrize("kind", ["shallow", "bn", "dropout"])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_one_depth_is_fedavg(kind, weighting):
+    members = clients([kind] * 3, [8, 12, 16])
+    ours = rounds(DepthFL(depths="1", weighting=weighting), members, rounds=3, client_fraction=0.7)
+    theirs = rounds(FedAvg(weighting=weighting), members, rounds=3, client_fraction=0.7)
+    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
+    assert same(dict(model), ours[-1].after["model"])
+
+
+# distillation and prediction ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ramp_up", "at", "expected"),
+    [(300, 1, math.exp(-5)), (10, 6, math.exp(-1.25)), (10, 11, 1), (10, 500, 1), (0, 1, 1)],
+)
+def test_distillation_ramps_up(ramp_up, at, expected):
+    method = DepthFL(distillation=0.5, ramp_up=ramp_up)
+    fed, _ = federation(method, clients(["deep"], 8))
+    fed.method.init_server(fed.server)
+    worker = working_copy(fed.clients[0], "1", fed.model_factory)
+    worker.round = at
+    context = method.receive(worker, method.broadcast(fed.server, 0))
+    assert float(context["weight"]) == pytest.approx(0.5 * expected)
+    model, data = method.build(NETS["deep"](), "1"), batch(samples(8, 0))
+    for p in model.parameters():
+        p.data.mul_(2)  # far from alike
+    outputs = model(data.x)
+    assert len(outputs) == 4
+    loss = float(method.loss(model, data, context).detach())
+    assert loss == pytest.approx(by_formula(outputs, data.y, 0.5 * expected)[0], abs=1e-5)
+    off = DepthFL(distillation=0.0).loss(model, data, context)
+    assert float(off.detach()) == pytest.approx(
+        sum(float(F.cross_entropy(o.detach(), data.y)) for o in outputs), abs=1e-5
+    )
+    assert loss > float(off.detach())
+
+
+def test_prediction_is_by_the_mean_of_all_classifiers_or_by_the_last():
+    x = samples(8, 0).x
+    for variant, count in (("1", 4), ("0.5", 2), ("0.25", 1)):
+        network = DepthFL().build(NETS["deep"](), variant).eval()
+        outputs = network(x)
+        assert len(outputs) == count
+        torch.testing.assert_close(DepthFL().personal_model(network)(x), sum(outputs) / count)
+        assert torch.equal(DepthFL(predictor="last").personal_model(network)(x), outputs[-1])
+
+
+def test_an_exported_model_has_all_classifiers_that_predict():
+    network = DepthFL().build(NETS["deep"](), "0.75")
+    assert DepthFL().personal_model(network).state_dict().keys() == network.state_dict().keys()
+    alone = DepthFL(predictor="last").personal_model(network).state_dict().keys()
+    assert {name.split(".")[1] for name in alone if name.startswith("early_exits")} == {"block4"}
+
+
+def test_a_resnet18_is_cut_behind_its_stages():
+    network = DepthFL().build(build("resnet18", (3, 32, 32), 10), "")
+    assert network.blocks == (3, 5, 7, 9)  # the stem and eight residual blocks, two a stage
+
+
+def test_bytes_are_of_the_sub_model_alone():
+    for round in rounds(DepthFL(), clients(["deep"] * 4, 8)):
+        for client in range(4):
+            blocks = BLOCKS[client]
+            layers = (4 * 6 + 6) + (blocks - 1 - (blocks == 5)) * (6 * 6 + 6) + (blocks == 5) * (6 * 5 + 5)
+            classifiers = (blocks - 1 - (blocks == 5)) * (6 * CLASSES + CLASSES) + (blocks == 5) * (
+                5 * CLASSES + CLASSES
+            )
+            assert nbytes(round.down[client]) == nbytes(round.up[client]) == 4 * (layers + classifiers)
+
+
+@pytest.mark.parametrize("depths", ["", "0.5", "0.5 1", "1 1", "1 0", "1 0.5 half", "2 1", "1,0.5"])
+def test_lists_that_are_no_shares_are_refused(depths):
+    with pytest.raises(ConfigError, match="expected shares of the network from 1 down"):
+        DepthFL(depths=depths)
+
+
+def test_what_cannot_work_is_refused_before_round_1():
+    with pytest.raises(ConfigError, match="one architecture for all clients"):
+        federation(DepthFL(), clients(["shallow", "deep"], 8))

@@ -1,0 +1,249 @@
+"""FedDF against NumPy: the averages, the ensemble's scores, Adam along a cosine."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from toys import CLASSES, NETS, clients, federation, model_with, moved, numpy_mean, public, rounds, same, samples
+
+from polyfed.core.client import Client, PublicData
+from polyfed.core.message import nbytes
+from polyfed.engine.alone import alone
+from polyfed.errors import ConfigError
+from polyfed.methods import FedAvg, FedDF
+
+HELD = public(20)
+MIXED, SIZES = ["shallow", "broad", "shallow", "broad"], (12, 8, 16, 12)  # heads of different tensors, too
+WHOLE = {"server_batch": 20, "server_steps": 3, "server_lr": 0.02}  # all inputs in every step
+
+
+def played(method, architectures=MIXED, held=HELD, **options):
+    """Among clients of unlike classes."""
+    data = [samples(SIZES[i], i, ((0, 1), (0, 1, 2), (2, 0), (0, 1, 2))[i]) for i in range(len(architectures))]
+    members = [Client(a, own) for a, own in zip(architectures, data, strict=True)]
+    return rounds(method, members, held=held, **options)
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def distilled(model, targets, steps, lr):
+    """Adam by hand on the mean KL(softmax targets || softmax scores), the rate along a cosine; float64 where it counts.
+
+    The gradient in the scores is (p - q) / N.
+    """
+    weights = dict(model.named_parameters())
+    first, second = ({n: np.zeros(tuple(p.shape)) for n, p in weights.items()} for _ in range(2))
+    for step in range(1, steps + 1):
+        logits = model(HELD.samples.x)
+        p, q = softmax(logits.detach().double().numpy()), softmax(targets)
+        assert (p - q).min() < 0 < (p - q).max()
+        model.zero_grad()
+        logits.backward(torch.from_numpy((p - q) / len(p)).float())
+        rate = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+        for name, parameter in weights.items():
+            g = parameter.grad.double().numpy()
+            first[name] = 0.9 * first[name] + 0.1 * g
+            second[name] = 0.999 * second[name] + 0.001 * g**2
+            m, v = first[name] / (1 - 0.9**step), second[name] / (1 - 0.999**step)
+            parameter.data -= torch.from_numpy(rate * m / (np.sqrt(v) + 1e-8)).float()
+    return {name: parameter.detach() for name, parameter in weights.items()}
+
+
+def scores_of(architectures, sent):
+    """The uploaded networks' scores of the public inputs, (S, N, C)."""
+    with torch.no_grad():
+        nets = [model_with(NETS[a], w) for a, w in zip(architectures, sent, strict=True)]
+        return np.stack([one(HELD.samples.x).double().numpy() for one in nets])
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_two_rounds_by_hand(weighting):
+    """The mean of all clients' scores, of both architectures, teaches the average of each."""
+    shares = SIZES if weighting == "samples" else (1,) * 4
+    history = played(FedDF(**WHOLE, weighting=weighting), lr=0.02)
+    for round in history:
+        sent = [round.up[i]["model"] for i in range(4)]
+        targets = scores_of(MIXED, sent).mean(0)
+        for architecture in ("shallow", "broad"):
+            members = [i for i, a in enumerate(MIXED) if a == architecture]
+            theirs, counts = [sent[i] for i in members], [shares[i] for i in members]
+            mean = {name: torch.from_numpy(numpy_mean(theirs, counts, name)).float() for name in theirs[0]}
+            expected = distilled(model_with(NETS[architecture], mean), targets, 3, 0.02)
+            found = round.after[f"model {architecture}"]
+            assert found.keys() == expected.keys()
+            assert moved(found, expected) < 1e-5
+            assert moved(found, mean) > 0.02
+    for i, architecture in enumerate(MIXED):
+        assert same(history[1].down[i]["model"], history[0].after[f"model {architecture}"])
+
+
+def test_an_architecture_learns_from_the_other():
+    """The same round with another upload of 'broad' alone gives another 'shallow'."""
+    method = FedDF(**WHOLE)
+    (plain,) = played(method, rounds=1)
+    (fewer,) = played(method, rounds=1, lose=lambda round, client: client == 3)
+    assert not same(plain.after["model shallow"], fewer.after["model shallow"])
+    (averaged,) = played(FedDF(server_steps=0), rounds=1)
+    (without,) = played(FedDF(server_steps=0), rounds=1, lose=lambda round, client: client == 3)
+    assert same(averaged.after["model shallow"], without.after["model shallow"])
+
+
+@pytest.mark.parametrize("architectures", [MIXED, ["bn", "deep", "bn", "deep"]])
+def test_without_steps_it_is_fedavg_within_each_architecture(architectures):
+    idle, plain = (
+        played(method, architectures, held=None) for method in (FedDF(server_steps=0), FedAvg(aggregation="same-shape"))
+    )
+    for architecture in set(architectures):
+        assert same(idle[-1].after[f"model {architecture}"], plain[-1].after[f"model {architecture}"])
+
+
+def test_every_input_is_learnt_from_before_any_comes_again_and_no_label_is_looked_at():
+    """Nothing of five steps of 4 among 20 inputs is left out: another input anywhere leads elsewhere."""
+    method = FedDF(server_batch=4, server_steps=5)
+    (plain,) = played(method, rounds=1)
+    turned = PublicData(dataclasses.replace(HELD.samples, y=(HELD.samples.y + 1) % CLASSES))
+    for held in (turned, dataclasses.replace(turned, origin="other")):
+        assert same(plain.after["model broad"], played(method, held=held, rounds=1)[0].after["model broad"])
+    for row in (0, 7, 19):
+        x = HELD.samples.x.clone()
+        x[row] += 3.0
+        held = PublicData(dataclasses.replace(HELD.samples, x=x))
+        assert not same(plain.after["model broad"], played(method, held=held, rounds=1)[0].after["model broad"])
+
+
+# labels of public rows ------------------------------------------------------------------------------------------------
+
+
+def test_those_no_better_than_chance_do_not_teach():
+    (round,) = played(FedDF(**WHOLE, drop_worst=True), rounds=1, lr=0.02)
+    sent = [round.up[i]["model"] for i in range(4)]
+    scores = scores_of(MIXED, sent)
+    right = (scores.argmax(2) == HELD.samples.y.numpy()).mean(1)
+    kept = right > 1 / CLASSES
+    assert 0 < kept.sum() < 4
+    assert round.record["server"]["dropped"] == 4 - kept.sum()
+    mean = {n: torch.from_numpy(numpy_mean([sent[0], sent[2]], (12, 16), n)).float() for n in sent[0]}
+    expected = distilled(model_with(NETS["shallow"], mean), scores[kept].mean(0), 3, 0.02)
+    assert moved(round.after["model shallow"], expected) < 1e-5  # whose weights are averaged all the same
+
+
+def accuracy(weights, architecture, y):
+    with torch.no_grad():
+        return float((model_with(NETS[architecture], weights)(HELD.samples.x).argmax(1) == y).float().mean())
+
+
+def test_the_steps_end_where_the_accuracy_no_longer_rises_and_the_best_counts():
+    """Labels that fit the first step's network alone: it is the best, and nothing after it counts."""
+    few = {**WHOLE, "server_steps": 40}
+    once = FedDF(**{**few, "patience": 1})
+    (plain,) = played(FedDF(**few), ["shallow"] * 4, rounds=1)
+    (stopped,) = played(once, ["shallow"] * 4, rounds=1)
+    assert not same(plain.after["model shallow"], stopped.after["model shallow"])
+    sent = [stopped.up[i]["model"] for i in range(4)]
+    mean = {n: torch.from_numpy(numpy_mean(sent, SIZES, n)).float() for n in sent[0]}
+    targets = scores_of(["shallow"] * 4, sent).mean(0)
+    model, best = model_with(NETS["shallow"], mean), (-1.0, {})
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    for step in range(40):  # PyTorch's Adam, which `distilled` has held to the formula
+        optimizer.param_groups[0]["lr"] = 0.02 * (1 + math.cos(math.pi * step / 40)) / 2
+        p, q = (torch.log_softmax(t, 1) for t in (torch.from_numpy(targets).float(), model(HELD.samples.x)))
+        optimizer.zero_grad()
+        (p.exp() * (p - q)).sum(1).mean().backward()
+        optimizer.step()
+        now = accuracy(model.state_dict(), "shallow", HELD.samples.y)
+        if now <= best[0]:
+            break
+        best = (now, {name: t.clone() for name, t in model.state_dict().items()})
+    assert step < 39
+    assert moved(stopped.after["model shallow"], best[1]) < 1e-5
+
+
+def test_patience_that_outlasts_the_steps_changes_which_network_counts_but_never_loses_accuracy():
+    few = {**WHOLE, "server_steps": 12, "server_lr": 0.3}
+    (plain,) = played(FedDF(**few), ["shallow"] * 4, rounds=1)
+    (patient,) = played(FedDF(**few, patience=100), ["shallow"] * 4, rounds=1)  # looks after step 10 alone
+    at_ten, at_end = (accuracy(r.after["model shallow"], "shallow", HELD.samples.y) for r in (patient, plain))
+    assert at_ten > 0
+    assert at_end > 0
+    assert not same(plain.after["model shallow"], patient.after["model shallow"])
+    (late,) = played(FedDF(**few, patience=1000), ["shallow"] * 4, rounds=1)  # never looks
+    assert same(plain.after["model shallow"], late.after["model shallow"])
+
+
+# who answers, and which networks --------------------------------------------------------------------------------------
+
+
+def test_an_architecture_of_which_nobody_answers_keeps_its_network():
+    (round,) = played(FedDF(**WHOLE), lose=lambda round, client: MIXED[client] == "broad", rounds=1)
+    assert same(round.before["model broad"], round.after["model broad"])
+    assert not same(round.before["model shallow"], round.after["model shallow"])
+
+
+def test_nobody_answers():
+    (round,) = played(FedDF(**WHOLE), lose=lambda round, client: True, rounds=1)
+    for name in ("model shallow", "model broad"):
+        assert same(round.before[name], round.after[name])
+
+
+def test_batchnorm_and_dropout_of_the_distilled_networks():
+    """Statistics move on with the server's steps; dropout is drawn from the run's own streams."""
+    method = FedDF(server_batch=5, server_steps=4)
+    before = torch.get_rng_state()
+    first, again = (played(method, ["dropout", "deep-bn"]) for _ in range(2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert same(first[-1].after["model dropout"], again[-1].after["model dropout"])
+    sent = first[-1].up[0]["model"]["extractor.bn.running_mean"]
+    assert not torch.equal(first[-1].after["model dropout"]["extractor.bn.running_mean"], sent)
+    assert all(round.record["refused"] == [] for round in first)
+
+
+def test_a_lone_client_is_averaged_alone():
+    """Its own scores are its own network's; Adam would take steps of full length along rounding errors."""
+    (round,) = played(FedDF(**WHOLE), ["shallow"], rounds=1)
+    assert same(round.after["model shallow"], round.up[0]["model"])
+    alone_, plain = (played(alone(m)) for m in (FedDF(**WHOLE), FedAvg(aggregation="same-shape")))
+    for one, other in zip(alone_, plain, strict=True):
+        assert all(same(one.weights[i], other.weights[i]) for i in range(4))
+
+
+def test_what_cannot_work_is_refused_before_round_1():
+    with pytest.raises(ConfigError, match=r"^feddf needs 128 rows that everybody may see, got 20"):
+        federation(FedDF(), clients(["shallow"]), held=HELD)
+    other = dataclasses.replace(HELD, origin="other")
+    federation(FedDF(**WHOLE), clients(["shallow"]), held=other)
+    for labels in ({"drop_worst": True}, {"patience": 100}):
+        with pytest.raises(ConfigError, match=r"^feddf needs 20 rows .*holdout"):
+            federation(FedDF(**WHOLE, **labels), clients(["shallow"]), held=other)
+
+
+def test_bytes_are_of_weights_alone():
+    for round in played(FedDF(**WHOLE)):
+        for i, architecture in enumerate(MIXED):
+            floats = sum(t.numel() for t in NETS[architecture]().state_dict().values())
+            assert nbytes(round.down[i]) == nbytes(round.up[i]) - 8 == 4 * floats
+
+
+# mutants of the server's step, seen by the oracle of `test_two_rounds_by_hand` ----------------------------------------
+
+
+@pytest.mark.parametrize("mutant", ["own architecture", "first client", "probabilities"])
+def test_another_ensemble_is_another_network(mutant):
+    """The ensemble of one architecture, of one client, or of probabilities, would be seen."""
+    (round,) = played(FedDF(**WHOLE), rounds=1, lr=0.02)
+    sent = [round.up[i]["model"] for i in range(4)]
+    scores = scores_of(MIXED, sent)
+    targets = {
+        "own architecture": scores[[0, 2]].mean(0),
+        "first client": scores[0],
+        "probabilities": np.log(np.mean([softmax(s) for s in scores], axis=0)),
+    }[mutant]
+    mean = {n: torch.from_numpy(numpy_mean([sent[0], sent[2]], (12, 16), n)).float() for n in sent[0]}
+    wrong = distilled(model_with(NETS["shallow"], mean), targets, 3, 0.02)
+    assert moved(round.after["model shallow"], wrong) > 1e-4

@@ -1,0 +1,199 @@
+"""FedKWAZ's class means, first stage, server and bytes against NumPy and plain loops; its second is LocalMutual's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toys
+from image_clients import CLASSES, SOME, image_rounds, members, pair, part
+from table3 import second_round
+from torch.nn import functional as F
+from toys import federation, moved, same
+
+from polyfed import testing
+from polyfed.core.message import nbytes
+from polyfed.core.method import hyperparameters
+from polyfed.core.randomness import generator
+from polyfed.core.settings import Training
+from polyfed.engine.alone import alone
+from polyfed.errors import ConfigError
+from polyfed.methods import FedKWAZ, Local, LocalMutual
+from test_conformance import MUTUAL, taught_by_means
+
+NAMES = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")
+PLAIN = FedKWAZ(mutual=0.0, mixed=0.0)  # stage 2 is cross entropy
+
+
+def outputs(nets: list[Any], x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The four kinds of rows, in eval mode."""
+    own, other = (net.eval() for net in nets)
+    rows = own.represent(x), own(x), other.represent(x), other(x)
+    return {name: one.detach() for name, one in zip(NAMES, rows, strict=True)}
+
+
+def by_class(message: Mapping[str, Any], name: str) -> dict[int, np.ndarray]:
+    labels = message["labels"].tolist()
+    return dict(zip(labels, message[name].double().numpy(), strict=True))
+
+
+# messages, server ---------------------------------------------------------------------------------------------------
+
+
+def test_uploads_are_the_class_means_of_both_networks_after_training() -> None:
+    people = members()
+    for round in image_rounds(FedKWAZ(), people):
+        for i, client in enumerate(people):
+            nets = pair(client.architecture, round.trained[i])
+            assert round.up[i]["labels"].tolist() == list(SOME[i])
+            for name, rows in outputs(nets, client.data.train.x).items():
+                for c, mean in by_class(round.up[i], name).items():
+                    expected = rows[client.data.train.y == c].double().numpy().mean(0)
+                    np.testing.assert_allclose(mean, expected, atol=1e-5)
+
+
+def test_the_server_takes_plain_means_and_sends_them_to_all() -> None:
+    first, second = image_rounds(FedKWAZ(), members())
+    assert all(message == {} for message in first.down.values())
+    for name in NAMES:
+        sent = [by_class(first.up[i], name) for i in range(3)]
+        for c, row in by_class(second.down[1], name).items():
+            np.testing.assert_allclose(row, np.mean([one[c] for one in sent if c in one], axis=0), atol=1e-6)
+    assert second.down[0]["labels"].tolist() == [0, 1, 2]
+
+
+def test_a_class_that_nobody_sends_keeps_its_means() -> None:
+    first, second = image_rounds(FedKWAZ(), members(), lose=lambda round, i: round == 2 and i != 1)
+    for name in NAMES:
+        before, after = by_class(first.after, name), by_class(second.after, name)
+        assert (before[0] == after[0]).all()
+        np.testing.assert_allclose(after[2], by_class(second.up[1], name)[2], atol=1e-6)
+    _, silent = image_rounds(FedKWAZ(), members(), lose=lambda round, i: round == 2)
+    assert silent.before == silent.after
+    few = image_rounds(FedKWAZ(), members(), lose=lambda round, i: round == 1 and i != 0)[1]
+    assert few.down[2]["labels"].tolist() == [0, 1]  # class 2 is learned from the labels alone
+
+
+# the two stages -----------------------------------------------------------------------------------------------------
+
+
+def numpy_stage_1(nets: list[Any], x: torch.Tensor, y: torch.Tensor, down: Mapping[str, Any]) -> list[torch.Tensor]:
+    """L_w and L_m, written out."""
+    found = []
+    for net, teacher in zip(nets, ("auxiliary", "own"), strict=True):
+        z, scores = net.represent(x), net(x)
+        rows = {kind: np.stack([*by_class(down, f"{teacher}_{kind}").values()]) for kind in ("features", "scores")}
+        features, targets = (torch.tensor(one).float() for one in rows.values())
+        soft = -(F.softmax(targets, 1)[y] * F.log_softmax(scores, 1)).sum(1).mean()
+        found.append(F.cross_entropy(scores, y) + soft + (z - features[y]).square().mean())
+    return found
+
+
+def test_a_round_against_a_loop_with_two_optimizers() -> None:
+    people = members()
+    first, second = image_rounds(PLAIN, people, local_epochs=2)
+    for number, client in enumerate(people):
+        nets = pair(client.architecture, first.weights[number] or {})
+        steppers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+        order = generator(0, "batches", "train", 2, number)
+        data = client.data.train
+        for epoch in range(4):  # two of each stage
+            for rows in torch.randperm(len(data.y), generator=order).split(4):
+                x, y = data.x[rows], data.y[rows]
+                both = [F.cross_entropy(net(x), y) for net in nets]
+                if epoch < 2:
+                    both = numpy_stage_1(nets, x, y, second.down[number])
+                for stepper, loss in zip(steppers, both, strict=True):
+                    stepper.zero_grad()
+                    loss.backward()
+                    stepper.step()
+        for name, net in zip(("own", "auxiliary_model"), nets, strict=True):
+            found = part(second.weights[number], name)
+            for key, value in net.state_dict().items():
+                torch.testing.assert_close(found[key], value, atol=1e-4, rtol=1e-3)
+
+
+def test_without_the_first_stage_it_is_local_mutual_and_then_local() -> None:
+    options: dict[str, Any] = {"rounds": 3, "client_fraction": 0.7, "momentum": 0.5}
+    one, other = (image_rounds(m, **options) for m in (FedKWAZ(global_epochs=0), LocalMutual()))
+    for a, b in zip(one, other, strict=True):
+        assert all(same(a.weights[i] or {}, b.weights[i] or {}) for i in range(3))
+    off = image_rounds(FedKWAZ(global_epochs=0, mutual=0.0, mixed=0.0), **options)
+    local = image_rounds(Local(), **options)
+    for a, b in zip(off, local, strict=True):
+        assert all(same(part(a.weights[i], "own"), b.weights[i] or {}) for i in range(3))
+
+
+def test_the_others_class_means_bite() -> None:
+    together, separate = (image_rounds(m)[-1] for m in (PLAIN, alone(PLAIN)))
+    for name in ("own", "auxiliary_model"):
+        assert moved(part(together.weights[0], name), part(separate.weights[0], name)) > 1e-4
+
+
+def test_phases() -> None:
+    training = Training(local_epochs=3)
+    for method, expected in (
+        (FedKWAZ(), [("global", 3), ("mutual", 3)]),
+        (FedKWAZ(global_epochs=1), [("global", 1), ("mutual", 3)]),
+        (FedKWAZ(global_epochs=0), [("mutual", 3)]),
+    ):
+        assert [(phase.name, phase.epochs) for phase in method.phases(training)] == expected
+
+
+@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
+def test_bytes(classes: int, present: int) -> None:
+    count = classes // present if classes == 10 else 2
+    round = second_round(FedKWAZ(), classes, present, count)
+    row = 4 * (2 * 500 + 2 * classes + 1)
+    assert nbytes(round.up[0]) == present * row
+    assert nbytes(round.down[0]) == present * count * row
+
+
+# mutants, refusals --------------------------------------------------------------------------------------------------
+
+
+@hyperparameters
+class Swapped(FedKWAZ):
+    """Each network learns from the means of its own kind."""
+
+    def receive(self, client: Any, message: Any) -> Any:
+        context = super().receive(client, message)
+        swapped = {
+            name: name.replace("own", "?").replace("auxiliary", "own").replace("?", "auxiliary") for name in NAMES
+        }
+        return {**context, **{name: context[swapped[name]] for name in NAMES if name in context}}
+
+
+@hyperparameters
+class Silent(FedKWAZ):
+    """A server that sends nothing."""
+
+    def broadcast(self, server: Any, client_id: int) -> Any:
+        return {}
+
+
+def test_swapped_teachers_and_a_silent_server_change_the_result() -> None:
+    right = image_rounds(PLAIN)[-1]
+    for mutant in (Swapped(mutual=0.0, mixed=0.0), Silent(mutual=0.0, mixed=0.0)):
+        assert moved(part(right.weights[2], "own"), part(image_rounds(mutant)[-1].weights[2], "own")) > 1e-4
+
+
+@hyperparameters
+class Hard(FedKWAZ):
+    """A first stage without the class means."""
+
+    def loss(self, model: Any, batch: Any, context: Any) -> Any:
+        return super().loss(model, batch, {name: value for name, value in context.items() if name != "known"})
+
+
+def test_a_mutant_is_caught_by_the_oracle() -> None:
+    assert "oracle" in testing.violations(Hard(**MUTUAL), ["oracle"], reference_loss=taught_by_means)
+
+
+def test_tables_are_refused_before_round_1() -> None:
+    with pytest.raises(ConfigError, match=r"fedkwaz needs images, inputs \(C, H, W\) of floats; client 0 has \(4,\)"):
+        federation(FedKWAZ(), toys.clients(["deep", "wide"]))
+    assert CLASSES == 3

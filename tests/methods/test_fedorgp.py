@@ -1,0 +1,199 @@
+"""FedORGP's own properties against NumPy by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from table3 import kib, second_round
+from toys import CLASSES, NETS, Round, batch, clients, federation, model_with, moved, rounds, same, samples, worker
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.randomness import generator
+from polyfed.errors import ConfigError
+from polyfed.functional import prototype_network
+from polyfed.methods import FedORGP, Local
+
+MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
+SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
+QUICK = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
+
+
+def members(classes: Any = SOME, test: int = 0) -> list[Client]:
+    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
+    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
+
+
+def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of all rows of one with all of the other."""
+    unit_a, unit_b = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (a, b))
+    found: np.ndarray = unit_a @ unit_b.T
+    return found
+
+
+def pairs(round: Round) -> tuple[np.ndarray, np.ndarray]:
+    """All means that came, with their labels."""
+    sent = [round.up[i] for i in sorted(round.up)]
+    labels = np.concatenate([message["labels"].numpy() for message in sent])
+    return np.concatenate([message["prototypes"].double().numpy() for message in sent]), labels
+
+
+def numpy_prototypes(w: dict[str, np.ndarray]) -> np.ndarray:
+    hidden = np.maximum(w["embedding"] @ w["hidden.weight"].T + w["hidden.bias"], 0)
+    found: np.ndarray = hidden @ w["output.weight"].T + w["output.bias"]
+    return found
+
+
+def numpy_loss(w: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, gamma: float) -> float:
+    found = cosines(rows, numpy_prototypes(w))
+    own = np.eye(CLASSES)[labels] > 0
+    return float((1 - found[own]).sum() + gamma * np.abs(found[~own]).sum())
+
+
+# the server ---------------------------------------------------------------------------------------------------------
+
+
+def test_uploads_are_the_class_means_after_training() -> None:
+    people = members()
+    for round in rounds(QUICK, people):
+        for i, client in enumerate(people):
+            z = model_with(NETS[client.architecture], round.trained[i]).represent(client.data.train.x).detach()
+            y = client.data.train.y
+            expected = torch.stack([z[y == c].mean(0) for c in y.unique()])
+            torch.testing.assert_close(round.up[i]["prototypes"], expected, atol=1e-6, rtol=1e-5)
+            assert "counts" not in round.up[i]
+
+
+def test_a_step_of_the_server_against_finite_differences() -> None:
+    """One epoch, one batch: the network moves down the slope of the sum over all pairs that came."""
+    method = FedORGP(gamma=2.0, server_lr=0.05)
+    (round,) = rounds(method, members(), rounds=1, batch_size=20)
+    rows, labels = pairs(round)
+    w = {name: t.double().numpy() for name, t in round.before["network"].items()}
+    assert round.record["server"]["prototype_loss"] == pytest.approx(numpy_loss(w, rows, labels, 2.0), rel=1e-5)
+    signs = set()
+    for name, t in w.items():
+        for place in list(np.ndindex(t.shape))[:6]:
+            ends = []
+            for way in (1e-5, -1e-5):
+                other = {**w, name: t.copy()}
+                other[name][place] += way
+                ends.append(numpy_loss(other, rows, labels, 2.0))
+            slope = (ends[0] - ends[1]) / 2e-5
+            signs.add(np.sign(slope))
+            assert float(round.after["network"][name][place]) == pytest.approx(t[place] - 0.05 * slope, abs=1e-5)
+    assert {-1.0, 1.0} <= signs
+
+
+def test_the_network_goes_on_from_round_to_round() -> None:
+    history = rounds(QUICK, members(), rounds=3)
+    for number, round in enumerate(history, 1):
+        before, after = round.before["network"], round.after["network"]
+        assert moved(before, after) > 1e-4
+        if number > 1:
+            assert same(before, history[number - 2].after["network"])
+        rows, labels = (torch.tensor(part) for part in pairs(round))
+        draws = generator(0, "server means", number)
+
+        def loss(p: torch.Tensor, some: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            found = torch.nn.functional.cosine_similarity(some[:, None], p[None], dim=2)
+            own = torch.nn.functional.one_hot(y, CLASSES).bool()
+            return (1 - found[own]).sum() + 2.0 * found[~own].abs().sum()
+
+        expected, _ = prototype_network.train_network(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
+        assert all(torch.allclose(after[name], t, atol=1e-5) for name, t in expected.items())
+        assert torch.equal(round.after["prototypes"], prototype_network.prototypes(after))
+
+
+def test_gamma_turns_prototypes_away_from_other_classes() -> None:
+    def overlap(gamma: float) -> float:
+        method = FedORGP(prototype_weight=0.0, gamma=gamma, server_epochs=100, server_lr=0.02)
+        round = rounds(method, members())[1]
+        rows, labels = pairs(round)
+        found = cosines(rows, round.after["prototypes"].double().numpy())
+        return float(np.abs(found[np.eye(CLASSES)[labels] == 0]).mean())
+
+    assert overlap(10.0) < overlap(0.0) - 0.05
+
+
+def test_a_rate_of_zero_keeps_the_prototypes_as_drawn() -> None:
+    first, second = rounds(FedORGP(server_lr=0.0), members())
+    assert same(first.before["network"], second.after["network"])
+
+
+def test_a_class_that_nobody_has_sent_has_no_prototype() -> None:
+    first, second = rounds(QUICK, members(((0, 2), (2,))))
+    assert first.after["network"]["embedding"].shape[0] == CLASSES
+    assert second.down[0]["labels"].tolist() == [0, 2]
+    late = rounds(QUICK, members(), lose=lambda round, i: round == 1 and i != 3)
+    assert late[1].down[0]["labels"].tolist() == [2]
+    assert late[1].after["labels"].tolist() == [0, 1, 2]
+    _, silent = rounds(QUICK, members(), lose=lambda round, i: round == 2)
+    assert silent.before == silent.after
+
+
+# the client ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_against_numpy() -> None:
+    people = members()
+    _, second = rounds(QUICK, people)
+    fed, _ = federation(QUICK, people)
+    for i, client in enumerate(people):
+        at = worker(fed, i)
+        context = QUICK.receive(at, second.down[i])
+        whole = batch(client.data.train)
+        value, sums = QUICK.loss(at.model, whole, context)  # type: ignore[misc]
+        z = at.model.represent(whole.x).detach().double().numpy()  # type: ignore[operator]
+        p, y = second.down[i]["prototypes"].double().numpy(), whole.y.numpy()
+        away = 1 - cosines(z, p)[np.arange(len(y)), y]
+        task = torch.nn.functional.cross_entropy(at.model(whole.x), whole.y)
+        assert float(value.detach()) == pytest.approx(float(task.detach()) + 0.5 * away.mean(), rel=1e-5)
+        assert float(sums["angle"].detach()) == pytest.approx(away.mean(), rel=1e-5)
+        assert (away > 0).all()
+
+
+def test_lambda_turns_representations_to_the_prototypes() -> None:
+    def angle(prototype_weight: float) -> float:
+        method = FedORGP(prototype_weight=prototype_weight, server_lr=0.0)
+        return float(rounds(method, members(), rounds=4, lr=0.02)[-1].record["sums"]["angle"])
+
+    assert angle(1.0) < angle(1e-9) * 0.9
+    plain, local = (rounds(m, members(), rounds=2)[-1].weights for m in (FedORGP(prototype_weight=0.0), Local()))
+    assert all(same(plain[i] or {}, local[i] or {}) for i in plain)
+
+
+def test_the_class_of_the_largest_cosine_is_predicted() -> None:
+    people = members(test=40)
+    last = rounds(QUICK, people)[1]
+    by_distance = 0
+    for i, client in enumerate(people):
+        model = model_with(NETS[client.architecture], last.weights[i] or {})
+        z, p = model.represent(client.data.test.x).detach(), last.after["prototypes"]
+        taken = cosines(z.double().numpy(), p.double().numpy()).argmax(1)
+        share = float((taken == client.data.test.y.numpy()).mean())
+        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
+        by_distance += int((torch.cdist(z, p).argmin(1).numpy() != taken).sum())
+    assert by_distance > 0, "the nearest prototype should be another one now and then"
+    assert list(last.record["accuracy_by_predictor"]["received"]) == ["head"]
+    own = rounds(FedORGP(candidates="own"), members())[1]
+    assert own.states[3]["labels"].tolist() == [2]
+
+
+@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
+def test_bytes(classes: int, present: int) -> None:
+    method = FedORGP()
+    count = classes // present if classes == 10 else 2
+    round = second_round(method, classes, present, count)
+    known = present * count
+    assert nbytes(round.up[0]) == 4 * present * 501
+    assert nbytes(round.down[0]) == 4 * known * 501
+    assert kib(method, round, 0) == f"{(4 * 500 * present + 4 * 500 * known) / 1024:.2f}"
+
+
+def test_unequal_widths_are_refused_before_round_1() -> None:
+    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
+        federation(FedORGP(), clients(["deep", "broad"]))

@@ -1,0 +1,231 @@
+"""FedSA's own properties against NumPy and autograd by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from table3 import second_round
+from torch import Tensor
+from toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same, samples, worker
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, nbytes
+from polyfed.core.method import Batch, Context
+from polyfed.core.randomness import generator
+from polyfed.core.server import Server
+from polyfed.engine.alone import alone
+from polyfed.errors import ConfigError
+from polyfed.functional.semantic_anchors import draw_anchors, mean_nearest_distance
+from polyfed.methods import FedSA, Local
+
+MIXED = ["deep", "wide", "shallow"]  # different extractors, one feature width
+SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
+QUICK = FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8)
+ONE_STEP: dict[str, Any] = {"batch_size": 64, "lr": 0.2, "local_epochs": 1}
+
+
+def members(classes: tuple[tuple[int, ...], ...] = SOME, test: int = 0) -> list[Client]:
+    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
+    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
+
+
+def means(client: Client, weights: Mapping[str, Tensor]) -> Tensor:
+    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach()
+    y = client.data.train.y
+    return torch.stack([z[y == c].mean(0) for c in y.unique()])
+
+
+def margin(client: Client, anchors: Tensor, before: Mapping[str, Tensor] | None) -> float:
+    """The larger of the two gaps; that of the anchors alone in round 1 and for a single class."""
+    gaps = [float(mean_nearest_distance(anchors))]
+    if before is not None and len(client.data.train.y.unique()) > 1:
+        gaps.append(float(mean_nearest_distance(means(client, before))))
+    return max(gaps)
+
+
+def stepped(client: Client, before: Mapping[str, Tensor], anchors: Tensor, delta: float, lr: float) -> dict[str, Any]:
+    """The weights after one step on all of the client's rows, the loss written out."""
+    model = model_with(NETS[client.architecture], before)
+    x, y = client.data.train.x, client.data.train.y
+    z = model.represent(x)
+    log_p = torch.log_softmax(model.head(z), 1)
+    loss = -log_p[range(len(y)), y].mean()
+    loss = loss + 0.7 * sum(((row - anchors[c]) ** 2).mean() for row, c in zip(z, y, strict=True)) / len(y)
+    for row, c in zip(z, y, strict=True):
+        away = torch.stack([(row - anchor).square().sum().sqrt() for anchor in anchors])
+        away = away + delta * torch.eye(CLASSES)[c]
+        loss = loss + 0.4 * (away[c] + torch.logsumexp(-away, 0)) / len(y)
+    of_anchors = torch.log_softmax(model.head(anchors), 1)
+    loss = loss - 0.3 * sum(of_anchors[c, c] for c in range(CLASSES)) / CLASSES
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    return {name: p.detach() - lr * g for (name, p), g in zip(model.named_parameters(), grads, strict=True)}
+
+
+def sound(people: list[Client], history: list[Round]) -> bool:
+    """Whether the second round's step is that of the loss above."""
+    first, second = history
+    anchors = second.down[0]["anchors"]
+    for i, client in enumerate(people):
+        delta = margin(client, anchors, first.trained[i])
+        expected = stepped(client, first.trained[i], anchors, delta, 0.2)
+        if moved(expected, second.trained[i]) > 1e-5:
+            return False
+    return True
+
+
+# the round ----------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_are_drawn_before_round_1_and_everybody_is_sent_all() -> None:
+    first = rounds(QUICK, members())[0]
+    drawn = draw_anchors(CLASSES, 5, generator(0, "server anchors", 0))
+    assert torch.equal(first.before["anchors"], drawn)
+    assert all(torch.equal(message["anchors"], drawn) for message in first.down.values())
+
+
+def test_a_step_against_autograd_by_hand() -> None:
+    people = members()
+    history = rounds(QUICK, people, **ONE_STEP)
+    assert sound(people, history)
+    for i, client in enumerate(people):
+        if len(SOME[i]) > 1:
+            gap = float(mean_nearest_distance(means(client, history[0].trained[i])))
+            assert float(history[0].states[i]["gap"]) == pytest.approx(gap, rel=1e-5)
+        else:
+            assert "gap" not in history[0].states[i]
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 2.0), (0.5, 2.0), (7.0, 7.0)])
+def test_the_larger_gap_is_the_margin(own: float | None, expected: float) -> None:
+    at = worker(federation(QUICK, members())[0], 0)
+    if own is not None:
+        at.state["gap"] = torch.tensor(own)
+    anchors = 2 * torch.arange(3.0)[:, None] * torch.eye(5)[0]  # on a line, 2 apart
+    assert float(QUICK.receive(at, {"anchors": anchors})["margin"]) == expected
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8, 0.9999, 1.0])
+def test_anchors_move_to_the_clients_mean_means(momentum: float) -> None:
+    people = members()
+    method = FedSA(momentum=momentum)
+    for round in rounds(method, people, rounds=3, lr=0.01):
+        for i, client in enumerate(people):
+            assert torch.allclose(round.up[i]["prototypes"], means(client, round.trained[i]), atol=1e-6)
+            assert round.up[i]["labels"].tolist() == list(SOME[i])
+        for c in range(CLASSES):
+            rows = [m["prototypes"][m["labels"].tolist().index(c)] for m in round.up.values() if c in m["labels"]]
+            mean = np.mean([row.double().numpy() for row in rows], axis=0)  # every client counts once
+            expected = momentum * round.before["anchors"][c].double().numpy() + (1 - momentum) * mean
+            assert round.after["anchors"][c].numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_class_that_nobody_sent_keeps_its_anchor() -> None:
+    first = rounds(QUICK, members(((0, 2), (2,))), rounds=1)[0]
+    assert torch.equal(first.before["anchors"][1], first.after["anchors"][1])
+    assert not torch.equal(first.before["anchors"][2], first.after["anchors"][2])
+    silent = rounds(QUICK, members(), rounds=1, lose=lambda round, i: True)[0]
+    assert torch.equal(silent.before["anchors"], silent.after["anchors"])
+
+
+def test_the_head_is_taught_classes_that_a_client_never_had() -> None:
+    people = members(((0, 1), (1, 2)))
+    heads = {}
+    for calibration in (0.0, 1.0):
+        last = rounds(FedSA(calibration=calibration), people, rounds=6)[-1]
+        weights = last.weights[0]
+        assert weights is not None
+        model = model_with(NETS["deep"], weights)
+        heads[calibration] = model.head(last.before["anchors"]).argmax(1).tolist()
+    assert heads[1.0] == [0, 1, 2]
+    assert 2 not in heads[0.0]
+
+
+def test_the_head_is_scored() -> None:
+    people = members(test=40)
+    last = rounds(QUICK, people)[1]
+    for i, client in enumerate(people):
+        weights = last.weights[i]
+        assert weights is not None
+        scores = model_with(NETS[client.architecture], weights)(client.data.test.x)
+        share = float((scores.argmax(1) == client.data.test.y).double().mean())
+        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
+    assert last.record["sums"].keys() == {"distance", "contrast", "calibration"}
+
+
+def test_anchors_that_stay_are_worth_the_same_alone() -> None:
+    """All that a client gets are the anchors, which are drawn by the seed."""
+    people = members()
+    fixed = FedSA(momentum=1.0)
+    together, separate = (rounds(method, people)[1] for method in (fixed, alone(fixed)))
+    assert all(same(together.trained[i], separate.trained[i]) for i in range(4))
+    moving = FedSA(momentum=0.5)
+    together, separate = (rounds(method, people)[1] for method in (moving, alone(moving)))
+    assert not same(together.trained[0], separate.trained[0])
+
+
+@pytest.mark.parametrize("name", ["anchor_weight", "contrast", "calibration"])
+def test_each_weight_bites_alone(name: str) -> None:
+    off = {"anchor_weight": 0.0, "contrast": 0.0, "calibration": 0.0}
+    first = rounds(FedSA(**{**off, name: 0.5}), members(), rounds=1)[0]
+    local = rounds(Local(), members(), rounds=1)[0]
+    assert not any(same(first.trained[i], local.trained[i]) for i in range(4))
+    assert first.record["sums"].keys() == {"distance" if name == "anchor_weight" else name}
+
+
+# what the tests would see --------------------------------------------------------------------------------------------
+
+
+class OwnAnchorsOnly(FedSA):
+    """The head learns the anchors of the batch's classes alone."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
+        own = torch.stack([context["anchors"][c] for c in batch.y.unique()])
+        missing = -torch.log_softmax(model.head(context["anchors"]), 1).diagonal().mean()
+        found = torch.log_softmax(model.head(own), 1)[range(len(own)), batch.y.unique()]
+        total, sums = super().loss(model, batch, context)
+        return total - 0.3 * missing - 0.3 * found.mean(), sums
+
+
+class MarginForOthers(FedSA):
+    """The margin is taken off the own class's distance instead of added."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        context = super().receive(client, message)
+        return {**context, "margin": -context["margin"]}
+
+
+@pytest.mark.parametrize("mutant", [OwnAnchorsOnly, MarginForOthers])
+def test_a_wrong_loss_is_seen(mutant: type[FedSA]) -> None:
+    people = members()
+    assert not sound(people, rounds(mutant(anchor_weight=0.7, contrast=0.4, calibration=0.3), people, **ONE_STEP))
+
+
+class Reversed(FedSA):
+    """The momentum belongs to the means."""
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        FedSA(momentum=1 - self.momentum).aggregate(server, uploads)
+
+
+def test_a_reversed_momentum_is_seen() -> None:
+    ours, other = (rounds(kind(momentum=0.8), members(), rounds=1)[0].after["anchors"] for kind in (FedSA, Reversed))
+    assert (ours - other).abs().max() > 1e-2
+
+
+# bytes, refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
+def test_bytes(classes: int, present: int) -> None:
+    round = second_round(FedSA(), classes, present, 2)
+    assert nbytes(round.up[0]) == 4 * present * 501
+    assert nbytes(round.down[0]) == 4 * classes * 500
+
+
+def test_unequal_widths_are_refused_before_round_1() -> None:
+    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
+        federation(FedSA(), clients(["deep", "broad"]))

@@ -1,0 +1,213 @@
+"""LocalMutual against a loop with two optimizers; who teaches whom, on which images, and how mixtures are chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import toys
+from image_clients import CLASSES, NETS, SOME, image_rounds, kl, members, pair, part
+from toys import federation, moved, same, worker
+
+from polyfed import testing
+from polyfed.core.client import Client
+from polyfed.core.method import hyperparameters
+from polyfed.core.randomness import generator
+from polyfed.errors import ConfigError
+from polyfed.functional.patch_mixing import mixing_map
+from polyfed.methods import Local, LocalMutual
+from polyfed.methods.building_blocks.mutual_learning import CANDIDATES
+from polyfed.testing.fixtures import draw
+from test_conformance import MUTUAL, taught_by_each_other
+
+METHOD = LocalMutual(temperature=2.0, mutual=0.7, mixed=0.4, mix_alpha=0.5, patches=4, search_every=0)
+
+
+def losses(nets: list[Any], x: torch.Tensor, y: torch.Tensor, mixed: list[torch.Tensor]) -> list[torch.Tensor]:
+    """L_w and L_m of METHOD, each with the other network as a constant."""
+    found = []
+    for me, other, own_mixture in ((nets[0], nets[1], mixed[1]), (nets[1], nets[0], mixed[2])):
+        loss = torch.nn.functional.cross_entropy(me(x), y) + 0.7 * kl(other(x), me(x), 2.0)
+        loss = loss + 0.7 * (me.represent(x) - other.represent(x).detach()).square().mean()
+        loss = loss + 0.4 * (me.represent(mixed[0]) - other.represent(mixed[0]).detach()).square().mean()
+        found.append(loss + 0.4 * kl(other(own_mixture), me(own_mixture), 2.0))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_round_against_a_loop_with_two_optimizers(kind: str) -> None:
+    people = members()
+    first, second = image_rounds(METHOD, people, optimizer=kind, local_epochs=2)
+    for number, client in enumerate(people):
+        nets = pair(client.architecture, first.weights[number] or {})
+        make = torch.optim.SGD if kind == "sgd" else torch.optim.Adam
+        steppers = [make(net.parameters(), lr=0.1) for net in nets]
+        order = generator(0, "batches", "train", 2, number)
+        inputs = generator(0, "inputs", "train", 2, number)
+        data = client.data.train
+        for _ in range(2):
+            for rows in torch.randperm(len(data.y), generator=order).split(4):
+                x, y = data.x[rows], data.y[rows]
+                shares = [mixing_map(6, 6, 4, 0.5, inputs) for _ in range(3)]
+                ends = torch.rand(3, 4, generator=inputs)
+                mixed = []
+                for share, end in zip(shares, ends, strict=True):
+                    ranked = sorted(range(len(rows)), key=lambda i, end=end: float(end[i]))  # type: ignore[misc]
+                    mixed.append(torch.stack([share * x[i] + (1 - share) * x[ranked[i]] for i in range(len(rows))]))
+                both = losses(nets, x, y, mixed)
+                grads = [torch.autograd.grad(loss, [*net.parameters()]) for loss, net in zip(both, nets, strict=True)]
+                for stepper, net, grad in zip(steppers, nets, grads, strict=True):
+                    for p, g in zip(net.parameters(), grad, strict=True):
+                        p.grad = g
+                    stepper.step()
+        for name, net in zip(("own", "auxiliary_model"), nets, strict=True):
+            found = part(second.weights[number], name)
+            for key, value in net.state_dict().items():
+                torch.testing.assert_close(found[key], value, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("shared", ["smallest", "wide"])
+def test_without_weights_it_is_local_bit_for_bit(shared: str) -> None:
+    options: dict[str, Any] = {"rounds": 3, "client_fraction": 0.7, "momentum": 0.5, "local_epochs": 2}
+    plain = image_rounds(LocalMutual(mutual=0.0, mixed=0.0, shared=shared), **options)
+    local = image_rounds(Local(), **options)
+    for one, other in zip(plain, local, strict=True):
+        assert all(same(part(one.weights[i], "own"), other.weights[i] or {}) for i in range(3))
+
+
+@pytest.mark.parametrize("change", [{"mutual": 0.0}, {"mixed": 0.0}, {"temperature": 8.0}, {"patches": 9}], ids=str)
+def test_every_term_bites(change: dict[str, Any]) -> None:
+    given = {"temperature": 2.0, "patches": 4, "mix_alpha": 0.5, "search_every": 0}
+    if change.get("mixed") == 0:
+        given = {"temperature": 2.0}
+    plain, other = (image_rounds(LocalMutual(**options)) for options in ({**given}, {**given, **change}))
+    for name in ("own", "auxiliary_model"):
+        assert moved(part(plain[-1].weights[0], name), part(other[-1].weights[0], name)) > 1e-4
+
+
+def test_nothing_is_sent_and_the_second_network_stays() -> None:
+    first, second = image_rounds(LocalMutual())
+    for round in (first, second):
+        assert round.record["bytes_up"] == round.record["bytes_down"] == 0
+        assert all(message == {} for message in [*round.up.values(), *round.down.values()])
+    one, other = (part(second.weights[i], "auxiliary_model") for i in (0, 1))
+    assert moved(one, other) > 1e-3
+    (again,) = image_rounds(LocalMutual(), members(("deep", "deep", "deep")), rounds=1)
+    assert moved(part(again.weights[0], "own"), part(again.weights[1], "own")) > 1e-3
+
+
+def test_scored_is_the_own_network() -> None:
+    fed, watch = federation(LocalMutual(), members(test=9), NETS, classes=CLASSES)
+    done = fed.run()
+    for number, client in enumerate(fed.clients):
+        own = pair(client.architecture, watch.rounds[-1].weights[number] or {})[0].eval()
+        data = client.data.test
+        right = float((own(data.x).argmax(1) == data.y).double().mean())
+        assert done.history[-1]["accuracy_per_client"][number] == pytest.approx(right)
+        assert same(done.models[number].state_dict(), own.state_dict())
+
+
+# mixtures -----------------------------------------------------------------------------------------------------------
+
+
+def numpy_gaps(nets: list[Any], x: torch.Tensor, alpha: float, patches: int, draws: torch.Generator) -> list[float]:
+    share = mixing_map(6, 6, patches, alpha, draws)
+    x = share * x + (1 - share) * x[torch.randperm(len(x), generator=draws)]
+    (z, f), (z_m, f_m) = [
+        (net.represent(x).detach().double().numpy(), net(x).detach().double().numpy() / 4) for net in nets
+    ]
+    p, q = (one - np.log(np.exp(one).sum(1, keepdims=True)) for one in (f, f_m))
+    both = ((np.exp(q) * (q - p)).sum(1).mean(), (np.exp(p) * (p - q)).sum(1).mean())
+    return [float(((z - z_m) ** 2).mean()), *map(float, both)]
+
+
+def test_the_search_takes_what_the_networks_differ_on_most() -> None:
+    people = members()
+    first, second = image_rounds(LocalMutual(search_every=2), people)
+    chosen = set()
+    for number, client in enumerate(people):
+        assert first.states[number]["mixtures"].tolist() == [[0.1, 16.0]] * 3
+        nets = [net.eval() for net in pair(client.architecture, first.weights[number] or {})]
+        draws = generator(0, "mixtures", "train", 2, number)
+        gaps = np.array([numpy_gaps(nets, client.data.train.x, a, n, draws) for a, n in CANDIDATES])
+        expected = [list(map(float, CANDIDATES[place])) for place in gaps.argmax(0)]
+        assert second.states[number]["mixtures"].tolist() == expected
+        chosen |= {tuple(one) for one in expected}
+    assert len(chosen) > 1
+
+
+def test_what_was_chosen_stays_until_the_next_search() -> None:
+    history = image_rounds(LocalMutual(search_every=2), rounds=3)
+    for number in range(3):
+        states = [round.states[number]["mixtures"] for round in history]
+        assert torch.equal(states[1], states[2])
+    never = image_rounds(LocalMutual(search_every=0, patches=9, mix_alpha=0.3), rounds=3)
+    assert never[-1].states[0]["mixtures"].tolist() == [[0.3, 9.0]] * 3
+    assert "mixtures" not in image_rounds(LocalMutual(mixed=0.0))[-1].states[0]
+
+
+def test_three_mixtures_are_drawn_for_every_step() -> None:
+    fed, _ = federation(METHOD, members(), NETS, classes=CLASSES)
+    at = worker(fed, 0)
+    METHOD.receive(at, {})
+    draws = torch.Generator().manual_seed(0)
+    one, other = (METHOD.step_inputs(at, step, draws) for step in (0, 1))
+    assert one["maps"].shape == (3, 6, 6)
+    assert one["order"].shape == (3, 4)
+    found = [*one["maps"], *other["maps"]]
+    assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
+
+
+# mutants, refusals --------------------------------------------------------------------------------------------------
+
+
+@hyperparameters
+class Unmixed(LocalMutual):
+    """Images are not mixed."""
+
+    def _on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
+        plain = {**context, "maps": torch.ones_like(context["maps"])}
+        return super()._on_mixed(own, other, batch, plain)
+
+
+@hyperparameters
+class OneMixture(LocalMutual):
+    """All three terms on the same mixed images."""
+
+    def _on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
+        same = {name: context[name][:1].expand_as(context[name]) for name in ("maps", "order")}
+        return super()._on_mixed(own, other, batch, {**context, **same})
+
+
+@hyperparameters
+class Lukewarm(LocalMutual):
+    """Divergences without the factor T^2."""
+
+    def _divergence(self, scores: Any, teacher: Any, w: Any) -> Any:
+        return super()._divergence(scores, teacher, w) / self.temperature**2
+
+
+@pytest.mark.parametrize("mutant", [Unmixed, OneMixture, Lukewarm])
+def test_mutants_are_caught(mutant: type[LocalMutual]) -> None:
+    assert "oracle" in testing.violations(mutant(**MUTUAL), ["oracle"], reference_loss=taught_by_each_other)
+
+
+def test_what_is_refused_before_round_1() -> None:
+    with pytest.raises(
+        ConfigError, match=r"local-mutual needs images, inputs \(C, H, W\) of floats; client 0 has \(4,\)"
+    ):
+        federation(LocalMutual(), toys.clients(["deep", "wide"]))
+    with pytest.raises(ConfigError, match=r"one feature width.*gives 5.*gives 6.*models\.feature_dim"):
+        federation(LocalMutual(shared="small"), members(("deep", "narrow", "small")), NETS, classes=CLASSES)
+    with pytest.raises(ConfigError, match=r"both networks of a client.*gives 6, the second network 5; set models"):
+        federation(LocalMutual(shared="narrow"), members(), NETS, classes=CLASSES)
+    with pytest.raises(ConfigError, match="patches: expected a square number, got 5"):
+        LocalMutual(patches=5)
+
+
+def test_one_image_is_its_own_partner() -> None:
+    people = [Client("deep", draw(1, SOME[0], 0)), Client("wide", draw(5, SOME[1], 1))]
+    last = image_rounds(LocalMutual(), people)[-1]
+    assert not last.record["refused"]

@@ -99,12 +99,12 @@ def near(one: Any, other: Any) -> bool:
     return one == (pytest.approx(other, rel=1e-4, abs=1e-6) if isinstance(one, float) else other)
 
 
-def same(run: Callable[..., Federation], lines: Sequence[str] = (), close: float = CLOSE) -> Federation:
+def same(run: Callable[..., Federation], lines: Sequence[str] = ()) -> Federation:
     """`run(executor=, trackers=)` gives the same by either executor; the lines that the cohort says match these."""
     serial, told = run(executor="serial"), Told()
     found = run(executor="vectorized", trackers=[told])
     assert isinstance(found.executor, VectorizedExecutor)
-    assert difference(all_state(serial), all_state(found), close) is None
+    assert difference(all_state(serial), all_state(found), CLOSE) is None
     assert near(serial.history, found.history)
     assert len(told.messages) == len(lines), told.messages
     assert all(re.search(line, said) for line, said in zip(lines, told.messages, strict=True)), told.messages
@@ -163,16 +163,12 @@ def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> No
     lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
     evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])
     method = gentle(name)
-    close = 1e-4 if name == "fedorgp" else CLOSE  # a cosine's gradient grows as representations get short
-    same(of_kit(method, HARD, evaluation=evaluation, **kinds), lines, close)
+    same(of_kit(method, HARD, evaluation=evaluation, **kinds), lines)
     assert bool(stacks) is (name not in ALONE)
     unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
     silent = [f"delay_rate = 0.3 does nothing with method '{name}', which uploads nothing"]
-    same(
-        of_kit(method, HARD, availability=unreliable, **kinds),
-        silent if name == "local-mutual" else lines,
-        close,
-    )
+    lines = silent if name == "local-mutual" else lines
+    same(of_kit(method, HARD, availability=unreliable, **kinds), lines)
 
 
 def test_the_page_names_those_that_train_alone() -> None:

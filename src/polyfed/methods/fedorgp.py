@@ -11,9 +11,10 @@ Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), 
 `nbytes_in_paper`.
 Deviations from the paper (arXiv:2502.16119), against whose text the equations were not verified; they are those of the
 authors' code: (1) the clients' term is a mean over the batch, and lambda belongs to that; in the code it is the sum,
-over 32 samples in the authors' runs. The server's loss is the sum over a batch, as there. (2) P of a class that nobody
-has sent yet is not sent, and is no candidate; all C take part in the server's loss. (3) The network keeps its weights
-from round to round; its optimizer has no momentum and so nothing to keep.
+over 32 samples in the authors' runs. The server's loss is the sum over a batch, as there. lambda = gamma = 1 are that
+code's defaults; its recorded runs have 10 and 10. (2) P of a class that nobody has sent yet is not sent, and is no
+candidate; all C take part in the server's loss. (3) The network keeps its weights from round to round; its optimizer
+has no momentum and so nothing to keep.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class FedORGP(prototypes.PrototypeMethod):
     states: ClassVar[str] = "client: last P received; server: prototype network, P"
     unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the angles to the prototypes; 0: Local
-    gamma: Annotated[float, Field(ge=0)] = 10.0  # weight of orthogonality to other classes; 0: off
+    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the angles to the prototypes; 0: Local
+    gamma: Annotated[float, Field(ge=0)] = 1.0  # weight of orthogonality to other classes; 0: off
     server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
     server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
 

@@ -1,18 +1,20 @@
-"""Write the section "Published results" of every method's page: the papers' figures next to ours.
+"""Write the section "Published results" of every method's page, and the page of notes on the papers' figures.
 
     python scripts/beside_papers.py            # after docs/results or paper_results.csv has changed
 
 The papers' numbers are those of ``polyfed.report.paper_results``; ours are read from ``docs/results/tables``,
-``docs/results/overheads.md`` and ``docs/results/any-architecture.md``. Where there is none, "not measured" is written.
+``docs/results/overheads.md`` and ``docs/results/any-architecture.md``. A figure that was not measured here is named by
+its table only.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -21,16 +23,20 @@ from results_pages import stored
 from polyfed.registry import METHODS
 from polyfed.report import paper_results
 from polyfed.report.paper_results import PaperNumber
+from polyfed.results.paper_tables import SOURCE
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TITLE = "## Published results"
 QUANTITIES = ("accuracy", "bytes per client and round", "parameters sent")
 PAPERS = {"fedhenn": "FedHeNN", "fedgh": "FedGH", "fedin": "FedIN"}
+NOTES = DOCS / "results" / "published.md"
+NOTES_LINK = "[notes](../results/published.md)"
+FIGURES_LINK = "[figures](../../src/polyfed/results/published.csv)"
 _RESULTS = "[results](../results.md)"
 SOURCES = {
     "accuracy": (_RESULTS,),
     "bytes per client and round": (_RESULTS, "[any architecture](../results/any-architecture.md)"),
-    "parameters sent": ("[what methods send and hold](../results/overheads.md)",),
+    "parameters sent": ("[communication and memory](../results/overheads.md)",),
 }
 _BESIDE = re.compile(r"Beside the paper: ([^,:]+)(?:, ([^:]+))?: ([^:\[]+?)(?: \[[^\]]*\])?:")
 NOT_MEASURED = "not measured"
@@ -91,40 +97,31 @@ def _sent_for_any_architecture() -> Iterator[tuple[Key, str]]:
 
 
 # theirs -------------------------------------------------------------------------------------------------------------
-class Row(NamedTuple):
-    """What the entries of one row have in common; they differ in the value of the setting's first key alone."""
-
-    paper: str
-    table: str
-    name: str
-    dataset: str
-    key: str
-    held: str
-    quantity: str
-    unit: str
+def _published(method: str) -> list[PaperNumber]:
+    """The papers' numbers for a method and its variants."""
+    return [
+        entry
+        for entry in paper_results.entries()
+        if entry.quantity in QUANTITIES and (entry.method == method or entry.method.startswith(f"{method}-"))
+    ]
 
 
-def theirs(method: str) -> dict[Row, list[PaperNumber]]:
-    """The papers' numbers for a method and its variants, by row of the section."""
-    found: dict[Row, list[PaperNumber]] = {}
-    for entry in paper_results.entries():
-        if entry.quantity in QUANTITIES and (entry.method == method or entry.method.startswith(f"{method}-")):
-            first, _, held = entry.setting.partition(", ")
-            place = (entry.paper, entry.table, entry.method, entry.dataset)
-            row = Row(*place, first.partition("=")[0], held, entry.quantity, entry.unit)
-            found.setdefault(row, []).append(entry)
-    return found
+def _measured(entry: PaperNumber, known: Ours) -> str:
+    return known.get((entry.place, entry.setting, entry.dataset, entry.quantity, entry.method), NOT_MEASURED)
 
 
-def _data(row: Row, entries: Sequence[PaperNumber]) -> str:
-    values = "; ".join(entry.setting.partition(",")[0].partition("=")[2] for entry in entries)
-    return ", ".join(part for part in (row.dataset, row.held, f"{row.key}={values}" if values else row.key) if part)
+def _notes(known: Ours) -> dict[str, int]:
+    """The numbers of the notes that any page refers to, by name, in the file's order."""
+    shown = [one for name in METHODS for one in _published(name) if _measured(one, known) != NOT_MEASURED]
+    used = {name for entry in shown for name in entry.footnotes}
+    with (SOURCE / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
+        names = [line["footnote"] for line in csv.DictReader(file)]
+    return {name: number for number, name in enumerate((name for name in names if name in used), start=1)}
 
 
-def _printed(entry: PaperNumber, notes: list[str]) -> str:
-    """The number as printed, with its spread and its footnotes' marks; footnotes that are new join `notes`."""
-    notes += [name for name in entry.footnotes if name not in notes]
-    marks = ", ".join(map(str, sorted(notes.index(name) + 1 for name in entry.footnotes)))
+def _printed(entry: PaperNumber, notes: Mapping[str, int]) -> str:
+    """The number as printed, with its spread and the numbers of its notes."""
+    marks = ", ".join(str(number) for number in sorted(notes[name] for name in entry.footnotes))
     spread = "" if entry.spread is None else f" ± {_number(entry.spread)}"
     return f"{_number(entry.mean)}{spread}{f' [{marks}]' if marks else ''}"
 
@@ -135,30 +132,67 @@ def _number(value: float | None) -> str:
     return f"{value:.1f}" if round(value, 1) == value else f"{value:.2f}"
 
 
-def _measured(entries: Sequence[PaperNumber], known: Ours) -> str:
-    found = [known.get((e.place, e.setting, e.dataset, e.quantity, e.method)) for e in entries]
-    return "; ".join(text or NOT_MEASURED for text in found) if any(found) else NOT_MEASURED
+def _row(entry: PaperNumber, measured: str, notes: Mapping[str, int]) -> tuple[str, ...]:
+    where = f"{PAPERS[entry.paper]}, {entry.table.replace('table', 'table ')}"
+    data = ", ".join(part for part in (entry.dataset, entry.setting) if part)
+    return where, f"`{entry.method}`", data, f"{entry.quantity} [{entry.unit}]", _printed(entry, notes), measured
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """As Markdown; the column of the papers' rows is left out where all are the same."""
+    head = ("paper", "row", "data", "quantity", "published", "ours")
+    shown = [index for index in range(len(head)) if index != 1 or len({row[1] for row in rows}) > 1]
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line[index] for index in shown)} |" for line in lines)
+
+
+def _tables(entries: Sequence[PaperNumber]) -> str:
+    """For example: FedHeNN, table 1; FedIN, tables 1 and 2."""
+    found: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        found.setdefault(PAPERS[entry.paper], {})[entry.table.removeprefix("table").replace("text", "the text")] = None
+    return "; ".join(f"{paper}, {_listed([*numbers])}" for paper, numbers in found.items())
+
+
+def _listed(numbers: Sequence[str]) -> str:
+    *before, last = numbers
+    return f"tables {', '.join(before)} and {last}" if before else f"table {last}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def section(method: str, known: Ours) -> str:
     """The section of one method's page, from its heading on."""
-    rows, notes = theirs(method), list[str]()
-    if not rows:
-        kept = ", ".join(PAPERS.values())
-        none = "have no row for this method, and the tables of its own paper were"
-        return f"{TITLE}\n\nThe tables of {kept} {none}\n{NOT_MEASURED}.\n"
-    lines = ["| paper | row | data | quantity | published | ours |", "| --- | --- | --- | --- | --- | --- |"]
-    for row, entries in rows.items():
-        where = f"{PAPERS[row.paper]}, {row.table.replace('table', 'table ')}"
-        told = "; ".join(_printed(entry, notes) for entry in entries)
-        quantity = f"{row.quantity} [{row.unit}]"
-        here = _measured(entries, known)
-        lines.append(f"| {where} | `{row.name}` | {_data(row, entries)} | {quantity} | {told} | {here} |")
-    whose = "" if method in (*PAPERS, "local") else " The tables of its own paper were not measured."
-    sources = ", ".join(dict.fromkeys(link for row in rows for link in SOURCES[row.quantity]))
-    about = f"Published figures and ours for the same setting ({sources}).{whose}"
-    foot = [f"- [{number}] {paper_results.footnote(name)}" for number, name in enumerate(notes, start=1)]
-    return "\n".join([TITLE, "", about, "", *lines, *(["", *foot] if foot else [])]) + "\n"
+    entries = _published(method)
+    pairs = [(entry, _measured(entry, known)) for entry in entries]
+    notes = _notes(known)
+    rows = [_row(entry, measured, notes) for entry, measured in pairs if measured != NOT_MEASURED]
+    others = [entry for entry, measured in pairs if measured == NOT_MEASURED]
+    paragraphs = [TITLE]
+    if rows:
+        sources = dict.fromkeys(link for e, told in pairs if told != NOT_MEASURED for link in SOURCES[e.quantity])
+        paragraphs += [_wrapped(f"Ours: {', '.join(sources)}. Numbers in brackets: {NOTES_LINK}."), _table(rows)]
+    if others:
+        about = "Other figures" if rows else "Published"
+        paragraphs.append(_wrapped(f"{about}, {NOT_MEASURED}: {_tables(others)} ({FIGURES_LINK})."))
+    if not entries:
+        paragraphs.append(
+            f"FedHeNN, FedGH and FedIN publish no figures of this method; those of its own paper were {NOT_MEASURED}."
+        )
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def notes_page(known: Ours) -> str:
+    """The page with the notes that the methods' pages refer to."""
+    lines = [f"{number}. {paper_results.footnote(name)}" for name, number in _notes(known).items()]
+    about = (
+        "The methods' pages refer to these notes by number. They compare with the tables of the FedHeNN, FedGH and\n"
+        "FedIN papers only ([all figures as printed](../../src/polyfed/results/published.csv)); no other paper's\n"
+        'tables were measured. "Scaled down" means a smaller experiment than the paper\'s.'
+    )
+    return "\n".join(["# Notes on the published figures", "", about, "", *lines]) + "\n"
 
 
 def with_section(text: str, method: str, known: Ours) -> str:
@@ -172,6 +206,7 @@ def with_section(text: str, method: str, known: Ours) -> str:
 
 if __name__ == "__main__":
     measured = ours()
+    NOTES.write_text(notes_page(measured), encoding="utf-8")
     for name in METHODS:
         page = DOCS / "methods" / f"{name}.md"
         text = page.read_text(encoding="utf-8")

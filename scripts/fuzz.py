@@ -4,8 +4,8 @@
     python scripts/fuzz.py --targets recipe,checkpoint --count 20000 --seed 3
     python scripts/fuzz.py --seconds 60                            so long for each target
     python scripts/fuzz.py --targets message --only 417            one input again, its files kept and named
-    python scripts/fuzz.py --targets letter --engine hypothesis    shrinks what fails
-    python scripts/fuzz.py --targets letter --engine atheris       led by coverage, where `atheris` is installed
+    python scripts/fuzz.py --targets envelope --engine hypothesis    shrinks what fails
+    python scripts/fuzz.py --targets envelope --engine atheris       led by coverage, where `atheris` is installed
 
 An input is a small tree of files, made from a valid one by flipped bits, cut ends, copied pieces and odd values, or of
 well-formed files with odd content: keys gone, doubled, called otherwise, swapped, values of other kinds at every depth.
@@ -983,7 +983,7 @@ def use_message(place: Path) -> None:
 
 @functools.cache
 def facts() -> tuple[tuple[str, dict[str, Any]], ...]:
-    """A letter's facts of each kind."""
+    """An envelope's facts of each kind."""
     counts = {"confusion": [[1, 0], [2, 3]], "auc": None, "others": {}}
     who = {
         "client": 0,
@@ -1001,8 +1001,8 @@ def facts() -> tuple[tuple[str, dict[str, Any]], ...]:
     return ("task", {"round": 1, "parts": ["test"]}), ("introduction", who), ("report", did), ("score", counts)
 
 
-def letter(r: Random) -> Files:
-    """A letter between server and node: its body damaged, its facts altered."""
+def envelope(r: Random) -> Files:
+    """An envelope between server and node: its body damaged, its facts altered."""
     import torch
 
     from polyfed.deploy.protocol import serialize
@@ -1013,14 +1013,14 @@ def letter(r: Random) -> Files:
         end = 8 + int.from_bytes(body[:8], "little")
         head = as_json(altered(r, json.loads(body[8:end])))
         body = len(head).to_bytes(8, "little") + head + body[end:]
-    return {"letter": damaged(r, body) if r.random() < 0.5 else body, "facts": as_json([kind, altered(r, told)])}
+    return {"envelope": damaged(r, body) if r.random() < 0.5 else body, "facts": as_json([kind, altered(r, told)])}
 
 
 def use_letter(place: Path) -> None:
     """As a body with facts."""
     from polyfed.deploy.protocol import deserialize, serialize
 
-    content, told = deserialize((place / "letter").read_bytes())
+    content, told = deserialize((place / "envelope").read_bytes())
     serialize(content, told)
 
 
@@ -1058,18 +1058,18 @@ def _nodes() -> tuple[Any, Any]:
     return Recipe.from_dict(NODES), DataCache()
 
 
-def answered(place: Path, client: int, letter: Any) -> Any:
-    """What a node says to a letter; its disk is in `place`."""
+def answered(place: Path, client: int, envelope: Any) -> Any:
+    """What a node says to an envelope; its disk is in `place`."""
     from polyfed.deploy.node import Node
     from polyfed.deploy.node_config import NodeConfig
 
     recipe, data = _nodes()
     node = Node(recipe, NodeConfig.read({"client-id": client, "state-dir": str(place / f"node-{client}")}), data)
-    return node.answer(letter)
+    return node.answer(envelope)
 
 
 class Wire:
-    """Carries letters to two nodes at once. hears: (node, letter) -> what comes back in place of the node's answer."""
+    """Carries envelopes to two nodes at once. hears: (node, envelope) -> what comes back in place of the node's answer."""
 
     def __init__(self, place: Path, hears: Callable[[int, Any, Any], Any]) -> None:
         self.place, self.hears = place, hears
@@ -1080,23 +1080,23 @@ class Wire:
         """Both."""
         return {1000, 1001}
 
-    def send(self, letters: Sequence[tuple[int, Any]], seconds: float) -> list[str]:
+    def send(self, envelopes: Sequence[tuple[int, Any]], seconds: float) -> list[str]:
         """Answered before they are sent."""
         from polyfed.deploy.protocol import Envelope, NodeError
         from polyfed.errors import PolyfedError
 
         names = []
-        for node, letter in letters:
+        for node, envelope in envelopes:
             self.count += 1
             names.append(str(self.count))
-            letter = Envelope(letter.kind, json.loads(json.dumps(letter.facts)), letter.body)
+            envelope = Envelope(envelope.kind, json.loads(json.dumps(envelope.facts)), envelope.body)
             try:
-                answer = answered(self.place, node - 1000, letter)
+                answer = answered(self.place, node - 1000, envelope)
             except PolyfedError as error:
                 answer = NodeError(error)
             if isinstance(answer, Envelope):
                 answer = Envelope(answer.kind, json.loads(json.dumps(answer.facts)), answer.body)
-            self.waiting[names[-1]] = self.hears(node, letter, answer)
+            self.waiting[names[-1]] = self.hears(node, envelope, answer)
         return names
 
     def collect(self, names: Sequence[str]) -> dict[str, Any]:
@@ -1106,15 +1106,15 @@ class Wire:
 
 @functools.cache
 def correspondence() -> tuple[tuple[tuple[str, Any, bytes], ...], Files]:
-    """The letters to node 0 in a run of two rounds, by kind, facts and body; and all that the run leaves."""
+    """The envelopes to node 0 in a run of two rounds, by kind, facts and body; and all that the run leaves."""
     from polyfed.deploy.server import serve
 
     place = _own() / "served"
     sent: list[tuple[str, Any, bytes]] = []
 
-    def hears(node: int, letter: Any, answer: Any) -> Any:
+    def hears(node: int, envelope: Any, answer: Any) -> Any:
         if node == 1000:
-            sent.append((letter.kind, letter.facts, letter.body))
+            sent.append((envelope.kind, envelope.facts, envelope.body))
         return answer
 
     serve(_nodes()[0], Wire(place, hears), out=place / "out", deadline=0.05)
@@ -1122,7 +1122,7 @@ def correspondence() -> tuple[tuple[tuple[str, Any, bytes], ...], Files]:
 
 
 def asked(r: Random) -> Files:
-    """A letter to a node, altered, and the node's disk, perhaps damaged."""
+    """An envelope to a node, altered, and the node's disk, perhaps damaged."""
     sent, files = correspondence()
     kind, facts, body = r.choice(sent)
     if r.random() < 0.7:
@@ -1138,7 +1138,7 @@ def asked(r: Random) -> Files:
 
 
 def upset(r: Random, body: bytes) -> bytes:
-    """A letter's body with other bytes, another head, or other tensors."""
+    """An envelope's body with other bytes, another head, or other tensors."""
     import torch
 
     from polyfed.deploy.protocol import deserialize, serialize
@@ -1210,8 +1210,8 @@ def use_server(place: Path) -> None:
     node_registry.PAUSE = 0.001
     kinds = r.choice([("hello",), ("train",), ("train",), ("score", "finish")])
 
-    def hears(node: int, letter: Any, answer: Any) -> Any:
-        if node == 1000 or letter.kind not in kinds or not isinstance(answer, Envelope):
+    def hears(node: int, envelope: Any, answer: Any) -> Any:
+        if node == 1000 or envelope.kind not in kinds or not isinstance(answer, Envelope):
             return answer
         facts, body = answer.facts, answer.body
         if not body or r.random() < 0.6:
@@ -1581,8 +1581,8 @@ TARGETS: dict[str, Target] = {
     "npz": Target("clients' arrays, pickles among them", npz, [use_arrays]),
     "pictures": Target("images, .npy files, lines", pictures, [use_pictures, use_new, use_lines]),
     "message": Target("messages as safetensors", message, [use_message]),
-    "letter": Target("letters between server and nodes", letter, [use_letter, use_facts]),
-    "node": Target("letters to a node, and its disk", asked, [use_node]),
+    "envelope": Target("envelopes between server and nodes", envelope, [use_letter, use_facts]),
+    "node": Target("envelopes to a node, and its disk", asked, [use_node]),
     "server": Target("a node's answers, in a run of two rounds", served, [use_server]),
     "cache": Target("decoded copies below POLYFED_CACHE", copies, [use_copies]),
     "keys": Target("certificates and keys", keys, [use_certify]),

@@ -101,7 +101,7 @@ def test_neither_recipe_nor_data_are_needed(done: Run, tmp_path: Path) -> None:
     "sections",
     [
         {"method": {"name": "fedavg", "aggregation": "same-shape"}},
-        {"method": {"name": "fedin", "aggregation": "same-shape", "lambda": 0.5}},
+        {"method": {"name": "fedin", "aggregation": "same-shape", "local_weight": 0.5}},
         {"models": {"feature_dim": 20}, "training": {"rounds": 1}},
         {"training": {"client_fraction": 0.34, "rounds": 1}},
         {"data": {"image_size": 12}, "training": {"rounds": 1}},

@@ -138,6 +138,12 @@ def test_what_stands_beside_the_papers_is_published_and_measured(name: str, besi
     assert page(name) == expected, "write it anew: python scripts/beside_papers.py"
 
 
+def test_the_notes_on_published_figures_are_all_there(beside: dict[str, Any]) -> None:
+    assert beside["NOTES"].read_text(encoding="utf-8") == beside["notes_page"](beside["measured"]), (
+        "python scripts/beside_papers.py"
+    )
+
+
 def test_ours_are_found_in_all_three_sources(beside: dict[str, Any]) -> None:
     ours = beside["measured"]
     two, ten = "num_clients=10, classes_per_client=2", "num_clients=10, classes_per_client=10"

@@ -5,6 +5,7 @@ It is built where the extra `docs` is installed. The commands of quickstart.md a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -184,6 +185,30 @@ def test_the_reference_has_everything_that_pf_has() -> None:
 
 
 COMMAND_PAGES = ["index.md", "quickstart.md", "gallery.md", "gpu.md", "resume.md", "sweep.md", "coming-from.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_the_library_exist(page: str) -> None:
+    """`pf.name`, `polyfed.module.name` and what a line imports."""
+    text = read(page)
+    named = {f"polyfed{rest}" for rest in re.findall(r"\b(?:pf|polyfed)((?:\.[A-Za-z_]\w*)+)", text)}
+    for module, names in re.findall(r"from (polyfed[\w.]*) import ([\w, ]+)", text):
+        named |= {f"{module}.{name.strip()}" for name in names.split(",")}
+    assert [name for name in sorted(named) if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    module, _, rest = name.partition(".")
+    found: Any = importlib.import_module(module)
+    for attribute in rest.split("."):
+        module = f"{module}.{attribute}"
+        if not hasattr(found, attribute):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(module)
+        if not hasattr(found, attribute):
+            return False
+        found = getattr(found, attribute)
+    return True
 
 
 # quickstart and gallery ----------------------------------------------------------------------------------------------

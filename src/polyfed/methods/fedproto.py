@@ -13,9 +13,9 @@ Deviations from the paper: (1) eq. 6 multiplies by n_kc / N_c and divides by the
 prototypes shrink; here it is the weighted mean (or the plain one, as in the authors' code). (2) The distance is the
 mean of squares, lambda belongs to that. (3) All known prototypes are candidates. (4) A client that has not sent
 anything yet is sent all prototypes as if it had all classes: nobody knows better.
-ProtoNorm is `spread_steps = 500, scale = 80, lambda = 10, weighting = "uniform"`, as its authors' code runs it; it was
-not verified against the paper. There a class that nobody sends in a round has no prototype in the next, and the steps
-end once the forces no longer change.
+ProtoNorm is `spread_steps = 500, scale = 80, prototype_weight = 10, weighting = "uniform"`, as in its authors' code; it
+was not verified against the paper. There a class that nobody sends in a round has no prototype in the next, and the
+steps end once the forces no longer change.
 From FedProto's authors' code: it searches the client's own classes only (`candidates = "own"`) and adds the head's hits
 to the count; it takes prototypes in train mode, while weights still change.
 """

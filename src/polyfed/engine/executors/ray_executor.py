@@ -270,9 +270,9 @@ class WorkerActor:
                 os.chdir(folder)
             tune_process()
             made = rebuild()
-            store = WeightStore(made.architectures, [])  # of one client's rows at a time
+            store = WeightStore(made.model_factory, [])  # of one client's rows at a time
             context = WorkerContext(
-                made.method, made.architectures, made.clients, store, from_scores_of(made.evaluation)
+                made.method, made.model_factory, made.clients, store, from_scores_of(made.evaluation)
             )
             self._loop = _ActorLoop(context, self._inbox, self._outbox)
             return b"{}"

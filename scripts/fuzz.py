@@ -1069,7 +1069,11 @@ def answered(place: Path, client: int, envelope: Any) -> Any:
 
 
 class Wire:
-    """Carries envelopes to two nodes at once. hears: (node, envelope) -> what comes back in place of the node's answer."""
+    """Carries envelopes to two nodes at once.
+
+    Args:
+        hears: (node, envelope) -> what comes back in place of the node's answer.
+    """
 
     def __init__(self, place: Path, hears: Callable[[int, Any, Any], Any]) -> None:
         self.place, self.hears = place, hears

@@ -41,7 +41,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes nee
 @pytest.mark.parametrize(("workers", "chunk"), [(1, 8), (1, 4), pytest.param(2, 8, marks=LINUX)])
 def test_sections_add_up_and_change_nothing(workers: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the term's gradient is taken apart from the task's (chunk below the step's rows)."""
-    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", chunk)
+    monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", chunk)
     result, rounds = records(FEDHENN, True, workers)
     _, plain = records(FEDHENN, False)
     for record, expected in zip(rounds, plain, strict=True):

@@ -450,7 +450,7 @@ def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
     data = batch(at.data.train)
     found = []
     for at_once in (fedhenn.ROWS_AT_ONCE, chunk):
-        monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", at_once)
+        monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", at_once)
         torch.manual_seed(0)
         before = copy.deepcopy(at.model.state_dict())
         found.append(method.gradients(at.model.train(), data, context))
@@ -474,7 +474,7 @@ def test_a_frozen_extractor(chunk, monkeypatch):
 
     model = build()
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
-    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", chunk)
+    monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", chunk)
     method = homo()
     fed, _ = federation(method, clients(["still"] * 2), {"still": build}, held=public())
     method.init_server(fed.server)
@@ -502,7 +502,7 @@ def test_chunks_keep_less(monkeypatch):
 
     _, at, _, context = received(homo(), clients(["deep"] * 2))
     monkeypatch.setattr(type(net), "represent", represent)
-    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", 6)
+    monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", 6)
     homo().gradients(at.model, batch(at.data.train), context)
     assert max(n for n in seen if n != 12) == 6, seen  # 12 training rows pass once
 

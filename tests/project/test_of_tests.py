@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ IDS = [path.relative_to(TESTS).as_posix() for path in FILES]
 BESIDE = {"helpers", "project", "simulated_gpu"}  # mirror no folder of the library
 OF_FOLDERS = {"functional/test_module_list.py", "testing/test_conformance.py"}  # of all modules of their folder
 CHECKS = {"raises", "warns", "fail", "exec"}  # code of a page that is executed must run
-PUBLIC = {"_exit", "_replace", "_repr_html_"}  # of Python, its named tuples, and notebooks
+# of Python, its named tuples, notebooks and PyTorch
+PUBLIC = {"_asdict", "_exit", "_forward_hooks", "_replace", "_repr_html_"}
 
 
 @functools.cache
@@ -47,17 +49,15 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name != "_" and name not in PUBLIC
 
 
+def words(text: str) -> set[str]:
+    """The private names in a text."""
+    return set(filter(is_private, re.findall(r"(?<!\w)_\w+", text)))
+
+
 @functools.cache
 def private_names() -> frozenset[str]:
-    """All private names that the library defines."""
-    found: set[str] = set()
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                found.add(node.name)
-            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.id if isinstance(node, ast.Name) else node.attr)
-    return frozenset(filter(is_private, found))
+    """All private names of the library."""
+    return frozenset().union(*(words(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")))
 
 
 def named(node: ast.AST) -> Iterator[str]:
@@ -74,8 +74,9 @@ def named(node: ast.AST) -> Iterator[str]:
 
 
 def private_uses(path: Path) -> list[str]:
-    nodes = [*ast.walk(tree(path))]
-    private = private_names() - {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    common = private_names() & words(path.read_text(encoding="utf-8"))
+    nodes = [*ast.walk(tree(path))] if common else []
+    private = common - {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     uses = ((node, name) for node in nodes if isinstance(node, ast.expr | ast.stmt) for name in named(node))
     return [f"{path.name}:{node.lineno}: {name}" for node, name in uses if name in private]
 
@@ -88,15 +89,15 @@ def test_no_private_name_of_the_library_is_used() -> None:
 # what they say
 
 
-def calls(node: ast.AST) -> Iterator[str]:
-    """The names of what is called or entered, without what they are names of."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call):
-            called = each.func
-            if isinstance(called, ast.Attribute | ast.Name):
-                yield called.attr if isinstance(called, ast.Attribute) else called.id
+@functools.cache
+def calls(node: ast.AST) -> frozenset[str]:
+    """The names of what is called, without what they are names of."""
+    called = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    attributes = {each.attr for each in called if isinstance(each, ast.Attribute)}
+    return frozenset(attributes | {each.id for each in called if isinstance(each, ast.Name)})
 
 
+@functools.cache
 def has_assertion(node: ast.AST) -> bool:
     if any(isinstance(each, ast.Assert | ast.Raise) for each in ast.walk(node)):
         return True
@@ -108,7 +109,7 @@ def checkers() -> frozenset[str]:
     """Names of functions of the tests that assert something, themselves or through another."""
     bodies = [node for path in FILES for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
     found = {body.name for body in bodies if has_assertion(body)}
-    called = {(body.name, frozenset(calls(body))) for body in bodies}
+    called = {(body.name, calls(body)) for body in bodies}
     size = 0
     while size < len(found):
         size = len(found)
@@ -119,7 +120,7 @@ def checkers() -> frozenset[str]:
 def is_checking(node: ast.AST) -> bool:
     told = [k for each in ast.walk(node) if isinstance(each, ast.Call) for k in each.keywords if k.arg == "check"]
     subprocesses = any(isinstance(k.value, ast.Constant) and k.value.value is True for k in told)
-    return has_assertion(node) or subprocesses or bool(checkers() & {*calls(node)})
+    return has_assertion(node) or subprocesses or bool(checkers() & calls(node))
 
 
 def empty_tests(path: Path) -> list[str]:

@@ -214,7 +214,7 @@ def exists(name: str) -> bool:
 # quickstart and gallery ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("page", COMMAND_PAGES)
 def test_commands_are_valid(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_method_pages.ROOT", at_work(tmp_path))
+    monkeypatch.setattr("tests.project.test_method_pages.ROOT", at_work(tmp_path))
     blocks = re.findall(r"```bash\n(.*?)```", read(page), flags=re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

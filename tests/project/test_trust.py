@@ -288,6 +288,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.paper_results.compare_with_paper",
     "report.paper_results.numbers_for",
     "report.paper_results.deviates_from_paper",
+    "report.paper_results.judge",
     "report.paper_results.not_measured",
     "report.paper_results.missing_settings",
     "report.results_page.save_command",

@@ -212,7 +212,8 @@ class AggregationScene:
     def snapshot(self) -> AggregationScene:
         """The same in memory of its own."""
         server = copy_server(self.server)
-        server.state, server.cache = clone(self.server.state), dict(self.server.cache)
+        server.state = clone(self.server.state)
+        server.cache = dict(self.server.cache)
         uploads = {number: clone(message) for number, message in self.uploads.items()}
         return dataclasses.replace(self, server=server, uploads=uploads)
 

@@ -1016,7 +1016,7 @@ def envelope(r: Random) -> Files:
     return {"envelope": damaged(r, body) if r.random() < 0.5 else body, "facts": as_json([kind, altered(r, told)])}
 
 
-def use_letter(place: Path) -> None:
+def use_envelope(place: Path) -> None:
     """As a body with facts."""
     from polyfed.deploy.protocol import deserialize, serialize
 
@@ -1069,11 +1069,7 @@ def answered(place: Path, client: int, envelope: Any) -> Any:
 
 
 class Wire:
-    """Carries envelopes to two nodes at once.
-
-    Args:
-        hears: (node, envelope) -> what comes back in place of the node's answer.
-    """
+    """Carries envelopes to two nodes at once. hears: (node, envelope) -> what comes back instead of the answer."""
 
     def __init__(self, place: Path, hears: Callable[[int, Any, Any], Any]) -> None:
         self.place, self.hears = place, hears
@@ -1585,7 +1581,7 @@ TARGETS: dict[str, Target] = {
     "npz": Target("clients' arrays, pickles among them", npz, [use_arrays]),
     "pictures": Target("images, .npy files, lines", pictures, [use_pictures, use_new, use_lines]),
     "message": Target("messages as safetensors", message, [use_message]),
-    "envelope": Target("envelopes between server and nodes", envelope, [use_letter, use_facts]),
+    "envelope": Target("envelopes between server and nodes", envelope, [use_envelope, use_facts]),
     "node": Target("envelopes to a node, and its disk", asked, [use_node]),
     "server": Target("a node's answers, in a run of two rounds", served, [use_server]),
     "cache": Target("decoded copies below POLYFED_CACHE", copies, [use_copies]),

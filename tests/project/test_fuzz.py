@@ -37,7 +37,7 @@ from polyfed.report.sensitivity import read_sweep
 from polyfed.results.read import seal
 
 FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "fuzz.py")))
-QUICK = ("recipe-values", "message", "letter", "npz")
+QUICK = ("recipe-values", "message", "envelope", "npz")
 
 
 def fuzzed(name: str, count: int) -> None:

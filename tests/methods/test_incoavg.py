@@ -56,7 +56,7 @@ def numpy_step(g_k, g_0, rule, theta_max=5.0, update_max=0.1):
 def test_rounds_by_hand(rule, weighting, monkeypatch):
     sizes, limits = [8, 12, 16], {"theta_max": 1.5, "update_max": 0.02}
     for name, value in limits.items():
-        monkeypatch.setattr(cross_layer, f"_{name.upper()}", value)
+        monkeypatch.setattr(cross_layer, name.upper(), value)
     method = InCoAvg(theta_rule=rule, weighting=weighting)
     signs = set()
     for round in played(method, sizes=sizes):

@@ -13,8 +13,10 @@ ARGS ?=
 # One process of tests per core.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
-# What `make quick` runs.
-QUICK = tests/functional tests/core tests/config tests/report tests/methods/building_blocks \
+# What `make quick` runs: of the reports, what draws nothing.
+DRAWN = $(addprefix tests/report/test_,$(addsuffix .py,bar_chart clients decomposition figures \
+	html_report_in_a_browser plot_style sensitivity))
+QUICK = tests/functional tests/core tests/config $(filter-out $(DRAWN),$(sort $(wildcard tests/report/test_*.py))) \
 	tests/engine/test_federation.py::test_unselected_clients_keep_the_very_same_tensors
 
 # Its theme would otherwise print a notice about its own future.

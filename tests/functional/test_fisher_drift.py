@@ -205,3 +205,14 @@ def test_noise_is_added_to_what_was_shortened() -> None:
     assert float(added.std()) == pytest.approx(0.3, rel=0.02)
     assert abs(float(added.mean())) < 0.01
     assert found["b"].all()
+
+
+def test_noise_is_drawn_by_the_generator_that_is_given() -> None:
+    update = {"a": torch.zeros(50), "b": torch.zeros(3)}
+
+    def found(seed: int) -> torch.Tensor:
+        torch.rand(5)  # the global generator moves on and has no say
+        return clip_and_noise(update, 1.0, 0.3, torch.Generator().manual_seed(seed))["a"]
+
+    assert torch.equal(found(1), found(1))
+    assert not torch.equal(found(1), found(2))

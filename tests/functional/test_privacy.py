@@ -167,3 +167,9 @@ def test_the_classic_epsilon_warns_where_it_is_not_proved() -> None:
     for wrong in (0.0, -1.0, math.inf):
         with pytest.raises(ValueError, match="expected"):
             gaussian_epsilon(wrong, 1.0, 1e-5)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1])
+def test_a_delta_out_of_range_has_no_classic_epsilon(delta: float) -> None:
+    with pytest.raises(ValueError, match="expected delta"):
+        classic_epsilon(1.0, 1.0, delta)

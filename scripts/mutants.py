@@ -66,8 +66,8 @@ OPPOSITES: dict[type[ast.AST], type[ast.AST]] = {
 PAIRS = (("min", "max"), ("any", "all"), ("sum", "mean"), ("floor", "ceil"), ("argmin", "argmax"), ("exp", "expm1"))
 SWAPPED = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
 
-# Keyword arguments that may go without a test's notice: zip's `strict` guards against our own errors, only a GPU shows a
-# tensor's `device` (tests/simulated_gpu), `full_matrices` changes no value that is used.
+# Keyword arguments that may go without a test's notice: zip's `strict` guards against our own errors, only a GPU shows
+# a tensor's `device` (tests/simulated_gpu), `full_matrices` changes no value that is used.
 SILENT_KEYWORDS = {"strict", "device", "full_matrices"}
 
 # (file, its line without indentation, the mutation): why no test could tell. Keep it short.

@@ -351,10 +351,15 @@ def test_convolutions_lie_channels_first_inside_also_after_an_error():
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 1, 1), nn.Flatten(), nn.Linear(4, 2))
     net[0].to(memory_format=torch.channels_last)
     before = [(p.clone(), p.stride()) for p in net.parameters()]
-    with pytest.raises(RuntimeError, match="inside"), channels_first(net):
-        assert net[0].weight.is_contiguous()
-        assert all(torch.equal(p, old) for p, (old, _) in zip(net.parameters(), before, strict=True))
-        raise RuntimeError("inside")
+
+    def fail_inside() -> None:
+        with channels_first(net):
+            assert net[0].weight.is_contiguous()
+            assert all(torch.equal(p, old) for p, (old, _) in zip(net.parameters(), before, strict=True))
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside()
     for p, (old, stride) in zip(net.parameters(), before, strict=True):
         assert torch.equal(p, old)
         assert p.stride() == stride

@@ -182,3 +182,11 @@ def test_last_blocks_count_all_deeper_ones():
 )
 def test_the_place_of_a_tensor(name, expected):
     assert place(name) == expected
+
+
+@pytest.mark.parametrize("kernel", [(1, 3), (3, 1), (2, 2)])
+def test_kernels_of_any_form_are_corrected_and_single_weights_are_not(kernel):
+    weights = {f"s.{block}.conv.weight": torch.zeros(4, 4, *kernel) for block in range(3)}
+    weights |= {f"s.{block}.point.weight": torch.zeros(4, 4, 1, 1) for block in range(3)}
+    weights |= {f"s.{block}.fc.weight": torch.zeros(4, 4) for block in range(3)}
+    assert shallow_references(weights) == {f"s.{block}.conv.weight": "s.0.conv.weight" for block in (1, 2)}

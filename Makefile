@@ -19,6 +19,10 @@ DRAWN = $(addprefix tests/report/test_,$(addsuffix .py,bar_chart clients decompo
 QUICK = tests/functional tests/core tests/config $(filter-out $(DRAWN),$(sort $(wildcard tests/report/test_*.py))) \
 	tests/engine/test_federation.py::test_unselected_clients_keep_the_very_same_tensors
 
+# A sample of each file's mutants; all of them: make mutants SAMPLE=1000 (an hour)
+SAMPLE ?= 14
+MUTANTS = OMP_NUM_THREADS=1 .venv/bin/python scripts/mutants.py --at-least 90 --sample $(SAMPLE)
+
 # Its theme would otherwise print a notice about its own future.
 MKDOCS = NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 
@@ -31,7 +35,7 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick test-all repeat browser docs docs-serve audit lint format
+.PHONY: help demo test quick test-all repeat browser mutants docs docs-serve audit lint format
 .PHONY: install install-dev install-all install-audit install-docs clean
 
 help: ## what can be made
@@ -58,6 +62,12 @@ repeat: install-all ## before a release: the whole suite ten times on a clean cl
 browser: install-dev ## the report page in a real browser, installed if missing (Debian)
 	.venv/bin/python scripts/browser.py
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_html_report_in_a_browser.py $(ARGS)
+
+mutants: install-dev ## errors put into maths, messages, averaging and the batch loop: do the tests notice 9 of 10?
+	$(MUTANTS) src/polyfed/functional --tests tests/functional
+	$(MUTANTS) src/polyfed/core/message.py src/polyfed/methods/building_blocks/weight_averaging.py \
+		src/polyfed/engine/local_training.py --tests tests/core tests/engine/test_*training.py \
+		$(patsubst %,tests/methods/test_%.py,fedavg fednova scaffold fedselect)
 
 docs: install-docs ## the documentation as a site, into site/; a warning is an error
 	$(MKDOCS) build --strict

@@ -144,3 +144,10 @@ def test_layer_wise_equals_adding_the_mean_change():
 def test_running_variance_stays_nonnegative():
     models = [{"running_var": torch.tensor([0.0, 1e-30])}, {"running_var": torch.tensor([0.0, 0.0])}]
     assert (weighted_mean(models, [1, 2])["running_var"] >= 0).all()
+
+
+@pytest.mark.parametrize("largest", [0, 1, 2])
+def test_of_counters_the_largest_is_kept_whoever_has_it(largest):
+    models = [{"n": torch.tensor([9 if i == largest else i, -i])} for i in range(3)]
+    for mean in (weighted_mean(models, [1, 1, 1]), layer_wise_mean(models, [1, 1, 1], models[0])):
+        assert mean["n"].tolist() == [9, 0]

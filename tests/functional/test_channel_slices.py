@@ -169,3 +169,11 @@ def test_absent_classes_have_logit_0_and_no_gradient():
     assert bool((logits.grad[:, 0] < 0).all())
     p = np.exp(1.0) / (np.exp(1.0) + 2)  # the absent ones keep their share of the softmax
     np.testing.assert_allclose(float(logits.grad[0, 0]), (p - 1) / 2, atol=1e-6)
+
+
+def test_what_a_part_of_weight_0_holds_is_not_looked_at():
+    base = tensors(0)
+    broken = SlicedModel({name: torch.full_like(t, torch.nan) for name, t in base.items()}, {})
+    found = partial_mean(PLAN, base, [SlicedModel(tensors(1), {}), broken], [2.0, 0.0])
+    for name, tensor in tensors(1).items():
+        assert torch.equal(found[name], tensor)

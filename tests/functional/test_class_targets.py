@@ -246,3 +246,27 @@ def test_the_fit_makes_prototypes_orthogonal_to_other_classes() -> None:
 
     assert cosines(0.0).mean() > 0.5
     assert cosines(5.0).mean() < 0.2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_are_as_precise_as_representations_and_rule_out_who_has_no_row(dtype: torch.dtype) -> None:
+    z, rows, labels = draw(40, 3).to(dtype) + 100, draw(2, 3, seed=1).to(dtype) + 100, torch.tensor([3, 1])
+    near, turned = nearest_prototype_scores(z, rows, labels, 4), most_similar(z, rows, labels, 4)
+    a, b = z.double().numpy(), rows.double().numpy()
+    gaps = np.linalg.norm(a[:, None] - b[None], axis=2)
+    cosines = a @ b.T / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
+    for found, expected in ((near, -gaps), (turned, cosines)):
+        assert found.dtype == dtype
+        assert found[:, [0, 2]].eq(-torch.inf).all()
+        np.testing.assert_allclose(found[:, labels].numpy(), expected, rtol=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> None:
+    """By products of rows, as PyTorch takes distances of more than 25 rows, they would drown in rounding."""
+    rows, prototypes = 1000 + 0.1 * draw(60, 3), 1000 + 0.1 * draw(5, 3, seed=1)
+    labels = torch.arange(60) % 5
+    gaps = np.linalg.norm(rows.double().numpy()[:, None] - prototypes.double().numpy()[None], axis=2)
+    away = np.exp(-gaps - 0.5 * np.eye(5)[labels.numpy()])
+    expected = -np.log(away[np.arange(60), labels.numpy()] / away.sum(1)).mean()
+    found = prototype_network.margin_loss(prototypes, rows, labels, 0.5)
+    assert float(found) == pytest.approx(expected, rel=1e-5)

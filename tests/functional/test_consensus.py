@@ -127,3 +127,10 @@ def test_who_is_better_than_chance_by_hand():
     assert better_than_chance(scores[1:3], labels).all(), "where nobody is better, everybody stays"
     with pytest.raises(ValueError, match=r"expected scores \(S, N, C\) and labels \(N,\), got"):
         better_than_chance(scores, labels[:-1])
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_shares_do_not_see_the_scale_of_confidences(scale):
+    v = confidences(draw(3, 10, 4))
+    everybody = torch.ones_like(v, dtype=torch.bool)
+    torch.testing.assert_close(confidence_weights(scale * v, everybody), confidence_weights(v, everybody))

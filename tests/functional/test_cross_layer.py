@@ -166,3 +166,27 @@ def test_last_blocks_count_all_deeper_ones():
     small = {"b.0.w.weight": torch.zeros(2), "c.0.w.weight": torch.zeros(2)}
     large = {f"b.{i}.w.weight": torch.zeros(2) for i in range(4)}
     assert last_blocks(small, large) == {"b.0.w.weight": [f"b.{i}.w.weight" for i in range(4)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.3.b.c.d.weight", ("a.", 3, "b.c.d.weight")),
+        ("a.1.b.2.c.weight", ("a.1.b.", 2, "c.weight")),  # the last number is the block
+        ("layer12.fc.bias", ("layer", 12, "fc.bias")),
+        ("0.fc.bias", ("", 0, "fc.bias")),
+        ("a.b.weight1", None),  # a tensor's own number, or its layer's, is none
+        ("a.7.weight", None),
+        ("weight9", None),
+    ],
+)
+def test_the_place_of_a_tensor(name, expected):
+    assert place(name) == expected
+
+
+@pytest.mark.parametrize("kernel", [(1, 3), (3, 1), (2, 2)])
+def test_kernels_of_any_form_are_corrected_and_single_weights_are_not(kernel):
+    weights = {f"s.{block}.conv.weight": torch.zeros(4, 4, *kernel) for block in range(3)}
+    weights |= {f"s.{block}.point.weight": torch.zeros(4, 4, 1, 1) for block in range(3)}
+    weights |= {f"s.{block}.fc.weight": torch.zeros(4, 4) for block in range(3)}
+    assert shallow_references(weights) == {f"s.{block}.conv.weight": "s.0.conv.weight" for block in (1, 2)}

@@ -86,3 +86,7 @@ def test_normalizers_must_fit(a, text):
         normalized_mean(made, [1, 1, 1], a, base)
     with pytest.raises(ValueError, match="expected only tensors of the union model, got 'all' from model 0"):
         normalized_mean(made, [1, 1, 1], [1.0] * 3, {"two": base["two"]})
+
+
+def test_no_steps_go_no_way():
+    assert normalizer(0) == normalizer(0, momentum=0.9, pull=0.5) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -167,3 +168,25 @@ def test_the_classic_epsilon_warns_where_it_is_not_proved() -> None:
     for wrong in (0.0, -1.0, math.inf):
         with pytest.raises(ValueError, match="expected"):
             gaussian_epsilon(wrong, 1.0, 1e-5)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1])
+def test_a_delta_out_of_range_has_no_classic_epsilon(delta: float) -> None:
+    with pytest.raises(ValueError, match="expected delta"):
+        classic_epsilon(1.0, 1.0, delta)
+
+
+@pytest.mark.parametrize("sensitivity", [0.0, -1.0, math.inf])
+def test_a_sensitivity_out_of_range_has_no_epsilon(sensitivity: float) -> None:
+    for epsilon in (gaussian_epsilon, classic_epsilon):
+        with pytest.raises(ValueError, match="expected sensitivity"):
+            epsilon(1.0, sensitivity, 1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.9, 1.5])
+def test_the_classic_epsilon_warns_from_1_on(epsilon: float) -> None:
+    sigma = classic_sigma(1.0, epsilon, 1e-5, beyond=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert classic_epsilon(sigma, 1.0, 1e-5) == pytest.approx(epsilon)
+    assert len(caught) == (epsilon > 1)

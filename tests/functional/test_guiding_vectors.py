@@ -119,3 +119,10 @@ def test_the_loss_against_numpy():
     assert guided_loss(scores, found, y, 0 * w, guides, 0.7).item() == 0
     with pytest.raises(ValueError, match="expected what is guided"):
         guided_loss(scores, found, y, w, guides[:, :2], 0.7)
+
+
+def test_a_parameter_that_nothing_passes_through_changes_nothing():
+    module, guides, study, quiz = problem(True)
+    expected = meta_gradient(module, guides, study, quiz, 0.5, 1.0)
+    module.unused = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    assert torch.equal(meta_gradient(module, guides, study, quiz, 0.5, 1.0), expected)

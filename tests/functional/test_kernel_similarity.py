@@ -53,3 +53,11 @@ def test_what_has_no_meaning_is_refused():
     for call in (lambda: kernel_distance("cosine", a, a, factor=False), lambda: kernel_features("cosine", a)):
         with pytest.raises(ValueError, match="linear, rbf, procrustes, got 'cosine'"):
             call()
+
+
+@pytest.mark.parametrize("name", ["linear", "rbf", "procrustes"])
+def test_distances_of_a_network_in_bfloat16_are_computed_in_float32(name):
+    a, b = draw(20, 5).bfloat16(), draw(20, 5, seed=1).float()
+    expected = kernel_distance(name, a.float(), b, factor=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert kernel_distance(name, a, b, factor=False) == expected

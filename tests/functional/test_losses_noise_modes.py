@@ -12,9 +12,12 @@ from polyfed.functional.losses import (
     l1_loss,
     model_contrastive_loss,
     mse_loss,
+    multi_exit_loss,
+    mutual_exits_loss,
     squared_distance,
+    weighted_mean,
 )
-from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
+from polyfed.functional.modes import channels_first, eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.functional.noise import add_noise
 
 
@@ -299,3 +302,64 @@ def test_has_batchnorm():
     assert has_batchnorm(network())
     assert has_batchnorm(nn.BatchNorm2d(3))
     assert not has_batchnorm(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.GroupNorm(1, 2)))
+
+
+def test_the_mean_does_not_see_the_scale_of_the_weights():
+    values, _, w = batch(n=9, c=1)
+    expected = np.average(values[:, 0].numpy(), weights=w.numpy())
+    for scale in (1e-3, 1.0, 1e3):  # sums on both sides of 1
+        assert float(weighted_mean(values[:, 0], scale * w)) == pytest.approx(expected, rel=1e-12)
+
+
+def numpy_log_softmax(logits):
+    x = logits.detach().numpy()
+    return x - np.log(np.exp(x).sum(1, keepdims=True))
+
+
+def numpy_divergence(teacher, logits, w):
+    p, q = numpy_log_softmax(teacher), numpy_log_softmax(logits)
+    return np.average((np.exp(p) * (p - q)).sum(1), weights=w.numpy())
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_losses_of_several_exits_against_numpy(count):
+    exits = [0.3 * batch(seed=seed)[0] for seed in range(count)]
+    _, y, w = batch()
+    labels = [np.average(-numpy_log_softmax(o)[np.arange(9), y.numpy()], weights=w.numpy()) for o in exits]
+    for gamma, t in ((0.0, 2.0), (0.7, 3.0)):
+        taught = [gamma * t**2 * numpy_divergence(exits[-1] / t, o / t, w) for o in exits[:-1]] + [0.0]
+        parts = [j * (labels[j - 1] + taught[j - 1]) for j in range(1, count + 1)]
+        expected = sum(parts) / sum(range(1, count + 1))
+        assert float(multi_exit_loss(exits, y, w, gamma, t)) == pytest.approx(expected, rel=1e-12)
+    for weight in (0.0, 0.7, torch.tensor(0.7)):
+        pairs = sum(numpy_divergence(o, p, w) for i, p in enumerate(exits) for j, o in enumerate(exits) if i != j)
+        expected = sum(labels) + float(weight) / max(count - 1, 1) * pairs
+        assert float(mutual_exits_loss(exits, y, w, weight)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_exits_that_are_none():
+    _, y, w = batch()
+    with pytest.raises(ValueError, match="expected at least one exit"):
+        multi_exit_loss([], y, w, 1.0, 1.0)
+    with pytest.raises(ValueError, match="T above 0"):
+        multi_exit_loss([batch()[0]], y, w, 1.0, 0.0)
+    with pytest.raises(ValueError, match="expected at least one exit"):
+        mutual_exits_loss([], y, w, 1.0)
+
+
+def test_convolutions_lie_channels_first_inside_also_after_an_error():
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 1, 1), nn.Flatten(), nn.Linear(4, 2))
+    net[0].to(memory_format=torch.channels_last)
+    before = [(p.clone(), p.stride()) for p in net.parameters()]
+
+    def fail_inside() -> None:
+        with channels_first(net):
+            assert net[0].weight.is_contiguous()
+            assert all(torch.equal(p, old) for p, (old, _) in zip(net.parameters(), before, strict=True))
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside()
+    for p, (old, stride) in zip(net.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+        assert p.stride() == stride

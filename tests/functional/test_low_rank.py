@@ -168,3 +168,10 @@ def test_a_share_out_of_range(energy: float) -> None:
 def test_what_does_not_fit_is_named(like: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         decode(encode({"w": gaussian(9, 9)}, 1.0), like)
+
+
+def test_the_triples_hold_no_more_memory_than_themselves() -> None:
+    found = truncated_svd(falling(12, 10, 0.3).double(), 0.9)
+    assert found is not None
+    for tensor in found:
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes

@@ -102,3 +102,10 @@ def test_wrong_shapes_are_refused() -> None:
         masks.unpack_bits(torch.zeros(1, dtype=torch.uint8), (9,))
     with pytest.raises(ValueError, match="expected 1 shared entries of 'a'"):
         masks.fill_personal({"a": torch.zeros(2)}, {"a": torch.tensor([True, False])}, {"a": torch.zeros(2)})
+
+
+def test_at_the_limit_nothing_grows() -> None:
+    mask = torch.tensor([True, True, False, False])
+    delta = torch.tensor([0.0, 0.0, 1.0, 2.0])
+    assert torch.equal(masks.grow_mask(mask, delta, 0.5, 0.5), mask)
+    assert masks.grow_mask(mask, delta, 0.5, 0.6).tolist() == [True, True, False, True]

@@ -162,3 +162,10 @@ def test_one_kind_of_rows_alone_is_refused(member: list[bool]) -> None:
             score(torch.zeros(2), torch.tensor(member))  # type: ignore[operator]
     with pytest.raises(ValueError, match="expected scores"):
         auc(torch.zeros(3), torch.tensor([True, False]))
+
+
+def test_rates_are_refused_as_the_other_scores_are() -> None:
+    with pytest.raises(ValueError, match="expected members and others"):
+        tpr_at_fpr(torch.zeros(2), torch.tensor([True, True]), 0.5)
+    with pytest.raises(ValueError, match="expected scores"):
+        tpr_at_fpr(torch.zeros(3), torch.tensor([True, False]), 0.5)

@@ -82,3 +82,15 @@ def test_partners_are_drawn_for_many_clients_at_once() -> None:
     order, w = torch.rand(3, 5, generator=draws()), torch.ones(3, 5)
     together = torch.func.vmap(partners)(order, w)
     assert torch.equal(together, torch.stack([partners(o, one) for o, one in zip(order, w, strict=True)]))
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (32, 16), (16, 32)])
+def test_a_shift_moves_a_patch_and_does_not_stretch_it(height: int, width: int) -> None:
+    sizes = set()
+    for seed in range(20):
+        found = mixing_map(height, width, 16, 1.0, draws(seed))
+        for share in found[found < 1].unique():
+            rows, columns = (found == share).nonzero(as_tuple=True)
+            sizes.add((int(rows.max() - rows.min()) + 1, int(columns.max() - columns.min()) + 1))
+    assert max(rows for rows, _ in sizes) == height // 4
+    assert max(columns for _, columns in sizes) == width // 4

@@ -166,3 +166,11 @@ def test_one_shape_for_both():
         procrustes(draw(4, 2), draw(5, 2))
     with pytest.raises(ValueError, match=r"\(4,\) and \(4,\)"):
         procrustes(draw(4), draw(4))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_single_entry_that_is_no_number_gives_nan(value):
+    a, m = draw(10, 3), draw(10, 3, seed=9)
+    a[4, 1] = value
+    assert procrustes(a, m).isnan()
+    assert procrustes(m, a).isnan()

@@ -344,3 +344,19 @@ def test_a_factor_of_a_mean_of_rbf_kernels(norm):
     for a, k in zip(many, kernels, strict=True):
         expected = 1 - numpy_cka(k, k_bar)
         assert float(rbf_alignment(a, rough.matrix, 0.5, True)) == pytest.approx(expected, abs=0.15)
+
+
+def test_with_as_many_landmarks_as_rows_nothing_is_drawn():
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    nystroem_features(draw(12, 3), 0.5, 12, generator)
+    assert torch.equal(generator.get_state(), before)
+    nystroem_features(draw(12, 3), 0.5, 11, generator)
+    assert not torch.equal(generator.get_state(), before)
+
+
+def test_the_width_of_two_rows_is_their_distance():
+    a = torch.tensor([[0.0, 0.0], [1.0, 1.0], [3.0, 4.0], [9.0, 9.0]])
+    assert float(median_width(a, 1.0, most=2)) == pytest.approx(5.0)  # of the first and the third
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        median_width(a, 1.0, most=1)

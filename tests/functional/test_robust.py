@@ -150,3 +150,12 @@ def test_fewer_are_supposed_hostile_than_half():
             found = num_byzantine(count, share)
             assert 2 * found < count
             assert found == min(int(np.ceil(round(share * count, 9))), (count - 1) // 2)
+
+
+def test_distances_are_float64_whatever_the_vectors_are():
+    x = 1000 + draws(5)
+    found = squared_distances(x)
+    assert found.dtype == torch.float64
+    exact = x.numpy().astype(np.float64)
+    expected = ((exact[:, None] - exact[None]) ** 2).sum(-1)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)

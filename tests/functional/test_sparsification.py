@@ -124,3 +124,14 @@ def test_places_that_are_none(values: Tensor, places: Tensor, what: str) -> None
 def test_what_was_not_quantized_is_not_restored(values: Tensor, scale: Tensor) -> None:
     with pytest.raises(ValueError, match="expected"):
         dequantize(values, scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("share", [0.01, 0.9])  # places as numbers, and as bits
+def test_what_comes_back_has_the_values_type(dtype: torch.dtype, share: float) -> None:
+    tensor = drawn((10, 30)).to(dtype)
+    values, places = top_k_sparsify(tensor, share)
+    back = densify(values, places, (10, 30))
+    assert back.dtype == dtype
+    assert torch.equal(back[back != 0], values)
+    assert torch.equal(back[back != 0], tensor[back != 0])

@@ -64,17 +64,19 @@ def _no_tensor(name: str, value: object) -> RunError:
 
 
 def unflatten(flat: Group) -> State:
-    """The inverse of `flatten`."""
+    """The inverse of `flatten`.
+
+    Raises:
+        ConfigError: a name is that of a tensor and of a group.
+    """
     message: State = {}
     for key, value in flat.items():
         name, separator, rest = key.partition(_SEPARATOR)
-        if not separator:
-            message[name] = value
-            continue
-        members = message.setdefault(name, {})
-        if isinstance(members, Tensor):
+        members = message.setdefault(name, {} if separator else value)
+        if isinstance(members, Tensor) == bool(separator):
             raise ConfigError(f"expected '{name}' to be a tensor or a group, got both")
-        members[rest] = value
+        if isinstance(members, dict):
+            members[rest] = value
     return message
 
 

@@ -1,0 +1,53 @@
+"""Copies in few: values, shapes and how many. "cpu:0" stands for another device: PyTorch tells it from "cpu"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyfed.functional.device_copies import move_together
+
+HERE, THERE = torch.device("cpu"), torch.device("cpu:0")
+
+
+class Copies(TorchDispatchMode):
+    """Counts the tensors that are joined for a copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.cat.default:
+            self.joined.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_goes_the_same_way_crosses_together_for_each_type() -> None:
+    tensors = [
+        torch.arange(6.0, requires_grad=True).reshape(2, 3),
+        torch.arange(4),
+        torch.tensor(7.5),
+        torch.arange(12.0).reshape(3, 4).T,
+        torch.zeros(0, 2),
+        torch.arange(3.0),
+    ]
+    with Copies() as copies:
+        found = move_together(tensors, [THERE, THERE, THERE, THERE, THERE, HERE])
+    assert sorted(copies.joined) == [1, 4]
+    for moved, tensor in zip(found, tensors, strict=True):
+        assert torch.equal(moved, tensor)
+        assert (moved.dtype, moved.shape, moved.requires_grad) == (tensor.dtype, tensor.shape, False)
+    assert found[5].data_ptr() == tensors[5].data_ptr()  # it is there already
+    assert found[0].data_ptr() != tensors[0].data_ptr()
+
+
+def test_every_tensor_goes_to_its_own_device() -> None:
+    tensors = [torch.ones(2, 3), torch.ones(4), torch.ones(5)]
+    devices = [torch.device("meta"), HERE, torch.device("meta")]
+    found = move_together(tensors, devices)
+    assert [t.device.type for t in found] == ["meta", "cpu", "meta"]
+    assert [t.shape for t in found] == [t.shape for t in tensors]
+    assert move_together([], []) == []

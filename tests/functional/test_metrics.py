@@ -1,0 +1,92 @@
+"""Scores of a classifier against scikit-learn's, and what they say where there is nothing to average."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn
+
+from polyfed.functional import metrics
+
+
+def draw(n: int = 60, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(n, classes, generator=g), torch.randint(0, classes, (n,), generator=g)
+
+
+def test_counts_and_shares_are_scikit_learns() -> None:
+    scores, y = draw()
+    predicted = scores.argmax(dim=1)
+    counts = metrics.confusion_matrix(y, predicted, 4)
+    assert counts.tolist() == sklearn.confusion_matrix(y, predicted).tolist()
+    assert metrics.accuracy(counts) == pytest.approx(sklearn.accuracy_score(y, predicted))
+    assert metrics.balanced_accuracy(counts) == pytest.approx(sklearn.balanced_accuracy_score(y, predicted))
+    assert metrics.f1(counts) == pytest.approx(sklearn.f1_score(y, predicted, average="macro"))
+
+
+def test_classes_that_do_not_occur_are_not_averaged_over() -> None:
+    y, predicted = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 3, 1, 1])
+    counts = metrics.confusion_matrix(y, predicted, 3)
+    assert counts.shape == (4, 4)  # a number beyond the classes gets its row and column
+    assert metrics.confusion_matrix(predicted, y, 3).equal(counts.T)
+    assert metrics.balanced_accuracy(counts) == 0.75
+    assert metrics.f1(counts) == pytest.approx((2 / 3 + 1) / 2)
+    nobody = metrics.confusion_matrix(y[:0], y[:0], 3)
+    assert nobody.shape == (3, 3)
+    for score in (metrics.accuracy, metrics.balanced_accuracy, metrics.f1):
+        assert math.isnan(score(nobody))
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_auc_is_scikit_learns(classes: int) -> None:
+    scores, y = draw(classes=classes)
+    scores[:20] = scores[20:40]  # ties, between samples of different classes too
+    shares = scores.double().softmax(dim=1)
+    each = [sklearn.roc_auc_score(y == c, shares[:, c]) for c in range(classes)]
+    assert metrics.auc(scores, y) == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_auc_counts_pairs_where_a_class_is_rare_or_unknown() -> None:
+    scores = torch.tensor([[3.0, 0.0], [1.0, 0.0], [2.0, 0.0], [2.0, 0.0]])
+    assert metrics.auc(scores, torch.tensor([0, 1, 0, 1])) == (3 + 0.5) / 4
+    assert metrics.auc(scores, torch.tensor([0, 1, 2, 2])) == pytest.approx((1 + 1) / 2)  # class 2 has no column
+    assert math.isnan(metrics.auc(scores, torch.tensor([0, 0, 0, 0])))
+    scores[0] = math.nan
+    assert math.isnan(metrics.auc(scores, torch.tensor([0, 1, 0, 1])))
+
+
+def test_auc_tells_probabilities_apart_that_come_out_as_1() -> None:
+    scores = torch.tensor([[500.0, 0.0], [400.0, 0.0], [300.0, 0.0], [200.0, 0.0]])
+    assert metrics.auc(scores, torch.tensor([0, 0, 1, 1])) == 1.0
+    assert metrics.auc(scores, torch.tensor([1, 1, 0, 0])) == 0.0
+
+
+@pytest.mark.parametrize("bins", [1, 5, 15])
+def test_calibration_error_is_that_of_the_definition(bins: int) -> None:
+    scores, y = draw(200, 3)
+    share = np.exp(scores.double().numpy())
+    share /= share.sum(1, keepdims=True)
+    confidence, right = share.max(1), share.argmax(1) == y.numpy()
+    error = 0.0
+    for b in range(1, bins + 1):
+        inside = (confidence > (b - 1) / bins) & (confidence <= b / bins)
+        if inside.any():
+            error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    assert metrics.calibration_error(scores, y, bins) == pytest.approx(error, abs=1e-12)
+
+
+def test_calibration_error_of_certain_and_of_no_predictions() -> None:
+    certain = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]])
+    assert metrics.calibration_error(certain, torch.tensor([0, 1])) == 0.0
+    assert metrics.calibration_error(certain, torch.tensor([0, 0])) == 0.5
+    assert math.isnan(metrics.calibration_error(certain[:0], torch.tensor([], dtype=torch.int64)))
+    certain[0] = math.nan
+    assert math.isnan(metrics.calibration_error(certain, torch.tensor([0, 1])))
+
+
+def test_equal_values_share_their_mean_rank() -> None:
+    values = torch.tensor([2.0, 2.0, -1.0, 2.0, 5.0, 5.0])
+    assert metrics.ranks(values).tolist() == [3, 3, 1, 3, 5.5, 5.5]

@@ -8,7 +8,7 @@ from types import FunctionType, SimpleNamespace
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "mutants.py")))
 
 CODE = '''

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.method import Batch, Context, Method, StepResult
+from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
+from polyfed.engine.local_training import poisson_batches, train
+from polyfed.errors import RunError
 from polyfed.methods import Local
 from polyfed.testing.fixtures import SHORT, difference, draw, tiny_model
 from polyfed.testing.spy import Spy
@@ -200,3 +202,109 @@ def test_a_part_that_gets_its_first_gradient_late(momentum: float) -> None:
         optimizer.step()
     for name, expected in oracle.state_dict().items():
         torch.testing.assert_close(trained.state_dict()[name], expected)
+
+
+# one training by itself ---------------------------------------------------------------------------------------------
+
+
+class Seen(Method):
+    """Keeps its batches, the phase of each, and which layers were in training mode; sums up what it is told."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.phases_seen: list[str] = []
+        self.modes: list[dict[str, bool]] = []
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        self.phases_seen.append(client.phase)
+        return {"step": torch.tensor(float(step))}
+
+    def gradients(self, model: nn.Module, batch: Batch, context: Context) -> StepResult:
+        self.batches.append(batch)
+        self.modes.append({name: module.training for name, module in model.named_modules()})
+        found = super().gradients(model, batch, context)
+        return StepResult(found.grads, found.loss, {"rows": batch.w.sum()}, {"step": context["step"]})
+
+    def loss(self, model: nn.Module, batch: Batch, context: Context) -> Tensor:
+        return nn.functional.cross_entropy(model(batch.x), batch.y)
+
+
+def at_work(model: nn.Module, **training: Any) -> Client:
+    client = Client(model, draw(21, (0, 1, 2), 0))
+    client.id, client.classes, client.seed, client.round, client.bound = 0, 3, 5, 1, model
+    client.training = Training(**training)
+    return client
+
+
+def test_a_phase_of_some_rows_and_at_most_so_many_steps() -> None:
+    chosen = torch.tensor([20, 3, 5, 8, 13])
+    client, method = at_work(linear(), batch_size=2), Seen()
+    data = client.data.train
+    phases = [Phase(2, rows="chosen", name="some"), Phase(1, name="all")]
+    result = train(client, method, {"chosen": chosen}, phases=phases)
+    assert method.phases_seen == ["some"] * 6 + ["all"] * 11
+    assert client.phase == ""
+    for epoch in (method.batches[:3], method.batches[3:6]):
+        assert sorted(row for batch in epoch for row in batch.rows.tolist()) == [3, 5, 8, 13, 20]  # type: ignore[union-attr]
+    for batch in method.batches:
+        assert torch.equal(batch.x, data.x[batch.rows])
+        assert torch.equal(batch.y, data.y[batch.rows])
+    assert (result.steps, result.samples) == (17, 10 + 21)
+    assert {name: float(total) for name, total in result.sums.items()} == {"rows": 31}
+    assert {name: float(total) for name, total in result.raw.items()} == {"step": 16 * 17 / 2}
+    short = train(at_work(linear(), batch_size=2), Seen(), {"chosen": chosen}, most=2, phases=phases)
+    assert (short.steps, short.samples) == (4, 8)
+
+
+@pytest.mark.parametrize("trains", [("head",), lambda name: name.startswith("head.")])
+def test_only_what_a_phase_trains_moves_and_other_layers_rest(trains: Any) -> None:
+    model, method = tiny_model(1, 4, 6, norm=True), Seen()
+    frozen = next(model.head.parameters())
+    frozen.requires_grad_(False)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    train(at_work(model, batch_size=8, lr=0.5), method, {}, phases=[Phase(1, trains)])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) == (name != "head.bias"), name
+    assert not method.modes[0]["extractor.norm"]
+    assert method.modes[0]["head"]
+    assert all(module.training for module in model.modules())
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["head.weight"]
+
+
+def test_a_phase_that_trains_nothing_takes_no_step_and_an_error_leaves_the_model_as_it_was() -> None:
+    model = tiny_model(1, 4, 6)
+    phases = [Phase(1, lambda name: False), Phase(1, ("head",))]
+    method = Seen()
+    assert train(at_work(model, batch_size=21), method, {}, phases=phases).steps == 1
+    assert train(at_work(model), method, {}, phases=phases[:1]).loss == 0.0
+    method.loss = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(TypeError):
+        train(at_work(model), method, {}, phases=phases)
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(module.training for module in model.modules())
+
+
+def test_masked_entries_stay_bit_for_bit() -> None:
+    model = linear()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    mask = torch.rand(3, 36, generator=torch.Generator().manual_seed(0)) < 0.5
+    settings = {"momentum": 0.9, "weight_decay": 0.1, "lr": 0.3, "batch_size": 8}
+    train(at_work(model, **settings), Seen(), {"mask": {"1.weight": mask}}, phases=[Phase(2, mask="mask")])
+    moved = model.state_dict()["1.weight"] != before["1.weight"]
+    assert torch.equal(moved, mask)
+    assert (model.state_dict()["1.bias"] != before["1.bias"]).all()  # has no mask
+
+
+def test_public_data_that_are_not_there() -> None:
+    with pytest.raises(RunError, match="expected data that everybody may see for a phase on 'public', got none"):
+        train(at_work(linear()), Seen(), {}, phases=[Phase(1, data="public")])
+
+
+def test_batches_by_chance_of_some_rows() -> None:
+    client = at_work(linear(), batch_size=2)
+    chosen = torch.tensor([20, 3, 5, 8, 13])
+    found = list(poisson_batches(client, Phase(300), 21, chosen, torch.Generator().manual_seed(0)))
+    assert len(found) == 300 * 3
+    often = torch.cat(found).bincount(minlength=21) / len(found)
+    assert often[chosen].numpy() == pytest.approx(2 / 5, abs=0.05)
+    assert int((often > 0).sum()) == 5

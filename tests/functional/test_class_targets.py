@@ -270,3 +270,18 @@ def test_the_margin_loss_keeps_small_distances_of_many_rows_far_from_zero() -> N
     expected = -np.log(away[np.arange(60), labels.numpy()] / away.sum(1)).mean()
     found = prototype_network.margin_loss(prototypes, rows, labels, 0.5)
     assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_networks_initial_weights_fill_their_range() -> None:
+    found = prototype_network.init_network(50, 40, 9, torch.Generator().manual_seed(0))
+    assert {name: tuple(t.shape) for name, t in found.items()} == {
+        "embedding": (50, 9),
+        "hidden.weight": (40, 9),
+        "hidden.bias": (40,),
+        "output.weight": (9, 40),
+        "output.bias": (9,),
+    }
+    for name, inputs in (("hidden.weight", 9), ("hidden.bias", 9), ("output.weight", 40), ("output.bias", 40)):
+        scaled = found[name] * inputs**0.5
+        assert -1 <= float(scaled.min()) < -0.5 < 0.5 < float(scaled.max()) <= 1
+    assert float(found["embedding"].std()) == pytest.approx(1, abs=0.1)

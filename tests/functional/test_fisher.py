@@ -131,6 +131,8 @@ class Tied(nn.Module):
         self.kind, self.a, self.b, self.out = kind, nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
         if kind == "weight":
             self.b.weight = self.a.weight
+        if kind in ("rows", "turned"):
+            del self.b  # a layer that is never called would send all of them sample by sample
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.kind == "rows":
@@ -229,7 +231,9 @@ class Odd(nn.Module):
         mode = "circular" if kind == "circular" else "zeros"
         self.kind = kind
         self.conv = nn.Conv2d(2, 3, 3, padding=padding, padding_mode=mode)
-        self.unused, self.bn, self.out = nn.Linear(3, 2), nn.BatchNorm1d(3), nn.Linear(3, 3)
+        self.bn, self.out = nn.BatchNorm1d(3), nn.Linear(3, 3)
+        if kind == "unused":
+            self.unused = nn.Linear(3, 2)
         if kind == "still":
             self.bn.running_var.fill_(2e-5)
 

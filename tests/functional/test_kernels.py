@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from polyfed.functional import kernels
+from polyfed.functional.centering import center_and_scale
 from polyfed.functional.kernel_factor import MeanKernelFactor, kernel_factor
 from polyfed.functional.kernels import (
     alignment,
@@ -534,3 +535,10 @@ def test_no_large_square_array_is_ever_formed(monkeypatch):
     small = {(rows, columns) for columns in range(gathered + 1)} | {(w, h) for w in range(49) for h in range(49)}
     assert gathered < rows
     assert not [s for s in shapes.seen - own - small if np.prod(s) > 16 * max(widths)]
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (0, 3), (3, 0)])
+def test_what_is_no_matrix_is_not_centered(shape):
+    for prepare in (center, center_and_scale):
+        with pytest.raises(ValueError, match=r"expected a representation of shape \(L, D\)"):
+            prepare(torch.ones(shape))

@@ -175,3 +175,20 @@ def test_the_triples_hold_no_more_memory_than_themselves() -> None:
     assert found is not None
     for tensor in found:
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 4), (5, 5), (6, 6), (3, 9), (2, 3), (2, 9), (1, 4)])
+def test_triples_are_sent_only_where_they_are_fewer_numbers(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    for rank in range(1, min(shape) + 1):
+        matrix = gaussian(rows, rank) @ gaussian(rank, columns, seed=1)
+        found = truncated_svd(matrix.double(), 1 - 1e-12)
+        assert (found is not None) == (rank * (rows + columns + 1) < rows * columns)
+
+
+@pytest.mark.parametrize("group", GROUPS[1:])
+def test_a_triple_that_lacks_a_part_is_named(group: str) -> None:
+    encoded = encode({"w": gaussian(9, 1) @ gaussian(1, 9)}, 0.9)
+    assert numel(encoded) == 9 + 1 + 9
+    with pytest.raises(ValueError, match="expected 'w' among"):
+        decode({name: entries for name, entries in encoded.items() if name != group}, {"w": torch.zeros(9, 9)})

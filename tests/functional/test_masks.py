@@ -109,3 +109,13 @@ def test_at_the_limit_nothing_grows() -> None:
     delta = torch.tensor([0.0, 0.0, 1.0, 2.0])
     assert torch.equal(masks.grow_mask(mask, delta, 0.5, 0.5), mask)
     assert masks.grow_mask(mask, delta, 0.5, 0.6).tolist() == [True, True, False, True]
+
+
+def test_tensors_without_a_mask_come_first_or_last() -> None:
+    values, own = {"a": torch.ones(2), "b": torch.ones(1)}, {"b": torch.zeros(2)}
+    cut = {"b": torch.tensor([True, False])}
+    for order in (("a", "b"), ("b", "a")):
+        found = masks.fill_personal({name: values[name] for name in order}, cut, own)
+        assert list(found) == list(order)
+        assert found["a"] is values["a"]
+        assert found["b"].tolist() == [0, 1]

@@ -169,3 +169,11 @@ def test_rates_are_refused_as_the_other_scores_are() -> None:
         tpr_at_fpr(torch.zeros(2), torch.tensor([True, True]), 0.5)
     with pytest.raises(ValueError, match="expected scores"):
         tpr_at_fpr(torch.zeros(3), torch.tensor([True, False]), 0.5)
+
+
+@pytest.mark.parametrize("member", [[True, False, False], [False, True, True]])
+def test_a_single_row_on_a_side_has_the_widest_interval(member: list[bool]) -> None:
+    found = auc(torch.tensor([1.0, 0.0, 2.0]), torch.tensor(member))
+    assert found == (0.5, 0.0, 1.0)
+    all_told_apart = auc(torch.tensor([3.0, 0.0, 2.0]), torch.tensor([True, False, False]))
+    assert all_told_apart == (1.0, 0.5, 1.0)

@@ -64,7 +64,7 @@ def test_auc_tells_probabilities_apart_that_come_out_as_1() -> None:
     assert metrics.auc(scores, torch.tensor([1, 1, 0, 0])) == 0.0
 
 
-@pytest.mark.parametrize("bins", [1, 5, 15])
+@pytest.mark.parametrize("bins", [1, 2, 5, 15])
 def test_calibration_error_is_that_of_the_definition(bins: int) -> None:
     scores, y = draw(200, 3)
     share = np.exp(scores.double().numpy())

@@ -82,3 +82,17 @@ def test_unequal_numbers_are_refused() -> None:
         model_gains(1.0, [1.0], [])
     with pytest.raises(ValueError, match="expected one share per model"):
         interpolate_towards(MODEL, others(2), [1.0])
+
+
+def test_small_gains_of_large_losses_are_not_lost() -> None:
+    gains = model_gains(1e4, [1e4 - 1e-5], [1e-2])
+    assert float(gains) == pytest.approx(1e-3, rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mixture_shares_no_memory_with_the_model(dtype: torch.dtype) -> None:
+    model = {"w": torch.ones(3, dtype=dtype)}
+    for candidates, shares in (([], []), ([{"w": torch.zeros(3, dtype=dtype)}], [0.0])):
+        mixed = interpolate_towards(model, candidates, shares)
+        assert torch.equal(mixed["w"], model["w"])
+        assert mixed["w"].data_ptr() != model["w"].data_ptr()

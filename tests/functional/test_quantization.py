@@ -150,3 +150,9 @@ def test_what_comes_from_outside_is_checked(group, line):
     with pytest.raises(ValueError, match=line) as error:
         dequantize_columns(group)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("group", [{"values": I8, "scale": 1.0}, {"values": [1.0], "scale": torch.ones(2)}])
+def test_every_member_is_a_tensor(group):
+    with pytest.raises(ValueError, match="expected a packed matrix of tensors"):
+        dequantize_columns(group)

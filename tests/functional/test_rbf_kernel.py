@@ -360,3 +360,20 @@ def test_the_width_of_two_rows_is_their_distance():
     assert float(median_width(a, 1.0, most=2)) == pytest.approx(5.0)  # of the first and the third
     with pytest.raises(ValueError, match="at least 2 rows"):
         median_width(a, 1.0, most=1)
+
+
+def test_a_single_landmark_is_one_column():
+    assert nystroem_features(draw(12, 3), 0.5, 1).shape == (12, 1)
+    with pytest.raises(ValueError, match="at least 1 landmark"):
+        nystroem_features(draw(12, 3), 0.5, 0)
+
+
+def test_backward_under_autocast_is_that_without():
+    slopes = []
+    for enabled in (False, True):
+        a, b = (draw(20, 4, seed=seed, dtype=torch.float32).requires_grad_() for seed in (0, 1))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            rbf_alignment(a, b, 0.5, False).backward()
+        slopes.append((a.grad, b.grad))
+    assert torch.equal(slopes[0][0], slopes[1][0])
+    assert torch.equal(slopes[0][1], slopes[1][1])

@@ -159,3 +159,22 @@ def test_distances_are_float64_whatever_the_vectors_are():
     exact = x.numpy().astype(np.float64)
     expected = ((exact[:, None] - exact[None]) ** 2).sum(-1)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_bucket_means_are_numpys_entry_by_entry(size):
+    x = draws(7)
+    exact = x.numpy().astype(np.float64)
+    expected = [exact[begin : begin + size].mean(axis=0) for begin in range(0, 7, size)]
+    np.testing.assert_allclose(robust.bucket_means(x, size).numpy(), expected, rtol=1e-6, atol=1e-7)
+    assert torch.equal(robust.bucket_means(x[:1].repeat(7, 1), size), x[:1].repeat(len(expected), 1))
+
+
+def test_krum_compares_means_where_some_have_fewer_to_be_compared_with():
+    squares = torch.full((5, 5), float("nan"))
+    squares[:4, :4] = 2.0
+    squares[4, 0] = squares[0, 4] = 3.0
+    assert krum(squares, 1) == [0, 1, 2, 3]  # the sum of one 3 is less than that of two 2
+    assert krum(torch.zeros(0, 0), 0) == []
+    with pytest.raises(ValueError, match="fewer hostile ones than the 1 there are"):
+        krum(torch.zeros(1, 1), 1)

@@ -69,3 +69,10 @@ def test_gradients_are_finite_at_an_anchor_and_under_vmap() -> None:
     found = torch.func.vmap(torch.func.grad(loss))(at)
     assert torch.isfinite(found).all()
     torch.testing.assert_close(found[1], torch.func.grad(loss)(at[1]))
+
+
+def test_small_distances_of_many_rows_far_from_zero_are_kept() -> None:
+    rows = 1000 + 0.1 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    exact = rows.double()
+    gaps = (exact[:, None] - exact[None]).norm(dim=2).fill_diagonal_(torch.inf)
+    assert float(mean_nearest_distance(rows)) == pytest.approx(float(gaps.min(dim=1).values.mean()), rel=1e-5)

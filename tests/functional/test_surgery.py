@@ -155,3 +155,11 @@ def test_bad_calls():
         cosine({}, {})
     with pytest.raises(ValueError, match="one shape"):
         project(torch.ones(2), torch.ones(1))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_gradients_of_a_single_entry(scale):
+    one, other = {"w": torch.tensor([[scale, 0.0]])}, {"w": torch.tensor([[-2.0, 3.0]])}
+    assert float(cosine(one, other)) == pytest.approx(-2 / 13**0.5)
+    assert float(cosine(one, one)) == pytest.approx(1.0)
+    assert project(one["w"], other["w"]).flatten().tolist() == pytest.approx([0.0, 3.0], abs=1e-6)

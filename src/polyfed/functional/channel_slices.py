@@ -74,7 +74,7 @@ def rolling_channels(size: int, rate: float, step: int) -> Tensor:
     >>> rolling_channels(6, 0.5, 4)
     tensor([4, 5, 0])
     """
-    return (first_channels(size, rate) + step % size) % size
+    return (first_channels(size, rate) + step) % size
 
 
 def slice_channels(plan: ChannelPlan, tensors: Mapping[str, Tensor], kept: Kept) -> dict[str, Tensor]:

@@ -61,7 +61,8 @@ def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measu
     own_CD = _centered(_wide(means_CD), common_C)
     other_CD = _centered(_wide(targets_CD.detach()), common_C)
     if measure == "cka":
-        return _where(count > 2, 1 - cka(own_CD, other_CD))
+        gap = 1 - cka(own_CD, other_CD)
+        return torch.where(count > 2, gap, torch.zeros_like(gap))
     with torch.autocast(own_CD.device.type, enabled=False):
         own_CC = own_CD @ own_CD.T / own_CD.shape[1]
         other_CC = other_CD @ other_CD.T / other_CD.shape[1]
@@ -71,7 +72,7 @@ def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measu
         own_CC, other_CC = _distances(own_CC), _distances(other_CC)
         pairs = count * (count - 1)
     total = (own_CC - other_CC).square().mul(common_C[:, None] & common_C).sum()
-    return _where(count > 1, total / pairs.clamp(min=1))
+    return total / pairs.clamp(min=1)
 
 
 def _wide(rows: Tensor) -> Tensor:
@@ -94,7 +95,3 @@ def _distances(gram_CC: Tensor) -> Tensor:
     differ_CC = squared_CC > 4 * torch.finfo(gram_CC.dtype).eps * sizes_CC
     roots_CC = torch.where(differ_CC, squared_CC, torch.ones_like(squared_CC)).sqrt()
     return torch.where(differ_CC, roots_CC, torch.zeros_like(roots_CC))
-
-
-def _where(condition: Tensor, value: Tensor) -> Tensor:
-    return torch.where(condition, value, torch.zeros_like(value))

@@ -57,7 +57,7 @@ def update_rows(old_SD: Tensor, old_labels_S: Tensor, new_SD: Tensor, new_labels
     """
     kept_S = ~torch.isin(old_labels_S, new_labels_S)
     labels = torch.cat([old_labels_S[kept_S], new_labels_S])
-    order = labels.argsort(stable=True)
+    order = labels.argsort()
     return labels[order], torch.cat([old_SD[kept_S], new_SD])[order]
 
 

@@ -96,12 +96,13 @@ def truncated_svd(matrix_MN: Tensor, energy: float) -> tuple[Tensor, Tensor, Ten
             f"expected a matrix and a share above 0 and up to 1, got shape {tuple(matrix_MN.shape)}, {energy}"
         )
     rows, columns = matrix_MN.shape
-    if rows + columns + 1 >= rows * columns:
+    triple = rows + columns + 1  # numbers
+    if triple >= rows * columns:
         return None
     left, scale, right = torch.linalg.svd(matrix_MN.double(), full_matrices=False)
     kept = scale.square().cumsum(0)
     rank = min(int((kept < energy * kept[-1]).sum()) + 1, len(scale))
-    if rank * (rows + columns + 1) >= rows * columns:
+    if rank * triple >= rows * columns:
         return None
     first = left[:, :rank], scale[:rank], right[:rank]
     u, s, v = (part.to(matrix_MN.dtype, copy=True).contiguous() for part in first)

@@ -40,8 +40,8 @@ def mixing_map(height: int, width: int, patches: int, alpha: float, draws: torch
     found = torch.ones(height, width)
     for place in reversed(range(patches)):  # the first comes last, over the others
         row, column = divmod(place, side)
-        rows = _within(row * height // side + down[place], (row + 1) * height // side + down[place], height)
-        columns = _within(column * width // side + right[place], (column + 1) * width // side + right[place], width)
+        rows = _from_to(row * height // side + down[place], (row + 1) * height // side + down[place])
+        columns = _from_to(column * width // side + right[place], (column + 1) * width // side + right[place])
         found[rows, columns] = shares[place]
     return found
 
@@ -52,8 +52,8 @@ def _shifts(most: int, count: int, draws: torch.Generator) -> list[int]:
     return shifts
 
 
-def _within(start: int, end: int, size: int) -> slice:
-    return slice(max(start, 0), min(max(end, 0), size))
+def _from_to(start: int, end: int) -> slice:
+    return slice(max(start, 0), end)  # an end beyond the last pixel is the last one
 
 
 def partners(order_N: Tensor, w_N: Tensor) -> Tensor:

@@ -113,6 +113,12 @@ EQUIVALENT: dict[str, tuple[str, ...]] = {
         "prototype_network.py orthogonality: F.normalize",
         "sphere_spreading.py spread: F.normalize",
     ),
+    "only a GPU shows it": (
+        "local_training.py _batches: if there.x.is_cpu",
+        "local_training.py _batches: if there.y.is_cpu",
+        "message.py numbers_of: not value.is_cpu",
+    ),
+    "a first guess, of which a second look is taken": ("message.py first_nonfinite: value.sum()",),
     "noise is symmetric": ("drift.py clip_and_noise: t",),
 }
 NO_TEST_TELLS = tuple(beginning for beginnings in EQUIVALENT.values() for beginning in beginnings)

@@ -16,7 +16,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
-from polyfed.engine.local_training import poisson_batches, train
+from polyfed.engine.local_training import poisson_batches, shuffled_batches, train
 from polyfed.errors import RunError
 from polyfed.methods import Local
 from polyfed.testing.fixtures import SHORT, difference, draw, tiny_model
@@ -308,3 +308,31 @@ def test_batches_by_chance_of_some_rows() -> None:
     often = torch.cat(found).bincount(minlength=21) / len(found)
     assert often[chosen].numpy() == pytest.approx(2 / 5, abs=0.05)
     assert int((often > 0).sum()) == 5
+
+
+@pytest.mark.parametrize("draw_batches", [shuffled_batches, poisson_batches])
+def test_batches_come_from_the_generator_that_is_given(draw_batches: Any) -> None:
+    client = at_work(linear(), batch_size=4)
+
+    def found(seed: int) -> list[list[int]]:
+        torch.rand(3)  # the global generator moves on and has no say
+        drawn = draw_batches(client, Phase(2), 21, None, torch.Generator().manual_seed(seed))
+        return [rows.tolist() for rows in drawn]
+
+    assert found(1) == found(1)
+    assert found(1) != found(2)
+
+
+def test_two_rows_are_enough_for_batchnorm() -> None:
+    client = at_work(tiny_model(1, 4, 6, norm=True), batch_size=19)
+    sizes = [len(rows) for rows in shuffled_batches(client, Phase(1), 21, None, torch.Generator().manual_seed(0))]
+    assert sizes == [19, 2]
+
+
+def test_the_loss_of_a_single_row_is_its_own() -> None:
+    model = linear()
+    client = at_work(model, batch_size=4)
+    x, y = client.data.train.x[:1], client.data.train.y[:1]
+    expected = float(nn.functional.cross_entropy(model(x), y).detach())
+    result = train(client, Seen(), {"one": torch.tensor([0])}, phases=[Phase(1, rows="one")])
+    assert result.loss == pytest.approx(expected)

@@ -254,7 +254,8 @@ def mutated_code(mutant: Mutant) -> CodeType:
     """The body of the mutant's function with its change."""
     tree = ast.parse(mutant.path.read_text(encoding="utf-8"))
     node = list(ast.walk(tree))[mutant.node]
-    tree = ast.fix_missing_locations(_Replace(node, mutations(node)[mutant.choice][1]).visit(tree))
+    _Replace(node, mutations(node)[mutant.choice][1]).visit(tree)
+    ast.fix_missing_locations(tree)
     pending = [compile(tree, str(mutant.path), "exec", dont_inherit=True)]
     while pending:
         code = pending.pop()

@@ -60,7 +60,7 @@ def test_a_name_is_a_tensor_or_a_group(names: list[str]) -> None:
 
 def test_bytes_and_back() -> None:
     shared = torch.arange(6.0, requires_grad=True).reshape(2, 3)
-    message = {"a": shared, "b": {"same": shared, "turned": shared.T}, **example()}
+    message: dict[str, Any] = {"a": shared, "b": {"same": shared, "turned": shared.T}, **example()}
     assert messages.nbytes(message) == 3 * 24 + 8 + 4 + 8
     back = messages.from_bytes(messages.to_bytes(message))
     expected = {name: value for name, value in message.items() if name != "nothing"}

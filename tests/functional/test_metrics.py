@@ -32,8 +32,9 @@ def test_classes_that_do_not_occur_are_not_averaged_over() -> None:
     counts = metrics.confusion_matrix(y, predicted, 3)
     assert counts.shape == (4, 4)  # a number beyond the classes gets its row and column
     assert metrics.confusion_matrix(predicted, y, 3).equal(counts.T)
-    assert metrics.balanced_accuracy(counts) == 0.75
+    assert metrics.accuracy(counts) == metrics.balanced_accuracy(counts) == 0.75
     assert metrics.f1(counts) == pytest.approx((2 / 3 + 1) / 2)
+    assert metrics.f1(torch.tensor([[1, 0], [1, 3]])) == pytest.approx((2 / 3 + 6 / 7) / 2)  # one sample is enough
     nobody = metrics.confusion_matrix(y[:0], y[:0], 3)
     assert nobody.shape == (3, 3)
     for score in (metrics.accuracy, metrics.balanced_accuracy, metrics.f1):
@@ -66,9 +67,11 @@ def test_auc_tells_probabilities_apart_that_come_out_as_1() -> None:
 
 @pytest.mark.parametrize("bins", [1, 2, 5, 15])
 def test_calibration_error_is_that_of_the_definition(bins: int) -> None:
-    scores, y = draw(200, 3)
+    scores, _ = draw(200, 3)
     share = np.exp(scores.double().numpy())
     share /= share.sum(1, keepdims=True)
+    doubtful = torch.from_numpy(share.max(1) < 0.5)  # right; the others wrong: gaps of both signs do not add up
+    y = torch.where(doubtful, scores.argmax(1), (scores.argmax(1) + 1) % 3)
     confidence, right = share.max(1), share.argmax(1) == y.numpy()
     error = 0.0
     for b in range(1, bins + 1):

@@ -103,7 +103,7 @@ def test_a_clone_has_tensors_of_its_own_in_the_plain_order() -> None:
 
 def test_contiguous_copies_only_what_lies_otherwise() -> None:
     turned, plain = torch.arange(6.0).reshape(2, 3).T, torch.ones(2, 2)
-    found = messages.contiguous({"t": turned, "p": plain, "g": {"t": turned, "p": plain}})
+    found: Any = messages.contiguous({"t": turned, "p": plain, "g": {"t": turned, "p": plain}})
     group: Any = found["g"]
     for entries in (found, group):
         assert entries["p"] is plain

@@ -18,7 +18,7 @@ from test_method_pages import check
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "gpu.md",
-    *("python.md", "own-method.md", "own-plugin.md", "uploads.md", "devices.md"),
+    *("python.md", "own-method.md", "own-plugin.md", "devices.md"),
     "federation-worth.md",
 )
 

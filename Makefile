@@ -13,9 +13,10 @@ ARGS ?=
 # One process of tests per core.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
-# What `make quick` runs.
-QUICK = tests/functional tests/core tests/test_recipe.py tests/report/test_tables.py tests/report/test_statistics.py \
-	tests/report/test_folders.py tests/report/test_page.py \
+# What `make quick` runs: of the reports, what draws nothing.
+DRAWN = $(addprefix tests/report/test_,$(addsuffix .py,bar_chart clients decomposition figures \
+	html_report_in_a_browser plot_style sensitivity))
+QUICK = tests/functional tests/core tests/config $(filter-out $(DRAWN),$(sort $(wildcard tests/report/test_*.py))) \
 	tests/engine/test_federation.py::test_unselected_clients_keep_the_very_same_tensors
 
 # A sample of each file's mutants; all of them: make mutants SAMPLE=1000 (an hour)
@@ -34,8 +35,8 @@ environment = @for python in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick test-all browser mutants docs docs-serve audit lint format
-.PHONY: install install-dev install-audit install-docs clean
+.PHONY: help demo test quick test-all repeat browser mutants docs docs-serve audit lint format
+.PHONY: install install-dev install-all install-audit install-docs clean
 
 help: ## what can be made
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -50,13 +51,17 @@ test: lint ## install, then lint, types and all tests but the slow ones
 quick: install-dev ## the tests of maths, recipes and tables, and one tiny federation: seconds, between two edits
 	$(PYTEST) -m "not slow" $(QUICK) $(ARGS)
 
-test-all: lint ## the same with the slow tests, and the report page in a browser, installed if missing
+test-all: install-all lint ## the same with the slow tests, every extra and the report page in a browser, all installed by it
 	.venv/bin/python scripts/browser.py
 	$(PYTEST) $(ARGS)
 
+repeat: install-all ## before a release: the whole suite ten times on a clean clone, in random order, beside load, on one core
+	.venv/bin/python scripts/browser.py
+	.venv/bin/python scripts/repeat_tests.py $(ARGS)
+
 browser: install-dev ## the report page in a real browser, installed if missing (Debian)
 	.venv/bin/python scripts/browser.py
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_page_in_a_browser.py $(ARGS)
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -ra tests/report/test_html_report_in_a_browser.py $(ARGS)
 
 mutants: install-dev ## errors put into maths, messages, averaging and the batch loop: do the tests notice 9 of 10?
 	$(MUTANTS) src/polyfed/functional --tests tests/functional
@@ -87,6 +92,9 @@ install: ## .venv with polyfed and what it needs
 
 install-dev: ## .venv with the tools of the tests, and the extras `flower`, `privacy` and `ray`, besides
 	$(call environment,dev flower privacy ray)
+
+install-all: ## .venv with all that any test can use
+	$(call environment,dev docs flower privacy ray vision)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 
-# as in tests/report/browser.py; POLYFED_CHROMIUM names another
+# as in tests/helpers/browser.py; POLYFED_CHROMIUM names another
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "chromium-headless-shell")
 SECONDS = 300
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -42,8 +43,10 @@ def _let_torchvision_import() -> None:
 OF_SOME = {
     "alone_knows_nobody",
     "alone_with_one_client",
-    "degenerate_clients",
+    "batchnorm",
+    "begins_alike",
     "data_are_shuffled",
+    "degenerate_clients",
     "global_generators_untouched",
     "goes_on_after_its_end",
     "hyperparameters_matter",
@@ -52,6 +55,7 @@ OF_SOME = {
     "other_seed_other_result",
     "same_seed_same_result",
     "scoring_changes_nothing",
+    "state_is_explicit",
     "unselected_are_left_alone",
 }
 LONG = {("test_fedhenn", "hyperparameters_matter"), ("test_fedin", "hyperparameters_matter")}  # seconds each
@@ -87,9 +91,24 @@ def data_root() -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _frozen() -> None:
+    """What is there before a file of tests stays: the collector need not look through thousands of tests each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _the_same_start() -> None:
     """Networks that a test makes begin alike in every run: PyTorch seeds its global generator from the clock."""
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn and their files written, but empty: to render them takes longer than all else of a table."""
+    from matplotlib.figure import Figure
+
+    monkeypatch.setattr(Figure, "savefig", lambda *arguments, **options: None)

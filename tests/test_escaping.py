@@ -15,7 +15,6 @@ import pytest
 import tomli_w
 
 import polyfed as pf
-from helpers.small_recipe import small_recipe
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible
@@ -26,6 +25,7 @@ from polyfed.report.sweeps import SweepRow, SweepTable
 from polyfed.report.sweeps import to_csv as sweep_to_csv
 from polyfed.report.sweeps import to_markdown as sweep_to_markdown
 from polyfed.tracking.console import Console
+from tests.helpers.small_recipe import small_recipe
 
 ESC = "\x1b[31m\x1b]0;owned\x07"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

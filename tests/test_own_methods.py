@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import polyfed as pf
-from helpers.small_recipe import small_recipe
 from polyfed import registry
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
@@ -24,6 +23,9 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.own_methods import method_class
 from polyfed.registry import folders_of, import_object
+from tests.helpers.small_recipe import small_recipe
+
+pytestmark = pytest.mark.usefixtures("unrendered")
 
 MODULE = '''
 """All of one's own."""
@@ -80,7 +82,7 @@ VARIANT = '\n[methods.half-way]\nname = "own_all:Gentle"\nshare = 0.5\n'
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Python's path and modules are those from before the test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(registry, "_added", [])
+    monkeypatch.setattr(registry, "added_folders", [])
     before = {*sys.modules}
     yield
     for name in {*sys.modules} - before:
@@ -107,8 +109,8 @@ def polyfed(*words: str | Path) -> int:
 def forget() -> None:
     """As in a new process."""
     sys.modules.pop("own_all", None)
-    sys.path[:] = [place for place in sys.path if place not in registry._added]
-    registry._added.clear()
+    sys.path[:] = [place for place in sys.path if place not in registry.added_folders]
+    registry.added_folders.clear()
 
 
 def test_a_method_by_name_from_the_run_to_what_is_made_of_it(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +161,7 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
         assert program == "polyfed"
         more = [*fewer, "-q"] if command in ("run", "compare", "sweep") else fewer if command == "check" else []
         monkeypatch.setattr(sys, "path", [place for place in sys.path if place != str(tmp_path)])
-        monkeypatch.setattr(registry, "_added", [])
+        monkeypatch.setattr(registry, "added_folders", [])
         sys.modules.pop("echo", None)
         assert cli.status([command, *words, *more]) == 0, (line, capsys.readouterr().err)
     sys.modules.pop("echo")

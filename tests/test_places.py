@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed import Client, Federation
 from polyfed.analysis import analyze
 from polyfed.config.recipe import Recipe
@@ -26,6 +25,7 @@ from polyfed.experiments.prediction import load_model
 from polyfed.methods import Local
 from polyfed.report.run_records import load_runs
 from polyfed.report.sensitivity import read_sweep
+from tests.helpers.flat_options import grouped
 
 RECIPE = """
 [data]

@@ -67,7 +67,7 @@ def _hint(error: Exception, module: str, attribute: str, beside: Sequence[str]) 
     return "" if module and attribute else "; expected 'package.module:name'"
 
 
-_added: list[str] = []  # what `_look_in` has put at the end of Python's path
+added_folders: list[str] = []  # what `_look_in` has put at the end of Python's path
 
 
 def _look_in(beside: Sequence[str]) -> None:
@@ -75,9 +75,9 @@ def _look_in(beside: Sequence[str]) -> None:
 
     They stay there, as a module may import others later. Of two recipes' folders, those asked for last come first.
     """
-    others = [place for place in sys.path if place not in _added]
-    _added[:] = dict.fromkeys([*(place for place in beside if place not in others), *_added])
-    sys.path[:] = [*others, *_added]
+    others = [place for place in sys.path if place not in added_folders]
+    added_folders[:] = dict.fromkeys([*(place for place in beside if place not in others), *added_folders])
+    sys.path[:] = [*others, *added_folders]
     importlib.invalidate_caches()  # a file may have been written since
 
 
@@ -179,26 +179,26 @@ class Registry(Mapping[str, Any]):
 
     def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
         self.kind = kind
-        self._entries: dict[str, Any] = dict(entries)
+        self.entries: dict[str, Any] = dict(entries)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._entries:
-            raise ConfigError(f"unknown {self.kind} '{name}'{suggest(str(name), self._entries)}")
-        entry = self._entries[name]
+        if name not in self.entries:
+            raise ConfigError(f"unknown {self.kind} '{name}'{suggest(str(name), self.entries)}")
+        entry = self.entries[name]
         if isinstance(entry, str):
             module, _, attribute = entry.partition(":")
             entry = getattr(importlib.import_module(module), attribute)
-            self._entries[name] = entry
+            self.entries[name] = entry
         return entry
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self.entries
 
     def add(self, name: str, entry: Any) -> None:
         """Register an object of your own, or a ``"module:attribute"`` string. A name is taken once.
@@ -206,9 +206,9 @@ class Registry(Mapping[str, Any]):
         Raises:
             ConfigError: the name is taken by something else.
         """
-        if name in self._entries and self._entries[name] is not entry:
+        if name in self.entries and self.entries[name] is not entry:
             raise ConfigError(f"the {self.kind} name '{name}' is taken; choose another")
-        self._entries[name] = entry
+        self.entries[name] = entry
 
 
 METHODS = Registry(

@@ -118,4 +118,4 @@ def test_more_images_than_the_machine_has_memory_for() -> None:
     with pytest.raises(ConfigError, match=r"expected images for which there is memory, got \d+ bytes of them in x"):
         bounds.check_room(2**60, "images", Path("x"))
     with pytest.raises(ConfigError, match="expected images for which there is memory"):
-        parquet_images._room((2**14, 3, 2**14, 2**14), Path("x.parquet"))
+        parquet_images.allocate((2**14, 3, 2**14, 2**14), Path("x.parquet"))

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_data import some_images, write_parquet
 
 from polyfed.data import hub
 from polyfed.data.datasets import load_dataset
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
+from tests.helpers.small_data import some_images, write_parquet
 
 NAMES = {"label": ["ape", "bee", "cat"]}
 

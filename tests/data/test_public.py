@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_data import some_images, write_parquet
 
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import DatasetSource, from_tensors
@@ -18,6 +17,7 @@ from polyfed.data.transforms import convert_channels
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
+from tests.helpers.small_data import some_images, write_parquet
 
 
 def pictures(count: int, channels: int, height: int, width: int, seed: int = 0) -> DatasetSource:

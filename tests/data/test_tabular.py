@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_data import put, reading
 
 import polyfed as pf
 from polyfed.data.datasets import load_dataset
@@ -15,6 +14,7 @@ from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
+from tests.helpers.small_data import put, reading
 
 PEOPLE = """height,name,weight,label,town
 1.5,Ann,-3,yes,2

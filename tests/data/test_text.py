@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from small_data import federate, purposes, put, reading
 
 from polyfed.data.datasets import DatasetSource, load_dataset
 from polyfed.data.partition import hash_groups
@@ -19,6 +18,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import TextConfig, encode_tokens, load_word_vectors, tokenize, vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError
+from tests.helpers.small_data import federate, purposes, put, reading
 
 TRAIN = ["Good, good day", "bad day!", "so good", ""]
 TEST = ["good zebra", "awful day"]

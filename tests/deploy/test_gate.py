@@ -114,7 +114,7 @@ def test_other_ways_in_are_shut() -> None:
 
 def test_another_system_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     check_system()
-    monkeypatch.setattr("polyfed.deploy.gate._TABLES", (tmp_path / "none",))
+    monkeypatch.setattr("polyfed.deploy.gate.TCP_TABLES", (tmp_path / "none",))
     with pytest.raises(Exception, match="expected a server's machine with Linux"):
         check_system()
     with connection() as (_, called):

@@ -184,13 +184,13 @@ def test_a_server_that_hears_of_another_client_is_caught(monkeypatch: pytest.Mon
 
 def test_a_server_that_serves_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutant: every client's own server is the common one."""
-    monkeypatch.setattr(module, "_own_server", lambda server, client_id: server)
-    monkeypatch.setattr(module, "_own_servers", lambda server, numbers: iter([(0, server)]))
+    monkeypatch.setattr(module, "own_server", lambda server, client_id: server)
+    monkeypatch.setattr(module, "own_servers", lambda server, numbers: iter([(0, server)]))
     assert "alone_knows_nobody" in testing.violations(FedAvg(), only=["alone_knows_nobody"])
 
 
 def test_bytes_that_are_counted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Alone, "alone", False)
+    monkeypatch.setattr(module.Alone, "alone", False)
     found = testing.violations(FD(), only=["alone_knows_nobody"])
     assert "bytes are counted" in found["alone_knows_nobody"]
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed.core.client import to_float
 from polyfed.data.datasets import digits
 from polyfed.data.text import TextConfig
 from polyfed.errors import ConfigError
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
+from tests.helpers.flat_options import grouped
 
 X, Y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 
@@ -93,7 +93,7 @@ def test_a_method_of_ones_own_by_its_name(monkeypatch: pytest.MonkeyPatch) -> No
     class Mine(pf.Method):
         name = "mine"
 
-    monkeypatch.setitem(METHODS._entries, "mine", Mine)
+    monkeypatch.setitem(METHODS.entries, "mine", Mine)
     with pytest.raises(ConfigError, match=r"got 'mine'; write Mine\(\)$"):
         federation(method="mine")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed.core.method import Method
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedAvg, FedProx, FedRep, LGFedAvg, Local
 from polyfed.models.split import SequentialSplit
+from tests.helpers.flat_options import grouped
 
 X, Y = torch.randn(20, 6), torch.arange(20) % 4
 

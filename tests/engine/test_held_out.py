@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 import polyfed as pf
-from helpers.quick import others_slow
-from helpers.small_recipe import SMALL
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.settings import Evaluation, Privacy, Training
-from polyfed.deploy.server import _check_recipe
+from polyfed.deploy.server import check_recipe
 from polyfed.engine.alone import alone
 from polyfed.engine.federation import Federation
 from polyfed.errors import ConfigError, RunInterrupted
@@ -34,6 +32,8 @@ from polyfed.report.comparison import compare_runs, to_csv, to_json, to_text
 from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, difference, records, state
+from tests.helpers.quick import others_slow
+from tests.helpers.small_recipe import SMALL
 
 LAST = 5  # of the kit's six clients
 HELD = Evaluation(held_out=[LAST], held_out_epochs=2, extra_stages=["received", "personal"])
@@ -359,8 +359,8 @@ def test_a_longer_local_is_as_long_as_those_who_train() -> None:
 def test_a_deployment_refuses_what_nodes_cannot_do(evaluation: Mapping[str, Any]) -> None:
     (key,) = evaluation
     with pytest.raises(ConfigError, match=f"evaluation.{key}: expected (none|false), as "):
-        _check_recipe(recipe(evaluation=evaluation))
-    _check_recipe(recipe())
+        check_recipe(recipe(evaluation=evaluation))
+    check_recipe(recipe())
 
 
 def test_what_pools_rows_has_no_newcomers(tmp_path: Path) -> None:

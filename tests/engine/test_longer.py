@@ -12,8 +12,6 @@ import pytest
 from safetensors.torch import load_file
 
 import polyfed as pf
-from helpers.flat_options import grouped
-from helpers.quick import others_slow
 from polyfed.config.recipe import Recipe
 from polyfed.engine import checkpoint
 from polyfed.engine.longer import why_not_longer
@@ -23,6 +21,8 @@ from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import load_runs
+from tests.helpers.flat_options import grouped
+from tests.helpers.quick import others_slow
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 150, "holdout": 30, "split": "6:2:2"},

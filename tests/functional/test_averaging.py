@@ -47,7 +47,7 @@ def test_the_mean_does_not_depend_on_what_is_summed_at_once_or_lies_where_in_mem
     whole = weighted_mean(models, n)["w"]
     mixed = [{"w": m["w"].to(memory_format=torch.channels_last) if i % 2 else m["w"]} for i, m in enumerate(models)]
     strided = [{"w": m["w"].transpose(0, 3).contiguous().transpose(0, 3)} for m in models]
-    monkeypatch.setattr(averaging, "_AT_ONCE", at_once)
+    monkeypatch.setattr(averaging, "ENTRIES_AT_ONCE", at_once)
     for given in (models, mixed, strided):
         mean = weighted_mean(given, n)["w"]
         assert torch.equal(mean, whole)

@@ -37,8 +37,8 @@ ORACLES = {"code": numpy_code, "paper": numpy_paper}
 @pytest.mark.parametrize("rule", ["code", "paper"])
 @pytest.mark.parametrize("limits", [(5.0, 0.0), (0.3, 0.0), (5.0, 0.008)])
 def test_kernel_by_kernel(rule, limits, monkeypatch):
-    monkeypatch.setattr(cross_layer, "_THETA_MAX", limits[0])
-    monkeypatch.setattr(cross_layer, "_UPDATE_MAX", limits[1] or np.inf)
+    monkeypatch.setattr(cross_layer, "THETA_MAX", limits[0])
+    monkeypatch.setattr(cross_layer, "UPDATE_MAX", limits[1] or np.inf)
     g_k, g_0 = draw(4, 3, 3, 3), draw(4, 3, 3, 3, seed=1)
     found = correct_updates(g_k, g_0, rule).numpy()
     signs = set()
@@ -53,7 +53,7 @@ def test_kernel_by_kernel(rule, limits, monkeypatch):
 
 
 def test_the_papers_rule_never_points_against_and_leaves_alone_what_agrees(monkeypatch):
-    monkeypatch.setattr(cross_layer, "_UPDATE_MAX", np.inf)
+    monkeypatch.setattr(cross_layer, "UPDATE_MAX", np.inf)
     g_k, g_0 = draw(40, 3, 3, 3), draw(40, 3, 3, 3, seed=1)
     found = correct_updates(g_k, g_0, "paper")
     before, after = ((g.double() * g_0.double()).sum((-1, -2)) for g in (g_k, found))
@@ -67,7 +67,7 @@ def test_theta_has_no_sign_in_the_code_and_is_limited(monkeypatch):
     g_0 = torch.ones(1, 1, 2, 2)
     assert float(correct_updates(100 * g_0, g_0).max()) == pytest.approx(0.1)
     assert float(correct_updates(-0.5 * g_0, 2 * g_0, "paper").min()) == pytest.approx(0.0)
-    monkeypatch.setattr(cross_layer, "_UPDATE_MAX", np.inf)
+    monkeypatch.setattr(cross_layer, "UPDATE_MAX", np.inf)
     for g_k in (0.5 * g_0, -0.5 * g_0):
         sign = float(g_k.sign().mean())
         found = correct_updates(g_k, g_0, "code")  # theta = 0.5, norms 1 and 2

@@ -128,7 +128,7 @@ def test_order_and_what_is_looked_at_together_are_nothing(name, monkeypatch):
     torch.testing.assert_close(turned, whole[order] if name == "shortened" else whole, rtol=0, atol=1e-6)
     if name in ("median", "trimmed_mean"):
         assert torch.equal(turned, whole)
-    monkeypatch.setattr(robust, "_AT_ONCE", 4)
+    monkeypatch.setattr(robust, "ENTRIES_AT_ONCE", 4)
     torch.testing.assert_close(rule(x), whole, rtol=0, atol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the methods share is in `toys.py`; here only a check that one process means one thread."""
+"""The helpers of these tests are in `tests/helpers/toys.py`; here only a check that one process means one thread."""
 
 from __future__ import annotations
 

@@ -7,9 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from slices import order_of
 from torch.nn import functional as F
-from toys import CLASSES, NETS, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
 from polyfed.core.message import nbytes
 from polyfed.engine.executors.base import working_copy
@@ -18,6 +16,8 @@ from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL, FedAvg
 from polyfed.methods.building_blocks.client_shares import client_share
 from polyfed.models import build
+from tests.helpers.slices import order_of
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 BLOCKS = {0: 5, 1: 4, 2: 3, 3: 2}  # of five; client k has the (k mod 4)-th of 1, 0.75, 0.5, 0.25

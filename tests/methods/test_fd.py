@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from table3 import kib, second_round
-from toys import CLASSES, NETS, batch, clients, federation, model_with, rounds, same, samples, worker
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Context
 from polyfed.methods import FD, Local
+from tests.helpers.table3 import kib, second_round
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, model_with, rounds, same, samples, worker
 
 MIXED = ["bn", "broad", "wide"]  # nothing alike but the classes
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients

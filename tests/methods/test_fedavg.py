@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import (
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.model_factory import ModelFactory
+from polyfed.errors import ConfigError
+from polyfed.methods import FedAvg, Local
+from tests.helpers.toys import (
     CLASSES,
     NETS,
     LabeledSamples,
@@ -22,12 +28,6 @@ from toys import (
     two_gradient,
     two_parameter_clients,
 )
-
-from polyfed.core.client import Client
-from polyfed.core.message import nbytes
-from polyfed.core.model_factory import ModelFactory
-from polyfed.errors import ConfigError
-from polyfed.methods import FedAvg, Local
 
 
 def numpy_client(w, data, lr, epochs):

@@ -8,13 +8,25 @@ import math
 import numpy as np
 import pytest
 import torch
-from toys import CLASSES, NETS, clients, federation, model_with, moved, numpy_mean, public, rounds, same, samples
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import nbytes
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedDF
+from tests.helpers.toys import (
+    CLASSES,
+    NETS,
+    clients,
+    federation,
+    model_with,
+    moved,
+    numpy_mean,
+    public,
+    rounds,
+    same,
+    samples,
+)
 
 HELD = public(20)
 MIXED, SIZES = ["shallow", "broad", "shallow", "broad"], (12, 8, 16, 12)  # heads of different tensors, too

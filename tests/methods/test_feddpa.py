@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import INPUTS, NETS, batch, clients, federation, model_with, rounds, same, samples
 
 from polyfed.core.client import Client
 from polyfed.methods import FedAvg, Local
 from polyfed.methods.feddpa import FedDPA
+from tests.helpers.toys import INPUTS, NETS, batch, clients, federation, model_with, rounds, same, samples
 
 
 class Flat(nn.Module):

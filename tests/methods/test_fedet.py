@@ -1,4 +1,4 @@
-"""FedET against NumPy; the consensus itself is in tests/functional/test_ensemble.py."""
+"""FedET against NumPy; the consensus itself is in tests/functional/test_consensus.py."""
 
 from __future__ import annotations
 
@@ -7,13 +7,25 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from toys import CLASSES, NETS, clients, federation, model_with, moved, numpy_mean, public, rounds, same, samples
 
 from polyfed import testing
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedET
+from tests.helpers.toys import (
+    CLASSES,
+    NETS,
+    clients,
+    federation,
+    model_with,
+    moved,
+    numpy_mean,
+    public,
+    rounds,
+    same,
+    samples,
+)
 
 HELD = public(20)
 MIXED, SIZES = ["shallow", "wide", "shallow", "wide"], (12, 8, 16, 12)

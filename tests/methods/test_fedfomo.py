@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from toys import NETS, Round, batch, clients, federation, model_with, moved, rounds, same, samples
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
@@ -17,6 +16,7 @@ from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo
+from tests.helpers.toys import NETS, Round, batch, clients, federation, model_with, moved, rounds, same, samples
 
 
 def members(architectures: list[str], sizes: list[int] | int = 10, held: int = 9) -> list[Client]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
@@ -25,6 +24,7 @@ from polyfed.methods.fedgen import (
     train_generator,
 )
 from polyfed.models.split import SequentialSplit
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, rounds, same, samples, worker
 
 SMALL = {"latent_dim": 4, "hidden_dim": 8, "generator_steps": 5, "generator_batch": 16}
 MIXED = ["shallow", "deep", "deep"]
@@ -77,7 +77,7 @@ def test_features_by_hand():
 
 def test_one_step_by_hand(monkeypatch):
     """The loss with its weights omega and its diversity; the first step of Adam is lr against the gradient's sign."""
-    monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
+    monkeypatch.setattr(fedgen, "WEIGHT_DECAY", 0.0)
     weights, heads = init_generator(4, CLASSES, 8, 5, draws()), linear_heads(3)
     counts = torch.tensor([[5, 0, 1], [3, 2, 0], [0, 6, 0]])
     new, moments, loss = train_generator(weights, {}, heads, counts, how(), draws(9))
@@ -107,7 +107,7 @@ def test_likeness():
 
 
 def test_the_heads_only_pass_gradients_on(monkeypatch):
-    monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
+    monkeypatch.setattr(fedgen, "WEIGHT_DECAY", 0.0)
     heads = linear_heads(2)
     before = [{n: p.clone() for n, p in head.named_parameters()} for head in heads]
     weights = init_generator(4, CLASSES, 8, 5, draws())
@@ -155,7 +155,7 @@ def test_two_calls_are_one_longer_call_but_for_the_draws():
 
 
 def test_a_class_that_nobody_has_is_not_made_and_nothing_is_divided_by_its_count(monkeypatch):
-    monkeypatch.setattr(fedgen, "_WEIGHT_DECAY", 0.0)
+    monkeypatch.setattr(fedgen, "WEIGHT_DECAY", 0.0)
     weights, counts = init_generator(4, CLASSES, 8, 5, draws()), torch.tensor([[5, 0, 3], [1, 0, 2]])
     new, _, loss = train_generator(weights, {}, linear_heads(2), counts, how(steps=5), draws(1))
     assert all(t.isfinite().all() for t in new.values())

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toys import CLASSES, NETS, Watch, clients, federation, model_with, moved, rounds, same, samples, worker
 
 import polyfed
 from polyfed.config.recipe import Recipe
@@ -24,6 +23,19 @@ from polyfed.methods import FedGH, Local
 from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
+from tests.helpers.toys import (
+    CLASSES,
+    NETS,
+    Watch,
+    clients,
+    federation,
+    model_with,
+    moved,
+    rounds,
+    same,
+    samples,
+    worker,
+)
 
 MIXED = ["shallow", "deep", "wide"]  # different extractors, one feature width
 

@@ -12,7 +12,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import (
+
+from polyfed.core.client import Client, PublicData
+from polyfed.core.message import nbytes
+from polyfed.core.model_factory import ModelFactory
+from polyfed.data.samples import LabeledSamples
+from polyfed.errors import ConfigError
+from polyfed.functional.quantization import dequantize_columns
+from polyfed.methods import FedAvg, FedHeNN, Local
+from polyfed.methods.building_blocks import kernel_alignment
+from polyfed.models import zoo
+from polyfed.models.split import SequentialSplit
+from tests.helpers.nested import nested
+from tests.helpers.toys import (
     CLASSES,
     INPUTS,
     NETS,
@@ -28,18 +40,6 @@ from toys import (
     samples,
     worker,
 )
-
-from helpers.nested import nested
-from polyfed.core.client import Client, PublicData
-from polyfed.core.message import nbytes
-from polyfed.core.model_factory import ModelFactory
-from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError
-from polyfed.functional.quantization import dequantize_columns
-from polyfed.methods import FedAvg, FedHeNN, Local
-from polyfed.methods.building_blocks import kernel_alignment
-from polyfed.models import zoo
-from polyfed.models.split import SequentialSplit
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}
@@ -407,7 +407,7 @@ def test_homogeneous_refuses_several_architectures():
 
 @pytest.mark.parametrize(("rank", "exact_rank", "columns"), [(128, 256, 23), (3, 22, 3), (3, 23, 23)])
 def test_heterogeneous_bytes(rank, exact_rank, columns, monkeypatch):
-    monkeypatch.setattr(kernel_alignment, "_EXACT_RANK", exact_rank)
+    monkeypatch.setattr(kernel_alignment, "EXACT_RANK", exact_rank)
     members = clients(MIXED)
     history = rounds(hetero(rank=rank), members, held=public(), rounds=3, client_fraction=0.5, local_epochs=1)
     for number, round in enumerate(history, 1):
@@ -446,7 +446,7 @@ def test_bytes_of_the_papers_sizes(monkeypatch):
     }
     data = (images[:4], torch.tensor([0, 1, 2, 3]))
     hyperparameters = {"eta0": 0.01, "size": 5000, "batch": 16, "eta_schedule": "constant"}
-    monkeypatch.setattr(kernel_alignment, "_EXACT_RANK", 0)
+    monkeypatch.setattr(kernel_alignment, "EXACT_RANK", 0)
     (round,) = rounds(
         FedHeNN(**nested(rank=64, **hyperparameters)), [Client("tiny", data)], builders, held=held, classes=10, rounds=1
     )

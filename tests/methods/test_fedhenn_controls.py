@@ -7,12 +7,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from toys import NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
 
-from helpers.nested import nested
 from polyfed.core.model_factory import ModelFactory
 from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods import FedHeNN, Local
+from tests.helpers.nested import nested
+from tests.helpers.toys import NETS, batch, clients, federation, model_with, moved, public, rounds, same, worker
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 

@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import (
+
+from polyfed.core.client import Client, PublicData
+from polyfed.core.settings import Evaluation
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.federation import Federation, Training
+from polyfed.engine.task import Task
+from polyfed.errors import ConfigError, RunError
+from polyfed.functional.quantization import dequantize_columns
+from polyfed.methods import FedHeNN, fedhenn
+from polyfed.methods.building_blocks import kernel_alignment
+from polyfed.models.split import SequentialSplit
+from polyfed.plugins.settings import Availability
+from tests.helpers.nested import nested
+from tests.helpers.toys import (
     INPUTS,
     NETS,
     batch,
@@ -23,19 +36,6 @@ from toys import (
     samples,
     worker,
 )
-
-from helpers.nested import nested
-from polyfed.core.client import Client, PublicData
-from polyfed.core.settings import Evaluation
-from polyfed.data.samples import LabeledSamples
-from polyfed.engine.federation import Federation, Training
-from polyfed.engine.task import Task
-from polyfed.errors import ConfigError, RunError
-from polyfed.functional.quantization import dequantize_columns
-from polyfed.methods import FedHeNN, fedhenn
-from polyfed.methods.building_blocks import kernel_alignment
-from polyfed.models.split import SequentialSplit
-from polyfed.plugins.settings import Availability
 
 MIXED = ["shallow", "deep", "wide", "broad"]  # widths of their representations: 5, 5, 5, 8
 FLOATS = {name: sum(t.numel() for t in net().state_dict().values()) for name, net in NETS.items() if "-" not in name}
@@ -107,7 +107,7 @@ def test_rbf_kernels_are_averaged_and_aligned(width):
 
 def test_rbf_with_few_landmarks_is_near(monkeypatch):
     _, _, exact, _ = received(hetero(similarity="rbf"), clients(MIXED))
-    monkeypatch.setattr(kernel_alignment, "_LANDMARKS", 12)
+    monkeypatch.setattr(kernel_alignment, "LANDMARKS", 12)
     _, _, near, _ = received(hetero(similarity="rbf"), clients(MIXED))
     kernels = [f @ f.T for f in (dequantize_columns(m["factor"]).double().numpy() for m in (exact, near))]
     assert dequantize_columns(near["factor"]).shape[1] == 4 * 12
@@ -225,7 +225,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     count, records = run()
     assert count == (8 * 4 if refresh else 8 + 3 * 4)
-    monkeypatch.setattr(kernel_alignment, "_REMEMBERED", 0)
+    monkeypatch.setattr(kernel_alignment, "REMEMBERED_BYTES", 0)
     again, plain = run()
     assert again == 8 * 4
     assert plain == records
@@ -449,8 +449,8 @@ def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
     shaken(at.model)
     data = batch(at.data.train)
     found = []
-    for at_once in (fedhenn._ROWS_AT_ONCE, chunk):
-        monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", at_once)
+    for at_once in (fedhenn.ROWS_AT_ONCE, chunk):
+        monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", at_once)
         torch.manual_seed(0)
         before = copy.deepcopy(at.model.state_dict())
         found.append(method.gradients(at.model.train(), data, context))
@@ -474,7 +474,7 @@ def test_a_frozen_extractor(chunk, monkeypatch):
 
     model = build()
     assert [n for n, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
-    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", chunk)
+    monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", chunk)
     method = homo()
     fed, _ = federation(method, clients(["still"] * 2), {"still": build}, held=public())
     method.init_server(fed.server)
@@ -502,7 +502,7 @@ def test_chunks_keep_less(monkeypatch):
 
     _, at, _, context = received(homo(), clients(["deep"] * 2))
     monkeypatch.setattr(type(net), "represent", represent)
-    monkeypatch.setattr(fedhenn, "_ROWS_AT_ONCE", 6)
+    monkeypatch.setattr(fedhenn, "ROWS_AT_ONCE", 6)
     homo().gradients(at.model, batch(at.data.train), context)
     assert max(n for n in seen if n != 12) == 6, seen  # 12 training rows pass once
 

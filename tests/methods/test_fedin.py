@@ -12,7 +12,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import (
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.method import TrainingResult
+from polyfed.core.randomness import generator
+from polyfed.core.settings import Evaluation
+from polyfed.errors import ConfigError
+from polyfed.experiments.run import run
+from polyfed.functional.modes import eval_mode
+from polyfed.methods import FedAvg, FedIN
+from polyfed.models import zoo
+from polyfed.models.split import SequentialSplit
+from tests.helpers.toys import (
     CLASSES,
     NETS,
     batch,
@@ -28,18 +40,6 @@ from toys import (
     samples,
     worker,
 )
-
-from polyfed.core.client import Client
-from polyfed.core.message import nbytes
-from polyfed.core.method import TrainingResult
-from polyfed.core.randomness import generator
-from polyfed.core.settings import Evaluation
-from polyfed.errors import ConfigError
-from polyfed.experiments.run import run
-from polyfed.functional.modes import eval_mode
-from polyfed.methods import FedAvg, FedIN
-from polyfed.models import zoo
-from polyfed.models.split import SequentialSplit
 
 ROOT = Path(__file__).parents[2]
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out

@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
 
-from helpers.flat_options import grouped
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import TrainingResult
@@ -25,6 +23,8 @@ from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
 from polyfed.models.split import SequentialSplit
 from polyfed.models.vit import vision_transformer
+from tests.helpers.flat_options import grouped
+from tests.helpers.toys import CLASSES, NETS, batch, bits, clients, federation, model_with, moved, rounds, same, worker
 
 UNEQUAL = ["shallow", "wide", "broad"]  # s_in 6, 9, 6; s_out 5, 5, 8
 SMALL = {"projection_channels": 4, "projection_grid": 2, "projection_features": 3}
@@ -226,7 +226,7 @@ def polar(matrix: np.ndarray) -> np.ndarray:
 
 def test_the_step_of_trained_matrices_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """P <- the orthogonal matrix nearest to P - lr (mean gradient of l_IN + gradient of what a return trip loses)."""
-    monkeypatch.setattr(feature_pairs, "_MATRIX_LR", 0.7)
+    monkeypatch.setattr(feature_pairs, "MATRIX_LR", 0.7)
     method = projected("trained")
     at = at_work(method, 1)
     before = method.common.matrices(at)
@@ -247,7 +247,7 @@ def test_the_step_of_trained_matrices_by_hand(monkeypatch: pytest.MonkeyPatch) -
 
 def test_trained_matrices_follow_the_misfit_and_stay_orthogonal(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the network held still, a small step lowers l_IN on the same pairs; fixed ones leave it where it was."""
-    monkeypatch.setattr(feature_pairs, "_MATRIX_LR", 0.05)
+    monkeypatch.setattr(feature_pairs, "MATRIX_LR", 0.05)
     method = projected("trained", mu=0.0)
     at, g = at_work(method, 0), torch.Generator().manual_seed(3)
     s_in, s_out = torch.randn(4, 5, 4, generator=g), torch.randn(4, 3, generator=g)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import NETS, Round, batch, clients, federation, moved, rounds, same, samples
 
 from polyfed.core.message import flatten, nbytes
 from polyfed.functional.low_rank import GROUPS
 from polyfed.methods import FedAvg, FedKD
+from tests.helpers.toys import NETS, Round, batch, clients, federation, moved, rounds, same, samples
 
 
 def numpy_decoded(message: Any, like: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import toys
-from image_clients import CLASSES, SOME, image_rounds, members, pair, part
-from table3 import second_round
 from torch.nn import functional as F
-from toys import federation, moved, same
 
 from polyfed import testing
 from polyfed.core.message import nbytes
@@ -22,7 +18,11 @@ from polyfed.core.settings import Training
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.methods import FedKWAZ, Local, LocalMutual
-from test_conformance import MUTUAL, taught_by_means
+from tests.helpers import toys
+from tests.helpers.image_clients import CLASSES, SOME, image_rounds, members, pair, part
+from tests.helpers.table3 import second_round
+from tests.helpers.toys import federation, moved, same
+from tests.testing.test_conformance import MUTUAL, taught_by_means
 
 NAMES = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")
 PLAIN = FedKWAZ(mutual=0.0, mixed=0.0)  # stage 2 is cross entropy

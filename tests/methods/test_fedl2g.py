@@ -1,4 +1,4 @@
-"""FedL2G against NumPy by hand; the gradient itself is in tests/functional/test_guiding.py."""
+"""FedL2G against NumPy by hand; the gradient itself is in tests/functional/test_guiding_vectors.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples
 
 from polyfed import testing
 from polyfed.core.client import Client
@@ -17,6 +16,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, Local, fedl2g
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 MIXED = ["shallow", "wide", "broad"]
@@ -55,7 +55,7 @@ def meta(w, study, quiz, g, lr):
 def test_two_rounds_by_hand(clip, monkeypatch):
     """A warm-up round and one that trains: half of 8 samples is the quiz, the other half a whole study batch."""
     members = [Client("linear", samples(8, 0, classes)) for classes in ((0,), (0, 1), (1,))]  # nobody has class 2
-    monkeypatch.setattr(fedl2g, "_CLIP", clip)
+    monkeypatch.setattr(fedl2g, "MAX_GRADIENT_NORM", clip)
     method = FedL2G(warmup_rounds=1, server_lr=5.0)
     fed, watch = federation(method, members, LINEAR, lr=0.5)
     w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples
 
 from polyfed import testing
 from polyfed.core.client import Client, PublicData
@@ -20,6 +19,7 @@ from polyfed.functional.losses import l1_loss
 from polyfed.methods import FedMD, Local
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 NO_TRANSFER = {"public_epochs": 0, "private_epochs": 0}

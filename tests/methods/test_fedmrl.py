@@ -10,7 +10,6 @@ import safetensors.torch
 import torch
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
 import polyfed as pf
 from polyfed.core.modules import export_state
@@ -19,6 +18,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedMRL
 from polyfed.models import zoo
+from tests.helpers.toys import CLASSES, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
 
 def fused(own: str = "broad", shared: str = "shallow", features: int | None = None) -> Any:

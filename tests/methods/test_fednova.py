@@ -7,7 +7,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from toys import (
+
+from polyfed.core.message import nbytes
+from polyfed.core.method import hyperparameters
+from polyfed.errors import ConfigError
+from polyfed.methods import FedAvg, FedNova
+from tests.helpers.toys import (
     NETS,
     Client,
     Two,
@@ -19,11 +24,6 @@ from toys import (
     two_gradient,
     two_parameter_clients,
 )
-
-from polyfed.core.message import nbytes
-from polyfed.core.method import hyperparameters
-from polyfed.errors import ConfigError
-from polyfed.methods import FedAvg, FedNova
 
 
 def shared(state):

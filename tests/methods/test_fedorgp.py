@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from table3 import kib, second_round
-from toys import CLASSES, NETS, Round, batch, clients, federation, model_with, moved, rounds, same, samples, worker
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
@@ -16,6 +14,21 @@ from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional import prototype_network
 from polyfed.methods import FedORGP, Local
+from tests.helpers.table3 import kib, second_round
+from tests.helpers.toys import (
+    CLASSES,
+    NETS,
+    Round,
+    batch,
+    clients,
+    federation,
+    model_with,
+    moved,
+    rounds,
+    same,
+    samples,
+    worker,
+)
 
 MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from table3 import kib, second_round
-from toys import CLASSES, NETS, clients, federation, model_with, rounds, same, samples, worker
 
 import polyfed
 from polyfed.config.recipe import Recipe
@@ -20,6 +18,8 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, Local
+from tests.helpers.table3 import kib, second_round
+from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, rounds, same, samples, worker
 
 MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients

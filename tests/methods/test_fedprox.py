@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import (
+
+from polyfed.core.message import nbytes
+from polyfed.errors import ConfigError
+from polyfed.methods import FedAvg, FedIN, FedProx
+from tests.helpers.toys import (
     NETS,
     Two,
     batch,
@@ -18,10 +22,6 @@ from toys import (
     two_parameter_clients,
     worker,
 )
-
-from polyfed.core.message import nbytes
-from polyfed.errors import ConfigError
-from polyfed.methods import FedAvg, FedIN, FedProx
 
 
 def shared(state):

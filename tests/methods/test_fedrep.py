@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import CLASSES, INPUTS, NETS, clients, federation, numpy_mean, rounds, same, samples, worker
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
@@ -21,6 +20,7 @@ from polyfed.methods import FedAvg
 from polyfed.methods.fedrep import FedRep
 from polyfed.models.adapt import split
 from polyfed.models.split import SequentialSplit
+from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, federation, numpy_mean, rounds, same, samples, worker
 
 
 def linear() -> SequentialSplit:

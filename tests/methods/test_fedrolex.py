@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from slices import rounds, watched
-from toys import clients, federation, moved, net, same
 
 from polyfed.methods import FedAvg, FedRolex, HeteroFL
 from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.building_blocks.width_slicing import RATES
 from polyfed.models import build
+from tests.helpers.slices import rounds, watched
+from tests.helpers.toys import clients, federation, moved, net, same
 
 WIDTH, FEATURES = 6, 5  # the toys'
 

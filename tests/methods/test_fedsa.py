@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from table3 import second_round
 from torch import Tensor
-from toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same, samples, worker
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, nbytes
@@ -21,6 +19,20 @@ from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.functional.semantic_anchors import draw_anchors, mean_nearest_distance
 from polyfed.methods import FedSA, Local
+from tests.helpers.table3 import second_round
+from tests.helpers.toys import (
+    CLASSES,
+    NETS,
+    Round,
+    clients,
+    federation,
+    model_with,
+    moved,
+    rounds,
+    same,
+    samples,
+    worker,
+)
 
 MIXED = ["deep", "wide", "shallow"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from table3 import second_round
 from torch import Tensor
-from toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same, samples
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, nbytes
@@ -22,6 +20,8 @@ from polyfed.errors import ConfigError
 from polyfed.functional.class_structure import Measure
 from polyfed.functional.class_targets import prototype_distance
 from polyfed.methods import FedSAF, Local
+from tests.helpers.table3 import second_round
+from tests.helpers.toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same, samples
 
 MIXED = ["deep", "wide", "shallow"]  # different extractors, one feature width
 SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import NETS, clients, federation, rounds, same
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
 from polyfed.methods import FedAvg, Local
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
+from tests.helpers.toys import NETS, clients, federation, rounds, same
 
 
 class Flat(nn.Module):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from slices import order_of
 from torch import nn
 from torch.nn import functional as F
-from toys import clients, federation, model_with, moved, numpy_mean, rounds, same
-from toys import net as toy
 
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.functional.masks import unpack_bits
 from polyfed.methods import FIARSE, FedAvg
+from tests.helpers.slices import order_of
+from tests.helpers.toys import clients, federation, model_with, moved, numpy_mean, rounds, same
+from tests.helpers.toys import net as toy
 
 SHARES = (1.0, 0.5, 0.1)
 METHOD = {"shares": "1 0.5 0.1"}

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from slices import order_of, prefix, rounds, watched
 from torch.nn import functional as F
-from toys import CLASSES, batch, clients, federation, net, same, samples
 
 from polyfed.engine.executors.base import working_copy
 from polyfed.methods import FedAvg, FjORD
 from polyfed.methods.building_blocks.width_slicing import forward_at_width, num_widths
+from tests.helpers.slices import order_of, prefix, rounds, watched
+from tests.helpers.toys import CLASSES, batch, clients, federation, net, same, samples
 
 WIDTH, FEATURES = 6, 5  # the toys'
 

@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toys import (
+
+from polyfed.core.client import Client
+from polyfed.methods import FML, FedAvg, Local
+from polyfed.methods.building_blocks.auxiliary_model import JointModel
+from tests.helpers.toys import (
     NETS,
     Two,
     batch,
@@ -23,10 +27,6 @@ from toys import (
     two_parameter_clients,
     worker,
 )
-
-from polyfed.core.client import Client
-from polyfed.methods import FML, FedAvg, Local
-from polyfed.methods.building_blocks.auxiliary_model import JointModel
 
 
 class Small(nn.Module):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from slices import NARROW, order_of, prefix, rounds, small, watched
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
@@ -18,6 +16,8 @@ from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
 from polyfed.methods.building_blocks.width_slicing import client_level, level_rate
+from tests.helpers.slices import NARROW, order_of, prefix, rounds, small, watched
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 
 def rounds_of(method, kind="shallow", count=3, labels=None, sizes=(8, 12, 16), **options):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import federation, numpy_mean, rounds, same
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, InclusiveFL
 from polyfed.testing.fixtures import draw, tiny_model
+from tests.helpers.toys import federation, numpy_mean, rounds, same
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(5)}
 NETS |= {f"norm/{n}": lambda n=n: tiny_model(n, 4, 6, norm=True) for n in range(1, 4)}

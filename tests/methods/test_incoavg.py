@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from toys import clients, moved, numpy_mean, rounds, same
 
 from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.functional import cross_layer
 from polyfed.methods import FedAvg, InCoAvg
 from polyfed.testing.fixtures import draw, tiny_model
+from tests.helpers.toys import clients, moved, numpy_mean, rounds, same
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(4)} | {
     "bn": lambda: tiny_model(3, 4, 6, norm=True)
@@ -56,7 +56,7 @@ def numpy_step(g_k, g_0, rule, theta_max=5.0, update_max=0.1):
 def test_rounds_by_hand(rule, weighting, monkeypatch):
     sizes, limits = [8, 12, 16], {"theta_max": 1.5, "update_max": 0.02}
     for name, value in limits.items():
-        monkeypatch.setattr(cross_layer, f"_{name.upper()}", value)
+        monkeypatch.setattr(cross_layer, name.upper(), value)
     method = InCoAvg(theta_rule=rule, weighting=weighting)
     signs = set()
     for round in played(method, sizes=sizes):

@@ -6,9 +6,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from table3 import kib, second_round
 from torch import nn
-from toys import CLASSES, INPUTS, NETS, clients, federation, moved, net, numpy_mean, rounds, same, worker
 
 from polyfed.core.message import nbytes
 from polyfed.core.modules import float_state
@@ -16,6 +14,8 @@ from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, LGFedAvg
 from polyfed.models import adapt
 from polyfed.models.split import SequentialSplit
+from tests.helpers.table3 import kib, second_round
+from tests.helpers.toys import CLASSES, INPUTS, NETS, clients, federation, moved, net, numpy_mean, rounds, same, worker
 
 MIXED = ["shallow", "deep", "wide", "bn"]  # different extractors, one head
 SIZES = [12, 5, 9, 7]

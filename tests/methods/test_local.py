@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import CLASSES, NETS, clients, federation, moved, rounds, same
 
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
 from polyfed.methods import Local
+from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, rounds, same
 
 
 def initial(architecture, client_id, seed=0):

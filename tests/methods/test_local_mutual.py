@@ -7,9 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import toys
-from image_clients import CLASSES, NETS, SOME, image_rounds, kl, members, pair, part
-from toys import federation, moved, same, worker
 
 from polyfed import testing
 from polyfed.core.client import Client
@@ -20,7 +17,10 @@ from polyfed.functional.patch_mixing import mixing_map
 from polyfed.methods import Local, LocalMutual
 from polyfed.methods.building_blocks.mutual_learning import CANDIDATES
 from polyfed.testing.fixtures import draw
-from test_conformance import MUTUAL, taught_by_each_other
+from tests.helpers import toys
+from tests.helpers.image_clients import CLASSES, NETS, SOME, image_rounds, kl, members, pair, part
+from tests.helpers.toys import federation, moved, same, worker
+from tests.testing.test_conformance import MUTUAL, taught_by_each_other
 
 METHOD = LocalMutual(temperature=2.0, mutual=0.7, mixed=0.4, mix_alpha=0.5, patches=4, search_every=0)
 
@@ -167,26 +167,26 @@ def test_three_mixtures_are_drawn_for_every_step() -> None:
 class Unmixed(LocalMutual):
     """Images are not mixed."""
 
-    def _on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
+    def loss_on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
         plain = {**context, "maps": torch.ones_like(context["maps"])}
-        return super()._on_mixed(own, other, batch, plain)
+        return super().loss_on_mixed(own, other, batch, plain)
 
 
 @hyperparameters
 class OneMixture(LocalMutual):
     """All three terms on the same mixed images."""
 
-    def _on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
+    def loss_on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
         same = {name: context[name][:1].expand_as(context[name]) for name in ("maps", "order")}
-        return super()._on_mixed(own, other, batch, {**context, **same})
+        return super().loss_on_mixed(own, other, batch, {**context, **same})
 
 
 @hyperparameters
 class Lukewarm(LocalMutual):
     """Divergences without the factor T^2."""
 
-    def _divergence(self, scores: Any, teacher: Any, w: Any) -> Any:
-        return super()._divergence(scores, teacher, w) / self.temperature**2
+    def divergence(self, scores: Any, teacher: Any, w: Any) -> Any:
+        return super().divergence(scores, teacher, w) / self.temperature**2
 
 
 @pytest.mark.parametrize("mutant", [Unmixed, OneMixture, Lukewarm])

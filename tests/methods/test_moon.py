@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import (
+
+from polyfed.core.message import nbytes
+from polyfed.errors import ConfigError
+from polyfed.methods import MOON, FedAvg
+from tests.helpers.toys import (
     NETS,
     Client,
     batch,
@@ -21,10 +25,6 @@ from toys import (
     worker,
 )
 
-from polyfed.core.message import nbytes
-from polyfed.errors import ConfigError
-from polyfed.methods import MOON, FedAvg
-
 
 def shared(state):
     (model,) = (state[name] for name in state if name.startswith("model"))
@@ -33,7 +33,7 @@ def shared(state):
 
 def of(reference):
     """The weights of a reference network, by name."""
-    return {name.removeprefix("model."): t for name, t in reference._weights.items()}
+    return {name.removeprefix("model."): t for name, t in reference.weights.items()}
 
 
 def term(z, near, far, temperature):

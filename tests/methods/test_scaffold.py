@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from toys import (
+
+from polyfed.core import inference
+from polyfed.core.message import nbytes
+from polyfed.core.method import hyperparameters
+from polyfed.core.settings import Training
+from polyfed.engine.federation import Federation
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.task import Task
+from polyfed.errors import ConfigError
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.modes import eval_mode, frozen_running_stats
+from polyfed.methods import SCAFFOLD, FedAvg
+from polyfed.plugins.settings import Availability
+from tests.helpers.toys import (
     NETS,
     Client,
     Two,
@@ -25,19 +38,6 @@ from toys import (
     two_parameter_clients,
     worker,
 )
-
-from polyfed.core import inference
-from polyfed.core.message import nbytes
-from polyfed.core.method import hyperparameters
-from polyfed.core.settings import Training
-from polyfed.engine.federation import Federation
-from polyfed.engine.plugin import Plugin
-from polyfed.engine.task import Task
-from polyfed.errors import ConfigError
-from polyfed.functional.losses import cross_entropy
-from polyfed.functional.modes import eval_mode, frozen_running_stats
-from polyfed.methods import SCAFFOLD, FedAvg
-from polyfed.plugins.settings import Availability
 
 
 def shared(state):

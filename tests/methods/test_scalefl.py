@@ -9,10 +9,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from slices import order_of, prefix, rounds, watched
 from torch import nn
 from torch.nn import functional as F
-from toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
@@ -24,6 +22,8 @@ from polyfed.methods import FedAvg, HeteroFL, ScaleFL
 from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
+from tests.helpers.slices import order_of, prefix, rounds, watched
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy

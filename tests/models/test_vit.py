@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import polyfed as pf
-from helpers.flat_options import grouped
 from polyfed.core.client import PublicData
 from polyfed.core.method import Method
 from polyfed.core.settings import Training
@@ -29,6 +28,7 @@ from polyfed.models import SplitModel, build, cut_shapes
 from polyfed.models.vit import DEPTHS, Attention, Block, vision_transformer
 from polyfed.registry import DATASETS
 from polyfed.testing.fixtures import all_state, difference, sent, weights
+from tests.helpers.flat_options import grouped
 
 LARGE, SMALL, TINY = (3, 224, 224), (3, 32, 32), (1, 8, 8)
 NAMES = [f"vit-s{depth}" for depth in DEPTHS]
@@ -357,13 +357,13 @@ def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
 
 def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    plain = stacked_clients.StackedClients._gradients
+    plain = stacked_clients.StackedClients.gradients
 
     def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
         sizes.append(len(turns))
         return plain(self, part, turns, *rest, trial=trial)
 
-    monkeypatch.setattr(stacked_clients.StackedClients, "_gradients", counted)
+    monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
     one, other = (all_state(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "vectorized"))
     assert difference(one, other, 1e-5) is None
     assert max(sizes) == 2

@@ -142,7 +142,7 @@ def test_home_data_are_described_truthfully() -> None:
 
 
 def test_a_model_of_ones_own_is_listed_without_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MODELS._entries, "resnet-of-mine", of_ones_own)
+    monkeypatch.setitem(MODELS.entries, "resnet-of-mine", of_ones_own)
     row = next(row for row in describe() if row["name"] == "resnet-of-mine")
     assert (row["parameters"], row["paper"]) == (None, "")
     assert build("resnet-of-mine", DIGIT, 3).architecture == "resnet-of-mine"

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.flat_options import grouped
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import get_group
@@ -27,6 +26,7 @@ from polyfed.methods import FedAvg, FedGH, FedHeNN, Local
 from polyfed.plugins.device_profiles import Devices, Profile
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
+from tests.helpers.flat_options import grouped
 
 FAST = Profile(flops=1e6, memory_bytes=1e6, download_bps=8e4, upload_bps=4e4, latency=0.5)
 SLOW = Profile(flops=1e3, memory_bytes=1e6, download_bps=8e3, upload_bps=4e3)

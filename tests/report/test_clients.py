@@ -9,7 +9,7 @@ from polyfed.errors import ConfigError
 from polyfed.report.clients import architectures, by_architecture, client_scores, clients, ranked, sizes
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
-from readable import unreadable
+from tests.helpers.readable import unreadable
 
 
 def table(

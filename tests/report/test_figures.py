@@ -11,7 +11,7 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
-from polyfed.report.figures import _draw, curve_drawings, curves, series
+from polyfed.report.figures import curve_drawings, curves, draw_series, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 
@@ -59,7 +59,7 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path, tmp_path: Path
         path.write_text(re.sub(r'"bytes_(up|down)": \d+', r'"bytes_\1": 0', path.read_text()))
     (group,), _ = group_runs(load_runs(two_by_two))
     lines = series(group, "bytes")
-    axes = _draw(group, lines, "bytes", None).axes[0]
+    axes = draw_series(group, lines, "bytes", None).axes[0]
     level, curve = axes.lines
     assert list(level.get_xdata()) == [0, 9]  # KiB, as far as the other line goes
     assert list(level.get_ydata()) == pytest.approx([52, 52])
@@ -139,7 +139,7 @@ def test_other_figures_by_hand(two_by_two: Path, tmp_path: Path) -> None:
     assert series(group, metric="f1")[1].mean == pytest.approx((0.2, 0.25, 0.325))
     assert series(group, metric="bottom_decile")[1].mean == pytest.approx((0.15, 0.25, 0.4))
     assert series(group, stage="received", metric="f1")[1].mean == pytest.approx((0.1, 0.15, 0.225))
-    axes = _draw(group, series(group, metric="f1"), "round", None, "f1").axes[0]
+    axes = draw_series(group, series(group, metric="f1"), "round", None, "f1").axes[0]
     assert axes.get_ylabel() == "test macro F1 [%]"
     assert axes.figure.texts[0].get_text() == "Macro F1 against rounds"
     png, _ = curves(load_runs(two_by_two), tmp_path / "figures", metric="f1")

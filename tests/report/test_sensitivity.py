@@ -11,7 +11,7 @@ from polyfed.report.run_records import RunRecord
 from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
 from polyfed.report.sweeps import SweepCell, build_table, write
 from polyfed.results.schema import RoundRecord, RunResult
-from readable import unreadable
+from tests.helpers.readable import unreadable
 
 LR, EPOCHS = "training.lr", "training.local_epochs"
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import polyfed as pf
-from helpers.small_recipe import small_recipe
 from polyfed.analysis import FigureOptions, analyze
 from polyfed.attacks import attack
 from polyfed.config.recipe import Recipe
@@ -26,6 +25,7 @@ from polyfed.methods import FedAvg, FedGH, FedHeNN, FedProto
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import CLASSES, all_state, difference, state
+from tests.helpers.small_recipe import small_recipe
 
 CLOSE = 1e-5  # of the largest entry
 CLOSE_BF16 = 0.1  # the CPU's autocast and CUDA's have other operations in bfloat16

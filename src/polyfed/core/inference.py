@@ -16,7 +16,7 @@ from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchn
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per pass: what goes in and out of a layer then fits the caches
-_BACKWARD = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept
+BACKWARD_ROWS = 64  # rows of a pass whose graph, and what went in and out of every layer, is kept
 
 
 @timed("prototypes")
@@ -46,7 +46,7 @@ def fisher_information(model: nn.Module, x: Tensor, y: Tensor, prepare: Prepare)
     """
     device = next(iter(model.parameters())).device
     total: dict[str, Tensor] = {}
-    for some, labels in zip(x.split(_BACKWARD), y.split(_BACKWARD), strict=True):
+    for some, labels in zip(x.split(BACKWARD_ROWS), y.split(BACKWARD_ROWS), strict=True):
         found = fisher_diagonal(model, prepare(some.to(device)), labels.to(device))
         total = {name: total[name] + t if name in total else t for name, t in found.items()}
     return {name: t / len(x) for name, t in total.items()}

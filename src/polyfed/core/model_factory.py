@@ -69,7 +69,7 @@ class ModelFactory:
         precision: Precision = "float32",
         common_head: bool = False,
     ) -> None:
-        self._builders = dict(builders)
+        self.builders = dict(builders)
         self._build = build
         self._seed = seed
         self.device = device
@@ -105,26 +105,26 @@ class ModelFactory:
         """The network's name; of two of one size, the first's."""
         if network not in BY_SIZE:
             return network
-        sizes = {a: sum(p.numel() for p in self.module(a, alone=True).parameters()) for a in self._builders}
+        sizes = {a: sum(p.numel() for p in self.module(a, alone=True).parameters()) for a in self.builders}
         choose = min if network == "smallest" else max
         return choose(sizes, key=sizes.__getitem__)
 
     def _admit(self, auxiliary: AuxiliaryModel, others: Mapping[str, Builder]) -> str:
         """Register the auxiliary model as an architecture; returns the architecture's name."""
         name, features = auxiliary.network, auxiliary.features
-        builder = self._builders.get(name) or others[name]
+        builder = self.builders.get(name) or others[name]
         if features is not None:
             name = f"{name}, {features} features"
-            self._builders[name] = lambda: with_projection(as_split_model(builder()), features)
+            self.builders[name] = lambda: with_projection(as_split_model(builder()), features)
         else:
-            self._builders[name] = builder
+            self.builders[name] = builder
         return name
 
     def _make(
         self, architecture: str, variant: str, owner: str | int, given: nn.Module | None, alone: bool
     ) -> nn.Module:
         with seeded_global_rng(derive_seed(self._seed, "weights", owner)):
-            model = self._builders[architecture]() if given is None else copy.deepcopy(given)  # build may cut it
+            model = self.builders[architecture]() if given is None else copy.deepcopy(given)  # build may cut it
         model = model.cpu()  # where everything begins; a user's network may lie on the device already
         with seeded_global_rng(derive_seed(self._seed, "build", owner)):
             network = self._build(model, variant)
@@ -161,7 +161,7 @@ class ModelFactory:
     def build_raw(self, architecture: str) -> nn.Module:
         """A client's own network as its builder makes it, before the method has its say; with any weights."""
         with seeded_global_rng(0):
-            return self._builders[architecture]().cpu()
+            return self.builders[architecture]().cpu()
 
     def state(self, architecture: str, variant: str = "", alone: bool = False) -> dict[str, Tensor]:
         """The present tensors of `module`, which see, by name in the order of its state dict; not copies."""

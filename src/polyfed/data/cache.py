@@ -85,7 +85,7 @@ def load_entry(key: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
             facts = dict(stored.metadata() or {})
             # copies: what safetensors gives is mapped from the file, and would follow later changes to it
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118  not a dict
-        whole = facts.get("checksum") == _checksum(tensors, facts)
+        whole = facts.get("checksum") == compute_checksum(tensors, facts)
     except (
         OSError,
         SafetensorError,
@@ -107,12 +107,12 @@ def save_entry(key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, str]
     if place is None:
         return
     kept = dict(tensors)
-    metadata = {**facts, "checksum": _checksum(kept, facts)}
+    metadata = {**facts, "checksum": compute_checksum(kept, facts)}
     with contextlib.suppress(SafetensorError):
         _write(place / f"{key}.safetensors", lambda temporary: save_file(kept, temporary, metadata=metadata))
 
 
-def _checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
+def compute_checksum(tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> str:
     """The sha256 of every tensor's name, type, shape and bytes, and of the facts."""
     hasher = hashlib.sha256(json.dumps(sorted((k, v) for k, v in facts.items() if k != "checksum")).encode())
     for name in sorted(tensors):

@@ -91,13 +91,13 @@ def _sides(repository: str, options: SourceOptions) -> tuple[str, dict[str, list
     """What the data set is called in messages, and the splits of each side."""
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"expected a data set of the Hub as 'hub:owner/name', got 'hub:{repository}'")
-    splits = _load(repository, options.subset, options.revision)
+    splits = load_from_hub(repository, options.subset, options.revision)
     where = f"hub:{repository}"
     chosen = choose_splits(list(splits), options.train_splits, where)
     return where, {side: [splits[word] for word in words] for side, words in chosen.items()}
 
 
-def _load(repository: str, subset: str | None, revision: str | None) -> Any:
+def load_from_hub(repository: str, subset: str | None, revision: str | None) -> Any:
     """The splits by name, a ``datasets.DatasetDict``."""
     try:
         import datasets

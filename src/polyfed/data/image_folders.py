@@ -66,11 +66,11 @@ def read(
     marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
     key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
     return parquet_images.from_cache(key) or parquet_images.cache_decoded(
-        key, _decoded(sides, names, image_size), names
+        key, decode_sides(sides, names, image_size), names
     )
 
 
-def _decoded(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, LabeledSamples]:
+def decode_sides(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, LabeledSamples]:
     """Both sides, decoded, in one number of channels."""
     number = {name: place for place, name in enumerate(names)}
     pixels = {side: [_picture(path, image_size) for _, path in rows] for side, rows in sides.items()}

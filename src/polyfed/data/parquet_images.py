@@ -196,10 +196,10 @@ def _read_side(
         for cells, marks in _batches(path, columns):
             labels.append(marks)
             for cell in cells:
-                image = _decode(cell, path, row - start)
+                image = decode(cell, path, row - start)
                 shape = shape or image.shape
                 if pixels is None:
-                    pixels = _room((total, *shape), path)
+                    pixels = allocate((total, *shape), path)
                 check_shape(image.shape, shape, row - start, path)
                 if row == total:
                     raise ConfigError(f"expected {total} rows, as the files say, got more from {paths[0].parent}")
@@ -210,7 +210,7 @@ def _read_side(
     return pixels, np.concatenate(labels)
 
 
-def _room(shape: tuple[int, ...], path: Path) -> NDArray[np.uint8]:
+def allocate(shape: tuple[int, ...], path: Path) -> NDArray[np.uint8]:
     """Memory for images (N, C, H, W); N is what the files say."""
     bounds.check_room(math.prod(shape), "images", path)
     try:
@@ -239,7 +239,7 @@ def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None],
         raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
-def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
+def decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
     """One image as (C, H, W) uint8: gray stays one channel; black-and-white becomes gray, a palette RGB."""
     if not cell:
         raise ConfigError(f"expected an encoded image in row {row} of {path}, got none (paths alone are not followed)")
@@ -247,7 +247,7 @@ def _decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
 
 
 def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.uint8]:
-    """What `opened` gives, a Pillow image, as (C, H, W) uint8 (see `_decode`).
+    """What `opened` gives, a Pillow image, as (C, H, W) uint8 (see `decode`).
 
     Raises:
         ConfigError: it does not decode, or is neither gray nor RGB.

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble that are told
-_LARGEST = 2**26  # bytes of an envelope's facts
-_RECORD = "polyfed"
-_FACTS = "facts"
+MAX_FACTS_BYTES = 2**26  # bytes of an envelope's facts
+RECORD = "polyfed"
+FACTS = "facts"
 _BODY = "body"
 _TROUBLE = "trouble"
 RUN_CONFIG: Mapping[str, tuple[Any, str]] = {  # key -> (value that leaves it to the recipe, what it is)
@@ -71,8 +71,8 @@ def make_server_app(recipe: str | Path | Recipe, trackers: Sequence[object] = ()
     from flwr.serverapp import ServerApp
 
     def run(grid: Grid, context: Context) -> None:
-        config = _run_config(context.run_config)
-        wanted = _recipe(recipe, config)
+        config = read_run_config(context.run_config)
+        wanted = configure(recipe, config)
         serve(
             wanted,
             FlowerTransport(grid),
@@ -105,7 +105,7 @@ def make_client_app(recipe: str | Path | Recipe) -> ClientApp:
     data = DataCache()
 
     def answer(envelope: Envelope, context: Context) -> Envelope:
-        wanted = _recipe(recipe, _run_config(context.run_config))
+        wanted = configure(recipe, read_run_config(context.run_config))
         return Node(wanted, NodeConfig.read(context.node_config), data).answer(envelope)
 
     return client_app(answer)
@@ -170,8 +170,8 @@ def _record(said: Answer) -> RecordDict:
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     if isinstance(said, NodeError):
-        return RecordDict({_RECORD: ConfigRecord({_TROUBLE: str(said)})})
-    record = RecordDict({_RECORD: ConfigRecord({_FACTS: json.dumps({"kind": said.kind, **said.facts})})})
+        return RecordDict({RECORD: ConfigRecord({_TROUBLE: str(said)})})
+    record = RecordDict({RECORD: ConfigRecord({FACTS: json.dumps({"kind": said.kind, **said.facts})})})
     if said.body:
         array = Array("uint8", (len(said.body),), "polyfed", said.body)
         record[_BODY] = ArrayRecord({_BODY: array})
@@ -186,9 +186,9 @@ def _envelope(message: Message) -> Envelope:
     """
     try:
         records = message.content
-        said = str(records.config_records[_RECORD][_FACTS]).encode()
-        if len(said) > _LARGEST:
-            raise RunError(f"expected facts of at most {_LARGEST} bytes, got {len(said)}")
+        said = str(records.config_records[RECORD][FACTS]).encode()
+        if len(said) > MAX_FACTS_BYTES:
+            raise RunError(f"expected facts of at most {MAX_FACTS_BYTES} bytes, got {len(said)}")
         facts = parse_json(said)
         kind = facts.pop("kind")
         body = records.array_records[_BODY][_BODY].data if _BODY in records.array_records else b""
@@ -203,7 +203,7 @@ def _answer(message: Message) -> Answer:
     """What came back from a node."""
     if message.has_error():
         return NodeError(f"Flower's error {message.error.code}: {message.error.reason or 'no reason given'}")
-    told: Mapping[str, Any] = message.content.config_records.get(_RECORD, {})
+    told: Mapping[str, Any] = message.content.config_records.get(RECORD, {})
     if _TROUBLE in told:
         return NodeError(str(told[_TROUBLE])[:_LONGEST])
     try:
@@ -215,7 +215,7 @@ def _answer(message: Message) -> Answer:
 # settings -----------------------------------------------------------------------------------------------------------
 
 
-def _run_config(given: Mapping[str, Any]) -> dict[str, Any]:
+def read_run_config(given: Mapping[str, Any]) -> dict[str, Any]:
     """The run configuration with all its keys.
 
     Raises:
@@ -232,7 +232,7 @@ def _run_config(given: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _recipe(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
+def configure(recipe: str | Path | Recipe, config: Mapping[str, Any]) -> Recipe:
     """The recipe with what the run configuration changes."""
     seed = None if config["seed"] < 0 else config["seed"]
     method = config["method"] or None

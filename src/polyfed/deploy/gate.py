@@ -21,7 +21,7 @@ from polyfed.errors import ConfigError
 __all__ = ["NODES", "Gate", "check_system", "is_own", "keeper"]
 
 NODES = "/v1/fleet/"  # what the routes begin with that nodes call
-_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED = "01"  # a closed socket is no longer its owner's in the table
 _REFUSAL = b"this server takes nodes alone; its keeper's commands are those of the user who runs it, on its machine\n"
 _Event = MutableMapping[str, Any]
@@ -71,9 +71,9 @@ def check_system() -> None:
     Raises:
         ConfigError: it does not.
     """
-    if not _TABLES[0].exists():
+    if not TCP_TABLES[0].exists():
         raise ConfigError(
-            f"expected a server's machine with Linux, whose {_TABLES[0]} tells the keeper's programs from others', "
+            f"expected a server's machine with Linux, whose {TCP_TABLES[0]} tells the keeper's programs from others', "
             "got another system"
         )
 
@@ -90,7 +90,7 @@ def is_own(theirs: tuple[str, int], ours: tuple[str, int], user: int) -> bool:
 
 def _connections() -> Iterator[tuple[_End, _End, int]]:
     """All connections of this machine: the end that is here, the other one, the number of the user of the first."""
-    for table in _TABLES:
+    for table in TCP_TABLES:
         try:
             lines = table.read_text(encoding="ascii").splitlines()[1:]
         except OSError:

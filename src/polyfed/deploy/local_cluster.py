@@ -201,7 +201,7 @@ class LocalCluster:
         """
         words: _Words = ["deploy", "server", self._keys, "--host", _HOST, "--port", str(self.port)]
         words += ["--database", self._home / "superlink.db"]
-        server = self.processes.start("superlink", [*_polyfed(), *words])
+        server = self.processes.start("superlink", [*polyfed_command(), *words])
         self.processes.wait_for_answer("superlink", self.port, _START)
         return server
 
@@ -218,7 +218,7 @@ class LocalCluster:
             waiting = waiting[many:]
             for number in some:
                 words: _Words = ["supernode", "register", self._keys / f"node-{number}.pub", _CONNECTION]
-                self.processes.start(f"register-{number}", [_program("flwr"), *words])
+                self.processes.start(f"register-{number}", [find_program("flwr"), *words])
             for number in some:
                 self.processes.wait_for_success(f"register-{number}", _START)
 
@@ -232,7 +232,7 @@ class LocalCluster:
         words: _Words = ["deploy", "node", "--recipe", self._app / "recipe.toml", *self.words]
         words += ["--server", self.address, "--authority", self._keys / AUTHORITY, "--node-config", config]
         words += ["--key", self._keys / f"node-{number}", "--port", str(self._node_ports[number])]
-        return [*_polyfed(), *words]
+        return [*polyfed_command(), *words]
 
     def run(
         self,
@@ -267,7 +267,7 @@ class LocalCluster:
     def submit(self, config: Mapping[str, Any], app: Path | None = None) -> None:
         """Start the app, and a program "run" that says what the server app says and ends with it."""
         words: _Words = ["run", app or self._app, _CONNECTION, "--stream", "-c", _told(config)]
-        self.processes.start("run", [_program("flwr"), *words])
+        self.processes.start("run", [find_program("flwr"), *words])
 
 
 def _failure(log: Path, otherwise: str) -> PolyfedError:
@@ -293,12 +293,12 @@ def _told(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
 
 
-def _polyfed() -> _Words:
+def polyfed_command() -> _Words:
     """The command of the polyfed that runs."""
     return [sys.executable, "-m", "polyfed"]
 
 
-def _program(name: str) -> Path:
+def find_program(name: str) -> Path:
     """One of Flower's programs: beside this Python, else wherever the system finds it.
 
     Raises:

@@ -95,7 +95,7 @@ class NodeExecutor:
         event_log: EventLog,
         limit: int,
     ) -> None:
-        self._federation = federation
+        self.federation = federation
         self._told = told
         self._limit = limit
         self._broker = broker
@@ -110,8 +110,8 @@ class NodeExecutor:
         self._event_log.round = jobs[0].round if jobs else self._event_log.round
         asked = [(self._registry.node_of.get(job.client.id), self._envelope(job)) for job in jobs]
         answers = self._broker.request(asked, done)
-        outcomes = [self._outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
-        return self._validated(jobs, outcomes)
+        outcomes = [self.read_outcome(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+        return self.validate(jobs, outcomes)
 
     def taken_in(self, uploads: Mapping[int, Message], take: Callable[[Mapping[int, Message]], None]) -> None:
         """Have the server take in what came; where that fails, without those of whom it fails.
@@ -119,7 +119,7 @@ class NodeExecutor:
         Args:
             take: changes the server, or raises.
         """
-        server = self._federation.server
+        server = self.federation.server
         before = shallow_copy(server.state)
         log = dict(server.log)
         try:
@@ -130,7 +130,7 @@ class NodeExecutor:
             if not fit or not unfit:  # it is the method that fails
                 raise
             for number, problem in unfit.items():
-                self._trouble(self._federation.clients[number], NodeError(f"{_NOT_TAKEN}: {problem}"))
+                self._trouble(self.federation.clients[number], NodeError(f"{_NOT_TAKEN}: {problem}"))
             take(fit)
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
@@ -145,8 +145,8 @@ class NodeExecutor:
         """Have clients' nodes write their models; the weights and states of those that are shared."""
         envelopes = []
         for client in clients:
-            variant, message, about = self._federation.model_request(client)
-            facts = {"round": self._federation.server.round, "variant": variant, "base": _held(client), "about": about}
+            variant, message, about = self.federation.model_request(client)
+            facts = {"round": self.federation.server.round, "variant": variant, "base": _held(client), "about": about}
             envelopes.append((self._registry.node_of.get(client.id), self._written("finish", facts, message)))
         answers = self._broker.request(envelopes)
         shared = []
@@ -167,7 +167,7 @@ class NodeExecutor:
         weights, state = model
         if name := first_nonfinite({"weights": weights, **state}):
             raise RunError(f"expected a personal model of finite numbers, got others ('{name}')")
-        if (expected := self._federation.personal_tensors(client)) is None:
+        if (expected := self.federation.personal_tensors(client)) is None:
             return
         for name in sorted({*expected, *weights}):
             shapes = [tuple(of[name].shape) if name in of else None for of in (expected, weights)]
@@ -195,10 +195,8 @@ class NodeExecutor:
 
     def _parts(self, job: TrainJob) -> list[str]:
         """What is scored right after the job, as the personal model will be asked for in this round."""
-        evaluation, stages = self._federation.evaluation, self._federation.stages
-        due = (
-            job.is_final or job.round % evaluation.every_n_rounds == 0 or job.round == self._federation.training.rounds
-        )
+        evaluation, stages = self.federation.evaluation, self.federation.stages
+        due = job.is_final or job.round % evaluation.every_n_rounds == 0 or job.round == self.federation.training.rounds
         parts = []
         if due and "personal" in stages:
             parts.append("test")
@@ -230,8 +228,8 @@ class NodeExecutor:
 
     def _score(self, told: Mapping[str, Any], client: Client, part: str) -> ClientScore:
         """Counts of all the rows that a client said it has, and of no others."""
-        others = self._federation.method.alternative_predictors if part == "test" else ()
-        return score_from_json(told, self._federation.classes, len(getattr(client.data, part)), others)
+        others = self.federation.method.alternative_predictors if part == "test" else ()
+        return score_from_json(told, self.federation.classes, len(getattr(client.data, part)), others)
 
     def _opened(self, answer: Answer) -> tuple[Mapping[str, Any], Message]:
         """An answer's facts and message.
@@ -255,7 +253,7 @@ class NodeExecutor:
         except Exception as error:
             self._trouble(client, NodeError(f"its answer cannot be read: {_in_a_line(error)}"))
 
-    def _outcome(self, job: TrainJob, answer: Answer) -> JobResult:
+    def read_outcome(self, job: TrainJob, answer: Answer) -> JobResult:
         """What came of a job; whoever says nothing, or nothing that can be read, has dropped out."""
         client = job.client
         outcome = JobResult(client.id, freeze({}), client.weights, client.state, TrainingResult(), dropped=True)
@@ -270,7 +268,7 @@ class NodeExecutor:
             RunError: it is no answer to this job.
         """
         client = job.client
-        largest = self._federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
+        largest = self.federation.plugin("robust_aggregation").settings.max_magnitude or math.inf
         facts, message = self._opened(answer)
         report = parse(TaskResult, facts)
         trained = TrainingResult(report.steps, report.samples, report.loss)
@@ -289,7 +287,7 @@ class NodeExecutor:
         kept = {part: self._score(told, client, part) for part, told in report.kept.items() if part in _PARTS}
         if refused is None:
             self._kept[client.id] = (report.mark, kept)
-        store = self._federation.store
+        store = self.federation.store
         weights = store.allocate(client.architecture, job.variant) if report.new and refused is None else client.weights
         state: State = {_HELD: torch.tensor([job.round, job.exchange_index])}
         counted = {} if refused is not None else report.sums
@@ -297,7 +295,7 @@ class NodeExecutor:
 
     def _objection(self, job: TrainJob, message: Message) -> str | None:
         """Why an upload is refused, if it is: its numbers, or a form that is not the method's."""
-        federation = self._federation
+        federation = self.federation
         if name := first_nonfinite(message):
             return f"the upload is not finite ({name[:60]!r})"
         outcome = JobResult(job.client.id, message, None, {}, TrainingResult())
@@ -311,7 +309,7 @@ class NodeExecutor:
 
     def _emptied(self, message: Message) -> Message:
         """What a refused upload was about, for the count of releases, and none of its numbers."""
-        method = self._federation.method
+        method = self.federation.method
         kinds = {name: isinstance(value, torch.Tensor) for name, value in message.items()}
         if method.form is not None:
             kinds = {name: isinstance(entry, Entry) for name, entry in method.form.items() if name in message}
@@ -322,13 +320,13 @@ class NodeExecutor:
             return freeze({})
         return empty
 
-    def _validated(self, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
+    def validate(self, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
         """The same, with uploads refused that the method cannot take in, alone or beside those that it can.
 
         It is tried on a copy of the server where uploads look otherwise than those that were taken before: other
         names, types or shapes. Those of the most common look are tried first.
         """
-        arrived = [self._federation.arrived(job, o) for job, o in zip(jobs, outcomes, strict=True)]
+        arrived = [self.federation.arrived(job, o) for job, o in zip(jobs, outcomes, strict=True)]
         messages = {o.client_id: o.message for o in arrived if o.counts}
         look = {i: _look(message) for i, message in messages.items()}
         keys = {job.client.id: (job.exchange.name, job.client.architecture, job.variant) for job in jobs}
@@ -364,13 +362,13 @@ class NodeExecutor:
 
     def _problem(self, uploads: Mapping[int, Message]) -> str | None:
         """Why the method cannot take these in, if it cannot; the server stays as it is."""
-        method, server = self._federation.method, self._federation.server
+        method, server = self.federation.method, self.federation.server
         trial = copy.copy(server)
         trial.state = shallow_copy(server.state)
         trial.log = {}
         trial.cache = {}
         try:
-            settings = self._federation.plugin("robust_aggregation").settings
+            settings = self.federation.plugin("robust_aggregation").settings
             method.aggregate(trial, apply_rule(settings, method, trial, uploads, DefenseLog()))
         except Exception as error:
             return _in_a_line(error)
@@ -379,7 +377,7 @@ class NodeExecutor:
     def _trouble(self, client: Client, reason: NodeError) -> None:
         node = self._registry.node_of.get(client.id)
         self._event_log.note("trouble", client=client.id, node=node, reason=str(reason))
-        self._federation.say(f"round {self._event_log.round}: client {client.id}: {reason}")
+        self.federation.say(f"round {self._event_log.round}: client {client.id}: {reason}")
 
 
 def _in_a_line(error: Exception) -> str:

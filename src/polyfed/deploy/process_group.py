@@ -22,7 +22,7 @@ from polyfed.signals import TERMINATION_SIGNALS, raise_on_termination
 __all__ = ["ProcessGroup", "free_ports", "raise_on_termination"]
 
 _MARK = "POLYFED_STARTED_BY"
-_GRACE = 10.0  # seconds that a program has to end when it is asked to
+GRACE_SECONDS = 10.0  # seconds that a program has to end when it is asked to
 _PAUSE = 0.1  # seconds between two looks
 
 
@@ -141,7 +141,7 @@ class ProcessGroup:
                 alike = [self._running.pop(name) for name in [*self._running] if name.partition("-")[0] == kind]
                 for process in alike:
                     _ask(process)
-                deadline = time.monotonic() + _GRACE
+                deadline = time.monotonic() + GRACE_SECONDS
                 for process in alike:
                     _make(process, deadline)
             for number in self.survivors():

@@ -110,7 +110,7 @@ class DeployedFederation(Federation):
         limit: int = LIMIT,
         known: Mapping[int, ClientHello] | None = None,
     ) -> None:
-        _check_recipe(recipe)
+        check_recipe(recipe)
         method = recipe.chosen_method
         if known is None:
             known = registry.known
@@ -200,7 +200,7 @@ class DeployedFederation(Federation):
         """Not to be had here."""
         raise ConfigError(f"client {client_id}'s model is with its node, in its state-dir")
 
-    def _write_models(self, folder: RunFolder) -> None:
+    def write_models(self, folder: RunFolder) -> None:
         """Have every node write its client's personal model; those that are shared come into the run folder."""
         guide = ModelReadme(self.model_factory)
         with folder.models() as write:
@@ -261,7 +261,7 @@ class _Opens:
         self._event_log.open()
 
 
-def _check_recipe(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Refuse what nodes cannot do."""
     if recipe.devices.enabled:
         raise ConfigError("[devices]: expected none, as nodes are devices of their own, got a section that deals some")

@@ -66,7 +66,8 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         return Node(recipe, place, data).answer(envelope)
 
     words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
-    with raise_on_termination(), _secret() as secret, _started([*words, "--port", str(port)], secret) as supernode:
+    words += ["--port", str(port)]
+    with raise_on_termination(), _secret() as secret, start_supernode(words, secret) as supernode:
         answer_forever(client_app(answer), port, secret.read_bytes(), lambda: _check_alive(supernode))
 
 
@@ -95,7 +96,7 @@ def _secret() -> Iterator[Path]:
 
 
 @contextmanager
-def _started(words: list[str], secret: Path) -> Iterator[subprocess.Popen[bytes]]:
+def start_supernode(words: list[str], secret: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A SuperNode that runs no app; it ends with the block."""
     program = Path(sys.executable).with_name("flower-supernode")
     alone = ["--isolation", "process", "--superexec-auth-secret-file", str(secret), "--host", _HOST]
@@ -158,7 +159,7 @@ def _answer_one(app: ClientApp, port: int, token: str) -> None:
     beating.start()
     try:
         message, context, _, _ = pull_task_input(client)  # the last one is the app
-        push_message(client, _reply(app, message, context), context)
+        push_message(client, reply(app, message, context), context)
         push_task_output(client, None, "completed", "")
     except Exception:  # the run may be over meanwhile; the next message is none of this one's business
         logging.getLogger("polyfed").exception("a message was not answered")
@@ -168,7 +169,7 @@ def _answer_one(app: ClientApp, port: int, token: str) -> None:
         client.close()
 
 
-def _reply(app: ClientApp, message: Message, context: Any) -> Message:
+def reply(app: ClientApp, message: Message, context: Any) -> Message:
     """What the app says; whatever goes wrong is an answer, too, which tells the server no more than its kind."""
     from flwr.app import Message as FlowerMessage
     from flwr.app.error import Error

@@ -33,13 +33,13 @@ def alone(method: Method) -> Method:
     if method.alone:
         raise ValueError(f"expected a method of clients together, got {method!r}, which is alone already")
     kind = type(method)
-    extended = type(kind.__name__, (_Alone, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+    extended = type(kind.__name__, (Alone, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
     separate: Method = object.__new__(extended)
     vars(separate).update(vars(method))
     return separate
 
 
-class _Alone(Method):
+class Alone(Method):
     """The server's half of a method, for a server for each client; stands before the method's own class."""
 
     alone: ClassVar[bool] = True
@@ -51,27 +51,27 @@ class _Alone(Method):
     def init_server(self, server: Server) -> None:
         """Before round 1: every client's server fills its state."""
         start = super().init_server
-        for _, own in _own_servers(server, server.all_client_ids):
+        for _, own in own_servers(server, server.all_client_ids):
             start(own)
 
     def start_round(self, server: Server, selected: Sequence[int]) -> None:
         """Every server that is there plans for its own client, as far as that is selected."""
         plan = super().start_round
-        for number, own in _own_servers(server, server.clients):
+        for number, own in own_servers(server, server.clients):
             plan(own, [one for one in selected if one == number])
 
     def broadcast(self, server: Server, client_id: int) -> Message:
         """What the client's own server sends to it."""
-        return super().broadcast(_own_server(server, client_id), client_id)
+        return super().broadcast(own_server(server, client_id), client_id)
 
     def variant(self, server: Server, client_id: int) -> str:
         """What the client's own server says of its network."""
-        return super().variant(_own_server(server, client_id), client_id)
+        return super().variant(own_server(server, client_id), client_id)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Every server that is there takes in what came from its own client, if anything did."""
         aggregate = super().aggregate
-        for number, own in _own_servers(server, server.clients):
+        for number, own in own_servers(server, server.clients):
             aggregate(own, {one: message for one, message in uploads.items() if one == number})
 
     def nbytes_in_paper(self, message: Message) -> int:
@@ -79,12 +79,12 @@ class _Alone(Method):
         return 0
 
 
-def _own_server(server: Server, client_id: int) -> Server:
+def own_server(server: Server, client_id: int) -> Server:
     """One client's own server, to be read."""
     return server if len(server.all_client_ids) == 1 else server.of_one(client_id)
 
 
-def _own_servers(server: Server, numbers: Iterable[int]) -> Iterator[tuple[int, Server]]:
+def own_servers(server: Server, numbers: Iterable[int]) -> Iterator[tuple[int, Server]]:
     """The own servers of these clients, to be worked with one after the other; what they then are is kept in `server`.
 
     Numbers that several of them log stand in the record as their mean.

@@ -96,7 +96,7 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     sums = {_WEIGHTS: _written(temporary / _WEIGHTS, rows, {_ROWS: json.dumps(described)})}
     sums |= {name: _written(temporary / name, entries) for name, entries in parts.items()}
     index = seal({"round": snapshot.round, "sha256": sums})
-    _written_whole(temporary / "index.json", lambda write: write(index))
+    write_whole(temporary / "index.json", lambda write: write(index))
     sync_folder(temporary)
 
 
@@ -288,11 +288,11 @@ def _written(path: Path, entries: Mapping[str, _Entry], metadata: Mapping[str, s
                 if piece.numel():
                     both(piece.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
-    _written_whole(path, content)
+    write_whole(path, content)
     return digest.hexdigest()
 
 
-def _written_whole(path: Path, content: Callable[[Callable[[Any], object]], object]) -> None:
+def write_whole(path: Path, content: Callable[[Callable[[Any], object]], object]) -> None:
     """Write a file, all of it on disk when this returns; `content` is given what writes."""
     with path.open("wb") as file:
         content(file.write)

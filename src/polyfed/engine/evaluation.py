@@ -27,7 +27,7 @@ from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
-_REMEMBERED = 256 * 2**20  # bytes of representations that are kept at most
+REMEMBERED_BYTES = 256 * 2**20  # bytes of representations that are kept at most
 # figures that need more than counts: the scores of all samples (N, C) and their labels (N,)
 FROM_SCORES: Mapping[str, Callable[[Tensor, Tensor], float]] = {
     "auc": metrics.auc,
@@ -136,7 +136,7 @@ def _score(
     return ClientScore(counts, taken.get("auc", math.nan), calibration_error=taken.get("calibration_error", math.nan))
 
 
-def _represented(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
+def represent_samples(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
     """What enters the head, `CHUNK` rows each."""
     device = next(iter(model.parameters())).device
     with torch.inference_mode(), eval_mode(model):
@@ -372,10 +372,10 @@ class ScoreCache:
         if version != client.version:
             self.scored += 1
             self._drop(place)  # the last to have changed are the last to go
-            known = _represented(client, samples, model)
+            known = represent_samples(client, samples, model)
             self._represented[place] = (client.version, known)
             self._held += sum(z.nbytes for z in known)
-            while self._held > _REMEMBERED and len(self._represented) > 1:
+            while self._held > REMEMBERED_BYTES and len(self._represented) > 1:
                 self._drop(next(iter(self._represented)))
         return known
 

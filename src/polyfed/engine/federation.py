@@ -355,7 +355,7 @@ class Federation:
         if self.folder is not None:
             if self.folder.read_result() is not None:  # of fewer rounds
                 self.folder.clear_made()
-            self._write_models(self.folder)
+            self.write_models(self.folder)
             self.folder.write_result(result)
         return result
 
@@ -387,7 +387,7 @@ class Federation:
         """
         return self.exporter.export(client_id)
 
-    def _write_models(self, folder: RunFolder) -> None:
+    def write_models(self, folder: RunFolder) -> None:
         self.exporter.write(folder)
 
     def _members(self) -> list[dict[str, Any]]:

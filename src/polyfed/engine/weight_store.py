@@ -31,7 +31,7 @@ from polyfed.errors import RunError
 from polyfed.functional.device_copies import move_together
 
 _ALIGNED = 64  # bytes; as PyTorch aligns its own tensors
-_CHUNK = 64 * 2**20  # bytes by which the memory grows at least; what is not written to takes no memory
+GROWTH_BYTES = 64 * 2**20  # bytes by which the memory grows at least; what is not written to takes no memory
 _SHARE = 0.5  # of the available memory that all clients' rows together may need, to be kept in memory
 
 
@@ -309,16 +309,16 @@ def _existing(folder: Path | None) -> Path | None:
 def available_memory() -> float:
     """Bytes of memory that are free or can be freed, within the limit of this process's container."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf  # Windows
-    found = [_number("/proc/meminfo", "MemAvailable:", 1024), float(pages)]
-    limit = _number("/sys/fs/cgroup/memory.max", "", 1)
-    used = _number("/sys/fs/cgroup/memory.current", "", 1)
-    cached = _number("/sys/fs/cgroup/memory.stat", "inactive_file ", 1) or 0.0
+    found = [read_number("/proc/meminfo", "MemAvailable:", 1024), float(pages)]
+    limit = read_number("/sys/fs/cgroup/memory.max", "", 1)
+    used = read_number("/sys/fs/cgroup/memory.current", "", 1)
+    cached = read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", 1) or 0.0
     if limit is not None and used is not None:
         found.append(limit - used + cached)
     return min(size for size in found if size is not None)
 
 
-def _number(path: str, label: str, unit: int) -> float | None:
+def read_number(path: str, label: str, unit: int) -> float | None:
     """The number behind a label in one of the system's files, in bytes; None where there is none."""
     try:
         lines = Path(path).read_text(encoding="ascii").splitlines()
@@ -342,7 +342,7 @@ class _Memory:
         """Where `size` more bytes begin, which lie in one piece."""
         if self._used + size > self._mapped:
             self._used, unit = self._mapped, mmap.ALLOCATIONGRANULARITY
-            more = -(-max(size, _CHUNK, self._mapped // 4) // unit) * unit
+            more = -(-max(size, GROWTH_BYTES, self._mapped // 4) // unit) * unit
             self._file.grow(self._mapped + more)
             self._map(more)
         self._used += size

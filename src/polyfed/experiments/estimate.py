@@ -81,7 +81,8 @@ def estimate_costs(
     reached = answers if availability.dropout_stage == "before" else 1.0  # share of those asked that train
     exchanges = [federation.method.exchanges(number) for number in range(1, rounds + 1)]
     scoring = [
-        share.kind.seconds_row * _scored_rows(federation, share.client, reached * (share.first + share.later) / rounds)
+        share.kind.seconds_row
+        * count_scored_rows(federation, share.client, reached * (share.first + share.later) / rounds)
         for share in shares
     ]
     work = [
@@ -173,7 +174,7 @@ def _asked(federation: Federation) -> list[tuple[float, float]]:
     return list(zip(first, later, strict=True))
 
 
-def _scored_rows(federation: Federation, client: Client, trains: float) -> float:
+def count_scored_rows(federation: Federation, client: Client, trains: float) -> float:
     """How many rows of a client are scored in the whole run; in this share of the rounds it trains.
 
     What has not changed since it was last scored is not scored again.

@@ -24,7 +24,7 @@ from polyfed.engine.weight_store import WeightStore
 
 __all__ = ["Cost", "MeasuringExecutor"]
 
-_TRIED_SECONDS = 1.0  # about so long a client trains in a round after the first
+TRIAL_SECONDS = 1.0  # about so long a client trains in a round after the first
 
 
 @dataclass
@@ -142,7 +142,7 @@ class MeasuringExecutor(Serial):
         ready = time.perf_counter()
         trained = train(client, method, client.context, batches, job.exchange.phases, model_factory.training)
         cost.batch = max(cost.batch, (time.perf_counter() - ready) / max(trained.steps, 1))
-        self._batches[client.id] = max(1, min(self._most, int(_TRIED_SECONDS / max(cost.batch, 1e-6))))
+        self._batches[client.id] = max(1, min(self._most, int(TRIAL_SECONDS / max(cost.batch, 1e-6))))
         rows = len(client.data.test) + len(client.missing or ())
         if self._scores and rows:
             ready = time.perf_counter()

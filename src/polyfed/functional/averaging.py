@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-_AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's cache holds
+ENTRIES_AT_ONCE = 2**18  # entries summed at a time, whose sums a processor's cache holds
 
 
 def normalize(weights: Sequence[float]) -> list[float]:
@@ -185,7 +185,7 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float], like: Tensor) -> T
     order = sorted(range(mean.ndim), key=mean.stride, reverse=True)  # of its dimensions in memory
     parts = [(tensor.permute(order).reshape(-1), share) for tensor, share in counted]
     flat = mean.permute(order).view(-1)
-    size = _AT_ONCE if mean.device.type == "cpu" else max(mean.numel(), 1)
+    size = ENTRIES_AT_ONCE if mean.device.type == "cpu" else max(mean.numel(), 1)
     for begin in range(0, mean.numel(), size):
         there = flat[begin : begin + size]
         total = torch.zeros_like(there, dtype=torch.float64)

@@ -15,8 +15,8 @@ from polyfed.functional.block_names import blocks
 
 ThetaRule = Literal["code", "paper"]
 _EPSILON = 1e-7  # these three of the authors' code
-_THETA_MAX = 5.0
-_UPDATE_MAX = 0.1  # largest entry of a corrected update
+THETA_MAX = 5.0
+UPDATE_MAX = 0.1  # largest entry of a corrected update
 
 
 def shallow_references(weights: Mapping[str, Tensor]) -> dict[str, str]:
@@ -70,10 +70,10 @@ def correct_updates(g_k: Tensor, g_0: Tensor, rule: ThetaRule = "code") -> Tenso
     if rule == "paper":
         turned = deep + (-beta / alpha).clamp(min=0) * shallow
     else:
-        theta = (beta.abs() / (alpha + _EPSILON)).clamp(max=_THETA_MAX)
+        theta = (beta.abs() / (alpha + _EPSILON)).clamp(max=THETA_MAX)
         turned = (deep / deep_norm + theta * shallow / shallow_norm) * (deep_norm + shallow_norm) / 2
     turned = torch.where((deep_norm > 0) & (shallow_norm > 0), turned, deep)
-    return turned.clamp(-_UPDATE_MAX, _UPDATE_MAX).reshape(g_k.shape).to(g_k.dtype)
+    return turned.clamp(-UPDATE_MAX, UPDATE_MAX).reshape(g_k.shape).to(g_k.dtype)
 
 
 def last_blocks(small: Mapping[str, Tensor], large: Mapping[str, Tensor]) -> dict[str, list[str]]:

@@ -101,7 +101,7 @@ def alignment_gradient(a_LD: Tensor, factor_Lr: Tensor) -> Tensor:
     """
     same_rows(a_LD, factor_Lr)
     with torch.no_grad(), torch.autocast(a_LD.device.type, enabled=False):
-        return -_slope(_parts(a_LD, factor_Lr), max_abs(a_LD))
+        return -_slope(centered_parts(a_LD, factor_Lr), max_abs(a_LD))
 
 
 def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
@@ -168,7 +168,7 @@ class _Parts(NamedTuple):
         )
 
 
-def _parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
+def centered_parts(a_LD: Tensor, b_LE: Tensor) -> _Parts:
     a_LD, b_LE = center_and_scale(a_LD, b_LE.dtype), center_and_scale(b_LE, a_LD.dtype)
     (aa, gram_a) = _gram(a_LD)
     (bb, gram_b) = _gram(b_LE)
@@ -204,7 +204,7 @@ class _Cka(torch.autograd.Function):
     @staticmethod
     def forward(a_LD: Tensor, b_LE: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast(a_LD.device.type, enabled=False):
-            parts = _parts(a_LD, b_LE)
+            parts = centered_parts(a_LD, b_LE)
             return parts.ab / (parts.norm_a * parts.norm_b), *parts
 
     @staticmethod
@@ -219,7 +219,7 @@ class _Cka(torch.autograd.Function):
             return None, None
         a_LD, b_LE, *made = ctx.saved_tensors
         with torch.autocast(a_LD.device.type, enabled=False):
-            parts = _parts(a_LD, b_LE) if torch.is_grad_enabled() else _Parts(*made)
+            parts = centered_parts(a_LD, b_LE) if torch.is_grad_enabled() else _Parts(*made)
             in_a, in_b = ctx.needs_input_grad
             return (
                 (grad * _slope(parts, max_abs(a_LD))).to(a_LD.dtype) if in_a else None,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_AT_ONCE = 2**18  # numbers of each vector that are looked at together
+ENTRIES_AT_ONCE = 2**18  # numbers of each vector that are looked at together
 
 
 def num_byzantine(count: int, share: float) -> int:
@@ -182,7 +182,7 @@ def krum(distances_KK: Tensor, hostile: int) -> list[int]:
 
 def _columns(vectors_KD: Tensor) -> Iterator[slice]:
     width = vectors_KD.shape[1]
-    yield from (slice(begin, min(begin + _AT_ONCE, width)) for begin in range(0, width, _AT_ONCE))
+    yield from (slice(begin, min(begin + ENTRIES_AT_ONCE, width)) for begin in range(0, width, ENTRIES_AT_ONCE))
 
 
 def _distances(vectors_KD: Tensor, center_D: Tensor | None) -> Tensor:

@@ -44,7 +44,7 @@ from polyfed.methods.fedavg import FedAvg
 _GENERATOR_LR_DECAY = 0.98  # per round
 _LEAST = 1e-4  # what `decayed` leaves
 _TOO_MUCH = 10.0  # times the loss on the clients' own data; from here on it hardly counts
-_WEIGHT_DECAY = 0.01  # L2 penalty in Adam
+WEIGHT_DECAY = 0.01  # L2 penalty in Adam
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # what Adam keeps of every parameter
 
 
@@ -273,7 +273,7 @@ def train_generator(
     noise = weights["hidden.weight"].shape[1] - counts_SC.shape[1]
     now = {name: t.double().clone() for name, t in weights.items()}
     trained = {name: t.requires_grad_() for name, t in now.items() if "running" not in name}
-    optimizer = torch.optim.Adam(trained.values(), how.lr, weight_decay=_WEIGHT_DECAY)
+    optimizer = torch.optim.Adam(trained.values(), how.lr, weight_decay=WEIGHT_DECAY)
     if moments:
         for name, t in trained.items():
             optimizer.state[t] = {what: moments[f"{name}.{what}"].clone() for what in _MOMENTS}

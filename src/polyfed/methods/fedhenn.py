@@ -49,7 +49,7 @@ from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods.building_blocks import kernel_alignment, weight_averaging
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
 
-_ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
+ROWS_AT_ONCE = 256  # of the RAD whose graph is kept at a time; costs memory, changes no result
 
 
 _FORM: Form = {"model": own_network, "n": SAMPLES, **kernel_alignment.FORM}
@@ -150,13 +150,13 @@ class FedHeNN(Method):
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         """The gradient of `loss`; a term with many rows is differentiated in chunks."""
-        if "rad_x" not in context or len(context["rad_x"]) <= _ROWS_AT_ONCE:
+        if "rad_x" not in context or len(context["rad_x"]) <= ROWS_AT_ONCE:
             with profiling.section("train"):
                 return super().gradients(model, batch, context)
         task = super().gradients(model, batch, {name: value for name, value in context.items() if name != "rad_x"})
         with profiling.section("align"):
             d, term = inference.chunked_gradients(
-                model, context["rad_x"], lambda z_Bd: self._distance(z_Bd, context), _ROWS_AT_ONCE
+                model, context["rad_x"], lambda z_Bd: self._distance(z_Bd, context), ROWS_AT_ONCE
             )
         grads = dict(task.grads)
         for name, grad in term.items():

@@ -40,7 +40,7 @@ from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchn
 from polyfed.methods.building_blocks import prototypes
 
 _SERVER_LR = {"logits": 0.1, "representation": 100.0}
-_CLIP = 100.0  # largest norm of the server's gradient
+MAX_GRADIENT_NORM = 100.0  # largest norm of the server's gradient
 
 
 @hyperparameters
@@ -104,7 +104,7 @@ class FedL2G(Method):
         gradient[labels.long()] = rows
         server.log["guide_gradient"] = float(gradient.norm())
         step = _SERVER_LR[self.guide] if self.server_lr is None else self.server_lr
-        clipped_gradient = clip_by_global_norm({"g": gradient}, _CLIP)["g"]
+        clipped_gradient = clip_by_global_norm({"g": gradient}, MAX_GRADIENT_NORM)["g"]
         assert clipped_gradient is not None
         server.state["guides"] = guides - step * clipped_gradient
 

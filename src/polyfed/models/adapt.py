@@ -106,7 +106,7 @@ class Adapted(SplitModel):
         super().__init__(architecture, feature_dim=0)  # split sets the width
         self.original = module
         self._head = _canonical(module, head, "head")
-        self._extractor = None if extractor is None else _canonical(module, extractor, "extractor")
+        self.extractor_name = None if extractor is None else _canonical(module, extractor, "extractor")
         self.training = module.training
         self._record()
 
@@ -130,7 +130,7 @@ class Adapted(SplitModel):
 
         Works on a copy, because layers such as ``ReLU(inplace=True)`` would overwrite the caller's `s_in`.
         """
-        return s_in if self._extractor is None else self._halves[self._mode()][1](self, s_in.clone())
+        return s_in if self.extractor_name is None else self._halves[self._mode()][1](self, s_in.clone())
 
     def part_of(self, name: str) -> Part:
         """Which part a name of this wrapper (``original.*``) belongs to."""
@@ -147,7 +147,7 @@ class Adapted(SplitModel):
         projection, head = projection_and_head(self.head, feature_dim)
         module = copy.deepcopy(self.original)
         module.set_submodule(self._head, nn.Sequential(OrderedDict(projection=projection, relu=nn.ReLU(), head=head)))
-        narrow = split(module, f"{self._head}.head", self._extractor, architecture=self.architecture)
+        narrow = split(module, f"{self._head}.head", self.extractor_name, architecture=self.architecture)
         narrow.found = self.found
         return narrow
 
@@ -164,16 +164,16 @@ class Adapted(SplitModel):
 
     def _record(self) -> None:
         """Cuts the forward in both modes; sets `_halves`, `_parts`, `_entered` and `_mode_matters`."""
-        named = [self._head] if self._extractor is None else [self._head, self._extractor]
+        named = [self._head] if self.extractor_name is None else [self._head, self.extractor_name]
         dotted = [name.split(".") for name in named]
         self._entered = sorted({".".join(steps[:i]) for steps in dotted for i in range(len(steps))})
         try:
             cut = self._traced()
         except UnrecordedForward as reason:
-            if self._extractor is not None:
+            if self.extractor_name is not None:
                 raise ConfigError(
-                    f"{self.architecture} cannot be cut after '{self._extractor}': {reason}; or pass extractor=None, "
-                    "which does without a record and is enough for most methods, or build it as "
+                    f"{self.architecture} cannot be cut after '{self.extractor_name}': {reason}; or pass "
+                    "extractor=None, which does without a record and is enough for most methods, or build it as "
                     "polyfed.models.SequentialSplit(extractor, intermediate, head)"
                 ) from reason
             caught = CapturedHead(self._head, self.architecture)
@@ -200,7 +200,7 @@ class Adapted(SplitModel):
                 m.training = flag
         cut: dict[bool, CutForward] = {}
         for mode, (graph, root) in traced.items():
-            cut[mode] = CutForward(graph, self._head, self._extractor, self.architecture)
+            cut[mode] = CutForward(graph, self._head, self.extractor_name, self.architecture)
             self._adopt_constants(graph, root, mode)
         return cut
 
@@ -223,7 +223,7 @@ class Adapted(SplitModel):
                     name = str(node.target)
                     if used.setdefault(name, cast(Part, part)) != part and self._trainable(node):
                         self._shared(name, used[name], part)
-        unused: Part = "extractor" if self._extractor is None else "intermediate"
+        unused: Part = "extractor" if self.extractor_name is None else "intermediate"
         names = dict.fromkeys(self.state_dict())
         names |= dict.fromkeys(name for name, _ in self.named_buffers())
         parameters = dict(self.named_parameters(remove_duplicate=False))

@@ -66,7 +66,7 @@ def builder_for(name: str, fetch: bool = True) -> Callable[[tuple[int, ...], int
         module = make(called, check_request(plain, in_shape, classes), classes)
         _try(plain, module, in_shape, classes)
         if mark and fetch:
-            _load(module, _weights(package, called, tuple(in_shape), classes), name, classes)
+            load_weights(module, fetch_weights(package, called, tuple(in_shape), classes), name, classes)
         return module
 
     return build
@@ -83,7 +83,7 @@ def _trained(name: str, fetch: bool, in_shape: tuple[int, ...], classes: int) ->
         )
     model: nn.Module = MODELS[plain](tuple(in_shape), classes)
     if fetch:
-        _load(model, from_timm(_weights("timm", _TRAINED[plain], tuple(in_shape), classes)), name, classes)
+        load_weights(model, from_timm(fetch_weights("timm", _TRAINED[plain], tuple(in_shape), classes)), name, classes)
     return model
 
 
@@ -100,7 +100,7 @@ def pretrained_normalization(name: str) -> tuple[tuple[float, ...], tuple[float,
     if plain in _TRAINED:
         package = "timm"
         called = _TRAINED[plain]
-    told = _told(package, called) if mark else None
+    told = read_normalization(package, called) if mark else None
     return None if told is None else (tuple(map(float, told[0])), tuple(map(float, told[1])))
 
 
@@ -173,7 +173,7 @@ def python_source(
         given += "".join(f", {key}={value}" for key, value in more.items() if value is not None)
         return ["from polyfed.models import build", f"model = build({name!r}, {given})"]
     if package == "timm":
-        options = _timm_options(called, in_shape, classes)
+        options = timm_options(called, in_shape, classes)
         lines = ["import timm", f"model = timm.create_model({called!r}, {_said(options)})"]
     elif package == "torchvision":
         options = _torchvision_options(called, in_shape, classes)
@@ -234,13 +234,13 @@ def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) 
 
 
 @functools.lru_cache(maxsize=16)  # one network per architecture is fetched, not one per client
-def _weights(package: str, called: str, in_shape: tuple[int, ...], classes: int) -> Mapping[str, Tensor]:
+def fetch_weights(package: str, called: str, in_shape: tuple[int, ...], classes: int) -> Mapping[str, Tensor]:
     """What the package has been trained to, by name; of timm already made for these images and classes."""
     fetched: Mapping[str, Tensor]
     with _fetching(package, called), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # what the package has no weights for is drawn, and alike in every process
         if package == "timm":
-            options = _timm_options(called, in_shape, classes)
+            options = timm_options(called, in_shape, classes)
             fetched = _package("timm").create_model(called, pretrained=True, **options).state_dict()
         elif package == "torchvision":
             entries = _package("torchvision").models.get_model_weights(called).DEFAULT
@@ -271,7 +271,7 @@ def _fetching(package: str, called: str) -> Iterator[None]:
         hub.setLevel(level)
 
 
-def _load(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: int) -> None:
+def load_weights(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: int) -> None:
     """Put the fetched weights into all of a network but its head."""
     head = f"{_head_of(module, classes)}."
     first = next((f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Conv2d)), None)
@@ -279,7 +279,7 @@ def _load(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: 
     for key, tensor in wanted.items():
         given = fetched.get(key)
         if given is not None and key == first:
-            given = _for_channels(given, tensor.shape[1])
+            given = adapt_channels(given, tensor.shape[1])
         if given is None or given.shape != tensor.shape:
             came = "nothing" if given is None else f"{tuple(given.shape)}"
             raise ConfigError(
@@ -290,7 +290,7 @@ def _load(module: nn.Module, fetched: Mapping[str, Tensor], name: str, classes: 
     module.load_state_dict(wanted, strict=False)
 
 
-def _for_channels(weight: Tensor, channels: int) -> Tensor:
+def adapt_channels(weight: Tensor, channels: int) -> Tensor:
     """A first convolution for images of other channels: as many of its own in turn, scaled to the same sum.
 
     For gray images it gives what the original gives for them as RGB.
@@ -304,7 +304,7 @@ def _for_channels(weight: Tensor, channels: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _told(package: str, called: str) -> tuple[Any, Any] | None:
+def read_normalization(package: str, called: str) -> tuple[Any, Any] | None:
     """Mean and std as the package tells them."""
     with _fetching(package, called):
         if package == "timm":
@@ -346,11 +346,11 @@ def _timm(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Module:
     timm = _package("timm")
     if not timm.is_model(name):
         raise _unknown(name, "timm", timm.list_models())
-    module: nn.Module = timm.create_model(name, **_timm_options(name, in_shape, classes))
+    module: nn.Module = timm.create_model(name, **timm_options(name, in_shape, classes))
     return module
 
 
-def _timm_options(name: str, in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+def timm_options(name: str, in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     config = _package("timm").get_pretrained_cfg(name)
     fixed = {"img_size": tuple(in_shape[1:])} if config is not None and config.fixed_input_size else {}
     return {"num_classes": classes, "in_chans": in_shape[0], **fixed}

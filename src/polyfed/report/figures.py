@@ -131,7 +131,7 @@ def curve_drawings(
             for at, mean, low, high in zip(line.x, line.mean, line.low, line.high, strict=True)
         ]
         data = {"about": _caption(group, smoothed, stage, smooth), "lines": [asdict(line) for line in smoothed]}
-        drawings.append(FigureWithData(stem, _draw(group, smoothed, x, stage, metric, smooth), data, rows))
+        drawings.append(FigureWithData(stem, draw_series(group, smoothed, x, stage, metric, smooth), data, rows))
     return drawings
 
 
@@ -236,7 +236,7 @@ def _caption(group: Group, lines: Sequence[Series], stage: str | None, smooth: i
     return about + (" Line: mean over seeds; band: lowest to highest seed." if several else "")
 
 
-def _draw(
+def draw_series(
     group: Group, lines: Sequence[Series], x: str, stage: str | None, metric: str = "accuracy", smooth: int = 1
 ) -> Figure:
     from matplotlib.ticker import MaxNLocator

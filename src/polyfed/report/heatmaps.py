@@ -155,14 +155,14 @@ def _confusion(run: RunRecord) -> Iterator[_Found]:
 
 def _analyzes(run: RunRecord) -> Iterator[_Found]:
     for path in sorted(run.path.glob(_FILES)):
-        found = list(_holders(_read(path), "", None))
+        found = list(_holders(read_json(path), "", None))
         several = len({whose for _, whose, _ in found}) > 1
         for key, whose, holder in found:
             if not several or whose == (run.name, run.seed):
                 yield _Found.of(f"{path.stem} {key}".strip().replace("_", " "), run, holder)
 
 
-def _read(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     try:
         return parse_json(path.read_bytes())
     except (ValueError, OSError) as error:

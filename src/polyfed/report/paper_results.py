@@ -56,7 +56,7 @@ NO_SPREAD = "no spread given"
 SCALED_DOWN = "scaled down"
 OTHER_SETTINGS = "other settings"
 NOT_REACHED = "not reached"
-_BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+BYTES_PER_UNIT = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TO = re.compile(r"(rounds|bytes) to ([0-9.]+) ?%")
 _PER_CLIENT = "bytes per client and round"
 _PARAMETERS = "parameters sent"
@@ -131,7 +131,7 @@ def compare_with_paper(runs: Sequence[RunRecord], stage: str) -> tuple[PaperComp
     printed = [entry for entry in numbers_for(runs[0]) if entry.method == runs[0].label_or_method]
     named = {entry.place: entry.stage for entry in printed if entry.stage}  # of a table's rounds and bytes, too
     found = [(entry, of, _measured(entry, runs, of)) for entry in printed for of in [named.get(entry.place, stage)]]
-    return tuple(_judged(entry, runs, of, ours) for entry, of, ours in found if ours is not None)
+    return tuple(judge(entry, runs, of, ours) for entry, of, ours in found if ours is not None)
 
 
 def _measured(entry: PaperNumber, runs: Sequence[RunRecord], stage: str) -> tuple[float | None, float | None] | None:
@@ -141,14 +141,14 @@ def _measured(entry: PaperNumber, runs: Sequence[RunRecord], stage: str) -> tupl
         return _scaled(mean_of(values), std_of(values), 0.01 if entry.unit == "%" else 1.0)
     if entry.quantity == _PER_CLIENT:
         values = [_per_client(run, both_ways=True) for run in runs]
-        return _scaled(mean_of(values), std_of(values), _BYTES[entry.unit])
+        return _scaled(mean_of(values), std_of(values), BYTES_PER_UNIT[entry.unit])
     if entry.quantity == _PARAMETERS:
         values = [_per_client(run, both_ways=False) for run in runs]
         return _scaled(mean_of(values), std_of(values), 4e6)
     if found := _TO.fullmatch(entry.quantity):
         needed = to_target(runs, float(found[2]) / 100, stage)
         if found[1] == "bytes":
-            return _scaled(needed.bytes_paper, needed.bytes_paper_std, _BYTES[entry.unit])
+            return _scaled(needed.bytes_paper, needed.bytes_paper_std, BYTES_PER_UNIT[entry.unit])
         if all(paper_bytes(run.rounds) == 0 for run in runs):  # nobody sends anything
             return 0.0, (0.0 if len(runs) > 1 else None)
         return needed.rounds, needed.rounds_std
@@ -171,7 +171,7 @@ def _per_client(run: RunRecord, both_ways: bool) -> float | None:
     return statistics.median(sent) if sent else None
 
 
-def _judged(
+def judge(
     entry: PaperNumber, runs: Sequence[RunRecord], stage: str, measured: tuple[float | None, float | None]
 ) -> PaperComparison:
     ours, ours_spread = measured

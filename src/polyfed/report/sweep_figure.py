@@ -125,11 +125,11 @@ def _scale(axes: Any, values: Sequence[float]) -> None:
         else:
             axes.set_xscale("log")
     if len(values) <= 12:
-        axes.set_xticks(values, _apart(values, axes.xaxis.get_transform().transform(values)))
+        axes.set_xticks(values, tell_apart(values, axes.xaxis.get_transform().transform(values)))
         axes.set_xticks([], minor=True)
 
 
-def _apart(values: Sequence[float], places: Sequence[float]) -> list[str]:
+def tell_apart(values: Sequence[float], places: Sequence[float]) -> list[str]:
     """A label for each tick; none where it would run into the one before."""
     labels: list[str] = []
     last = -math.inf

@@ -77,14 +77,14 @@ def footnote(name: str) -> str:
     Raises:
         ConfigError: no such footnote.
     """
-    texts = _footnotes(SOURCE)
+    texts = read_footnotes(SOURCE)
     if name not in texts:
         raise ConfigError(f"published.csv names a footnote '{name}' that is not there{suggest(name, texts)}")
     return texts[name]
 
 
 @functools.lru_cache(maxsize=2)
-def _footnotes(source: Path) -> dict[str, str]:
+def read_footnotes(source: Path) -> dict[str, str]:
     with (source / "published-footnotes.csv").open(encoding="utf-8", newline="") as file:
         return {line["footnote"]: line["text"] for line in csv.DictReader(file)}
 

@@ -79,6 +79,8 @@ def conformance(method: Method, **options: Any) -> Callable[..., None]:
             unsound.update(_violations(kit, FIRST) or {"": ""})
         if property_ not in FIRST and "" not in unsound:
             pytest.skip(f"not asked before {next(iter(unsound))} holds")
+        if property_ in FIRST and "" in unsound:
+            return
         try:
             PROPERTIES[property_](kit)
         except NotApplicable as reason:

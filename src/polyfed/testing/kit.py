@@ -192,6 +192,13 @@ class ConformanceKit:
                 raise cause from None
             raise ConformanceError(f"{self.name}: {error}") from error
 
+    @functools.cached_property
+    def scenes(self) -> list[AggregationScene]:
+        """The aggregations of a short run of the usual clients, as they were before each."""
+        found: list[AggregationScene] = []
+        self.aggregations(self.usual, SHORT, lambda scene: found.append(scene.snapshot()))
+        return found
+
 
 @dataclass(frozen=True)
 class AggregationScene:
@@ -201,6 +208,14 @@ class AggregationScene:
     server: Server
     uploads: Mapping[int, Message]
     federation: Federation
+
+    def snapshot(self) -> AggregationScene:
+        """The same in memory of its own."""
+        server = copy_server(self.server)
+        server.state = clone(self.server.state)
+        server.cache = dict(self.server.cache)
+        uploads = {number: clone(message) for number, message in self.uploads.items()}
+        return dataclasses.replace(self, server=server, uploads=uploads)
 
     def after(self, uploads: Mapping[int, Message], server: Server | None = None) -> Server:
         """A copy of the server after aggregating `uploads`; the real one stays as it is."""

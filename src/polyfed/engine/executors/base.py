@@ -310,7 +310,7 @@ def score_parts(
     try:
         if asked.message is not None:
             method.receive(client, freeze(asked.message))
-        same = asked.message is None or _only_head_differs(client, asked.variant, method, model_factory, before)
+        same = asked.message is None or only_head_differs(client, asked.variant, method, model_factory, before)
         body = asked.variant if same else None
         scores = {}
         for part in asked.parts:
@@ -322,7 +322,7 @@ def score_parts(
         raise placed(error, client, "scoring", asked.round) from error
 
 
-def _only_head_differs(
+def only_head_differs(
     client: Client, variant: str, method: Method, model_factory: ModelFactory, before: Mapping[str, Tensor]
 ) -> bool:
     """Whether a client at work has, but for the head of what is scored, the weights that it had before."""

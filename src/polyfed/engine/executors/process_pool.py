@@ -159,9 +159,9 @@ class ProcessPool:
     def __init__(self, context: WorkerContext, workers: int, estimates: Estimates, say: Say) -> None:
         self.workers = workers
         self._context = context
-        self._estimates = estimates
+        self.estimates = estimates
         self._say = say
-        self._staff: list[Worker] = []
+        self.running: list[Worker] = []
         self._evaluation = 0
         self._scored: dict[int, Worker] = {}  # who scored a client last
         # where no worker can be had
@@ -194,8 +194,8 @@ class ProcessPool:
 
     def close(self) -> None:
         """See `Executor`."""
-        while self._staff:
-            self._staff.pop().terminate()
+        while self.running:
+            self.running.pop().terminate()
 
     def hire(self) -> Worker:
         """Begin to make one more worker.
@@ -203,7 +203,7 @@ class ProcessPool:
         Raises:
             Unable: there can be none.
         """
-        return ForkedWorker(self._context, [worker for worker in self._staff if isinstance(worker, ForkedWorker)])
+        return ForkedWorker(self._context, [worker for worker in self.running if isinstance(worker, ForkedWorker)])
 
     def answered(self, busy: Collection[Worker]) -> list[Worker]:
         """Those whose answer is there, or who are no more; waits for the first."""
@@ -214,14 +214,14 @@ class ProcessPool:
         """Whether there are workers; those that are missing are made."""
         if self._unable:
             return False
-        for gone in [worker for worker in self._staff if not worker.is_alive()]:
-            self._staff.remove(gone)
+        for gone in [worker for worker in self.running if not worker.is_alive()]:
+            self.running.remove(gone)
             gone.terminate()
         try:
-            fresh = self.workers - len(self._staff)
+            fresh = self.workers - len(self.running)
             for _ in range(fresh):
-                self._staff.append(self.hire())
-            for worker in self._staff[len(self._staff) - fresh :]:
+                self.running.append(self.hire())
+            for worker in self.running[len(self.running) - fresh :]:
                 worker.wait_ready()
         except WorkerUnavailable as reason:
             self.close()
@@ -230,11 +230,11 @@ class ProcessPool:
         return not self._unable
 
     def _replace(self, worker: Worker) -> None:
-        self._staff.remove(worker)
+        self.running.remove(worker)
         worker.terminate()
         try:
-            self._staff.append(self.hire())
-            self._staff[-1].wait_ready()
+            self.running.append(self.hire())
+            self.running[-1].wait_ready()
         except WorkerUnavailable as reason:
             raise RunError(f"a worker died, and there can be no other: {reason}") from None
 
@@ -249,7 +249,7 @@ class ProcessPool:
             through = through + 1
             done(through)
 
-        order = sorted(range(len(asked)), key=lambda place: -self._estimates.seconds(asked[place]))
+        order = sorted(range(len(asked)), key=lambda place: -self.estimates.seconds(asked[place]))
         try:
             for place in self._assign_jobs(asked, order, keep):
                 for again in self._assign_jobs(asked, [place], keep):
@@ -271,7 +271,7 @@ class ProcessPool:
         died = list[int]()
         failed: dict[int, PolyfedError] = {}
         while waiting or busy:
-            for worker in [worker for worker in self._staff if worker not in busy][: len(waiting)]:
+            for worker in [worker for worker in self.running if worker not in busy][: len(waiting)]:
                 busy[worker] = self._next(worker, asked, waiting)
                 worker.send(asked[busy[worker]], self._evaluation)
             for worker in self.answered(busy):
@@ -286,7 +286,7 @@ class ProcessPool:
                     failed[place] = error
                     waiting = deque(one for one in waiting if one < place)
                 else:
-                    self._estimates.note(asked[place], seconds)
+                    self.estimates.note(asked[place], seconds)
                     keep(place, result)
         if failed:
             raise failed[min(failed)]

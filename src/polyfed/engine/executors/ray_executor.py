@@ -124,16 +124,16 @@ class RayExecutor(ProcessPool):
         return super()._with_workers()
 
     def _replace(self, worker: Worker) -> None:
-        self._staff.remove(worker)
+        self.running.remove(worker)
         worker.terminate()
         other = self.hire()
         assert isinstance(other, _RayWorker)
         if other.is_placed(_PATIENCE):
             other.wait_ready()
-            self._staff.append(other)
+            self.running.append(other)
             return
         other.terminate()
-        if not self._staff:
+        if not self.running:
             raise RunError("the last of Ray's workers died, and there is no free core for another one")
         self.workers -= 1
         self._say(f"no core of the cluster is free in place of it; the run goes on with {self.workers} workers")

@@ -126,7 +126,7 @@ class RaySession:
 
     def _join(self) -> None:
         address = address_of_cluster() or ""
-        _check_reachable(address)
+        check_reachable(address)
         with _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
             self._init(lambda said: ConfigError(f"{CLUSTER}: no cluster at {address}: {said}"), address=address)
 
@@ -147,7 +147,7 @@ class RaySession:
             raise error_of(" ".join(str(error).split())[:_LONGEST]) from error
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Whether anybody listens there, for whom Ray itself would wait for minutes.
 
     Raises:
@@ -172,7 +172,7 @@ def _short_folder() -> Path:
 
 
 @functools.cache
-def _token() -> str:
+def cluster_token() -> str:
     """What Ray's processes must know to be heard; one for the life of this process, as Ray keeps the first."""
     return secrets.token_hex(32)
 
@@ -182,7 +182,7 @@ def _is_without_token() -> bool:
     ray = sys.modules.get("ray")
     if ray is None or ray.is_initialized() or "RAY_AUTH_MODE" in os.environ:
         return False
-    return _token.cache_info().currsize == 0
+    return cluster_token.cache_info().currsize == 0
 
 
 def _own_environment() -> dict[str, str]:
@@ -195,7 +195,7 @@ def _own_environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path),
     }
     if "RAY_AUTH_MODE" not in os.environ:
-        own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
+        own |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": cluster_token()}
     return own
 
 

@@ -196,7 +196,7 @@ class StackedClients:
         groups: dict[tuple[StepSignature, Hashable], list[NextStep]] = {}
         for turn in turns:
             groups.setdefault(self._group(part, turn, turns, held, label), []).append(turn)
-        found = [self._gradients(part, members, held, kind) for (kind, _), members in groups.items()]
+        found = [self.gradients(part, members, held, kind) for (kind, _), members in groups.items()]
         for members, (_, loss, sums) in zip(groups.values(), found, strict=True):
             self._account([part.walks[turn.row] for turn in members], members, loss, sums)
         rows = [[turn.row for turn in members] for members in groups.values()]
@@ -256,7 +256,7 @@ class StackedClients:
 
     # a step -----------------------------------------------------------------------------------------------------
 
-    def _gradients(
+    def gradients(
         self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature, trial: bool = False
     ) -> tuple[Tensors, Tensor, Tensors]:
         with self._block():
@@ -336,7 +336,7 @@ class StackedClients:
             kind = StepSignature(frozenset(read), fills=False)
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-                found = self._gradients(pair, turns, held, kind, trial=True)
+                found = self.gradients(pair, turns, held, kind, trial=True)
             if not self._agree(found, expected):
                 return "the gradients of two clients as one are not those of one after the other"
         except NotVectorizable as reason:
@@ -363,7 +363,7 @@ class StackedClients:
             filled = [*turns]
             filled[place] = replace(turn, chosen=torch.cat([turn.chosen, extra[: turn.count]]))
             try:
-                return self._agree(self._gradients(pair, filled, held, kind, trial=True), expected)
+                return self._agree(self.gradients(pair, filled, held, kind, trial=True), expected)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # a loss that wants batches of one size

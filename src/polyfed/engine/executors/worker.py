@@ -184,7 +184,7 @@ def _live(
         _settle(run)
         for each in closed:
             each.close()  # or nobody would notice that the run has ended
-        line.send_bytes(json.dumps({"trouble": _trouble()}).encode())
+        line.send_bytes(json.dumps({"trouble": find_trouble()}).encode())
         loop = WorkerLoop(context, inbox, outbox)
         while True:
             line.send_bytes(json.dumps(loop.reply(json.loads(line.recv_bytes()))).encode())
@@ -221,7 +221,7 @@ def tune_process() -> None:
         library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _trouble() -> str | None:
+def find_trouble() -> str | None:
     """Why this process cannot compute, if it cannot."""
     try:
         x = torch.ones((), requires_grad=True)

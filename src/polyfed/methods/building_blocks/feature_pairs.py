@@ -55,7 +55,7 @@ Projection = Literal["none", "fixed", "trained"]
 Size = Annotated[int, Field(ge=1), ActsWith("projection", ("fixed", "trained"))]  # of the common shape
 _PARTS = ("s_in", "s_out")
 _MATRICES = ("p_in", "p_out")
-_MATRIX_LR = 1.0  # of trained matrices, once per local training
+MATRIX_LR = 1.0  # of trained matrices, once per local training
 
 
 def _pairs(known: UploadContext, name: str) -> Members:
@@ -269,4 +269,4 @@ def _stepped(matrices: Group, pairs: Group, trained: TrainingResult, grid: int) 
     grads = dict(zip(_MATRICES, torch.autograd.grad(lost, (p_in, p_out)), strict=True))
     for name, total in trained.raw.items():
         grads[name] = grads[name] + total / trained.sums["in_steps"]
-    return {name: nearest_orthogonal(matrices[name].detach() - _MATRIX_LR * g) for name, g in grads.items()}
+    return {name: nearest_orthogonal(matrices[name].detach() - MATRIX_LR * g) for name, g in grads.items()}

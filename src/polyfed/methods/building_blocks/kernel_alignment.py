@@ -37,9 +37,9 @@ from polyfed.validation.hyperparameters import hyperparameters
 
 _SENT_AS = ("rad", "rad_rows", "rad_seed")  # entries of a message, one of them by `transport`
 _STATE = ("rad", "rad_draw", "rad_sent", "rad_holders", "rad_live")
-_REMEMBERED = 2**28  # bytes of representations in all that are not computed again while weights and RAD are the same
-_EXACT_RANK = 256  # columns up to which the factor is exact
-_LANDMARKS = 256  # RBF: Nystroem rows per client in the factor; with L or more it is exact
+REMEMBERED_BYTES = 2**28  # of representations in all that are not computed again while weights and RAD are the same
+EXACT_RANK = 256  # columns up to which the factor is exact
+LANDMARKS = 256  # RBF: Nystroem rows per client in the factor; with L or more it is exact
 
 _MEAN = ActsWith("setting", ("heterogeneous",))  # FedHeNN's other setting has no mean kernel
 
@@ -221,7 +221,7 @@ class MeanKernel:
             owners = {str(i): [j for j in members if j == i] for i in selected}
         else:
             owners = {"all": members}
-        streams = {owner: MeanKernelFactor(self.rank, _EXACT_RANK, self.norm) for owner in owners}
+        streams = {owner: MeanKernelFactor(self.rank, EXACT_RANK, self.norm) for owner in owners}
         first_nonfinite = 0  # networks with inf or nan on the RAD, as those of finite weights may have
         for j in members:
             a_LD = self._representation(server, j)
@@ -291,14 +291,15 @@ class MeanKernel:
             model = server.model(server.clients[client_id].architecture, weights)
             a_LD = inference.representations(model, rad, server.prepare).cpu()
             cached = _CachedRepresentation(weakref.ref(rad), weakref.ref(first), is_seeded, a_LD)
-        if cached.a_LD.nbytes * len(server.clients) <= _REMEMBERED:  # as what a state holds is never written into
+        # what a state holds is never written into
+        if cached.a_LD.nbytes * len(server.clients) <= REMEMBERED_BYTES:
             server.cache["represented", client_id] = cached
         return cached.a_LD
 
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
         """A_j, or another matrix with the kernel of client j."""
         draws = server.generator("landmarks", client_id)
-        return kernel_features(self.similarity, a_LD, width=self.width, landmarks=_LANDMARKS, generator=draws)
+        return kernel_features(self.similarity, a_LD, width=self.width, landmarks=LANDMARKS, generator=draws)
 
     def _checked(self, server: Server, client_id: int, packed: Group) -> Group:
         rows = len(dequantize_columns(packed))

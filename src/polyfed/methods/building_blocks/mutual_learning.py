@@ -110,13 +110,13 @@ class MutualLearning(Method):
         scores_m = other.head(z_m)
         loss = cross_entropy(scores, batch.y, batch.w) + cross_entropy(scores_m, batch.y, batch.w)
         if self.mutual:
-            kl = self._divergence(scores, scores_m, batch.w) + self._divergence(scores_m, scores, batch.w)
+            kl = self.divergence(scores, scores_m, batch.w) + self.divergence(scores_m, scores, batch.w)
             loss = loss + self.mutual * (kl + _apart(z, z_m, batch.w))
         if "maps" in context:
-            loss = loss + self.mixed * self._on_mixed(own, other, batch, context)
+            loss = loss + self.mixed * self.loss_on_mixed(own, other, batch, context)
         return loss
 
-    def _on_mixed(self, own: Any, other: Any, batch: Batch, context: Context) -> Tensor:
+    def loss_on_mixed(self, own: Any, other: Any, batch: Batch, context: Context) -> Tensor:
         """The terms of patch-mixed images."""
         rows = len(batch.y)
         x_1, x_2, x_3 = [
@@ -124,11 +124,11 @@ class MutualLearning(Method):
             for order, share in zip(context["order"], context["maps"], strict=True)
         ]
         apart = _apart(own.represent(x_1), other.represent(x_1), batch.w)
-        of_own = self._divergence(own(x_2), _without_gradient(other, x_2), batch.w)
-        of_other = self._divergence(other(x_3), _without_gradient(own, x_3), batch.w)
+        of_own = self.divergence(own(x_2), _without_gradient(other, x_2), batch.w)
+        of_other = self.divergence(other(x_3), _without_gradient(own, x_3), batch.w)
         return apart + of_own + of_other
 
-    def _divergence(self, scores: Tensor, teacher: Tensor, w: Tensor) -> Tensor:
+    def divergence(self, scores: Tensor, teacher: Tensor, w: Tensor) -> Tensor:
         return self.temperature**2 * kl_divergence(scores / self.temperature, teacher / self.temperature, w)
 
     # which mixtures ------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ def uploads_have_their_form(kit: ConformanceKit) -> None:
             if problem := find_mismatch(form, message, UploadContext(kit.method, scene.server, number, sent)):
                 kit.fail(f"client {number} uploads what `form` does not allow: {problem}")
 
-    kit.aggregations(kit.usual, SHORT, look)
+    for scene in kit.scenes:
+        look(scene)
 
 
 def order_of_uploads(kit: ConformanceKit) -> None:
@@ -40,7 +41,8 @@ def order_of_uploads(kit: ConformanceKit) -> None:
         b = scene.after(backwards)
         kit.same(flatten(a.state), flatten(b.state), "uploads in another order give another state", 1e-5)
 
-    kit.aggregations(kit.usual, SHORT, look)
+    for scene in kit.scenes:
+        look(scene)
 
 
 def client_order_invariant(kit: ConformanceKit) -> None:
@@ -62,7 +64,8 @@ def client_order_invariant(kit: ConformanceKit) -> None:
             other = flatten(kit.method.broadcast(b, last - number))
             kit.same(one, other, f"with the clients renumbered, client {number} gets something else", 1e-5)
 
-    kit.aggregations(kit.usual, SHORT, look)
+    for scene in kit.scenes:
+        look(scene)
 
 
 def any_subset(kit: ConformanceKit) -> None:
@@ -87,7 +90,8 @@ def any_subset(kit: ConformanceKit) -> None:
                     kit.same(a, b, f"it is not deterministic {who}")
                 _unmoved(kit, scene, after)
 
-    kit.aggregations(kit.usual, SHORT, look)
+    for scene in kit.scenes:
+        look(scene)
     few = SHORT.model_copy(update={"client_fraction": 0.34, "rounds": 3})
     kit.all_finite(kit.run(training=few), "with two of six clients a round")
 

@@ -1,0 +1,181 @@
+"""All figures of real runs, through the command: files, numbers, room for every word, what is refused."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.analysis import FIGURES, FigureOptions, analyze
+from polyfed.cli import app as cli
+from polyfed.errors import ConfigError
+from polyfed.report.plot_style import FigureWithData
+
+RECORDS = ["curves", "clients", "architectures", "sizes", "variants"]
+STEMS = [
+    "accuracy-by-round", "accuracy-by-bytes", "accuracy-by-seconds", "accuracy-per-client", "accuracy-by-architecture",
+    "accuracy-by-size", "variants", "labels", "cka", "cka-means", "tsne",
+]  # fmt: skip
+
+
+def laid_out(figure: Any) -> None:
+    """Nothing outside the canvas; title, caption, axes with their words, and legends do not lie on each other."""
+    figure.draw_without_rendering()
+    renderer, canvas = figure.canvas.get_renderer(), figure.bbox
+    words = [item.get_window_extent(renderer) for item in (*figure.texts, *figure.legends)]
+    grid = [axes.get_tightbbox(renderer) for axes in figure.axes if axes.axison]
+    for box in (*words, *grid):
+        assert box.x0 >= -1
+        assert box.y0 >= -1
+        assert box.x1 <= canvas.x1 + 1
+        assert box.y1 <= canvas.y1 + 1
+    for one, two in (*itertools.combinations(words, 2), *itertools.product(words, grid)):
+        across = min(one.x1, two.x1) - max(one.x0, two.x0)
+        assert across <= 1 or min(one.y1, two.y1) - max(one.y0, two.y0) <= 1
+    for axes in figure.axes:
+        for axis, low, high in ((axes.xaxis, "x0", "x1"), (axes.yaxis, "y0", "y1")):
+            boxes = [t.get_window_extent(renderer) for t in axis.get_ticklabels() if t.get_text()]
+            ordered = sorted(boxes, key=lambda box: getattr(box, low))
+            turned = any(t.get_rotation() % 90 for t in axis.get_ticklabels())
+            for one, two in itertools.pairwise(ordered):
+                assert turned or getattr(two, low) >= getattr(one, high) - 1
+
+
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are named, not saved: a quarter of a second each, and tests/report/test_plot_style.py saves one."""
+
+    def named(figure: Any, folder: Path, stem: str) -> list[Path]:
+        return [folder / f"{stem}.{form}" for form in ("png", "svg") if not (folder / f"{stem}.{form}").touch()]
+
+    monkeypatch.setattr("polyfed.report.plot_style.save", named)
+
+
+@pytest.mark.slow
+def test_every_picture_is_written(compared: Path, tmp_path: Path) -> None:
+    done = analyze(compared, out=tmp_path, choices=FigureOptions(inputs=20, points=40))
+    pictures = [file for file in done.files if file.suffix in (".png", ".svg")]
+    assert [file.stem for file in pictures[::2]] == STEMS
+    assert all(file.stat().st_size > 10_000 for file in pictures)
+
+
+@pytest.mark.usefixtures("unsaved")
+def test_everything_that_two_methods_allow(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[FigureWithData] = []
+    plain = FigureWithData.write
+
+    def watched(self: FigureWithData, folder: Path) -> list[Path]:
+        drawn.append(self)
+        return plain(self, folder)
+
+    monkeypatch.setattr(FigureWithData, "write", watched)
+    out = tmp_path / "figures"
+    assert cli.status(["plot", str(compared), "--out", str(out), "--inputs", "20", "--points", "40"]) == 0
+    assert sorted(file.name for file in out.iterdir()) == sorted(
+        f"{stem}.{form}" for stem in STEMS for form in ("png", "svg", "json", "csv")
+    )
+    said = capsys.readouterr().out
+    assert [drawing.stem for drawing in drawn] == STEMS
+    for drawing in drawn:
+        laid_out(drawing.figure)
+        png, text = out / f"{drawing.stem}.png", json.loads((out / f"{drawing.stem}.json").read_text())
+        assert f"wrote {png}" in said
+        assert "digits" in text["about"]
+        assert "seed" in text["about"]
+        assert len((out / f"{drawing.stem}.csv").read_text().splitlines()) == len(drawing.rows) + 1
+    cka = json.loads((out / "cka.json").read_text())
+    assert cka["places"] == ["representation", "logits"], "FedMRL's personal network has no extractor"
+    assert [(run["name"], run["seed"]) for run in cka["runs"]] == [("local", 0), ("fedmrl", 0)]
+    means = json.loads((out / "cka-means.json").read_text())["means"]
+    assert {row["seeds"] for row in means} == {2}
+    assert not (compared / "local" / "seed-0" / "analysis").exists(), "only below --out"
+
+
+@pytest.mark.usefixtures("unsaved")
+def test_matrices_lie_with_their_runs_unless_told_otherwise(compared: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "local"
+    shutil.copytree(compared / "local", copy)
+    done = analyze(copy, ["labels", "cka"], choices=FigureOptions(inputs=10, clients=2))
+    own = {path.relative_to(tmp_path).as_posix() for path in done.files if "seed-" in str(path)}
+    assert own == {"local/seed-0/analysis/labels.json", *(f"local/seed-{seed}/analysis/cka.json" for seed in (0, 1))}
+    assert (copy / "analysis" / "cka.svg").exists()
+    found = json.loads((copy / "seed-0" / "analysis" / "cka.json").read_text())
+    assert list(found) == ["extractor", "representation", "logits"]
+    assert found["logits"]["labels"] == ["0 digits-cnn1", "1 digits-cnn3"], "two clients, one of each architecture"
+    assert len(found["logits"]["matrix"]) == 2
+    alone = analyze(copy / "seed-0", ["labels"])
+    assert sum(path.suffix == ".json" for path in alone.files) == 1, "the one run's figures lie there already"
+
+
+def test_a_run_without_models_has_the_other_figures(
+    compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(compared / "local" / "seed-0", copy)
+    shutil.rmtree(copy / "models")
+    monkeypatch.setattr(FigureWithData, "write", lambda self, folder: [Path(self.stem)])
+    done = analyze(copy)
+    assert [file.name for file in done.files] == STEMS[:-3]
+    assert [note.partition(": ")[2].partition(":")[0] for note in done.notes] == ["cka", "tsne"]
+    assert done.notes[0].endswith("holds no clients' models (models/index.json), which this figure is made of")
+    with pytest.raises(ConfigError, match="holds no clients' models"):
+        analyze(copy, ["cka"])
+
+
+def test_records_need_no_torch(compared: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+from polyfed import analysis
+analysis.analyze({str(compared)!r}, ["clients", "variants"], {str(tmp_path)!r})
+assert "torch" not in sys.modules and "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--figures", "curve"], "unknown figure 'curve'; did you mean 'curves'?"),
+        (["--figures", "curves,"], "expected --figures as names with commas between (curves,cka), got 'curves,'"),
+        (["--figures", "curves", "--points", "30"], "points: expected a figure that uses it (tsne), got curves"),
+        (["--figures", "cka", "--inputs", "1"], "inputs: expected at least 2, got 1"),
+        (["--figures", "cka", "--rows", "train"], "unknown rows 'train'"),
+        (["--figures", "cka", "--device", "gpu"], "gpu"),
+        (["--figures", "sensitivity"], "expected the folder of a sweep"),
+        (["--figures", "variants", "--stage", "late"], "was not scored in stage 'late'"),
+    ],
+)
+def test_what_is_refused_in_one_line(
+    compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    assert cli.status(["plot", str(compared / "local"), "--out", str(tmp_path / "new"), *words]) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_page_shows_every_figure() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "analysis.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[[^\]]*\]\(analysis/([a-z-]+)\.png\)", page)
+    assert {*STEMS, "sensitivity", "sensitivity-map"} - {*shown} == {"accuracy-by-seconds"}
+    assert {path.stem for path in (docs / "analysis").iterdir()} == {*shown}
+    assert all(f"| `{name}` |" in page for name in FIGURES)
+
+
+def test_every_figure_has_a_name() -> None:
+    assert list(FIGURES) == [*RECORDS, "sensitivity", "labels", "cka", "tsne"]
+    with pytest.raises(ConfigError, match="at least one run folder"):
+        analyze([])
+    with pytest.raises(ConfigError, match="at least one figure"):
+        analyze(".", [])
+    with pytest.raises(ConfigError, match="at least one place"):
+        FigureOptions(places=())

@@ -1,0 +1,487 @@
+"""`polyfed attack` on runs of a few digits: what is attacked is what was sent, and what is told is what was found."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+import sys
+import types
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import polyfed as pf
+from polyfed import attacks
+from polyfed.attacks import api
+from polyfed.attacks import attack_target as exposures
+from polyfed.attacks.api import FILES
+from polyfed.attacks.attack_target import AttackTarget, collect_target
+from polyfed.attacks.lpips import Lpips
+from polyfed.attacks.reconstruction_plots import reconstruction_grid, to_text
+from polyfed.attacks.reconstruction_runs import AttackConfig, run_attack
+from polyfed.cli import app as cli
+from polyfed.core.inference import representations
+from polyfed.core.message import get_group, get_tensor
+from polyfed.data.samples import LabeledSamples
+from polyfed.data.transforms import Prepare
+from polyfed.engine.run_folder import RunFolder
+from polyfed.errors import ConfigError, RunError
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
+from polyfed.functional.class_prototypes import class_means
+from polyfed.methods import FedIN
+from polyfed.report.atomic_files import write_whole
+from polyfed.report.run_records import load_runs
+from tests.helpers.readable import unreadable
+
+RECIPE: dict[str, Any] = {
+    "data": {
+        "dataset": "digits",
+        "num_clients": 3,
+        "max_train_per_client": 40,
+        "max_test_per_client": 20,
+        "holdout": 20,
+    },
+    "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
+    "method": {"name": "fedin"},
+    "training": {"rounds": 1, "batch_size": 10, "lr": 0.05},
+    "run": {"executor": "serial"},
+}
+
+
+class Done(NamedTuple):
+    """A finished run. pool: what the server holds of the last round's pairs."""
+
+    path: Path
+    pool: Mapping[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Done]:
+    """A run with these hyperparameters, made once; its folder must be left as it is."""
+    made: dict[str, Done] = {}
+
+    def make(method: str = "fedin", training: Mapping[str, Any] | None = None, **hyperparameters: Any) -> Done:
+        key = json.dumps([method, hyperparameters, training])
+        if key not in made:
+            same_shape = {"aggregation": "same-shape"} if method == "fedin" else {}
+            settings = {**RECIPE, "method": {"name": method, **same_shape, **hyperparameters}}
+            settings["training"] = {**RECIPE["training"], **(training or {})}
+            path = tmp_path_factory.mktemp("runs") / "run"
+            federation = build_federation(pf.Recipe.from_dict(settings), out=path)
+            federation.run()
+            state = federation.server.state
+            made[key] = Done(path, dict(get_group(state, "pool")) if "pool" in state else {})
+        return made[key]
+
+    return make
+
+
+def exposed(path: Path, client: int = 0, images: int = 2, **options: Any) -> AttackTarget:
+    given = {"noise": None, "sources": None, "device": "cpu", **options}
+    return collect_target(path, client, images, **given)
+
+
+def sent_by(done: Done, client: int, part: str) -> Tensor:
+    return done.pool[part][done.pool["sender"] == client]
+
+
+# what is attacked is what was sent ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("level", "client"), [(0.0, 0), (0.6, 1), (0.6, 2)])
+def test_features_are_those_that_the_server_holds_bit_for_bit(
+    ran: Callable[..., Done], level: float, client: int
+) -> None:
+    done = ran(noise_std=level) if level else ran()
+    seen = exposed(done.path, client, 3, sources=["s_in", "s_out"])
+    assert seen.rows == 10
+    assert seen.noise_of_run == level
+    assert [sent.name for sent in seen.sent] == ["s_in", "s_out"]
+    for sent in seen.sent:
+        assert torch.equal(sent.values[level], sent_by(done, client, sent.name)[:3].float())
+
+
+def test_the_images_are_those_that_the_features_were_made_of(ran: Callable[..., Done]) -> None:
+    done = ran()
+    seen = exposed(done.path, 1, 10, sources=["s_in", "s_out"])
+    assert all(len(images) == 1 for images in seen.behind)
+    assert torch.equal(torch.cat(seen.behind), seen.targets)
+    with torch.no_grad():
+        x = (seen.targets - seen.mean) / seen.std
+        for sent in seen.sent:
+            assert torch.allclose(sent.function(x), sent_by(done, 1, sent.name), atol=1e-4)
+    assert torch.equal(seen.to_images(x), seen.to_images(x).clamp(0, 1))
+    assert torch.allclose(seen.to_images(x), seen.targets, atol=1e-6)
+
+
+def test_projected_features_are_attacked_as_they_were_sent(ran: Callable[..., Done]) -> None:
+    done = ran(projection="fixed", projection_channels=5, projection_grid=2, projection_features=7)
+    seen = exposed(done.path, 1, 10, sources=["s_in", "s_out"])
+    with torch.no_grad():
+        x = (seen.targets - seen.mean) / seen.std
+        for sent in seen.sent:
+            assert torch.equal(sent.values[0.0], sent_by(done, 1, sent.name))
+            assert torch.allclose(sent.function(x), sent_by(done, 1, sent.name), atol=1e-4)
+    assert [tuple(sent.values[0.0].shape) for sent in seen.sent] == [(10, 5, 5), (10, 7)]
+
+
+def test_noise_does_not_change_which_images_they_are(ran: Callable[..., Done]) -> None:
+    seen = exposed(ran(noise_std=0.6).path, 0, 10)
+    with torch.no_grad():
+        own = seen.sent[0].function((seen.targets - seen.mean) / seen.std)
+    added = (exposed(seen.run.path, 0, 10, noise=[0.8]).sent[0].values[0.8] - own).std() / own.std()
+    assert 0.7 < float(added) < 0.9
+
+
+def test_levels_share_their_draw_and_scale_it(ran: Callable[..., Done]) -> None:
+    values = exposed(ran().path, 0, 10, noise=[0.0, 0.4, 0.8]).sent[0].values
+    one, two = (values[level] - values[0.0] for level in (0.4, 0.8))
+    assert float(one.std()) > 0
+    assert torch.allclose(2 * one, two, atol=1e-5)
+
+
+@pytest.mark.parametrize(("hyperparameters", "levels"), [({}, [0.0, 0.8]), ({"noise_std": 0.6}, [0.0, 0.6])])
+def test_levels_are_by_default_none_and_the_runs_own(
+    ran: Callable[..., Done], hyperparameters: dict[str, Any], levels: list[float]
+) -> None:
+    assert list(exposed(ran(**hyperparameters).path).sent[0].values) == levels
+
+
+def test_noise_in_training_alone_is_none_on_what_is_sent(ran: Callable[..., Done]) -> None:
+    done = ran(noise_std=0.5, noise_where="forward")
+    seen = exposed(done.path)
+    assert seen.noise_of_run == 0
+    assert torch.equal(seen.sent[0].values[0.0], sent_by(done, 0, "s_in")[:2])
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedsa", "fedsaf", "fedtgp"])
+def test_prototypes_are_the_class_means_of_representations(ran: Callable[..., Done], method: str) -> None:
+    done = ran(method)
+    seen = exposed(done.path, 1, 3)
+    assert seen.kind == "prototypes"
+    data = DataCache().federated(pf.Recipe.load(done.path / "recipe.toml")).clients[1].train
+    assert isinstance(seen.model.prepare, Prepare)
+    labels, means, counts = class_means(representations(seen.model.network, data.x, seen.model.prepare), data.y, 10)
+    rarest = counts.argsort(stable=True)[:3]
+    assert list(seen.labels) == labels[rarest].tolist()
+    assert [len(images) for images in seen.behind] == counts[rarest].tolist()
+    (sent,) = seen.sent
+    assert torch.allclose(sent.values[0.0], means[rarest], atol=1e-5)
+    for label, images, target in zip(seen.labels, seen.behind, seen.targets, strict=True):
+        assert torch.equal(images, data.x[data.y == label] / 255)
+        assert torch.allclose(target, images.mean(dim=0))
+    added = sent.values[0.8] - sent.values[0.0]
+    assert 0.5 < float(added.std() / (0.8 * means.std(correction=0))) < 1.5
+
+
+def test_the_round_is_the_last_in_which_the_client_took_part(ran: Callable[..., Done]) -> None:
+    done = ran(training={"client_fraction": 0.34, "rounds": 4})
+    asked = [json.loads(line)["clients"] for line in (done.path / "rounds.jsonl").read_text().splitlines()]
+    for client in range(3):
+        took = [number for number, clients in enumerate(asked, 1) if client in clients]
+        if took:
+            assert exposed(done.path, client).round == took[-1]
+        else:
+            with pytest.raises(ConfigError, match=f"client {client} took part in no round"):
+                exposed(done.path, client)
+    last = asked[-1][0]
+    assert torch.equal(exposed(done.path, last).sent[0].values[0.0], sent_by(done, last, "s_in")[:2])
+
+
+# what is found ------------------------------------------------------------------------------------------------------
+
+
+def settings(**changes: Any) -> AttackConfig:
+    return dataclasses.replace(AttackConfig(steps=5, lr=0.1, tv=(0.0,), seed=0), **changes)
+
+
+def test_shallow_features_give_digits_away_and_noise_hides_them_by_degrees(ran: Callable[..., Done]) -> None:
+    seen = exposed(ran().path, 0, 6, noise=[0.0, 0.4, 0.8, 1.2])
+    found = run_attack(seen, settings(steps=150))
+    psnrs = [trial.score.mean("psnr") or 0.0 for trial in found.trials]
+    ssims = [trial.score.mean("ssim") or 0.0 for trial in found.trials]
+    assert psnrs[0] > 25
+    assert psnrs[0] > (found.guess.mean("psnr") or 0.0) + 10
+    assert psnrs == sorted(psnrs, reverse=True)
+    assert ssims == sorted(ssims, reverse=True)
+    assert psnrs[0] - psnrs[2] > 5
+
+
+def test_what_is_told_is_computed_from_the_images(ran: Callable[..., Done]) -> None:
+    found = run_attack(exposed(ran("fedgh").path, 0, 3), settings(tv=(0.0, 0.5)))
+    told, targets = found.to_dict(), found.exposure.targets.double().numpy()
+
+    def db(one: Any, other: Any) -> float:
+        return 10 * math.log10(1 / np.mean((one - other) ** 2))
+
+    assert [(row["from"], row["tv"], row["noise"]) for row in told["results"]] == [
+        ("prototypes", weight, level) for weight in (0.0, 0.5) for level in (0.0, 0.8)
+    ]
+    for row, trial in zip(told["results"], found.trials, strict=True):
+        made = trial.images.double().numpy()
+        assert made.min() >= 0
+        assert made.max() <= 1
+        own = [db(a, b) for a, b in zip(made, targets, strict=True)]
+        assert row["per_image"]["psnr"] == pytest.approx(own, rel=1e-4)
+        assert row["psnr"] == pytest.approx(np.mean(own), rel=1e-4)
+        best = [
+            max(db(a, image) for image in images.double().numpy())
+            for a, images in zip(made, found.exposure.behind, strict=True)
+        ]
+        assert row["per_image"]["best_psnr"] == pytest.approx(best, rel=1e-4)
+        assert row["psnr_by_step"][-1] == pytest.approx(row["psnr"], rel=1e-5)
+        assert row["loss_by_step"][-1] == pytest.approx(np.mean(row["loss"]), rel=1e-5)
+        assert len(row["psnr_by_step"]) == len(told["steps_shown"]) == 6
+    guess = found.exposure.guess.double().numpy()
+    assert told["guess"]["psnr"] == pytest.approx(np.mean([db(guess, target) for target in targets]), rel=1e-4)
+    assert [target["class"] for target in told["targets"]] == list(found.exposure.labels)
+
+
+def test_the_best_match_of_features_is_their_image(ran: Callable[..., Done]) -> None:
+    found = run_attack(exposed(ran().path), settings())
+    for trial in found.trials:
+        assert trial.score.best_psnr == trial.score.psnr
+        assert trial.score.best_ssim == trial.score.ssim
+        assert torch.equal(trial.nearest, found.exposure.targets)
+
+
+def test_fewer_images_are_the_first_of_more_and_levels_do_not_touch_each_other(ran: Callable[..., Done]) -> None:
+    path = ran().path
+    more = run_attack(exposed(path, 0, 4, noise=[0.0, 0.8]), settings(tv=(0.0, 0.5)))
+    less = run_attack(exposed(path, 0, 2, noise=[0.8]), settings(tv=(0.5,)))
+    assert torch.allclose(more.trials[3].images[:2], less.trials[0].images, atol=1e-4)
+    assert more.steps == less.steps
+
+
+def test_same_settings_same_numbers_and_every_hyperparameter_bites(ran: Callable[..., Done]) -> None:
+    seen = exposed(ran().path)
+    base = run_attack(seen, settings()).to_dict()
+    assert run_attack(exposed(ran().path), settings()).to_dict() == base
+    for change in ({"steps": 6}, {"lr": 0.2}, {"tv": (0.5,)}, {"seed": 1}):
+        changed = run_attack(seen, settings(**change)).to_dict()
+        assert [row["psnr"] for row in changed["results"]] != [row["psnr"] for row in base["results"]], change
+    other = run_attack(exposed(ran().path, client=1), settings()).to_dict()
+    assert other["results"][0]["psnr"] != base["results"][0]["psnr"]
+
+
+def test_the_global_generator_is_left_alone(ran: Callable[..., Done]) -> None:
+    torch.manual_seed(5)
+    run_attack(exposed(ran().path), settings())
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_loss_that_is_not_finite_ends_the_attack(ran: Callable[..., Done]) -> None:
+    with pytest.raises(RunError, match="take a smaller --lr than 1e"):
+        run_attack(exposed(ran().path, sources=["s_out"]), settings(lr=1e20, steps=20))
+
+
+# LPIPS --------------------------------------------------------------------------------------------------------------
+
+
+def test_lpips_says_why_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "at least 32 x 32" in Lpips((1, 8, 8), "cpu").missing
+    assert "gray or RGB" in Lpips((2, 32, 32), "cpu").missing
+    monkeypatch.setitem(sys.modules, "lpips", None)
+    absent = Lpips((3, 32, 32), "cpu")
+    assert "the package 'lpips' cannot be imported" in absent.missing
+    assert absent(torch.zeros(1, 3, 32, 32), torch.zeros(1, 3, 32, 32)) is None
+
+    def offline(**_: Any) -> None:
+        raise OSError("no way to the weights\nand more")
+
+    monkeypatch.setitem(sys.modules, "lpips", types.SimpleNamespace(LPIPS=offline))
+    assert Lpips((3, 32, 32), "cpu").missing == (
+        "its pre-trained network cannot be had (OSError: no way to the weights)"
+    )
+
+
+def test_lpips_is_given_rgb_from_minus_one_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stand(torch.nn.Module):
+        def __init__(self, net: str, verbose: bool) -> None:
+            super().__init__()
+            assert net == "alex"
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            assert x.shape == y.shape == (2, 3, 32, 32)
+            assert (float(x.min()), float(y.max())) == (-1, 1)
+            return (x - y).abs().mean(dim=(1, 2, 3), keepdim=True)
+
+    monkeypatch.setitem(sys.modules, "lpips", types.SimpleNamespace(LPIPS=Stand))
+    lpips = Lpips((1, 32, 32), "cpu")
+    assert lpips.missing == ""
+    assert lpips(torch.zeros(2, 1, 32, 32), torch.tensor([0.5, 1.0]).view(2, 1, 1, 1).expand(2, 1, 32, 32)) == [1, 2]
+
+
+# the command --------------------------------------------------------------------------------------------------------
+
+
+def say(*words: str | Path) -> int:
+    return cli.status([str(word) for word in words])
+
+
+def test_the_command_writes_and_tells(
+    ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["attack", ran("fedgh").path, "--images", "2", "--steps", "5", "--noise", "0,0.4", "--out", tmp_path / "a"]
+    assert say(*words) == 0
+    out = capsys.readouterr().out
+    pictures = {f"{stem}.{end}" for stem in ("reconstructions", "psnr-by-step") for end in ("png", "svg")}
+    names = {"attack.json", *pictures}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == names
+    assert all(str(tmp_path / "a" / name) in out for name in names)
+    told = json.loads((tmp_path / "a" / "attack.json").read_text())
+    assert [(row["tv"], row["noise"]) for row in told["results"]] == [(0, 0), (0, 0.4), (1, 0), (1, 0.4)]
+    for row in told["results"]:
+        assert f"{row['psnr']:.2f}" in out
+        assert f"{row['best_psnr']:.2f}" in out
+        assert f"{row['ssim']:.3f}" in out
+    assert "white box" in told["attacker"]
+    assert "White box" in out
+    assert "LPIPS is not computed: " in out
+    assert f"against {told['against']}" in " ".join(out.split())
+    with Image.open(tmp_path / "a" / "reconstructions.png") as picture:
+        assert min(picture.size) > 500
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
+    assert say(*words) == 2
+    assert "already holds an attack; replace it with --overwrite" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "a").iterdir()}
+
+
+def test_by_default_it_lies_in_the_run_folder_and_does_not_disturb_what_else_is_done_there(
+    ran: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(figure: Any, folder: Path, stem: str) -> list[Path]:  # drawing twice over takes long
+        return [write_whole(folder / f"{stem}.{form}", b"drawn") for form in ("png", "svg")]
+
+    monkeypatch.setattr(api, "save", save)
+    run = tmp_path / "runs" / "run"
+    shutil.copytree(ran().path, run)
+    (run / "attack").mkdir()
+    for name in FILES:
+        (run / "attack" / name).write_text("an earlier one")
+    found, files = attacks.attack(run, steps=5, images=1, tv=[0.0], noise=[0.0], force=True)
+    assert {file.relative_to(run / "attack").name for file in files} == set(FILES)
+    assert all(b"earlier" not in file.read_bytes() for file in files)
+    assert json.loads(files[0].read_text()) == json.loads(json.dumps(found.to_dict()))
+    text = to_text(found)
+    assert "guess" in text
+    assert "best" not in text  # an image is its own
+    shutil.copytree(run / "attack", tmp_path / "runs" / "another-attack")
+    assert [record.path for record in load_runs(tmp_path / "runs")] == [run]
+    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=True, force=False)
+    RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=False, force=True)
+
+
+def test_the_grid_has_a_block_for_each_prior(ran: Callable[..., Done]) -> None:
+    features = reconstruction_grid(run_attack(exposed(ran().path, images=3), settings(tv=(0.0, 0.5))))
+    assert len(features.axes) == 3 * 2 * 3  # original, two levels; two blocks of three images
+    means = reconstruction_grid(run_attack(exposed(ran("fedgh").path, images=2), settings()))
+    assert len(means.axes) == 4 * 2  # and the nearest of the class
+    captions = [axes.get_xlabel() for axes in means.axes[:2]]
+    assert all(caption.endswith(")") for caption in captions)
+
+
+def test_the_grid_can_be_read_where_classes_have_long_names(
+    ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run_attack(exposed(ran().path, images=4), settings(tv=(0.0, 0.5)))
+    names = [f"articulated lorry {number}, seen from above" for number in range(4)]
+    monkeypatch.setattr(AttackTarget, "class_names", names)
+    figure = reconstruction_grid(done)
+    assert unreadable(figure) == []
+    assert [axes.get_xlabel().replace("\n", " ") for axes in figure.axes[:4]] == names
+    boxes = [axes.get_position() for axes in figure.axes[:8]]
+    steps = [after.x0 - before.x1 for before, after in itertools.pairwise(boxes)]
+    assert steps[3] > 2 * max(steps[:3] + steps[4:]), "a gap between the two blocks"
+
+
+WRONG = [
+    (["--client", "9"], "expected a client whose model is in"),
+    (["--images", "11"], "--images: expected at most 10, as client 0 sends 10 pairs, one per image, got 11"),
+    (["--images", "0"], "--images: expected at least 1, got 0"),
+    (["--noise", "0,-1"], "--noise: expected levels of at least 0"),
+    (["--noise", "0,nan"], "--noise: expected levels of at least 0"),
+    (["--noise", "much"], "expected --noise as numbers with commas between (0,0.8), got 'much'"),
+    (["--from", "s_i"], "--from: expected what this run uploads (s_in, s_out), got 's_i'; did you mean 's_in'?"),
+    (["--from", "prototypes"], "(s_in, s_out), got 'prototypes'"),
+    (["--steps", "0"], "--steps: expected at least 1, got 0"),
+    (["--lr", "0"], "--lr: expected a number above 0 and below 1e30, got 0"),
+    (["--lr", "inf"], "--lr: expected a number above 0 and below 1e30, got inf"),
+    (["--tv-weights", "-1"], "--tv-weights: expected numbers of at least 0"),
+    (["--tv-weights", ""], "expected --tv-weights as numbers with commas between"),
+    (["--seed", "-1"], "--seed: expected at least 0, got -1"),
+    (["--device", "cuda:99"], "expected a device that is here"),
+    (["--out", "RUN"], "expected an empty or new folder for the attack"),
+    (["--out", "RUN/recipe.toml"], "where nothing can be written"),
+]
+
+
+def refused(words: list[str], line: str, capsys: pytest.CaptureFixture[str], path: Path) -> None:
+    before = sorted(path.rglob("*"))
+    assert say("attack", path, *(word.replace("RUN", str(path)) for word in words)) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+    assert sorted(path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("words", "line"), WRONG, ids=lambda value: "=".join(value) if isinstance(value, list) else "")
+def test_words_that_cannot_be(
+    ran: Callable[..., Done], words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(words, line, capsys, ran().path)
+
+
+def test_a_run_that_has_nothing_to_attack(
+    ran: Callable[..., Done], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = "uploads features (fedin) or prototypes (fedgh, fedorgp, fedproto, fedsa, fedsaf, fedtgp), got "
+    refused([], needs + "local", capsys, ran("local").path)
+    for method in (FedIN(exchange_features=False), FedIN(projection="trained")):
+        with pytest.raises(ConfigError, match=f"got {method.name}, which sends none with these settings"):
+            exposures.exposed_by(method)
+    refused(["--from", "s_in"], "(prototypes), got 's_in'", capsys, ran("fedgh").path)
+    refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)
+    refused([], "expected the folder of a finished run", capsys, tmp_path)
+    (tmp_path / "result.json").write_bytes((ran().path / "result.json").read_bytes())
+    refused([], "expected a list of models in", capsys, tmp_path)
+
+
+def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, dealt = ran().path, DataCache.federated
+
+    def other(change: Callable[[LabeledSamples], LabeledSamples]) -> None:
+        def changed(self: DataCache, recipe: pf.Recipe) -> Any:
+            found = dealt(self, recipe)
+            clients = [dataclasses.replace(each, train=change(each.train)) for each in found.clients]
+            return dataclasses.replace(found, clients=clients)
+
+        monkeypatch.setattr(exposures.DataCache, "federated", changed)
+
+    other(lambda train: train.head(30))
+    with pytest.raises(ConfigError, match="in which client 0 had 40 training images, got 'digits' that gives it 30"):
+        exposed(path)
+    other(lambda train: LabeledSamples(train.x.float(), train.y))
+    with pytest.raises(ConfigError, match="expected a run on images of bytes"):
+        exposed(path)
+
+
+def test_the_upload_is_not_changed_by_being_attacked(ran: Callable[..., Done]) -> None:
+    seen = exposed(ran().path)
+    before = get_tensor(seen.sent[0].values, 0.0).clone()  # type: ignore[arg-type]
+    weights = {name: t.clone() for name, t in seen.model.network.state_dict().items()}
+    run_attack(seen, settings())
+    assert torch.equal(seen.sent[0].values[0.0], before)
+    assert all(torch.equal(t, weights[name]) for name, t in seen.model.network.state_dict().items())

@@ -1,0 +1,454 @@
+"""The command line end to end, on a few handwritten digits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import polyfed
+from polyfed.cli import app as cli
+from polyfed.errors import RunError
+
+pytestmark = pytest.mark.usefixtures("unrendered")
+
+PATIENCE = 600  # seconds for a process on a busy machine; it is never waited for so long otherwise
+RECIPE = """
+[data]
+dataset = "digits"
+num_clients = 3
+holdout = 30
+max_train_per_client = 40
+max_test_per_client = 20
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+
+[training]
+rounds = 2
+batch_size = 10
+
+[evaluation]
+extra_stages = ["personal", "received"]
+
+[methods.fedavg]
+aggregation = "same-shape"
+
+[methods.fedgh-random-header]
+name = "fedgh"
+header_lr = 0.0
+"""
+
+
+class Said(NamedTuple):
+    """What a command left behind."""
+
+    status: int
+    out: str
+    error: str
+
+
+class Terminal:
+    """Gives commands in this process, in a folder with a recipe."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        (folder / "tiny.toml").write_text(RECIPE)
+        self._capsys = capsys
+
+    def __call__(self, *words: str, status: int = 0) -> Said:
+        self._capsys.readouterr()
+        code = cli.status(words)
+        said = Said(code, *self._capsys.readouterr())
+        assert said.status == status, said
+        assert "Traceback" not in said.error
+        return said
+
+
+@pytest.fixture
+def polyfed_(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.chdir(tmp_path)
+    return Terminal(tmp_path, capsys)
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run, without what differs between equal runs."""
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key not in ("seconds", "seal")} for line in lines]
+
+
+def models(folder: Path) -> dict[str, bytes]:
+    """The weights that a run exported."""
+    return {path.name: path.read_bytes() for path in sorted((folder / "models").iterdir())}
+
+
+def test_run_shows_what_came_out_and_where_it_is(polyfed_: Terminal) -> None:
+    said = polyfed_("run", "tiny.toml", "--seed", "3")
+    folder = Path("runs/tiny-fedgh-seed3")
+    for words in ("accuracy personal", "accuracy received", "bytes ", " up, ", f"run folder {folder}"):
+        assert words in said.out
+    assert "round 2/2" in said.error
+    result = json.loads((folder / "result.json").read_text())
+    assert f"{100 * result['accuracy']:.2f} %" in said.out
+    assert (result["method"], result["dataset"], result["clients"], result["seed"]) == ("fedgh", "digits", 3, 3)
+    stored = tomllib.loads((folder / "recipe.toml").read_text())
+    assert stored["method"]["header_epochs"] == 1
+    assert len(rounds(folder)) == 2
+    assert len(list((folder / "models").glob("*.safetensors"))) == 3
+
+
+def test_run_tells_where_the_time_went(polyfed_: Terminal) -> None:
+    said = polyfed_("run", "tiny.toml", "--profile", "--out", "mine", "-q", "--set", "data.max_train_per_client=10")
+    table = said.out[said.out.index("seconds") :].splitlines()
+    names = ["train", "align", "prototypes", "aggregate", "score", "messages", "other", "idle"]
+    assert sorted(line.split()[0] for line in table[1:-1]) == sorted(names)
+    total = table[-1].split()
+    assert (total[0], total[2], total[5:7]) == ("all", "100.0", ["(1", "worker,"])
+    timings = json.loads(Path("mine/result.json").read_text())["timings"]
+    assert float(total[1]) == pytest.approx(sum(timings.values()), abs=0.006)
+    assert [line.split()[0] for line in table[1:-1]] == sorted(timings, key=lambda name: -timings[name])
+
+
+def test_asked_for_too_late_there_are_no_timings(polyfed_: Terminal) -> None:
+    polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1")
+    again = polyfed_("run", "tiny.toml", "--out", "mine", "-q", "--set", "training.rounds=1", "--resume", "--profile")
+    assert "no timings" in again.out
+
+
+def test_a_run_is_not_run_twice_unless_forced(polyfed_: Terminal) -> None:
+    first = polyfed_("run", "tiny.toml", "--out", "mine", "--quiet")
+    assert first.error == ""
+    before = (Path("mine/result.json").read_bytes(), rounds(Path("mine")), models(Path("mine")))
+    assert "already holds a run" in polyfed_("run", "tiny.toml", "--out", "mine", status=2).error
+    again = polyfed_("run", "tiny.toml", "--out", "mine", "--resume", "-q")
+    assert again.out == first.out
+    assert Path("mine/result.json").read_bytes() == before[0]
+    polyfed_("run", "tiny.toml", "--out", "mine", "--overwrite", "-q")
+    assert (rounds(Path("mine")), models(Path("mine"))) == before[1:]
+    polyfed_("run", "tiny.toml", "--out", "mine", "--overwrite", "-q", "--set", "training.lr=0.1")
+    assert rounds(Path("mine")) != before[1]
+
+
+def test_a_run_from_the_recipe_in_a_run_folder_is_the_same_run(polyfed_: Terminal) -> None:
+    polyfed_("run", "tiny.toml", "--method", "fedgh-random-header", "--out", "one", "-q")
+    polyfed_("run", "one/recipe.toml", "--out", "two", "-q")
+    assert rounds(Path("one")) == rounds(Path("two"))
+    assert json.loads(Path("two/result.json").read_text())["label"] == "fedgh-random-header"
+
+
+def test_compare_runs_all_adds_local_and_skips_what_is_done(polyfed_: Terminal) -> None:
+    words = ["compare", "tiny.toml", "--methods", "fedavg,fedgh,fedgh-random-header", "--seeds", "0,1", "--out", "all"]
+    first = polyfed_(*words)
+    names = ["local", "fedavg", "fedgh", "fedgh-random-header"]
+    folders = [Path("all") / name / f"seed-{seed}" for name in names for seed in (0, 1)]
+    assert all((folder / "result.json").exists() for folder in folders)
+    for name in names:
+        assert f"\n{name}" in first.out
+    assert {path.name for path in Path("all").iterdir() if path.is_file()} == {
+        "comparison.md", "comparison.csv", "comparison.json", "comparison.tex", "compare.json", "report.html",
+        "accuracy-by-round.png", "accuracy-by-round.svg",
+    }  # fmt: skip
+    made = json.loads(Path("all/compare.json").read_text())
+    assert made["command"] == shlex.join(["polyfed", *words])
+    rows = list(csv.DictReader(Path("all/comparison.csv").read_text().splitlines()))
+    assert [row["name"] for row in rows] == names
+    assert {row["seeds"] for row in rows} == {"0 1"}
+    times = [(folder / "result.json").stat().st_mtime_ns for folder in folders]
+    second = polyfed_(*words)
+    assert second.error.count("already done") == 8
+    assert second.out == first.out
+    assert [(folder / "result.json").stat().st_mtime_ns for folder in folders] == times
+    polyfed_("compare", "tiny.toml", "--methods", "fedavg", "--seeds", "0", "--out", "all", "--overwrite", "-q")
+    assert (folders[0] / "result.json").stat().st_mtime_ns > times[0]
+    assert (folders[1] / "result.json").stat().st_mtime_ns == times[1]
+
+
+def test_compare_gives_the_runs_that_run_gives(polyfed_: Terminal) -> None:
+    polyfed_("compare", "tiny.toml", "--methods", "fedavg", "--seeds", "2", "--out", "all", "-q")
+    polyfed_("run", "tiny.toml", "--method", "fedavg", "--seed", "2", "--out", "one", "-q")
+    assert rounds(Path("all/fedavg/seed-2")) == rounds(Path("one"))
+
+
+def test_compare_without_methods_takes_those_of_the_recipe(polyfed_: Terminal) -> None:
+    polyfed_("compare", "tiny.toml", "--set", "training.rounds=1", "-q")
+    made = sorted(path.name for path in Path("runs/tiny").iterdir() if path.is_dir())
+    assert made == ["fedavg", "fedgh", "fedgh-random-header", "local"]
+
+
+def test_one_failing_run_does_not_lose_the_others(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("no more numbers")
+
+    monkeypatch.setattr(polyfed.methods.FedAvg, "aggregate", fail)
+    words = ["compare", "tiny.toml", "--methods", "fedavg,fedgh", "--out", "all", "-q"]
+    said = polyfed_(*words, status=1)
+    line = "polyfed: fedavg, seed 0 failed: server, round 1, aggregation: ArithmeticError: no more numbers\n"
+    assert said.error == line
+    assert "\nlocal" in said.out
+    assert "\nfedgh" in said.out
+    assert not Path("all/fedavg/seed-0/result.json").exists()
+    monkeypatch.undo()
+    monkeypatch.chdir(polyfed_.folder)
+    assert "\nfedavg" in polyfed_(*words).out
+
+
+def test_compare_goes_on_after_an_interruption(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["compare", "tiny.toml", "--methods", "fedgh", "-q", "--set", "run.checkpoint_every=1"]
+    polyfed_(*words, "--out", "undisturbed")
+    aggregate, calls = polyfed.methods.FedGH.aggregate, []
+
+    def stop(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        aggregate(*arguments)
+
+    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", stop)
+    said = polyfed_(*words, "--out", "stopped", status=130)
+    assert said.error.count("\n") == 1
+    assert "fedgh, seed 0: interrupted in round 2" in said.error
+    local = Path("stopped/local/seed-0/result.json").stat().st_mtime_ns
+    polyfed_(*words, "--out", "stopped")
+    assert Path("stopped/local/seed-0/result.json").stat().st_mtime_ns == local
+    for name in ("local", "fedgh"):
+        one, two = (Path(folder) / name / "seed-0" for folder in ("stopped", "undisturbed"))
+        assert rounds(one) == rounds(two)
+        assert models(one) == models(two)
+
+
+def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
+    before = sorted(polyfed_.folder.rglob("*"))
+    said = polyfed_("check", "tiny.toml")
+    for words in (
+        "digits-cnn1",
+        "digits-cnn2",
+        "17,258",
+        "16x4x4",
+        "30 held out",
+        "whole run, about:",
+        "memory, about:",
+    ):
+        assert words in said.out
+    assert said.error == ""
+    assert sorted(polyfed_.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedgh", "fedhenn", "fedin"])
+def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method: str) -> None:
+    hyperparameters = {"fedhenn": ["alignment_data.size=20"], "fedin": ["aggregation=same-shape"]}.get(method, [])
+    settings = [f"methods.{method}.{key}" for key in hyperparameters]
+    settings += ["data.num_clients=2"]  # one client of each architecture: the estimate is then exact
+    checked = polyfed.check("tiny.toml", method=method, overrides=settings)
+    run = polyfed.run("tiny.toml", method=method, overrides=settings, out="run")
+    assert (checked.bytes_up, checked.bytes_down) == (run.result["bytes_up"], run.result["bytes_down"])
+    assert checked.facts["method"] == method
+    assert [client["train"] for client in checked.clients] == [40, 40]
+
+
+def test_check_counts_every_width_of_one_architecture(polyfed_: Terminal) -> None:
+    settings = ["models.architectures=['digits-cnn1']", "data.num_clients=4", "methods.heterofl.rates=fix_a1-c1"]
+    checked = polyfed.check("tiny.toml", method="heterofl", overrides=settings)
+    run = polyfed.run("tiny.toml", method="heterofl", overrides=settings, out="run")
+    assert [(kind.name, kind.clients) for kind in checked.architectures] == [("digits-cnn1 a", 2), ("digits-cnn1 c", 2)]
+    assert checked.architectures[1].parameters < checked.architectures[0].parameters / 4
+    assert (checked.bytes_up, checked.bytes_down) == (run.result["bytes_up"], run.result["bytes_down"])
+
+
+def test_report_makes_the_table_again_from_folders(polyfed_: Terminal) -> None:
+    compared = polyfed_("compare", "tiny.toml", "--methods", "fedgh", "--out", "all", "-q")
+    table = compared.out.partition("wrote ")[0]
+    said = polyfed_("report", "all", "--out", "elsewhere", "--x-axis", "bytes")
+    assert said.out.startswith(table)
+    assert {"comparison.md", "comparison.json", "accuracy-by-bytes.png", "accuracy-by-bytes.svg", "report.html"} <= {
+        path.name for path in Path("elsewhere").iterdir()
+    }
+    polyfed_("report", "all/fedgh/seed-0")
+    assert Path("all/fedgh/seed-0/comparison.md").exists()
+    assert polyfed_("run", "tiny.toml", "--out", "all/fedgh/seed-0", "--overwrite", "-q").status == 0
+    assert (
+        "unknown axis x='byte'; did you mean 'bytes'?" in polyfed_("report", "all", "--x-axis", "byte", status=2).error
+    )
+    assert "To reach an accuracy of 1.00 %" in polyfed_("report", "all", "--target", "1 %").out
+    assert "got '60'; did you mean '60 %'?" in polyfed_("report", "all", "--target", "60", status=2).error
+    polyfed_("report", "all", "--results", "page.md")
+    assert "\n    polyfed compare tiny.toml --methods fedgh --seeds 0 --out all\n" in Path("page.md").read_text()
+    assert "with no other options" in polyfed_("report", "all", "--results", "p.md", "--metrics", status=2).error
+
+
+def test_compare_refuses_a_target_that_is_none_before_it_runs(polyfed_: Terminal) -> None:
+    assert "target: expected" in polyfed_("compare", "tiny.toml", "--target", "much", "--out", "all", status=2).error
+    assert not Path("all").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "keys"),
+    [
+        ("methods", "fedgh", {"paper", "scored", "needs", "hyperparameters"}),
+        ("models", "digits-cnn1", {"parameters", "feature_dim", "in_shape", "classes", "paper"}),
+        ("datasets", "digits", {"about", "here"}),
+    ],
+)
+def test_lists_for_people_and_for_machines(polyfed_: Terminal, command: str, name: str, keys: set[str]) -> None:
+    entries = {row["name"]: row for row in json.loads(polyfed_(command, "--json").out)}
+    assert keys <= set(entries[name])
+    assert set(entries) <= set(polyfed_(command).out.replace(":", " ").split())
+
+
+def test_the_list_of_methods_holds_what_a_recipe_takes(polyfed_: Terminal) -> None:
+    for row in json.loads(polyfed_("methods", "--json").out):
+        settings = [
+            f"method.{key}={json.dumps(value)}" for key, value in row["hyperparameters"].items() if value is not None
+        ]
+        recipe = polyfed.Recipe.load("tiny.toml", settings, method=row["name"])
+        assert recipe.chosen_method.evaluation_stage == row["scored"]
+
+
+def test_the_list_of_datasets_says_what_is_here(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    (polyfed_.folder / "data" / "mine").mkdir(parents=True)
+    (polyfed_.folder / "data" / "mine" / "train.parquet").write_bytes(b"")
+    monkeypatch.setenv("POLYFED_DATA", "data")
+    here = {row["name"]: row["here"] for row in json.loads(polyfed_("datasets", "--json").out)}
+    assert (here["digits"], here["cifar10"], here["mine"]) == (True, False, True)
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_lists_and_help_fit_the_terminal(polyfed_: Terminal, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    commands = ("run", "compare", "sweep", "check", "report", "predict", "methods", "models", "datasets")
+    said = [polyfed_(command, "--help").out for command in commands] + [polyfed_(name).out for name in commands[-3:]]
+    assert max(len(line) for text in said for line in text.splitlines()) <= int(columns)
+
+
+def test_run_tells_why_it_ended_early_and_what_a_closing_round_changed(polyfed_: Terminal) -> None:
+    words = ["--method", "local", "--set", "training.lr=0.0", "--set", "training.rounds=9", "-q", "--out"]
+    assert "stopped after round 2" in polyfed_("run", "tiny.toml", "--set", "evaluation.patience=1", *words, "a").out
+    same = ["--set", "models.architectures=['digits-cnn1']", "--set", "method.setting=homogeneous"]
+    close = ["--set", "method.alignment_data.size=30", "--set", "method.final_average=true", "-q", "--out", "b"]
+    assert " % before the closing round" in polyfed_("run", "tiny.toml", "--method", "fedhenn", *same, *close).out
+
+
+def test_a_label_may_hold_anything(polyfed_: Terminal) -> None:
+    out = polyfed_("run", "tiny.toml", "--method", "local", "--set", "run.label='../my run'", "-q").out
+    assert "run folder runs/tiny-..-my-run-seed0" in out
+
+
+def test_help_and_version(polyfed_: Terminal) -> None:
+    assert polyfed_("--version").out == f"polyfed {polyfed.__version__}\n"
+    listed = polyfed_("--help").out
+    assert polyfed_().out.strip() == listed.strip()
+    for command in ("run", "compare", "check", "report", "methods", "models", "datasets"):
+        assert f"  {command} " in listed
+        said = polyfed_(command, "--help").out
+        assert "Usage: polyfed" in said
+        assert "\\" not in said
+
+
+def test_what_nobody_expected_is_one_line_with_a_hint(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("first\nsecond")
+
+    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
+    said = polyfed_("run", "tiny.toml", status=1)
+    assert said.error == "polyfed: ZeroDivisionError: first second (POLYFED_DEBUG=1 shows where)\n"
+    monkeypatch.setenv("POLYFED_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli.status(["run", "tiny.toml"])
+
+
+@pytest.mark.parametrize(("error", "status"), [(RunError("client 3 failed"), 1), (KeyboardInterrupt(), 130)])
+def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, error: BaseException, status: int) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
+    said = polyfed_("run", "tiny.toml", status=status)
+    assert said.error.count("\n") == 1
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "tiny.toml"])
+    assert ended.value.code == status
+
+
+def test_the_same_in_python(polyfed_: Terminal) -> None:
+    recipe = polyfed.Recipe.load("tiny.toml", ["training.rounds=1"])
+    run = polyfed.run(recipe, method="fedavg", seed=1, out="one")
+    assert run.result["hyperparameters"]["aggregation"] == "same-shape"
+    assert len(run.history) == 1
+    assert run.models[0](recipe_inputs()).shape == (2, 10)
+    done = polyfed.compare(recipe, ["fedavg"], seeds=[1], out="all")
+    assert done.failures == {}
+    assert "fedavg" in str(done)
+    assert rounds(Path("all/fedavg/seed-1")) == rounds(Path("one"))
+
+
+def recipe_inputs() -> Any:
+    """Two images as a network takes them."""
+    import torch
+
+    return torch.zeros(2, 1, 8, 8)
+
+
+# In a process of its own
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a command; Ctrl-C reaches it and nobody else."""
+    command = [sys.executable, "-m", "polyfed", *words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def test_ctrl_c_writes_a_checkpoint_and_resume_gives_the_undisturbed_run(polyfed_: Terminal) -> None:
+    many = ["run", "tiny.toml", "--set", "training.rounds=25", "--set", "run.checkpoint_every=1000"]
+    stopped = polyfed_.folder / "stopped"
+    process = start(polyfed_.folder, *many, "--out", "stopped")
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and process.poll() is None:
+        written = stopped / "rounds.jsonl"
+        if written.exists() and written.read_bytes().count(b"\n") >= 3:
+            break
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error
+    assert "interrupted in round" in error.splitlines()[-1]
+    assert error.rstrip().endswith("go on with --resume")
+    assert not (stopped / "result.json").exists()
+    done = len(rounds(stopped))
+    assert 3 <= done < 25
+    polyfed_(*many, "--out", "stopped", "--resume", "-q")
+    polyfed_(*many, "--out", "undisturbed", "-q")
+    assert rounds(stopped) == rounds(polyfed_.folder / "undisturbed")
+    assert models(stopped) == models(polyfed_.folder / "undisturbed")
+
+
+def test_help_answers_at_once(tmp_path: Path) -> None:
+    """What takes seconds to import is not imported for it."""
+    code = "import sys; from polyfed.cli.app import status; status(['--help']); print(sorted(sys.modules))"
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert "compare" in done.stdout
+    imported = done.stdout.splitlines()[-1]
+    assert not [name for name in ("torch", "numpy", "matplotlib", "sklearn", "pyarrow") if f"'{name}'" in imported]
+
+
+def test_a_reader_that_has_gone_is_no_failure(tmp_path: Path) -> None:
+    process = start(tmp_path, "methods", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.wait(timeout=PATIENCE)

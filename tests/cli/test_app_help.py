@@ -1,0 +1,326 @@
+"""What the command line says of itself: help, examples that run, completion, lists and a method's page."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.main
+from PIL import Image
+
+from polyfed.cli import app as cli
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog
+from polyfed.deploy.protocol import ClientHello
+from polyfed.experiments import method_table
+from polyfed.registry import METHODS
+from tests.helpers.processes import forked
+from tests.project.test_method_pages import check
+from tests.project.test_site import at_work
+
+ROOT = Path(__file__).resolve().parents[2]
+TOP: Any = typer.main.get_command(cli.app)
+COMMANDS = {
+    **{name: command for name, command in TOP.commands.items() if name != "deploy"},
+    **{f"deploy {name}": command for name, command in TOP.commands["deploy"].commands.items()},
+}
+
+
+def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert cli.status(words) == 0
+    return capsys.readouterr().out
+
+
+def examples(name: str) -> list[list[str]]:
+    lines = [line.strip() for line in (COMMANDS[name].help or "").splitlines()]
+    return [shlex.split(line) for line in lines if line.startswith("polyfed ")]
+
+
+EXAMPLES = [example for name in COMMANDS for example in examples(name)]
+
+
+# help ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_whole(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    out = said(*name.split(), "--help", capsys=capsys)
+    assert "\\" not in out
+    assert max(map(len, out.splitlines())) <= 120
+    text = " ".join(out.split())
+    for parameter in COMMANDS[name].params:
+        if parameter.param_type_name == "option":
+            assert " ".join(parameter.help.split()) in text
+            assert len(parameter.help.split()) >= 2, f"little is said of {parameter.opts[0]}"
+        else:
+            shown = parameter.metavar.strip("[]")
+            assert re.search(rf"^  \[?{re.escape(shown)}\]?  +\S+ \S+", out, re.MULTILINE), (
+                f"nothing is said of {shown}"
+            )
+    assert "Show this message" in text
+    assert examples(name) or name in ("models", "datasets"), "an example says more than all else"
+
+
+def test_what_must_be_given_is_said_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "The recipe's file." in said("run", "--help", capsys=capsys)
+    assert "The recipe's file.  [required]" in said("deploy", "local", "--help", capsys=capsys)
+
+
+# examples -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", EXAMPLES, ids=" ".join)
+def test_an_example_names_recipes_that_are_there(words: list[str]) -> None:
+    named = [word for word in words if word.endswith(".toml") and word != "mine.toml"]
+    assert all((ROOT / word).is_file() for word in named)
+    if words[1] != "deploy" and "mine.toml" not in words:
+        check(words)
+
+
+_LESS = ["--set", "training.rounds=1", "--set", "data.max_train_per_client=12", "--set", "data.max_test_per_client=6"]
+FEWER = {
+    "run": _LESS,
+    "compare": [*_LESS, "--seeds", "0"],
+    "sweep": _LESS,
+    "plot": ["--inputs", "20", "--points", "40"],
+    "attack": ["--steps", "2"],
+    "leakage": ["--shadows", "4", "--clients", "1", "--rows", "4", "--images", "1", "--steps", "2"],
+}
+PRIVATE = [
+    "--set",
+    "privacy.upload_clip_norm=1.0",
+    "--set",
+    "privacy.upload_noise_multiplier=1.0",
+    "--set",
+    "method.aggregation=same-shape",
+]
+BEFORE = [  # what the examples find there, besides what those before them have made
+    ["run", "recipes/quickstart.toml", "--method", "fedavg", *PRIVATE, "--out", "runs/fedin-privacy"],
+    *(["run", "recipes/quickstart.toml", "--method", m, "--out", f"runs/{m}"] for m in ("fedavg", "fedgh", "fedin")),
+    ["compare", "recipes/quickstart.toml", "--methods", "fedgh", "--out", "runs/leakage"],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes on a busy machine
+def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_root: Path) -> None:
+    """As it stands, in the order of the commands, but for fewer rounds and rows."""
+    pyarrow = pytest.importorskip("pyarrow")
+    monkeypatch.setenv("POLYFED_DATA", str(data_root))
+    monkeypatch.chdir(at_work(tmp_path))
+    for words in BEFORE:
+        assert cli.status([*words, *FEWER[words[0]], *(["-q"] if words[0] != "check" else [])]) == 0
+    (tmp_path / "photos").mkdir()
+    pictures = [np.full((8, 8), 30 * k, dtype=np.uint8) for k in range(3)]
+    for k, pixels in enumerate(pictures):
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{k}.png")
+    rows = [{"image": {"bytes": png(pixels), "path": None}, "label": 0} for pixels in pictures]
+    pyarrow.parquet = __import__("pyarrow.parquet").parquet
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "new.parquet")
+    deployed(tmp_path / "runs" / "ours")
+    for words in EXAMPLES:
+        if words[1] == "deploy" and words[2] in ("local", "server", "node"):
+            continue  # tests/deploy/test_local_cluster_on_flower.py and test_outsider.py run them
+        more = FEWER.get(words[1], [])
+        if "training.rounds=25" in words:
+            more = [word.replace("rounds=1", "rounds=2") for word in more]
+        if words[1] == "sweep":
+            more = [*more, "--seeds", "0"]
+        assert cli.status([*words[1:], *more]) == 0, words
+
+
+def deployed(folder: Path) -> None:
+    """What a deployment keeps of its nodes: client 2 belongs to one."""
+    known = ClientHello(
+        client=2,
+        token="0" * 64,
+        dataset="digits",
+        train=8,
+        validation=1,
+        test=1,
+        class_names=["0", "1"],
+        feature_names=[],
+        shape=[1, 8, 8],
+        dtype="uint8",
+        mean=[0.3],
+        std=[0.4],
+        table=False,
+        words=0,
+        architecture="digits-cnn1",
+        feature_dim=64,
+        head={"weight": [2, 64], "bias": [2]},
+        linear=True,
+    )
+    folder.mkdir(parents=True)
+    diary = EventLog(folder / EVENT_LOG, resume=False)
+    diary.welcome(known, node=7)
+    diary.open()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+# completion ---------------------------------------------------------------------------------------------------------
+
+RECIPE = """
+[methods.mine-one]
+name = "fedgh"
+
+[presets.small.training]
+rounds = 1
+"""
+
+
+def offered(words: str, folder: Path, shell: str = "bash") -> list[str]:
+    """What the shell is offered for the last word, as a new process gives it."""
+    code = (
+        "import atexit, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        "from polyfed.cli.app import main\nmain([])"
+    )
+    begun = words.split(" ")
+    env = {
+        **os.environ,
+        "_POLYFED_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(begun) - 1),
+    }
+    env["_TYPER_COMPLETE_ARGS"] = words
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.split() == ["False"], "PyTorch is not loaded for it"
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("polyfed co", ["compare"]),
+        ("polyfed recipe tr", ["training"]),
+        ("polyfed recipe method.fedg", ["method.fedgen", "method.fedgh"]),
+        ("polyfed methods fedg", ["fedgen", "fedgh"]),
+        ("polyfed run mine.toml --method fedg", ["fedgen", "fedgh"]),
+        ("polyfed run mine.toml --method min", ["mine-one"]),
+        ("polyfed run none.toml --method min", []),
+        ("polyfed run mine.toml --preset ", ["small"]),
+        ("polyfed compare mine.toml --methods fedgh,min", ["fedgh,mine-one"]),
+        ("polyfed compare mine.toml --methods fedgh,fedgh", []),
+        ("polyfed run mine.toml --executor v", ["vectorized"]),
+        ("polyfed plot runs --figures cka,t", ["cka,tsne"]),
+        ("polyfed deploy lo", ["local"]),
+    ],
+)
+def test_the_shell_is_offered_names(words: str, found: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    assert offered(words, tmp_path) == found
+
+
+def test_other_shells_are_offered_them_too(tmp_path: Path) -> None:
+    assert '"fedgh"' in "".join(offered("polyfed methods fedgh", tmp_path, "zsh"))
+
+
+def test_a_broken_recipe_is_no_obstacle_to_completion(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("methods = 3")
+    assert offered("polyfed run mine.toml --method fedgh", tmp_path) == ["fedgh"]
+    (tmp_path / "mine.toml").write_text("[")
+    assert offered("polyfed run mine.toml --method fedgh", tmp_path) == ["fedgh"]
+
+
+def test_the_script_for_a_shell_can_be_had(tmp_path: Path) -> None:
+    code = "from polyfed.cli.app import main; main(['--show-completion', 'bash'])"
+    env = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "_POLYFED_COMPLETE=complete_bash" in done.stdout
+
+
+# lists --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", ["80", "120"])
+def test_tables_of_models_and_data_sets(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    out = said("models", capsys=capsys)
+    assert max(map(len, out.splitlines())) <= int(columns)
+    for row in json.loads(said("models", "--json", capsys=capsys)):
+        assert re.search(
+            rf"^{re.escape(row['name'])} +{row['parameters']:,} +{row['feature_dim']:,}$", out, re.MULTILINE
+        )
+        assert row["paper"] in " ".join(out.split())
+    assert "sizes with images of 3 x 32 x 32 and 10 classes" in " ".join(out.split())
+    monkeypatch.delenv("POLYFED_DATA", raising=False)
+    out = said("datasets", capsys=capsys)
+    assert max(map(len, out.splitlines())) <= int(columns)
+    assert re.search(r"^digits +yes +The 1797", out, re.MULTILINE)
+    assert re.search(r"^cifar10 +no +CIFAR-10", out, re.MULTILINE)
+    assert re.search(r"^parquet +- +Any images", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_of_a_method_says_all_that_is_said_of_it(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    out = said("methods", name, capsys=capsys)
+    assert max(map(len, out.splitlines())) <= 90
+    page = json.loads(said("methods", name, "--json", capsys=capsys))
+    text = " ".join(out.split())
+    assert text.startswith(f"{name}: {page['summary']} paper {page['paper']} may differ {page['differs']} down ")
+    for hyperparameter in page["hyperparameters"]:
+        assert re.search(rf"^{re.escape(hyperparameter)} +\S", out, re.MULTILINE)
+        assert page["kinds"][hyperparameter]
+    numbered = re.findall(r"\((\d+)\) ", page["deviations"])
+    assert len(numbered) >= (name != "local")
+    for number in numbered:
+        assert re.search(rf"^  \({number}\) ", out, re.MULTILINE)
+    source = (METHODS[name].__module__.replace(".", "/") + ".py").removeprefix("polyfed/")
+    module = (ROOT / "src" / "polyfed" / source).read_text(encoding="utf-8").split('"""')[1].split("\n\n", 1)[1]
+    assert "".join(module.split()) in "".join(out.split()), "every word of how it works, in order"
+
+
+def test_types_of_hyperparameters_in_words() -> None:
+    kinds = method_table.page("fedgh")["kinds"]
+    assert kinds["header_lr"] == "number >= 0"
+    assert kinds["header_batch"] == '"lar" or "client" or "round" or whole number >= 1'
+    assert method_table.page("fedkd")["kinds"]["energy_start"] == "number > 0 and <= 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["fedgg"], "unknown method 'fedgg'; did you mean 'fedgh'?"),
+        (["fedgh", "--markdown"], "expected the name of a method alone or with --json"),
+        (["nowhere:Mine"], "cannot import method 'nowhere:Mine'"),
+    ],
+)
+def test_a_page_that_cannot_be_is_one_line(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.status(["methods", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_a_terminal_that_knows_no_lines_gets_hyphens(tmp_path: Path) -> None:
+    done = forked(["models"], tmp_path, encoding="ascii")
+    assert done.status == 0, done.stderr
+    assert "-----" in done.stdout
+    assert "?" not in done.stdout

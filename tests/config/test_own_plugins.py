@@ -1,0 +1,209 @@
+"""A plugin of the user's own: by name in a recipe, in worker processes, after a resumption; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyfed as pf
+from polyfed import registry
+from polyfed.cli import app as cli
+from polyfed.errors import ConfigError
+
+SOURCE = """
+from typing import ClassVar
+
+import torch
+import polyfed as pf
+from polyfed.core.message import flatten
+from polyfed.core.method import hyperparameters
+from polyfed.core.settings import Settings
+
+
+class Scale(Settings):
+    factor: float = 1.0
+
+
+class Scaled(pf.Plugin):
+    name = "scaled"
+    settings_class = Scale
+
+    def encode(self, upload, client, method, received):
+        factor = self.settings.factor
+        return {
+            entry: {name: t * factor if t.is_floating_point() else t for name, t in value.items()}
+            if not isinstance(value, torch.Tensor)
+            else value
+            for entry, value in upload.items()
+        }
+
+    def record(self, round):
+        return {"factor": self.settings.factor, "asked": sorted(round.asked)}
+
+
+class Plain(pf.Plugin):
+    name = "plain"
+
+
+class Nameless(pf.Plugin):
+    pass
+
+
+class Stops(pf.Plugin):
+    name = "stops"
+
+    def should_stop(self, history, rounds, final=False):
+        return "would be one too many" if rounds[-1] > 2 and not final else None
+
+
+class Counted(pf.Plugin):
+    name = "counted"
+    built = 0
+
+    def __init__(self):
+        super().__init__()
+        Counted.built += 1
+
+
+@hyperparameters
+class CountedMethod(pf.methods.FedAvg):
+    built: ClassVar[int] = 0
+
+    def __post_init__(self):
+        CountedMethod.built += 1
+"""
+RECIPE = """
+[data]
+dataset = "digits"
+num_clients = 3
+limit_train = 90
+[models]
+architectures = ["digits-cnn1"]
+[method]
+name = "fedavg"
+[training]
+rounds = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The present folder, with a module of plugins."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "added_folders", [])
+    (tmp_path / "my_plugins.py").write_text(SOURCE)
+    yield tmp_path
+    sys.modules.pop("my_plugins", None)
+
+
+def recipe(**settings: Any) -> Path:
+    """A recipe with one plugin."""
+    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
+    path = Path("mine.toml")
+    path.write_text(f"{RECIPE}\n[[plugins]]\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def values(run: Any) -> list[Any]:
+    return [(r["train_loss"], r["accuracy"], r.get("plugins")) for r in run.history]
+
+
+def test_it_acts_and_is_recorded_alike_by_all_executors() -> None:
+    scaled = recipe(name="my_plugins:Scaled", factor=0.5)
+    serial = pf.run(pf.Recipe.load(scaled, executor="serial"), out="serial")
+    pooled = pf.run(pf.Recipe.load(scaled, executor="processes", workers=2), out="pooled")
+    assert values(serial) == values(pooled)
+    assert serial.history[0]["plugins"] == {"scaled": {"factor": 0.5, "asked": [0, 1, 2]}}
+    once = pf.run(pf.Recipe.load(recipe(name="my_plugins:Scaled"), executor="serial"), out="once")
+    assert serial.history[1]["train_loss"] != once.history[1]["train_loss"]
+
+
+def test_a_run_goes_on_with_it() -> None:
+    path = recipe(name="my_plugins:Scaled", factor=0.5)
+    whole = pf.run(pf.Recipe.load(path, executor="serial"), out="whole")
+    settings = pf.Recipe.load(path, ["run.checkpoint_every=1"], executor="serial")
+
+    def stop(record: Any) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(pf.errors.RunInterrupted):  # type: ignore[attr-defined]
+        pf.run(settings, out="run", trackers=[stop])
+    assert values(pf.run(settings, out="run", resume=True)) == values(whole)
+
+
+def test_it_may_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.status(["run", str(recipe(name="my_plugins:Stops")), "--out", "run"]) == 0
+    assert json.loads(Path("run/result.json").read_text())["stopped_after"] == 2
+    assert "another round would be one too many" in capsys.readouterr().err
+    assert cli.status(["report", "run"]) == 0
+
+
+def test_what_is_imported_is_said_before(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.status(["check", str(recipe(name="my_plugins:Plain"))]) == 0
+    assert "imports my_plugins, from" in capsys.readouterr().err
+
+
+def test_a_run_folder_names_it_only_with_trust() -> None:
+    pf.run(pf.Recipe.load(recipe(name="my_plugins:Plain"), executor="serial"), out="run")
+    with pytest.raises(ConfigError, match="names code that is not polyfed's, 'my_plugins:Plain'"):
+        pf.Recipe.of_run("run")
+    assert pf.Recipe.of_run("run", trust=True).plugins[0].name == "my_plugins:Plain"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "my_plugins:Nothing"}, "cannot import plugin 'my_plugins:Nothing'"),
+        ({"name": "scaled"}, "cannot import plugin 'scaled'; expected 'package.module:name'"),
+        ({"name": "my_plugins:flatten"}, "expected a class that extends polyfed.Plugin"),
+        ({"name": "my_plugins:Nameless"}, "expected a name of its own"),
+        ({"name": "my_plugins:Plain", "factor": 2.0}, "expected no settings"),
+        ({"name": "my_plugins:Scaled", "factor": "much"}, "factor: expected a number"),
+        ({"factor": 2.0}, "plugins: expected name = "),
+    ],
+)
+def test_what_cannot_be_is_one_line(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        pf.Recipe.load(recipe(**settings))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_builds_its_plugins_and_its_method_once() -> None:
+    chosen = pf.Recipe.load(recipe(name="my_plugins:Counted"), method="my_plugins:CountedMethod", executor="serial")
+    mine = sys.modules["my_plugins"]
+    assert (mine.Counted.built, mine.CountedMethod.built) == (0, 1)
+    pf.run(chosen, out="first")
+    assert (mine.Counted.built, mine.CountedMethod.built) == (1, 1)
+    pf.run(chosen, out="second")
+    assert (mine.Counted.built, mine.CountedMethod.built) == (2, 1), "a plugin may change in a run, a method may not"
+
+
+def test_two_of_one_name_are_refused() -> None:
+    path = recipe(name="my_plugins:Plain")
+    path.write_text(path.read_text() + '[[plugins]]\nname = "my_plugins:Plain"\n')
+    with pytest.raises(ConfigError, match="expected one 'plain', got two"):
+        pf.run(path, out="run")
+
+
+def test_the_page_names_every_hook() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-plugin.md").read_text(encoding="utf-8")
+    hooks = {name for name, thing in vars(pf.Plugin).items() if callable(thing) and not name.startswith("_")}
+    assert set(re.findall(r"^\| `(\w+)\(", page, re.MULTILINE)) == hooks - {
+        "decoded"
+    }  # what the engine does with decode
+
+
+def test_server_and_node_must_name_the_same_plugins() -> None:
+    from polyfed.deploy.protocol import first_difference, shared_config
+
+    plain, other = (pf.Recipe.load(recipe(name=f"my_plugins:{name}")) for name in ("Plain", "Stops"))
+    assert first_difference(shared_config(plain), shared_config(plain)) is None
+    assert (first_difference(shared_config(plain), shared_config(other)) or "").startswith("plugins is ")

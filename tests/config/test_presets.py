@@ -1,0 +1,90 @@
+"""``--preset`` from the command line and from Python: what is run, what is said of it, what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import polyfed
+from polyfed.cli.app import status
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
+from polyfed.experiments.sweep import sweep
+
+pytestmark = pytest.mark.usefixtures("unrendered")
+
+TEXT = """
+[data]
+dataset = "digits"
+num_clients = 2
+limit_train = 120
+
+[models]
+architectures = ["digits-cnn3"]
+
+[method]
+name = "fedavg"
+
+[training]
+rounds = 3
+
+[presets.small]
+note = "scaled down: one round of 3"
+
+[presets.small.training]
+rounds = 1
+
+[presets.three.data]
+num_clients = 3
+"""
+SAID = "reset small: scaled down: one round of 3"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(TEXT)
+    return "mine.toml"
+
+
+def test_run_lays_the_preset_over_and_says_so(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["run", recipe, "--preset", "small", "-q"]) == 0
+    assert SAID in capsys.readouterr().out
+    kept = tomllib.loads(Path("runs/mine-small-fedavg-seed0/recipe.toml").read_text())
+    assert (kept["training"]["rounds"], kept["run"]["preset"]) == (1, "small")
+    assert kept["run"]["preset_note"] == "scaled down: one round of 3"
+    assert status(["check", recipe, "--preset", "three"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("fedavg on digits: 3 clients, 3 rounds")
+    assert out.splitlines()[-1] == "preset three"
+
+
+def test_tables_say_it_and_keep_presets_apart(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    done = polyfed.compare(recipe, ["fedavg"], preset="small", out="runs/one")
+    assert done.table is not None
+    assert SAID in done.table.sections[0].caption
+    one = ["training.rounds=1"]
+    polyfed.compare(recipe, ["fedavg"], overrides=one, out="runs/two")
+    assert status(["report", "runs/one", "runs/two"]) == 0
+    assert " ".join(capsys.readouterr().out.split()).count(SAID) == 1
+    found = sweep(recipe, {"training.lr": [0.01, 0.02]}, preset="small", out="runs/three")
+    assert found.table is not None
+    assert SAID in found.table.caption
+    assert found.table.is_complete.startswith("--preset small ")
+
+
+def test_a_recipe_that_is_made_already_takes_no_preset(recipe: str) -> None:
+    with pytest.raises(ConfigError, match="expected a preset together with a recipe's file"):
+        polyfed.run(Recipe.load(recipe), preset="small")
+
+
+@pytest.mark.parametrize("verb", ["run", "compare", "check", "sweep"])
+def test_an_unknown_preset_is_one_line_and_nothing_is_written(
+    recipe: str, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--set", "training.lr=0.1,0.2"] if verb == "sweep" else []
+    assert status([verb, recipe, "--preset", "smal", *more]) == 2
+    assert capsys.readouterr().err == "polyfed: unknown preset 'smal'; did you mean 'small'?\n"
+    assert not Path("runs").exists()

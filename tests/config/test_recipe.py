@@ -1,0 +1,470 @@
+"""Recipes: what is read, what is refused, how hyperparameters find their method."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
+from polyfed.experiments.sweep import parse
+from polyfed.methods import FedAvg, FedGH, Local
+from polyfed.report.paper_results import entries
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "recipes").rglob("*.toml"))
+TEXT = """
+[data]
+dataset = "digits"
+num_clients = 3
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+max_grad_norm = 1.0
+
+[training]
+rounds = 2
+
+[methods.fedgh]
+header_epochs = 100
+max_grad_norm = 2.0
+
+[methods.fedgh-random-header]
+name = "fedgh"
+header_lr = 0.0
+
+[methods.fedavg]
+aggregation = "same-shape"
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(TEXT)
+    return file
+
+
+def test_every_setting_has_a_default_but_data_models_and_method() -> None:
+    recipe = Recipe.from_dict(
+        {"data": {"dataset": "digits"}, "models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}}
+    )
+    assert recipe.chosen_method == Local()
+    assert (recipe.data.partition, recipe.training.rounds, recipe.run.seed, recipe.evaluation.stage) == (
+        "iid",
+        10,
+        0,
+        None,
+    )
+
+
+def test_the_recipes_own_method_takes_both_tables_its_own_last(path: Path) -> None:
+    recipe = Recipe.load(path)
+    assert recipe.chosen_method == FedGH(header_epochs=100, max_grad_norm=1.0)
+    assert recipe.run.label is None
+    assert recipe.variants() == ["fedgh", "fedgh-random-header", "fedavg"]
+
+
+def test_another_method_takes_its_own_table_only(path: Path) -> None:
+    assert Recipe.load(path, method="fedavg").chosen_method == FedAvg(aggregation="same-shape")
+    assert Recipe.load(path, method="local").chosen_method == Local()
+    assert Recipe.load(path, ["method.name=fedavg"]).chosen_method == FedAvg(aggregation="same-shape")
+
+
+def test_a_variant_is_labeled_and_leaves_nothing_behind(path: Path) -> None:
+    variant = Recipe.load(path, method="fedgh-random-header")
+    assert variant.chosen_method == FedGH(header_lr=0.0)
+    assert variant.name == variant.run.label == "fedgh-random-header"
+    again = Recipe.load(path).choose("fedgh-random-header").choose("fedgh")
+    assert again == Recipe.load(path)
+    assert Recipe.load(path, ['run.label="mine"'], method="fedavg").name == "mine"
+
+
+def test_set_means_the_method_that_is_asked_for(path: Path) -> None:
+    assert Recipe.load(path, ["method.header_lr=0.5"]).chosen_method == FedGH(
+        header_epochs=100, max_grad_norm=1.0, header_lr=0.5
+    )
+    chosen = Recipe.load(path, ["method.weighting=uniform"], method="fedavg")
+    assert chosen.chosen_method == FedAvg(aggregation="same-shape", weighting="uniform")
+    other = Recipe.load(path, ["methods.fedgh-random-header.header_lr=0.25"], method="fedgh-random-header")
+    assert other.chosen_method.header_lr == 0.25
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data.num_clients=20", 20),
+        ("data.num_clients = 20", 20),
+        ("data.partition=iid", "iid"),
+        ('data.partition="iid"', "iid"),
+        ("training.lr=1e-3", 1e-3),
+        ("training.lr=1", 1.0),
+        ("models.architectures=['digits-cnn3']", ["digits-cnn3"]),
+        ("run.out=/a/path with=signs", "/a/path with=signs"),
+        ("run.label=", ""),
+    ],
+)
+def test_overrides_are_values_as_toml_has_them(path: Path, text: str, expected: Any) -> None:
+    section, _, key = text.partition("=")[0].strip().partition(".")
+    value = getattr(getattr(Recipe.load(path, [text]), section), key)
+    assert value == expected
+    assert type(value) is type(expected)
+
+
+def test_false_is_false() -> None:  # `-x False` meant True elsewhere
+    quickstart = ROOT / "recipes" / "quickstart.toml"
+    assert (
+        Recipe.load(quickstart, ["method.exchange_features=false"], method="fedin").chosen_method.exchange_features
+        is False
+    )
+    with pytest.raises(ConfigError, match="expected true or false, got 'False'"):
+        Recipe.load(quickstart, ["method.exchange_features=False"], method="fedin")
+
+
+def test_a_value_cannot_bring_further_keys_along(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.num_clients: expected a whole number"):
+        Recipe.load(path, ["data.num_clients=3\nname='cifar10'"])
+
+
+@pytest.mark.parametrize("text", ["data.num_clients", "clients=3", "=3", ".clients=3", "data.=3", ""])
+def test_an_override_needs_section_key_and_value(path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected --set SECTION\.KEY=VALUE"):
+        Recipe.load(path, [text])
+
+
+def test_an_override_below_a_value_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'data\.num_clients' is no table"):
+        Recipe.load(path, ["data.num_clients.number=3"])
+
+
+def test_what_is_written_reads_as_the_same_recipe(path: Path) -> None:
+    for name in Recipe.load(path).variants():
+        recipe = Recipe.load(path, method=name, seed=3, out="somewhere")
+        written = tomllib.loads(recipe.dumps())
+        assert written == recipe.to_dict()
+        assert "methods" not in written
+        again = Recipe.from_dict(written)
+        assert again.to_dict() == recipe.to_dict()
+        assert again.chosen_method == recipe.chosen_method
+
+
+def test_what_is_written_holds_every_hyperparameter_and_nothing_without_effect(path: Path) -> None:
+    written = Recipe.load(path).to_dict()
+    assert written["method"]["header_lr"] == 0.01
+    assert not {"dirichlet_alpha", "min_samples", "classes_per_client", "class_assignment"} & set(written["data"])
+    assert Recipe.load(path, ["data.partition=dirichlet"]).to_dict()["data"]["dirichlet_alpha"] == 0.5
+    assert Recipe.load(path, ["data.partition=by_class"]).to_dict()["data"]["class_assignment"] == "round_robin"
+
+
+def test_caps_of_training_rows_by_client_are_kept(path: Path) -> None:
+    recipe = Recipe.load(path, ["data.max_train_per_client=[1000, 200]"])
+    assert recipe.data.max_train_per_client == [1000, 200]
+    assert Recipe.from_dict(tomllib.loads(recipe.dumps())).data.max_train_per_client == [1000, 200]
+    swept = parse(["data.max_train_per_client=[1000, 200],[600, 600],500"])
+    assert swept == {"data.max_train_per_client": [[1000, 200], [600, 600], 500]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": {"num_clinets": 3}}, "unknown key 'data.num_clinets'; did you mean 'num_clients'?"),
+        ({"data": {"lr": 0.1}}, "unknown key 'data.lr'; it belongs to [training]"),
+        ({"daata": {}}, "unknown key 'daata'; did you mean 'data'?"),
+        ({"data": {"num_clients": "ten"}}, "data.num_clients: expected a whole number, got 'ten'"),
+        ({"data": {"num_clients": 0}}, "data.num_clients: expected at least 1, got 0"),
+        (
+            {"data": {"max_train_per_client": "x"}},
+            "data.max_train_per_client: expected a whole number or a list, got 'x'",
+        ),
+        ({"data": {"max_train_per_client": 0}}, "data.max_train_per_client: expected at least 1 or a list, got 0"),
+        (
+            {"data": {"max_train_per_client": [40, 1.5]}},
+            "data.max_train_per_client: expected a whole number, got [40, 1.5]",
+        ),
+        (
+            {"data": {"max_train_per_client": []}},
+            "data.max_train_per_client: expected a whole number or at least 1 entry, got []",
+        ),
+        ({"data": 3}, "data: expected a table, got 3"),
+        ({"training": {"optimizer": "sdg"}}, "did you mean 'sgd'?"),
+        ({"training": {"lr": "x", "rounds": 0}}, "(and 1 more)"),
+        ({"method": {"name": "fedgh", "header_epoch": 1}}, "unknown key 'method.header_epoch'; did you mean"),
+        (
+            {"method": {"name": "fedgh", "header_batch": "lr"}},
+            "expected 'lar', 'client' or 'round' or a whole number, got 'lr'; did you mean 'lar'?",
+        ),
+        ({"methods": {"mine": {"max_grad_norm": 0.0}}}, "methods.mine: unknown method 'mine'"),
+        ({"methods": {"a/b": {"name": "local"}}}, "methods: expected names of letters"),
+        (
+            {"methods": {"fedgh": {"max_grad_nrom": 0.0}}},
+            "unknown key 'methods.fedgh.max_grad_nrom'; did you mean 'max_grad_norm'?",
+        ),
+        ({"methods": {"fedgh": 3}}, "methods.fedgh: expected a table, got 3"),
+    ],
+)
+def test_errors_are_one_line_with_place_expectation_and_hint(
+    path: Path, settings: dict[str, Any], message: str
+) -> None:
+    base = tomllib.loads(path.read_text())
+    for section, values in settings.items():
+        own = base.get(section)
+        base[section] = {**own, **values} if isinstance(own, dict) and isinstance(values, dict) else values
+    with pytest.raises(ConfigError) as caught:
+        Recipe.from_dict(base)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("section", ["data", "models", "method"])
+def test_a_missing_section_is_named(path: Path, section: str) -> None:
+    base = tomllib.loads(path.read_text())
+    del base[section]
+    with pytest.raises(ConfigError, match=f"expected the section '{section}', which is missing"):
+        Recipe.from_dict(base)
+
+
+def test_without_a_method_of_its_own_a_recipe_can_still_be_asked_for_one(path: Path) -> None:
+    path.write_text(TEXT.replace('[method]\nname = "fedgh"\nmax_grad_norm = 1.0\n', ""))
+    assert Recipe.load(path, method="fedgh").chosen_method == FedGH(header_epochs=100, max_grad_norm=2.0)
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_the_shipped_recipes_are_valid(file: Path) -> None:
+    recipe = Recipe.load(file)
+    for name in recipe.variants():
+        assert recipe.choose(name).to_dict()
+
+
+def test_the_reference_job_is_as_agreed() -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "reference.toml")
+    assert recipe.variants() == [
+        "local", "fedgh", "fedgh-100", "fedgh-random-header", "fedavg", "fedin", "fedhenn", "fedhenn-strong",
+    ]  # fmt: skip
+    assert recipe.choose("fedgh").chosen_method == FedGH()
+    assert recipe.choose("fedhenn-strong").chosen_method.eta0 == 0.1
+    assert (
+        recipe.data.num_clients,
+        recipe.data.max_train_per_client,
+        recipe.data.max_test_per_client,
+        recipe.data.holdout,
+    ) == (
+        20,
+        500,
+        100,
+        1000,
+    )
+
+
+def test_the_quickstart_says_that_fedghs_default_is_the_papers() -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "quickstart.toml", method="fedgh")
+    assert recipe.chosen_method.header_epochs == 100
+    assert FedGH().header_epochs == 1
+
+
+# presets
+
+PRESETS = """
+[presets.small]
+note = "scaled down: 4 rounds"
+
+[presets.small.training]
+rounds = 4
+lr = 0.5
+
+[presets.small.methods.fedgh-random-header]
+max_grad_norm = 7.0
+
+[presets.small.methods.fedprox]
+mu = 0.5
+
+[presets.many.data]
+num_clients = 33
+
+[presets.many.training]
+lr = 0.25
+
+[presets.other.method]
+name = "fedavg"
+"""
+
+
+@pytest.fixture
+def with_presets(path: Path) -> Path:
+    path.write_text(TEXT + PRESETS)
+    return path
+
+
+def test_a_preset_is_laid_over_the_recipe_and_set_over_both(with_presets: Path) -> None:
+    plain, small = Recipe.load(with_presets), Recipe.load(with_presets, preset="small")
+    assert (plain.run.preset, plain.run.preset_note) == (None, None)
+    assert (small.run.preset, small.run.preset_note) == ("small", "scaled down: 4 rounds")
+    assert (small.training.rounds, small.training.lr) == (4, 0.5)
+    assert small.data == plain.data
+    assert small.chosen_method == plain.chosen_method
+    assert small.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0, max_grad_norm=7.0)
+    assert plain.choose("fedgh-random-header").chosen_method == FedGH(header_lr=0.0)
+    assert set(small.variants()) - set(plain.variants()) == {"fedprox"}
+    assert Recipe.load(with_presets, ["training.rounds=5"], preset="small").training.rounds == 5
+    assert Recipe.from_dict(tomllib.loads(with_presets.read_text()), preset="small").to_dict() == small.to_dict()
+
+
+def test_a_run_keeps_what_set_has_changed(with_presets: Path) -> None:
+    asked = [
+        "training.rounds=5",
+        "training.lr=0.01",
+        "data.num_clients=3",
+        "method.max_grad_norm=3.0",
+        "run.seed=3",
+    ]
+    assert Recipe.load(with_presets, ["data.root=x", "data.dataset=svhn"]).run.overrides == ["data.dataset=svhn"]
+    recipe = Recipe.load(with_presets, [*asked, "evaluation.every_n_rounds=2"], method="fedgh")
+    assert recipe.run.overrides == ["training.rounds=5", "method.max_grad_norm=3.0"], (
+        "the default rate, the recipe's clients"
+    )
+    assert Recipe.load(with_presets, ["training.rounds=4"], preset="small").run.overrides == [], "the preset's own"
+    assert "overrides" not in Recipe.load(with_presets).to_dict()["run"]
+    written = with_presets.parent / "kept.toml"
+    written.write_text(recipe.dumps())
+    assert Recipe.load(written, ["data.num_clients=2"]).run.overrides == [*recipe.run.overrides, "data.num_clients=2"]
+    with pytest.raises(ConfigError, match=r"run.overrides: expected nothing, as --set itself"):
+        Recipe.load(with_presets, ["run.overrides=[]"])
+
+
+def test_several_presets_are_laid_in_order(with_presets: Path) -> None:
+    two, swapped = (Recipe.load(with_presets, preset=names) for names in ("small,many", "many, small"))
+    assert (two.data.num_clients, two.training.rounds, two.training.lr) == (33, 4, 0.25)
+    assert swapped.training.lr == 0.5
+    assert (swapped.run.preset, swapped.run.preset_note) == ("many,small", "scaled down: 4 rounds")
+    assert Recipe.load(with_presets, preset="many").run.preset_note is None
+
+
+def test_a_preset_may_name_another_method_whose_hyperparameters_are_its_own(with_presets: Path) -> None:
+    assert Recipe.load(with_presets, preset="other").chosen_method == FedAvg(aggregation="same-shape")
+    asked = Recipe.load(with_presets, ["method.max_grad_norm=3.0"], method="fedgh", preset="other")
+    assert asked.chosen_method == FedGH(header_epochs=100, max_grad_norm=3.0)
+
+
+def test_a_run_keeps_its_preset_and_its_folder_has_the_name(with_presets: Path) -> None:
+    recipe = Recipe.load(with_presets, preset="small")
+    written = recipe.to_dict()
+    assert {"preset": "small", "preset_note": "scaled down: 4 rounds"}.items() <= written["run"].items()
+    assert "presets" not in written
+    assert Recipe.from_dict(written).to_dict() == written
+    assert recipe.folder == "runs/mine-small-fedgh-seed0"
+    inside = with_presets.parent / "recipes" / "paper"
+    inside.mkdir(parents=True)
+    with_presets.rename(inside / "table.toml")
+    assert Recipe.load(inside / "table.toml", preset="small").stem == "paper/table-small"
+
+
+@pytest.mark.parametrize(
+    ("text", "preset", "message"),
+    [
+        (PRESETS, "smal", "unknown preset 'smal'; did you mean 'small'?"),
+        (PRESETS, "small,", "unknown preset ''"),
+        ("", "small", "unknown preset 'small'; the recipe has none"),
+        ("[presets.a.training]\nrouds = 2", None, "presets.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
+        ("[presets.a.training]\nrouds = 2", "a", "presets.a: unknown key 'training.rouds'; did you mean 'rounds'?"),
+        ("[presets.a.trainin]\nrounds = 2", None, "presets.a: unknown key 'trainin'; did you mean 'training'?"),
+        ("[presets.a.training]\nrounds = 0", None, "presets.a: training.rounds: expected at least 1, got 0"),
+        (
+            "[presets.a.methods.fedgh]\nmax_grad_nrom = 0.0",
+            None,
+            "presets.a: unknown key 'methods.fedgh.max_grad_nrom'",
+        ),
+        ("[presets.a]\nnote = 3", None, "presets.a.note: expected text, got 3"),
+        ("[presets]\na = 3", None, "presets.a: expected a table, got 3"),
+        ('[presets."a b".data]\nclients = 3', None, "presets: expected names of letters"),
+        ('[presets.a.run]\npreset = "b"', None, "run.preset: expected --preset NAME, which writes it"),
+    ],
+)
+def test_errors_in_presets_are_one_line(path: Path, text: str, preset: str | None, message: str) -> None:
+    path.write_text(TEXT + text)
+    with pytest.raises(ConfigError) as caught:
+        Recipe.load(path, preset=preset)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_run_keeps_of_its_preset_is_not_for_set(with_presets: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^run\.preset: expected --preset NAME, which writes it, got --set$"):
+        Recipe.load(with_presets, ["run.preset=small"])
+    with_presets.write_text(TEXT.replace("clients =", "clinets =") + PRESETS)
+    with pytest.raises(ConfigError, match=r"^unknown key 'data\.num_clinets'; did you mean 'num_clients'\?"):
+        Recipe.load(with_presets)  # the recipe's own fault is not a preset's
+
+
+def test_paper_tables_names_a_table_that_there_is(path: Path) -> None:
+    assert Recipe.load(path, ["run.paper_tables=['fedgh/table3']"]).run.paper_tables == ["fedgh/table3"]
+    assert "paper_tables" not in Recipe.load(path).to_dict().get("run", {})
+    with pytest.raises(ConfigError, match=r"unknown table 'fedgh/tabel3'; did you mean 'fedgh/table3'\?"):
+        Recipe.load(path, ["run.paper_tables=['fedgh/tabel3']"])
+
+
+# the papers' recipes
+
+PAPERS = [file for file in SHIPPED if file.parent != ROOT / "recipes"]
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_the_papers_recipes_have_a_small_preset_and_are_valid_with_every_preset(file: Path) -> None:
+    presets = tomllib.loads(file.read_text())["presets"]
+    assert presets["small"]["note"].startswith("scaled down: ")
+    assert f"]({file.parent.name}/{file.name})" in (ROOT / "recipes" / "README.md").read_text(encoding="utf-8")
+    for preset in [None, *presets, *(f"{name},small" for name in presets if "small" not in name)]:
+        recipe = Recipe.load(file, preset=preset)
+        for name in recipe.variants():
+            assert recipe.choose(name).to_dict()
+    whole, small = Recipe.load(file), Recipe.load(file, preset="small")
+    assert small.training.rounds * small.training.local_epochs <= whole.training.rounds * whole.training.local_epochs
+    assert {name.partition("/")[0] for name in whole.run.paper_tables} <= {file.parent.name}
+    for name in whole.run.paper_tables:
+        rows = {entry.method for entry in entries() if entry.place == name}
+        assert rows & set(whole.variants()), f"no row of {name} is a variant of {file}"
+
+
+@pytest.mark.parametrize("file", PAPERS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_the_commands_in_the_heads_of_the_papers_recipes_are_valid(file: Path) -> None:
+    head = file.read_text().split("\n[", 1)[0].replace("\\\n#", " ")
+    commands = re.findall(r"^#   polyfed (run|compare|sweep|check) (\S+)((?: +--\w+ \S+)*)", head, flags=re.MULTILINE)
+    assert commands or "examples/overheads.py" in head
+    for _, path, options in commands:
+        assert (ROOT / path) == file
+        words = options.split()
+        given = dict(zip(words[::2], words[1::2], strict=True))
+        settings = [
+            f"{key}={json.dumps(values[0])}" for key, values in parse([given.get("--set", "run.seed=0")]).items()
+        ]
+        for name in given["--methods"].split(",") if "--methods" in given else [given.get("--method")]:
+            Recipe.load(file, settings, method=name, preset=given.get("--preset"))
+
+
+def test_fedhenns_small_preset_is_as_agreed() -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "fedhenn" / "table2-hetero.toml", preset="small")
+    assert (recipe.data.num_clients, recipe.training.rounds, recipe.training.local_epochs) == (100, 20, 2)
+    method = recipe.chosen_method
+    assert (method.alignment_data.size, method.alignment_data.every, method.kernel.pool) == (500, 10, "seen")
+
+
+@pytest.mark.parametrize("preset", [None, "slices"])
+def test_all_rows_of_one_table_weigh_clients_alike(preset: str | None) -> None:
+    """Of those that can weigh them otherwise."""
+    recipe = Recipe.load(ROOT / "recipes" / "shared-weights.toml", preset=preset)
+    methods = {name: recipe.choose(name).chosen_method for name in recipe.variants()}
+    assert methods.keys() > ({"heterofl", "fedrolex", "scalefl"} if preset else {"fedin", "scaffold", "fedrep"})
+    assert {getattr(method, "weighting", "samples") for method in methods.values()} == {"samples"}
+
+
+@pytest.mark.parametrize("preset", ["fedet", "small,small-fedet"])
+def test_fedins_row_of_fedet_is_layer_wise_as_its_appendix_says_and_has_public_images(preset: str) -> None:
+    recipe = Recipe.load(ROOT / "recipes" / "fedin" / "table1.toml", method="fedet", preset=preset)
+    assert recipe.chosen_method.aggregation == "layer-wise"
+    assert 0 < recipe.data.holdout < (recipe.data.limit_train or 50_000)

@@ -1,0 +1,375 @@
+"""From a source to clients: sizes, classes, disjointness, caps, holdout, and every refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyfed.data.datasets import DatasetSource, from_tensors, load_dataset
+from polyfed.data.federated_dataset import FederatedDataset
+from polyfed.data.partition import Partition
+from polyfed.data.samples import LabeledSamples
+from polyfed.errors import ConfigError
+from polyfed.registry import PARTITIONS
+from tests.helpers.small_data import federate, purposes
+
+
+def numbered(each: int = 500, test_each: int | None = 100, class_count: int = 10) -> DatasetSource:
+    """A source whose single input feature is the row's number in the pool, so that rows can be followed."""
+
+    def side(count: int, start: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        y = np.random.default_rng(seed).permutation(np.repeat(np.arange(class_count), count))
+        return np.arange(start, start + len(y), dtype=np.float32)[:, None], y
+
+    train = side(each, 0, 0)
+    return from_tensors(train, None if test_each is None else side(test_each, len(train[1]), 1), class_count)
+
+
+def deal(source: DatasetSource, seed: int = 0, **settings_: Any) -> FederatedDataset:
+    return federate(source, **{"num_clients": 20, "partition": "by_class", "rng": purposes(seed), **settings_})
+
+
+def ids(samples: LabeledSamples) -> list[int]:
+    return samples.x[:, 0].int().tolist()
+
+
+def sets(federated: FederatedDataset) -> Iterator[LabeledSamples]:
+    """Every set of samples, a shared one once."""
+    yield federated.holdout
+    if federated.test is not None:
+        yield federated.test
+    for client in federated.clients:
+        yield client.train
+        yield client.validation
+        if federated.test is None:
+            yield client.test
+
+
+def check(federated: FederatedDataset, source: DatasetSource) -> None:
+    """Disjoint, complete, in order, labels still with their rows."""
+    y = torch.cat([side.y for _, side in source.splits()])
+    every: list[int] = []
+    for samples in sets(federated):
+        mine = ids(samples)
+        assert mine == sorted(mine)
+        assert samples.y.tolist() == y[mine].tolist()
+        every += mine
+    assert len(set(every)) == len(every)
+    assert len(every) + federated.unused == len(y)
+    for client, row in zip(federated.clients, federated.label_table, strict=True):
+        assert np.array_equal(row, np.bincount(client.train.y, minlength=source.classes))
+    assert federated.label_table.shape == (len(federated.clients), source.classes)
+
+
+def counts(samples: LabeledSamples, class_count: int = 10) -> np.ndarray:
+    return np.bincount(samples.y, minlength=class_count)
+
+
+# the reference job ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("holdout", [0, 1000])
+def test_the_reference_job(holdout: int) -> None:
+    """CIFAR-10's sizes: 20 clients, dealt round robin, 2 classes each, 250 + 250 to train on and 50 + 50 to test on."""
+    source = numbered(5000, 1000)
+    federated = deal(source, split="official", max_train_per_client=500, max_test_per_client=100, holdout=holdout)
+    check(federated, source)
+    for number, client in enumerate(federated.clients):
+        mine = np.zeros(10, dtype=int)
+        mine[[number % 10, (number + 1) % 10]] = 1
+        assert np.array_equal(counts(client.train), 250 * mine)
+        assert np.array_equal(counts(client.test), 50 * mine)
+        assert len(client.validation) == 0
+        assert max(ids(client.train)) < 50000 <= min(ids(client.test))
+    assert counts(federated.holdout).tolist() == [holdout // 10] * 10
+    assert federated.unused == 60000 - holdout - 20 * 600
+
+
+def test_round_robin_without_holdout_draws_nothing() -> None:
+    a, b = (deal(numbered(), seed, split="official") for seed in (0, 1))
+    assert [ids(s) for s in sets(a)] == [ids(s) for s in sets(b)]
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "by_class"])
+def test_seeds(partition: str) -> None:
+    source = numbered()
+    a, b, c = (deal(source, seed, partition=partition, holdout=50) for seed in (0, 0, 1))
+    assert [ids(s) for s in sets(a)] == [ids(s) for s in sets(b)]
+    assert [ids(s) for s in sets(a)] != [ids(s) for s in sets(c)]
+    assert ids(a.holdout) != ids(c.holdout)
+
+
+# splits --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("each", [2, 5])
+@pytest.mark.parametrize("how", ["round_robin", "shards", "shamsian"])
+def test_eight_one_one_pools_both_sides(how: str, each: int) -> None:
+    source = numbered(500, 100)
+    federated = deal(source, class_assignment=how, classes_per_client=each, split="8:1:1")
+    check(federated, source)
+    pooled = 0
+    for client in federated.clients:
+        parts = np.stack([counts(client.train), counts(client.validation), counts(client.test)])
+        quota = parts.sum(axis=0) * np.array([[0.8], [0.1], [0.1]])
+        assert (np.abs(parts - quota) < 1).all()
+        assert np.array_equal(parts[0] > 0, parts[2] > 0)  # the test part has the training classes
+        pooled += sum(i >= 5000 for i in ids(client.train))
+    assert pooled > 0  # rows of the official test side are trained on: FedGH pools all 60 000
+    assert federated.test is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(1, 9)), st.integers(0, 1000), st.booleans())
+def test_any_ratio_is_kept_within_one_row_per_class(parts_abc: tuple[int, int, int], seed: int, equal: bool) -> None:
+    a, b, c = parts_abc
+    partition = "iid" if equal else "dirichlet"
+    source = numbered(100, None, 4)
+    federated = deal(source, seed, num_clients=3, partition=partition, split=f"{a}:{b}:{c}", min_samples=40)
+    check(federated, source)
+    assert federated.unused == 0
+    for client in federated.clients:
+        parts = np.stack([counts(s, 4) for s in (client.train, client.validation, client.test)])
+        ratio = np.array([a, b, c]) / (a + b + c)
+        assert (np.abs(parts - parts.sum(axis=0) * ratio[:, None]) < 1).all()
+        assert (np.abs(parts.sum(axis=1) - parts.sum() * ratio) < 2).all()
+
+
+def test_a_split_is_drawn_not_cut_in_file_order() -> None:
+    federated = deal(numbered(500, None), num_clients=10)
+    assert any(max(ids(client.train)) > min(ids(client.test)) for client in federated.clients)
+
+
+@pytest.mark.parametrize("partition", ["iid", "dirichlet", "by_class"])
+def test_official_sides_stay_apart(partition: str) -> None:
+    source = numbered()
+    federated = deal(source, num_clients=10, partition=partition, split="official:9:1")
+    check(federated, source)
+    assert federated.unused == 0
+    for client in federated.clients:
+        assert max(ids(client.train) + ids(client.validation)) < 5000 <= min(ids(client.test))
+        train, validation = counts(client.train), counts(client.validation)
+        assert (np.abs(validation - (train + validation) / 10) < 1).all()
+        assert (np.abs(counts(client.test) - (train + validation) / 5) < 1).all()
+
+
+def test_global_test_is_the_official_side_and_one_object() -> None:
+    source = numbered()
+    federated = deal(source, partition="dirichlet", split="9:1:0", test="global")
+    check(federated, source)
+    assert federated.test is not None
+    assert ids(federated.test) == list(range(5000, 6000))
+    assert all(client.test is federated.test for client in federated.clients)
+    assert sum(len(c.train) + len(c.validation) for c in federated.clients) == 5000
+    assert len(deal(source, split="official", test="global", max_test_per_client=200).clients[0].test) == 200
+
+
+def test_global_test_without_an_official_side_is_a_stratified_part() -> None:
+    source = numbered(500, None)
+    federated = deal(source, partition="iid", split="8:1:1", test="global", holdout=500)
+    check(federated, source)
+    assert federated.test is not None
+    assert counts(federated.test).tolist() == [45] * 10  # a tenth of the 450 that the holdout leaves
+    assert federated.unused == 0
+    train = sum(len(c.train) for c in federated.clients)
+    assert train == pytest.approx(8 / 9 * 4050, abs=20)
+
+
+# holdout and caps ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["official", "8:1:1"])
+def test_holdout_comes_from_the_training_side_balanced(split: str) -> None:
+    source = numbered()
+    federated = deal(source, split=split, holdout=123)
+    check(federated, source)
+    assert len(federated.holdout) == 123
+    assert np.ptp(counts(federated.holdout)) <= 1
+    assert max(ids(federated.holdout)) < 5000
+
+
+def test_holdout_takes_what_small_classes_have() -> None:
+    y = np.array([0] * 3 + [1] * 50 + [2] * 50)
+    source = from_tensors((np.arange(103, dtype=np.float32)[:, None], y))
+    assert counts(deal(source, num_clients=2, partition="iid", holdout=43).holdout, 3).tolist() == [3, 20, 20]
+
+
+def test_caps_keep_the_skew() -> None:
+    source = numbered(500, None)
+    whole = deal(source, num_clients=5, partition="dirichlet")
+    capped = deal(source, num_clients=5, partition="dirichlet", max_train_per_client=100, max_test_per_client=20)
+    check(capped, source)
+    for full, small in zip(whole.clients, capped.clients, strict=True):
+        for a, b, cap in ((full.train, small.train, 100), (full.test, small.test, 20)):
+            assert len(b) == min(cap, len(a))
+            assert (np.abs(counts(b) - counts(a) * (len(b) / len(a))) < 1).all()
+            for label in range(10):  # the first rows of each class
+                mine = [i for i, one in zip(ids(a), a.y.tolist(), strict=True) if one == label]
+                kept = [i for i, one in zip(ids(b), b.y.tolist(), strict=True) if one == label]
+                assert kept == mine[: len(kept)]
+
+
+def test_clients_take_the_caps_of_a_list_in_turn() -> None:
+    source = numbered(500, None)
+    one, other, mixed = (
+        deal(source, num_clients=5, partition="iid", max_train_per_client=cap) for cap in (200, 40, [200, 40])
+    )
+    check(mixed, source)
+    assert [len(client.train) for client in mixed.clients] == [200, 40, 200, 40, 200]
+    for k, client in enumerate(mixed.clients):
+        alike = (one, other)[k % 2].clients[k]
+        assert ids(client.train) == ids(alike.train)
+        assert (ids(client.test), ids(client.validation)) == (ids(alike.test), ids(alike.validation))
+    alone = deal(source, num_clients=5, partition="iid", max_train_per_client=[40])
+    assert [ids(client.train) for client in alone.clients] == [ids(client.train) for client in other.clients]
+
+
+def test_no_more_caps_than_clients() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^max_train_per_client: expected one cap, or a list of at most 5, .*; got 6 caps$"
+    ):
+        deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[10] * 6)
+    with pytest.raises(ConfigError, match=r"; got 0 caps$"):
+        deal(numbered(500, None), num_clients=5, partition="iid", max_train_per_client=[])
+
+
+# own partitions ------------------------------------------------------------------------------------------------------
+
+
+def test_halved_clients_lose_half_of_their_training_rows_and_nothing_else() -> None:
+    """FedHeNN's Figure 3."""
+    settings_: dict[str, Any] = {"num_clients": 10, "partition": "by_class", "split": "official:9:1"}
+    whole, some, more = (deal(numbered(), halved_client_fraction=share, **settings_) for share in (0.0, 0.3, 0.5))
+    halved = []
+    for few, expected in ((some, 3), (more, 5)):
+        sizes = [(len(a.train), len(b.train)) for a, b in zip(whole.clients, few.clients, strict=True)]
+        halved.append({client for client, (before, after) in enumerate(sizes) if after != before})
+        assert len(halved[-1]) == expected
+        assert all(after == (before + 1) // 2 for before, after in sizes if after != before)
+        for one, other in zip(whole.clients, few.clients, strict=True):
+            assert set(ids(other.train)) <= set(ids(one.train))
+            assert (ids(other.test), ids(other.validation)) == (ids(one.test), ids(one.validation))
+            assert np.allclose(counts(other.train) / len(other.train), counts(one.train) / len(one.train), atol=0.01)
+    assert halved[0] < halved[1]
+    assert some.unused == whole.unused + sum(len(whole.clients[k].train) // 2 for k in halved[0])
+    other_seed = deal(numbered(), seed=1, halved_client_fraction=0.3, **settings_)
+    assert {k for k, client in enumerate(other_seed.clients) if len(client.train) < 300} != halved[0]
+
+
+def test_a_ready_partition() -> None:
+    source = numbered(10, 2, 2)
+    rows = (np.flatnonzero(source.train.y == 0), np.flatnonzero(source.train.y == 1))
+    federated = deal(source, num_clients=2, partition=Partition(rows, 0), split="official")
+    check(federated, source)
+    assert [counts(c.train, 2).tolist() for c in federated.clients] == [[10, 0], [0, 10]]
+    assert [counts(c.test, 2).tolist() for c in federated.clients] == [[2, 0], [0, 2]]
+    with pytest.raises(ConfigError, match="holdout=0"):
+        deal(source, num_clients=2, partition=Partition(rows, 0), split="official", holdout=1)
+    with pytest.raises(ConfigError, match="num_clients=2"):
+        deal(source, num_clients=3, partition=Partition(rows, 0), split="official")
+    with pytest.raises(ConfigError, match="client 1 has 99"):
+        deal(source, num_clients=2, partition=Partition((np.array([0]), np.array([99]))), split="official")
+
+
+def test_a_registered_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves(y: np.ndarray, clients: int, rng: np.random.Generator) -> Partition:
+        return Partition(tuple(np.arange(len(y))[c::clients] for c in range(clients)))
+
+    monkeypatch.setitem(PARTITIONS.entries, "halves", halves)
+    source = numbered(20, 4, 2)
+    check(deal(source, num_clients=4, partition="halves", split="official"), source)
+
+
+def test_a_function_as_partition() -> None:
+    def tens(y: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return [np.arange(10 * k, 10 * k + 10)[::-1] for k in range(clients)]
+
+    source = numbered(20, 4, 2)
+    federated = deal(source, num_clients=3, partition=tens, split="official")
+    assert [ids(client.train) for client in federated.clients] == [list(range(10 * k, 10 * k + 10)) for k in range(3)]
+    assert sum(map(len, sets(federated))) + federated.unused == 48
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (3, "row numbers for every client.*got int"),
+        ([[0.5], [1.0]], "row numbers for every client.*got list"),
+        ([[0, 1], [1, 2]], "row 1 more than once"),
+        ([[0, 1]], "partition of 2 clients, got one of 1"),
+        ([[0], [99]], "client 1 has 99"),
+    ],
+)
+def test_a_function_that_deals_wrongly(found: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        deal(numbered(20, 4, 2), num_clients=2, partition=lambda y, clients, rng: found, split="official")
+
+
+# refusals ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"num_clients": 0}, "num_clients"),
+        ({"num_clients": 7000, "partition": "iid"}, "as many clients as rows"),
+        ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),
+        ({"partition": "dirichlet", "dirichlet_alpha": 0.0}, "alpha"),
+        ({"class_assignment": "shard"}, "did you mean 'shards'"),
+        ({"classes_per_client": 11}, "at most 10"),
+        ({"test": "globe"}, "did you mean 'global'|local, global"),
+        ({"split": "8-1-1"}, "expected split"),
+        ({"split": "8:1"}, "expected split"),
+        ({"split": "0:1:1"}, "train above 0"),
+        ({"split": "official:0:1"}, "train above 0"),
+        ({"split": "-8:1:1"}, "expected split"),
+        ({"split": "9:1:0"}, "test part above 0"),
+        ({"holdout": 5000}, "holdout below the 5000"),
+        ({"holdout": -1}, "holdout"),
+        ({"holdout": 2.5}, "holdout"),
+        ({"max_train_per_client": 0}, "max_train_per_client"),
+        ({"max_train_per_client": [10, 0]}, "max_train_per_client"),
+        ({"halved_client_fraction": 1.5}, "halved_client_fraction: expected a share"),
+        ({"max_test_per_client": True}, "max_test_per_client"),
+        ({"num_clients": 5500, "partition": "iid", "split": "1:0:1"}, "test row for every client, client 500 "),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        deal(numbered(), **wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_official_needs_a_test_side() -> None:
+    for test in ("local", "global"):
+        with pytest.raises(ConfigError, match="has none; use '8:1:1'"):
+            deal(numbered(50, None), split="official", test=test)
+    with pytest.raises(ConfigError, match="test part above 0"):
+        deal(numbered(50, None), split="9:1:0", test="global")
+
+
+def test_a_client_without_training_rows_is_named() -> None:
+    source = numbered(10, 5, 2)
+    empty = Partition((np.arange(20), np.empty(0, dtype=np.int64)))
+    with pytest.raises(ConfigError, match="training row for every client, client 1"):
+        deal(source, num_clients=2, partition=empty, split="official")
+
+
+# real data -----------------------------------------------------------------------------------------------------------
+
+
+def test_digits_end_to_end() -> None:
+    source = load_dataset("digits")
+    federated = deal(source, num_clients=10, partition="dirichlet", dirichlet_alpha=0.5)
+    used = sum(len(s) for s in sets(federated))
+    assert used == 1797
+    assert federated.clients[0].train.x.dtype == torch.uint8
+    federated = deal(source, num_clients=10, max_train_per_client=40, max_test_per_client=10)
+    assert federated.label_table.sum(axis=1).tolist() == [40] * 10
+    assert np.abs(federated.label_table[federated.label_table > 0] - 20).max() <= 1

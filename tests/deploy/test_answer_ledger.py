@@ -1,0 +1,198 @@
+"""What a node answers is its own to count: noise is not averaged away by asking once more, in whatever way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.core.message import flatten, unflatten
+from polyfed.deploy.answer_ledger import AnswerLedger
+from polyfed.deploy.node_config import NodeConfig
+from polyfed.deploy.protocol import Envelope, NodeError, deserialize, serialize
+from polyfed.deploy.server import serve
+from polyfed.errors import ConfigError, RunError
+from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
+
+_RUNS: dict[
+    str, tuple[Path, list[tuple[int, Envelope]]]
+] = {}  # arguments of `asked` -> what the nodes kept, the envelopes
+NOISY = {"privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0}}
+
+
+def asked(
+    folder: Path, kind: str = "train", config: dict[str, Any] | None = None, **sections: Any
+) -> tuple[Nearby, Envelope]:
+    """Nodes that took part in a run, and an envelope of its first round to the first of them.
+
+    The run is that of an earlier test with the same arguments, if there was one, with disks of its own.
+    """
+    recipe = recipe_of("fedavg", models={"architectures": ["digits-cnn1"]}, **sections)
+    wire = Nearby(recipe, folder / "nodes", configs={0: {"secret_noise": True, **(config or {})}})
+    key = json.dumps([config, sections], sort_keys=True)
+    if key in _RUNS:
+        disks, wire.sent = _RUNS[key]
+        shutil.copytree(disks, folder / "nodes")
+    else:
+        serve(recipe, wire, out=folder / "run")
+        kept = folder.parent / f"{folder.name}-disks"
+        shutil.copytree(folder / "nodes", kept)
+        _RUNS[key] = (kept, wire.sent)
+    return wire, next(
+        envelope
+        for node, envelope in wire.sent
+        if node == FIRST_NODE and envelope.kind == kind and envelope.facts["round"] == 1
+    )
+
+
+def moved(envelope: Envelope, step: float) -> Envelope:
+    """The envelope with every number of its message moved a little."""
+    message = {
+        name: value + step if value.is_floating_point() else value
+        for name, value in flatten(deserialize(envelope.body)[0]).items()
+    }
+    return Envelope(envelope.kind, envelope.facts, serialize(unflatten(message)))
+
+
+def told(envelope: Envelope, **facts: Any) -> Envelope:
+    return Envelope(envelope.kind, {**envelope.facts, **facts}, envelope.body)
+
+
+def test_the_noise_of_a_round_is_not_averaged_away(tmp_path: Path) -> None:
+    """200 requests that differ by 1e-7 have no answer; before, they had 200, each with other noise."""
+    wire, envelope = asked(tmp_path, **NOISY)
+    answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-7 * number)) for number in range(1, 201)]
+    assert {str(answer) for answer in answers} == {
+        "expected at most 1 different requests for training in round 1, passage 0 "
+        "(answers, in this node's configuration), got one more"
+    }
+    assert all(isinstance(answer, NodeError) for answer in answers)
+
+
+def test_the_same_request_has_the_same_answer(tmp_path: Path) -> None:
+    wire, envelope = asked(tmp_path, **NOISY)
+    first, second = (wire.ask(FIRST_NODE, envelope) for _ in range(2))
+    assert isinstance(first, Envelope)
+    assert isinstance(second, Envelope)
+    assert first.body == second.body
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"experiment": "0" * 16, "mark": "000009-00"}, {"scores": True}, {"base": "000001-00"}, {"parts": ["validation"]}],
+    ids=lambda facts: "-".join(facts),
+)
+def test_another_run_or_another_question_is_another_request(tmp_path: Path, facts: dict[str, Any]) -> None:
+    wire, envelope = asked(tmp_path, **NOISY)
+    assert "got one more" in str(wire.ask(FIRST_NODE, told(envelope, **facts)))
+
+
+def test_another_name_of_the_run_is_no_other_request(tmp_path: Path) -> None:
+    """From the beginning on all is the same: so is the answer, and nothing new is told."""
+    wire, envelope = asked(tmp_path, **NOISY)
+    again = wire.ask(FIRST_NODE, told(envelope, experiment="0" * 16))
+    assert isinstance(again, Envelope)
+    assert isinstance(first := wire.ask(FIRST_NODE, envelope), Envelope)
+    assert again.body == first.body
+
+
+def test_a_client_of_another_state_is_another_request(tmp_path: Path) -> None:
+    """The marks are the server's to give: what lies behind them on the node's disk counts."""
+    wire, envelope = asked(tmp_path, config={"answers": 2}, **NOISY)
+    second = next(each for node, each in wire.sent if node == FIRST_NODE and each.facts["round"] == 2)
+    begun = told(moved(envelope, 1e-7), experiment="0" * 16)
+    assert isinstance(wire.ask(FIRST_NODE, begun), Envelope)
+    other = told(second, experiment="0" * 16)
+    assert isinstance(wire.ask(FIRST_NODE, other), Envelope), (
+        "the same envelope, of a client that was trained otherwise"
+    )
+    assert "got one more" in str(wire.ask(FIRST_NODE, moved(second, 1e-7))), "that one was counted"
+
+
+def test_scores_are_counted_too(tmp_path: Path) -> None:
+    wire, envelope = asked(tmp_path, "score", **NOISY)
+    answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-3 * number)) for number in range(1, 10)]
+    assert [isinstance(answer, Envelope) for answer in answers] == [True] * 3 + [False] * 6
+    assert "at most 4 different requests for scores in round 1" in str(answers[-1])
+
+
+def test_without_noise_a_run_may_be_repeated_some_times(tmp_path: Path) -> None:
+    wire, envelope = asked(tmp_path)
+    answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-3 * number)) for number in range(1, 12)]
+    assert [isinstance(answer, Envelope) for answer in answers] == [True] * 9 + [False] * 2
+
+
+def test_rounds_are_those_of_the_nodes_recipe(tmp_path: Path) -> None:
+    wire, envelope = asked(tmp_path)
+    answer = wire.ask(FIRST_NODE, told(envelope, round=3, mark="000003-00"))
+    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, got 3"
+    answer = wire.ask(FIRST_NODE, told(envelope, round=0, mark="000000-00"))
+    assert str(answer) == "expected a round from 1 to 2, as in this node's recipe, got 0"
+
+
+def test_a_closing_round_comes_once(tmp_path: Path) -> None:
+    """Whatever round a server says it is: each would be one more answer about the same rows."""
+    recipe = recipe_of(
+        "fedrep", models={"architectures": ["digits-cnn1"]}, hyperparameters={"final_head_epochs": 1}, **NOISY
+    )
+    wire = Nearby(recipe, tmp_path / "nodes", configs={0: {"secret_noise": True}})
+    serve(recipe, wire, out=tmp_path / "run")
+    envelopes = [envelope for node, envelope in wire.sent if node == FIRST_NODE and envelope.facts["is_final"]]
+    assert [envelope.facts["round"] for envelope in envelopes] == [3]
+    for number in (1, 2, 3):
+        asked = Envelope("train", {**envelopes[0].facts, "round": number}, serialize({}))
+        assert "for training in the closing round, passage 0" in str(wire.ask(FIRST_NODE, asked))
+
+
+def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:
+    wire, envelope = asked(tmp_path, **NOISY)
+    (file,) = (tmp_path / "nodes" / "node-0" / "answered").iterdir()
+    kinds = [json.loads(line)[0] for line in file.read_text().splitlines()]
+    assert kinds.count("training in round 1, passage 0") == 1
+    file.unlink()  # its keeper's word
+    assert isinstance(wire.ask(FIRST_NODE, moved(envelope, 1e-7)), Envelope)
+
+
+def test_a_torn_last_line_was_never_answered(tmp_path: Path) -> None:
+    ledger = AnswerLedger(tmp_path / "ledger")
+    ledger.count("a", "1", 1)
+    with (tmp_path / "ledger").open("a") as file:
+        file.write('["a", "2')
+    ledger.count("b", "3", 1)
+    assert [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()] == [["a", "1"], ["b", "3"]]
+    with pytest.raises(RunError, match=r"at most 1 different requests for a .*, got one more"):
+        ledger.count("a", "2", 1)
+
+
+def test_a_damaged_ledger_answers_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_bytes(b"{\n")
+    with pytest.raises(RunError, match="expected a kind and a request in each line"):
+        AnswerLedger(tmp_path / "ledger").count("a", "1", 1)
+    with pytest.raises(RunError, match=r"expected to note what is answered in .*, got (Not|Is) a directory"):
+        AnswerLedger(tmp_path / "ledger" / "below").count("a", "1", 1)
+
+
+def test_how_many_is_a_number(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected 1 or more as 'answers', got 0"):
+        NodeConfig.read({"client-id": 0, "state-dir": str(tmp_path), "answers": 0})
+    assert dataclasses.asdict(NodeConfig.read({"client-id": 0, "state-dir": "x", "answers": 3}))["answers"] == 3
+
+
+def test_the_attack_that_is_stopped_would_have_worked(tmp_path: Path) -> None:
+    """With as many answers as are asked for, their mean comes near to what the noise hides."""
+    wire, envelope = asked(tmp_path, config={"answers": 1000}, **NOISY)
+    plain_wire, plain = asked(tmp_path / "plain", privacy={"upload_clip_norm": 1.0})
+    hidden = wanted(plain_wire.ask(FIRST_NODE, plain))
+    drawn = [wanted(wire.ask(FIRST_NODE, moved(envelope, 1e-7 * number))) for number in range(1, 17)]
+    one, mean = (float((each - hidden).norm()) for each in (drawn[0], torch.stack(drawn).mean(0)))
+    assert mean < one / 3
+
+
+def wanted(answer: object) -> torch.Tensor:
+    assert isinstance(answer, Envelope)
+    return torch.cat([value.flatten().float() for value in flatten(deserialize(answer.body)[0]).values()])

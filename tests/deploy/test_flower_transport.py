@@ -1,0 +1,176 @@
+"""The two apps, with Flower's own messages and a grid that hands them over at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.config.recipe import Recipe
+from polyfed.deploy import flower_transport, node_registry
+from polyfed.deploy.flower_transport import RUN_CONFIG, FlowerTransport, make_client_app, make_server_app
+from polyfed.deploy.protocol import Envelope
+from polyfed.engine.federation import Run
+from polyfed.engine.history import History
+from polyfed.engine.run_folder import RunFolder
+from polyfed.errors import ConfigError
+from tests.deploy.test_server import same
+from tests.helpers.nearby import recipe_of
+
+WITH_FLOWER = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="Flower is not installed")
+
+
+@pytest.mark.parametrize("make", [make_server_app, make_client_app])
+def test_without_flower_one_line_names_the_extra(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"polyfed\[flower\]"):
+        make("recipe.toml")
+
+
+class Grid:
+    """Carries messages to a client app at once; what is asked of it and what it says are Flower's own."""
+
+    def __init__(self, app: Any, run_config: dict[str, Any], folder: Path, clients: Iterable[int]) -> None:
+        from flwr.app import Context, RecordDict
+
+        self.app, self.replies = app, dict[str, Any]()
+        self.contexts = {
+            10 + k: Context(
+                run_id=1,
+                node_id=10 + k,
+                node_config={"client-id": k, "state-dir": str(folder / f"node-{k}"), "partition-id": k},
+                state=RecordDict(),
+                run_config=run_config,
+            )
+            for k in clients
+        }
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Any]) -> list[str]:
+        names = []
+        for message in messages:
+            name = str(len(self.replies) + 1)
+            message.metadata.__dict__["_message_id"] = name
+            traveled = _over_the_wire(message)
+            self.replies[name] = _over_the_wire(self.app(traveled, self.contexts[message.metadata.dst_node_id]))
+            names.append(name)
+        return names
+
+    def pull_messages(self, names: Iterable[str]) -> list[Any]:
+        return [self.replies[name] for name in names]
+
+
+def _over_the_wire(message: Any) -> Any:
+    """The message as it comes out of Flower's own bytes."""
+    from flwr.common.serde import message_from_proto, message_to_proto
+
+    sent = message_to_proto(message)
+    return message_from_proto(type(sent).FromString(sent.SerializeToString()))
+
+
+def flown(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> Grid:
+    """Run a recipe with both apps, one node per client; the grid that carried it."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
+    settings = {key: default for key, (default, _) in RUN_CONFIG.items()}
+    settings |= {"out": str(folder / "out"), **{key.replace("_", "-"): value for key, value in config.items()}}
+    grid = Grid(make_client_app(recipe), settings, folder, range(3))
+    make_server_app(recipe)(grid, grid.contexts[10])
+    return grid
+
+
+@WITH_FLOWER
+def test_both_apps_give_the_run_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe_of("fedhenn", data={"holdout": 20}, hyperparameters={"alignment_data": {"size": 10}})
+    flown(recipe, tmp_path, monkeypatch)
+    folder = RunFolder(tmp_path / "out")
+    result = folder.read_result()
+    assert result is not None
+    same(recipe, Run(result, History(folder.rounds(2)), {}, folder.path), tmp_path)
+
+
+@WITH_FLOWER
+@pytest.mark.slow
+def test_run_config_changes_both_halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9, deadline=5)
+    result = RunFolder(tmp_path / "out").read_result()
+    assert result is not None
+    assert (result["method"], result["seed"]) == ("fedgh", 9)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9)
+    flown(recipe_of("local"), tmp_path, monkeypatch, method="fedgh", seed=9, resume=True)
+    flown(recipe_of("local"), tmp_path, monkeypatch, force=True)
+    assert RunFolder(tmp_path / "out").read_result()["method"] == "local"  # type: ignore[index]
+
+
+@WITH_FLOWER
+def test_a_nodes_trouble_comes_back_as_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    grid = Grid(make_client_app(recipe_of("local")), {}, tmp_path, [0])
+    grid.contexts[10].node_config["client-idd"] = 1
+    wire = FlowerTransport(grid)  # type: ignore[arg-type]
+    (name,) = wire.send([(10, Envelope("hello", {"settings": {}}))], 5.0)
+    assert wire.collect([name])[name] == "node-config: unknown key 'client-idd'; did you mean 'client-id'?"
+    del grid.contexts[10].node_config["client-idd"]
+    nested = ConfigRecord({flower_transport.FACTS: "[" * 100_000})
+    for strange in ({"x": ConfigRecord({"y": 1})}, {flower_transport.RECORD: nested}):
+        (stray,) = grid.push_messages([Message(RecordDict(strange), 10, "query.hello")])
+        assert "expected an envelope of polyfed's" in str(wire.collect([stray])[stray])
+    monkeypatch.setattr(flower_transport, "MAX_FACTS_BYTES", 1000)
+    long = ConfigRecord({flower_transport.FACTS: "[" * 1001})
+    (stray,) = grid.push_messages([Message(RecordDict({flower_transport.RECORD: long}), 10, "query.hello")])
+    assert "expected facts of at most 1000 bytes, got 1001" in str(wire.collect([stray])[stray])
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"methodd": "fedgh"}, "run-config: unknown key 'methodd'; did you mean 'method'?"),
+        ({"seed": "one"}, "run-config: expected int as 'seed', in place of the recipe's, got 'one'"),
+        ({"resume": 1}, "run-config: expected bool as 'resume', go on where the run folder's last round ends, got 1"),
+    ],
+)
+def test_wrong_run_configuration_is_one_line(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        flower_transport.read_run_config(given)
+    assert str(caught.value) == line
+
+
+def test_run_configuration_changes_a_recipe_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text(recipe_of("local").dumps() + "\n[presets.tiny.training]\nlocal_epochs = 2\n")
+    config = flower_transport.read_run_config(
+        {"set": "training.rounds=7; training.lr=0.5", "method": "fedgh", "preset": "tiny"}
+    )
+    changed = flower_transport.configure(file, config)
+    assert (changed.training.rounds, changed.training.lr, changed.training.local_epochs) == (7, 0.5, 2)
+    assert (changed.method.name, changed.run.seed) == ("fedgh", 3)
+    with pytest.raises(ConfigError, match="expected 'set' and 'preset' with a recipe's file"):
+        flower_transport.configure(recipe_of("local"), config)
+
+
+@WITH_FLOWER
+def test_the_pages_lines_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+
+    root = Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    (code,) = re.findall(r"```python\n(.*?)```", (root / "docs" / "deployment.md").read_text("utf-8"), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert isinstance(names["server_app"], ServerApp)
+    assert isinstance(names["client_app"], ClientApp)

@@ -1,0 +1,476 @@
+"""One registered node ends nothing: what it says of itself or answers is refused in a line, and the others go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
+from polyfed.core.message import State
+from polyfed.deploy import node_registry
+from polyfed.deploy.node_executor import NodeExecutor
+from polyfed.deploy.node_registry import EVENT_LOG, Answer, EventLog, NodeRegistry, RequestBroker, release
+from polyfed.deploy.protocol import Envelope, deserialize, serialize
+from polyfed.deploy.server import serve
+from polyfed.errors import ConfigError
+from polyfed.methods import FedGH
+from polyfed.registry import METHODS
+from tests.deploy.test_server import ONE, SMALL
+from tests.deploy.test_server_faults import in_round, three_rounds, troubles
+from tests.helpers.nearby import FIRST_NODE, Nearby, recipe_of
+
+BAD = FIRST_NODE + 1
+Change = Callable[[State, dict[str, Any]], bool]  # of a message and its facts; whether there was anything to change
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
+
+
+# what a client answers ----------------------------------------------------------------------------------------------
+
+
+def first_floats(message: State) -> tuple[dict[str, Any], str] | None:
+    """Where the first tensor of floats lies that is no single number: its mapping, and its name there."""
+    for name, value in message.items():
+        group = message if isinstance(value, Tensor) else value
+        names = [name] if isinstance(value, Tensor) else list(value)
+        for each in names:
+            tensor = group[each]
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.dim():
+                return group, each
+    return None
+
+
+def floats_become(change: Callable[[Tensor], Tensor]) -> Change:
+    def made(message: State, facts: dict[str, Any]) -> bool:
+        place = first_floats(message)
+        if place is not None:
+            group, name = place
+            group[name] = change(group[name])
+        return place is not None
+
+    return made
+
+
+def twice_as_long(message: State, facts: dict[str, Any]) -> bool:
+    """Every tensor with its rows once more."""
+    changed = False
+    for name, value in message.items():
+        if isinstance(value, Tensor):
+            message[name] = torch.cat([value, value]) if value.dim() else value
+        else:
+            message[name] = {key: torch.cat([t, t]) if t.dim() else t for key, t in value.items()}
+        changed = True
+    return changed and first_floats(message) is not None
+
+
+def renamed(message: State, facts: dict[str, Any]) -> bool:
+    place = first_floats(message)
+    if place is not None:
+        group, name = place
+        group[f"{name}x"] = group.pop(name)
+    return place is not None
+
+
+def extra(message: State, facts: dict[str, Any]) -> bool:
+    message["surplus"] = torch.ones(3)
+    return True
+
+
+def far_labels(message: State, facts: dict[str, Any]) -> bool:
+    if "labels" in message:
+        message["labels"] = torch.full_like(message["labels"], 10**9)  # type: ignore[arg-type]
+    return "labels" in message
+
+
+def many_rows(message: State, facts: dict[str, Any]) -> bool:
+    """A count of its rows that is not the one with which it came."""
+    if "n" in message:
+        message["n"] = torch.tensor(2**40)
+    return "n" in message
+
+
+def many_groups(message: State, facts: dict[str, Any]) -> bool:
+    message.update({f"group {i}": {} for i in range(50_000)})
+    return True
+
+
+def tell(**told: Any) -> Change:
+    def made(message: State, facts: dict[str, Any]) -> bool:
+        facts.update(told)
+        return True
+
+    return made
+
+
+def counts(confusion: Any) -> dict[str, Any]:
+    return {"test": {"confusion": confusion, "auc": None, "calibration_error": None, "others": {}}}
+
+
+ODD: Mapping[str, Change] = {
+    "twice as long": twice_as_long,
+    "1e30": floats_become(lambda t: torch.full_like(t, 1e30)),
+    "3.4e38": floats_become(lambda t: torch.full(t.shape, 3.4e38)),
+    "NaN": floats_become(lambda t: torch.full_like(t, float("nan"))),
+    "complex": floats_become(lambda t: t.to(torch.complex64)),
+    "boolean": floats_become(lambda t: t > 0),
+    "64 bits": floats_become(lambda t: t.double()),
+    "whole numbers": floats_become(lambda t: t.long()),
+    "a single number": floats_become(lambda t: torch.tensor(1.0)),
+    "nothing in it": floats_become(lambda t: t.new_zeros((0, *t.shape[1:]))),
+    "renamed": renamed,
+    "a name more": extra,
+    "labels of 10^9": far_labels,
+    "2^40 rows": many_rows,
+    "50 000 groups": many_groups,
+    "counts of 2^62": tell(kept=counts([[2**62] * 10] * 10)),
+    "counts of 2 classes": tell(kept=counts([[1, 0], [0, 1]])),
+    "counts of too few rows": tell(kept=counts([[0] * 10] * 10)),
+    "a score that is none": tell(kept={"test": None}),
+    "sums of NaN": tell(sums={"distance": float("nan")}),
+    "sums of 1e300": tell(sums={"distance": 1e300}),
+    "a loss of 1e308": tell(loss=1e308),
+    "a loss that is none": tell(loss=float("nan")),
+}
+FAST = {"fedavg", "fedgh", "fedproto", "fedin", "fedkd"}
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])
+def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Every change to one client's answer, in every passage; what the server is stays as it was."""
+    rounds = 1 + METHODS[method]().requirements.warmup
+    data = {"limit_train": 400, "holdout": 40}
+    recipe = recipe_of(method, **ONE, data=data, hyperparameters=SMALL.get(method), training={"rounds": rounds})
+    wire = Nearby(recipe, tmp_path)
+    seen: list[str] = []
+    honest = NodeExecutor.run
+
+    def run(self: NodeExecutor, jobs: Any, done: Any) -> Any:
+        outcomes = honest(self, jobs, done)
+        job, own = next((job, o) for job, o in zip(jobs, outcomes, strict=True) if job.client.id == 1)
+        assert own.counts, own.refused
+        answer = wire.last[BAD]
+        for what, change in ODD.items():
+            message, facts = deserialize(answer.body)[0], json.loads(json.dumps(answer.facts))
+            state = {name: id(value) for name, value in self.federation.server.state.items()}
+            if not change(message, facts):
+                continue
+            (judged,) = self.validate([job], [self.read_outcome(job, Envelope("train", facts, serialize(message)))])
+            assert not judged.counts, f"{what} counts in '{job.exchange.name}'"
+            assert judged.refused is None or "\n" not in judged.refused
+            assert {name: id(value) for name, value in self.federation.server.state.items()} == state
+            seen.append(what)
+        message, facts = deserialize(answer.body)[0], dict(answer.facts)
+        twice_as_long(message, facts)
+        extra(message, facts)
+        (odd,) = self.validate([job], [self.read_outcome(job, Envelope("train", facts, serialize(message)))])
+        return [odd if o.client_id == 1 else o for o in outcomes]
+
+    monkeypatch.setattr(NodeExecutor, "run", run)
+    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert len(done.history) == rounds + bool(recipe.chosen_method.final_exchanges())
+    assert {"a name more", "counts of 2^62", "a loss of 1e308", "50 000 groups"} <= {*seen}
+    assert {told["client"] for told in done.history[0]["refused"]} == {1}
+    assert set(done.history[0]["accuracy"]) == {recipe.chosen_method.evaluation_stage}
+    assert all("\n" not in reason for _, _, reason in troubles(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_no_odd_answer_breaks_the_reading_of_what_was_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1}, compression={"dtype": precision, "top_k_fraction": 0.1})
+    wire = Nearby(recipe, tmp_path)
+    honest = NodeExecutor.run
+    seen: list[bool] = []
+
+    def run(self: NodeExecutor, jobs: Any, done: Any) -> Any:
+        outcomes = honest(self, jobs, done)
+        answer = wire.last[BAD]
+        for name in deserialize(answer.body)[0]:
+            for change in (
+                lambda t: torch.cat([t, t]) if t.dim() else t.expand(2).clone(),
+                lambda t: t[:0] if t.dim() else t.expand(0).clone(),
+                lambda t: t.to(torch.complex64),
+                lambda t: torch.full(t.shape, 3e38),
+                lambda t: torch.full(t.shape, 2**40),
+                lambda t: torch.full(t.shape, -7).to(torch.int64),
+            ):
+                message = deserialize(answer.body)[0]
+                value = message[name]
+                message[name] = change(value) if isinstance(value, Tensor) else {k: change(t) for k, t in value.items()}
+                odd = self.read_outcome(jobs[1], Envelope("train", answer.facts, serialize(message)))
+                (judged,) = self.validate([jobs[1]], [odd])
+                seen.append(judged.counts)
+        return outcomes
+
+    monkeypatch.setattr(NodeExecutor, "run", run)
+    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert done.history[0]["refused"] == []
+    assert len(seen) >= 12
+    assert not any(seen)
+
+
+def test_a_labels_lie_leaves_the_others_at_work(tmp_path: Path) -> None:
+    """Sent on to the others, it would have each of them make a table of 10^9 rows."""
+    recipe = recipe_of("fedproto", **ONE)
+    wire = Nearby(recipe, tmp_path)
+
+    def lie(envelope: Envelope) -> Answer:
+        own = wire.ask(BAD, envelope)
+        assert isinstance(own, Envelope)
+        message, facts = deserialize(own.body)[0], dict(own.facts)
+        far_labels(message, facts)
+        return Envelope("train", facts, serialize(message))
+
+    in_round(wire, 1, lie)
+    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert [told["client"] for told in done.history[0]["refused"]] == [1]
+    assert "in 'labels', got 1e+09" in done.history[0]["refused"][0]["reason"]
+    assert [record["dropped"] for record in done.history] == [[], []]
+
+
+@pytest.mark.parametrize("kept", [counts([[2**62] * 10] * 10), counts([[10**6]]), {"test": {"confusion": "x"}}])
+def test_scores_that_cannot_be_are_dropped(tmp_path: Path, kept: Mapping[str, Any]) -> None:
+    """Asked for alone, as where the received model is scored."""
+    recipe = recipe_of("fedavg", **ONE, training={"rounds": 1})
+    wire = Nearby(recipe, tmp_path)
+    wire.fault = lambda node, envelope: Envelope("score", kept) if (node, envelope.kind) == (BAD, "score") else None
+    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert done.history[0]["accuracy"]["received"]["n"] == 2
+    assert "expected the counts of a score (C, C)" in troubles(tmp_path / "out")[0][2]
+
+
+def test_what_breaks_only_together_costs_only_who_broke_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that looks as ever, and that the method fails on: it is left out, the others' are taken in."""
+    plain = FedGH.aggregate
+
+    def choosy(self: FedGH, server: Any, uploads: Any) -> None:
+        server.state = {**server.state, "half": torch.ones(1)}
+        if any(float(message["lars"].abs().max()) == 77 for message in uploads.values()):
+            raise ZeroDivisionError("no such number\nof two lines")
+        plain(self, server, uploads)
+
+    monkeypatch.setattr(FedGH, "aggregate", choosy)
+    recipe = three_rounds()
+    wire = Nearby(recipe, tmp_path)
+
+    def seven(envelope: Envelope) -> Answer:
+        own = wire.ask(BAD, envelope)
+        assert isinstance(own, Envelope)
+        message, facts = deserialize(own.body)[0], dict(own.facts)
+        message["lars"] = torch.full_like(message["lars"], 77.0)  # type: ignore[arg-type]
+        return Envelope("train", facts, serialize(message))
+
+    in_round(wire, 2, seven)
+    done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert len(done.history) == 3
+    assert troubles(tmp_path / "out") == [(2, 1, "the upload cannot be taken in: no such number")]
+
+
+def test_a_shared_model_of_another_network_is_left_out(tmp_path: Path) -> None:
+    recipe = recipe_of("local", training={"rounds": 1})
+    wire = Nearby(recipe, tmp_path, configs={k: {"share-model": True} for k in range(3)})
+    bad = Envelope("finish", {"shared": True}, serialize({"weights": {"x": torch.ones(2)}}))
+    wire.fault = lambda node, envelope: bad if (node, envelope.kind) == (BAD, "finish") else None
+    serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    files = sorted(path.name for path in (tmp_path / "out" / "models").glob("*.safetensors"))
+    assert files == ["client-000.safetensors", "client-002.safetensors"]
+    assert "as the model's" in troubles(tmp_path / "out")[0][2]
+
+
+# what a node says of itself -----------------------------------------------------------------------------------------
+
+
+def greeted(wire: Nearby, recipe: Recipe, folder: Path, count: int = 3) -> tuple[NodeRegistry, list[str]]:
+    """A registry after everybody has said hello, and what it told."""
+    said: list[str] = []
+    found = NodeRegistry(recipe, RequestBroker(wire, 5.0), EventLog(folder / EVENT_LOG, False), count, said.append)
+    found.poll()
+    return found, said
+
+
+def lying(wire: Nearby, node: int, **claim: Any) -> None:
+    """The node's own introduction, with something else in it."""
+
+    def fault(to: int, envelope: Envelope) -> Answer | None:
+        if (to, envelope.kind) != (node, "hello"):
+            return None
+        own = wire.ask(node, envelope)
+        assert isinstance(own, Envelope)
+        return replace(own, facts={**own.facts, **claim})
+
+    wire.fault = fault
+
+
+DEEP = ".".join("a" * 2000)
+
+
+@pytest.mark.parametrize(
+    ("claim", "reason"),
+    [
+        ({"train": 2**40}, "got others at 'train'"),
+        ({"test": 2**40}, "got others at 'test'"),
+        ({"words": 2**40}, "got others at 'words'"),
+        ({"class_names": [str(i) for i in range(20_000)]}, "expected the classes '0', '1', '2', '3', '4' and 5 more"),
+        ({"class_names": [str(i) for i in range(200_000)]}, "got others at 'class_names'"),
+        ({"head": {"weight": [2**14, 2**14]}}, "expected at most 16777216 numbers in a head, got 268435456"),
+        ({"head": {DEEP: [1]}}, "got others at 'head"),
+        ({"feature_dim": 2**20, "class_names": [str(i) for i in range(20_000)]}, "numbers in a head, got 20972568576"),
+        ({"shape": [2**14, 2**14]}, "expected at most 4194304 numbers in an input"),
+        ({"mean": [float("nan")], "std": [1.0]}, "got others at 'mean.0'"),
+        ({"std": [0.0]}, "expected one positive std per mean"),
+        ({"token": "x"}, "got others at 'token'"),
+    ],
+)
+def test_a_hello_that_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[str, Any], reason: str) -> None:
+    names = [str(i) for i in range(10)]
+    recipe = recipe_of("local", data={"class_names": names})
+    wire = Nearby(recipe, tmp_path)
+    lying(wire, BAD, **claim)
+    found, said = greeted(wire, recipe, tmp_path)
+    assert set(found.known) == {0, 2}
+    assert len(said) == 1
+    assert reason in said[0]
+    assert "\n" not in said[0]
+    assert len(said[0]) < 1100
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"shape": [3]},  # no image
+        {"class_names": [str(i) for i in range(20_000)]},
+        {"head": {"weight": [10, 7], "bias": [10]}},
+    ],
+)
+def test_who_does_not_fit_at_the_start_is_turned_away_and_the_others_begin(
+    tmp_path: Path, claim: Mapping[str, Any]
+) -> None:
+    """Also where it is the first, and the recipe does not say what the classes are."""
+    recipe = recipe_of("fedgh", **ONE, training={"rounds": 1})
+    wire = Nearby(recipe, tmp_path)
+    lying(wire, FIRST_NODE, **claim)
+    done = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
+    assert done.history[0]["clients"] == [1, 2]
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    away = [line for line in lines if line["event"] == "turned away"]
+    assert [line["node"] for line in away] == [FIRST_NODE]
+    assert "\n" not in away[0]["reason"]
+
+
+def test_a_recipe_that_fits_nobody_is_the_recipes_fault(tmp_path: Path) -> None:
+    recipe = recipe_of(
+        "fedavg", hyperparameters={"aggregation": "layer-wise"}, models={"architectures": ["digits-cnn1", "mlp-64-32"]}
+    )
+    with pytest.raises(ConfigError):
+        serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nodes_may_have_some_of_the_recipes_classes(tmp_path: Path) -> None:
+    for client, classes in ((0, "ab"), (1, "bc")):
+        rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
+        (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
+    settings: dict[str, Any] = {"models": {"architectures": ["mlp-64-32"]}}
+    named = recipe_of("local", data={"num_clients": 2, "class_names": ["c", "b", "a"]}, **settings)
+    found, said = greeted(Nearby(named, tmp_path, (0, 1), configs), named, tmp_path, 2)
+    assert [one.class_names for one in found.known.values()] == [["c", "b", "a"]] * 2
+    assert said == []
+    short = recipe_of("local", data={"num_clients": 2, "class_names": ["a", "b"]}, **settings)
+    found, said = greeted(Nearby(short, tmp_path, (0, 1), configs), short, tmp_path, 2)
+    assert set(found.known) == {0}
+    assert "data.class_names: expected 'c' of" in said[0]
+
+
+# whose a number is --------------------------------------------------------------------------------------------------
+
+
+def test_a_number_belongs_to_the_node_that_came_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over a restart: another node is turned away, until the keeper frees the number."""
+    recipe, out = recipe_of("local", training={"rounds": 1}), tmp_path / "out"
+    first = Nearby(recipe, tmp_path)
+    serve(recipe, first, out=out, deadline=5)
+    longer = recipe_of("local")
+
+    def again(client_1: Mapping[str, Any], node: int) -> tuple[set[int], list[str]]:
+        """Who is known after a restart with one more node."""
+        wire = Nearby(longer, tmp_path, (0, 2))
+        wire.add(1, node=node, **client_1)
+        said: list[str] = []
+        found = NodeRegistry(longer, RequestBroker(wire, 5.0), EventLog(out / EVENT_LOG, True), 3, said.append)
+        found.poll()
+        return set(found.node_of), said
+
+    there, said = again({"state_dir": str(tmp_path / "thief")}, FIRST_NODE + 50)
+    assert there == {0, 2}
+    assert said == [
+        f"node {FIRST_NODE + 50} is no client: client-id 1 belongs to the node that came as {BAD}, got another; where "
+        "its keeper wants it so: polyfed deploy release RUN 1"
+    ]
+    assert again({}, FIRST_NODE + 51)[0] == {0, 1, 2}, "registered anew, with its own state-dir, it is known again"
+    assert again({"state_dir": str(tmp_path / "lost")}, BAD)[0] == {0, 1, 2}, "and so is the same registration"
+    capsys.readouterr()
+    assert cli.status(["deploy", "release", str(out), "1"]) == 0
+    assert capsys.readouterr().out == (
+        f"client 1 belonged to the node that came as {BAD}, and is free now; go on with resume=true\n"
+    )
+    assert again({"state_dir": str(tmp_path / "heir")}, FIRST_NODE + 52)[0] == {0, 1, 2}
+    with pytest.raises(ConfigError, match=r"expected a client whose number belongs to a node \(0, 2\), got 1"):
+        release(out, 1)
+
+
+def test_a_number_is_not_told_by_the_run_folder(tmp_path: Path) -> None:
+    """Whoever reads the event log cannot come as somebody else."""
+    recipe = recipe_of("local", training={"rounds": 1})
+    wire = Nearby(recipe, tmp_path)
+    serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    told = {line["said"]["client"]: line["said"]["token"] for line in lines if line["event"] == "hello"}
+    thief = Nearby(recipe, tmp_path, (0, 2))
+    thief.add(1, node=FIRST_NODE + 9, state_dir=str(tmp_path / "thief"))
+    lying(thief, FIRST_NODE + 9, token=told[1])
+    found = NodeRegistry(
+        recipe, RequestBroker(thief, 5.0), EventLog(tmp_path / "out" / EVENT_LOG, True), 3, lambda text: None
+    )
+    found.poll()
+    assert set(found.node_of) == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "experiment", "experiment": "../../x"}',
+        '{"event": "experiment", "experiment": "0123456789abcdef"}\n{"event": "hello", "node": "x", "said": {}}',
+        "[]",
+        "",
+    ],
+)
+def test_a_diary_that_is_none_is_one_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / EVENT_LOG).write_text(line + "\n")
+    with pytest.raises(ConfigError, match="expected the event log of nodes in") as caught:
+        release(tmp_path, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_line_of_the_diary_that_a_kill_has_cut_off_never_was(tmp_path: Path) -> None:
+    recipe = recipe_of("local", training={"rounds": 1})
+    serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    path = tmp_path / "out" / EVENT_LOG
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"event": "trouble", "rou')
+    found = EventLog(path, True)
+    assert set(found.owners) == {0, 1, 2}
+    found.open()
+    assert path.read_bytes() == whole

@@ -1,0 +1,451 @@
+"""With nodes for clients a run is what it is in one process, bit for bit; and what nodes keep, say and share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.modules import export_state
+from polyfed.deploy import node_registry
+from polyfed.deploy.node_checkpoints import load_or_create_key
+from polyfed.deploy.node_config import NodeConfig
+from polyfed.deploy.protocol import Envelope, deserialize
+from polyfed.deploy.server import EVENT_LOG, serve
+from polyfed.engine.federation import Run
+from polyfed.errors import ConfigError, RunError
+from polyfed.experiments.build import build_federation
+from polyfed.registry import METHODS
+from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
+
+ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "fedhenn": {"alignment_data": {"size": 10}},
+    "fedgen": {"generator_steps": 2},
+    "feddf": {"server_steps": 2, "server_batch": 20},
+    "fedet": {"server_steps": 2, "server_batch": 20},
+}
+RAD: Mapping[str, Any] = {"data": {"holdout": 20}, "hyperparameters": {"alignment_data": {"size": 10}}}
+KERNELS = {**RAD, "hyperparameters": {"alignment_data": {"size": 10, "refresh": 0}, "uploads": "kernels"}}
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
+
+
+def told(records: Any) -> list[dict[str, Any]]:
+    """Records without what two runs never share."""
+    return [{key: value for key, value in record.items() if key not in ("seconds", "timings")} for record in records]
+
+
+def models(folder: Path) -> dict[int, dict[str, Tensor]]:
+    """What nodes wrote of their clients' personal models, by number."""
+    files = sorted(folder.glob("node-*/*/models/client-???.safetensors"))
+    return {int(file.name[7:10]): safetensors.torch.load_file(file) for file in files}
+
+
+def same(recipe: Recipe, run: Run, folder: Path) -> None:
+    """A served run is that of one process: records, result and models."""
+    expected = build_federation(recipe, data=DATA).run()
+    assert told(run.history) == told(expected.history)
+    assert run.result["accuracy_per_client"] == expected.result["accuracy_per_client"]
+    assert not [row for row in run.result["clients_table"] if {"labels", "parameters"} & {*row}], (
+        "they are at the nodes"
+    )
+    assert {k: run.result[k] for k in ("method", "dataset", "evaluation")} == {
+        k: expected.result[k] for k in ("method", "dataset", "evaluation")
+    }
+    found = models(folder)
+    assert list(found) == list(expected.models)
+    for number, network in expected.models.items():
+        theirs = export_state(network)
+        assert found[number].keys() == theirs.keys()
+        assert all(torch.equal(found[number][name], tensor) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        pytest.param("local", {}, marks=pytest.mark.slow),
+        ("fedavg", ONE),
+        ("fedgh", {}),
+        ("fedhenn", RAD),
+        ("fedhenn", {**RAD, "hyperparameters": {"alignment_data": {"size": 10}, "kernel": {"control": "own"}}}),
+        pytest.param(
+            "fedhenn",
+            {**RAD, "hyperparameters": {"alignment_data": {"size": 10}, "kernel": {"control": "permuted"}}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("fedin", {"hyperparameters": {"aggregation": "same-shape"}}, marks=pytest.mark.slow),
+        (
+            "fedrep",
+            {"hyperparameters": {"aggregation": "same-shape", "head_epochs": 1}},
+        ),  # first heads, which nobody sends
+        pytest.param("scaffold", ONE, marks=pytest.mark.slow),
+        pytest.param("fml", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **options)
+    wire = Nearby(recipe, tmp_path)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    same(recipe, run, tmp_path)
+    score = [] if recipe.chosen_method.evaluation_stage != "received" else ["score"] * 3
+    assert wire.kinds() == ["hello"] * 3 + (["train"] * 3 + score) * 2 + ["finish"] * 3
+
+
+@pytest.mark.parametrize(
+    ("method", "hyperparameters"),
+    [
+        ("fedrep", {"head_epochs": 1, "final_head_epochs": 1}),
+        ("fedhenn", {"alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}),
+    ],
+)
+def test_nodes_take_part_in_a_closing_round(tmp_path: Path, method: str, hyperparameters: Mapping[str, Any]) -> None:
+    recipe = recipe_of(method, **ONE, data={"holdout": 20}, hyperparameters=hyperparameters)
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert run.history[-1]["closing"]
+    assert run.history[-1]["dropped"] == []
+    same(recipe, run, tmp_path)
+
+
+def test_a_method_and_a_network_of_ones_own_are_found_beside_the_recipe(tmp_path: Path) -> None:
+    recipe = own_recipe(tmp_path, "own_served")
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    same(recipe, run, tmp_path)
+    assert run.result["method"] == "own_served:Mine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_numbers(tmp_path: Path, method: str) -> None:
+    recipe = recipe_of(method, **ONE, data={"limit_train": 400, "holdout": 40}, hyperparameters=SMALL.get(method))
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    same(recipe, run, tmp_path)
+
+
+@pytest.mark.slow
+def test_few_clients_a_round_every_stage_drops_and_compression_are_the_same_too(tmp_path: Path) -> None:
+    recipe = recipe_of(
+        "fedgh",
+        training={"rounds": 3, "client_fraction": 0.7, "batch_size": 16},
+        evaluation={
+            "extra_stages": ["received", "after_training", "personal"],
+            "metrics": ["auc", "confusion"],
+            "every_n_rounds": 2,
+        },
+        availability={"dropout_rate": 0.3, "dropout_stage": "after"},
+        compression={"dtype": "float16"},
+        privacy={"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1},
+    )
+    same(recipe, serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5), tmp_path)
+
+
+@pytest.mark.slow
+def test_one_test_set_for_all_is_the_same_too(tmp_path: Path) -> None:
+    recipe = recipe_of("fedavg", data={"test": "global"}, **ONE)
+    run = serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", deadline=5)
+    assert run.result["evaluation"]["test"] == "global"
+    same(recipe, run, tmp_path)
+
+
+# what stays where ---------------------------------------------------------------------------------------------------
+
+
+def test_the_run_folder_is_that_of_any_run_without_models_that_nobody_shares(tmp_path: Path) -> None:
+    recipe, out = recipe_of("fedgh"), tmp_path / "out"
+    wire = Nearby(recipe, tmp_path, configs={1: {"share-model": True}})
+    run = serve(recipe, wire, out=out, deadline=5)
+    assert {path.name for path in out.iterdir()} == {
+        *("recipe.toml", "rounds.jsonl", "result.json", "checkpoint", "models"),
+        EVENT_LOG,
+    }
+    assert Recipe.load(out / "recipe.toml").method.name == "fedgh"
+    shared = safetensors.torch.load_file(out / "models" / "client-001.safetensors")
+    assert [path.name for path in (out / "models").glob("*.safetensors")] == ["client-001.safetensors"]
+    assert all(torch.equal(tensor, models(tmp_path)[1][name]) for name, tensor in shared.items())
+    assert json.loads((out / "models" / "index.json").read_text())["client-001.safetensors"]["samples"] > 0
+    with pytest.raises(ConfigError, match="client 0's model is with its node"):
+        run.models[0]
+    lines = [json.loads(line) for line in (out / EVENT_LOG).read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["experiment", "hello", "hello", "hello"]
+    assert (tmp_path / "node-0" / lines[0]["experiment"]).is_dir()
+    weights = {path.name: path.stat().st_size for path in (out / "checkpoint").glob("*/weights.safetensors")}
+    assert max(weights.values(), default=0) < 2000  # which network each client has, and none of its numbers
+
+
+def own_network(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network that only its node knows."""
+    width = in_shape[0] * in_shape[1] * in_shape[2]
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(width, 30), nn.Tanh(), nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, classes)
+    )
+
+
+OWN = f"{__name__}:own_network"
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedgh", {}),
+        pytest.param("fedproto", {}, marks=pytest.mark.slow),
+        pytest.param("fd", {}, marks=pytest.mark.slow),
+        pytest.param("fedhenn", KERNELS, marks=pytest.mark.slow),
+    ],
+)
+def test_the_server_never_sees_a_network_of_a_nodes_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, options: Mapping[str, Any]
+) -> None:
+    recipe = recipe_of(method, **options)
+    wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
+    asked: list[str] = []
+    real = wire.ask
+    made = own_network
+
+    def watched(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+        assert asked, "the server has built a network that is the node's own"
+        return made(in_shape, classes)
+
+    def ask(node: int, envelope: Envelope) -> Any:
+        asked.append(envelope.kind)
+        try:
+            return real(node, envelope)
+        finally:
+            asked.pop()
+
+    monkeypatch.setitem(globals(), "own_network", watched)
+    monkeypatch.setattr(wire, "ask", ask)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert run.result["clients_table"][1]["architecture"] == OWN
+    assert not any(record["dropped"] or record["refused"] for record in run.history)
+    assert models(tmp_path)[1]["1.weight"].shape == (30, 64)
+    sent = [deserialize(envelope.body)[0] for _, envelope in wire.sent if envelope.body]
+    assert all("unseen" not in name for message in sent for name in message)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavg", {"hyperparameters": {"aggregation": "same-shape"}}),
+        pytest.param("fml", {}, marks=pytest.mark.slow),
+    ],
+)
+def test_who_needs_the_network_at_the_server_is_told(tmp_path: Path, method: str, options: Mapping[str, Any]) -> None:
+    """A line says so, and the others begin without it."""
+    recipe = recipe_of(method, **options, training={"rounds": 1})
+    wire = Nearby(recipe, tmp_path, configs={1: {"architecture": OWN}})
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
+    assert run.history[0]["clients"] == [0, 2]
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    away = [line["reason"] for line in lines if line["event"] == "turned away"]
+    assert len(away) == 1
+    assert "client 1 has the network" in away[0]
+    assert "own_network', which the server does not have" in away[0]
+
+
+def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
+    for client, classes in ((0, "ab"), (1, "bc")):
+        rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
+        (tmp_path / f"own-{client}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    data = {"num_clients": 2, "class_names": ["a", "b", "c"]}
+    recipe = recipe_of("fedgh", data=data, models={"architectures": ["mlp-64-32", "mlp-64-64-32"]})
+    configs = {client: {"data": f"csv:{tmp_path}/own-{client}.csv"} for client in (0, 1)}
+    wire = Nearby(recipe, tmp_path, (0, 1), configs)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    index = json.loads((tmp_path / "node-1" / experiment(tmp_path / "out") / "models" / "index.json").read_text())
+    assert index["client-001.safetensors"]["class_names"] == ["a", "b", "c"]
+    assert [entry["samples"] for entry in run.result["clients_table"]] == [32, 32]
+    assert run.history[-1]["accuracy"]["personal"]["n"] == 2
+    heads = [header(envelope) for _, envelope in wire.sent if envelope.kind == "train"]
+    assert {tuple(head.shape) for head in heads} == {(3, 32)}
+
+
+def test_own_rows_are_capped_by_the_clients_own_cap(tmp_path: Path) -> None:
+    rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    recipe = recipe_of(
+        "local", data={"num_clients": 3, "max_train_per_client": [30, 8]}, models={"architectures": ["mlp-64-32"]}
+    )
+    configs = {client: {"data": f"csv:{tmp_path}/own.csv"} for client in range(3)}
+    run = serve(recipe, Nearby(recipe, tmp_path, (0, 1, 2), configs), out=tmp_path / "out", deadline=5)
+    assert [entry["samples"] for entry in run.result["clients_table"]] == [30, 8, 30]
+
+
+@pytest.mark.parametrize("config", [pytest.param({}, marks=pytest.mark.slow), {"secret-noise": True}])
+def test_the_noise_of_a_nodes_secret_is_its_own(tmp_path: Path, config: Mapping[str, Any]) -> None:
+    """With the recipe's rows it is drawn from the run's seed, unless it is asked for; nobody is sent the secret."""
+    recipe = recipe_of("fedgh", privacy={"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.5})
+    wire = Nearby(recipe, tmp_path, configs={1: config})
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.glob("node-*")} == {0o700}
+    secrets = sorted(tmp_path.glob("node-*/noise.secret"))
+    expected = build_federation(recipe, data=DATA).run()
+    if not config:
+        assert secrets == []
+        assert told(run.history) == told(expected.history)
+        return
+    assert told(run.history) != told(expected.history)
+    assert [path.parent.name for path in secrets] == ["node-1"]
+    assert secrets[0].stat().st_mode & 0o777 == 0o600
+    known = secrets[0].read_bytes()
+    assert len(known) == 32
+    assert not any(known in envelope.body or known.hex() in repr(envelope.facts) for _, envelope in wire.sent)
+    assert not any(known in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    again = serve(recipe, Nearby(recipe, tmp_path, configs={1: config}), out=tmp_path / "again", deadline=5)
+    assert told(again.history) == told(run.history), "the same uploads, the same noise"
+    secrets[0].write_bytes(known[::-1])
+    other = serve(recipe, Nearby(recipe, tmp_path, configs={1: config}), out=tmp_path / "other", deadline=5)
+    assert told(other.history) != told(run.history)
+
+
+def test_dp_sgd_draws_from_the_nodes_secret(tmp_path: Path) -> None:
+    """Two secrets give two models; the same secret gives the same once more. Nobody is sent it."""
+    privacy = {"max_grad_norm": 1.0, "noise_multiplier": 1.0}
+    recipe = recipe_of(
+        "fedavg", **ONE, training={"rounds": 1}, privacy=privacy, data={"num_clients": 1, "limit_train": 60}
+    )
+
+    def shared(out: str) -> dict[str, Tensor]:
+        wire = Nearby(recipe, tmp_path, (0,), {0: {"secret-noise": True, "share-model": True}})
+        serve(recipe, wire, out=tmp_path / out, deadline=5)
+        known = (tmp_path / "node-0" / "noise.secret").read_bytes()
+        assert not any(known in envelope.body or known.hex() in repr(envelope.facts) for _, envelope in wire.sent)
+        return safetensors.torch.load_file(tmp_path / out / "models" / "client-000.safetensors")
+
+    first, again = shared("first"), shared("again")
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    (tmp_path / "node-0" / "noise.secret").write_bytes(bytes(32))
+    shutil.rmtree(tmp_path / "node-0" / "answered")  # what was answered before counts against another run
+    other = shared("other")
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_where_rows_are_protected_their_mean_and_spread_are_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
+    (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    settings: dict[str, Any] = {
+        "models": {"architectures": ["mlp-64-32"]},
+        "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 1.0},
+    }
+    plain = recipe_of("fedavg", data={"num_clients": 1}, **settings)
+    own = f"csv:{tmp_path}/own.csv"
+    said = turned_away(plain, plain, tmp_path, monkeypatch, data=own)
+    assert "expected data.mean and data.std in the recipe, as with [privacy] mean and spread of client 0's own" in said
+    told_ = {"num_clients": 1, "mean": [1.0, -2.0], "std": [3.0, 4.0]}
+    recipe = recipe_of("fedavg", data=told_, training={"rounds": 1}, **settings)
+    wire = Nearby(recipe, tmp_path, (0,), {0: {"data": own}})
+    serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    assert (lines[1]["said"]["mean"], lines[1]["said"]["std"]) == ([1.0, -2.0], [3.0, 4.0])
+
+
+def test_a_node_with_rows_of_its_own_has_a_secret(tmp_path: Path) -> None:
+    place = {"client-id": 0, "state-dir": str(tmp_path)}
+    assert [NodeConfig.read({**place, **more}).secret for more in ({}, {"data": "digits"})] == [False, True]
+    assert not NodeConfig.read({**place, "data": "digits", "secret-noise": False}).secret
+    (tmp_path / "noise.secret").write_bytes(b"short")
+    with pytest.raises(RunError, match=r"expected 32 bytes as this node's secret in .*, got 5; remove it"):
+        load_or_create_key(tmp_path)
+
+
+def header(envelope: Envelope) -> Tensor:
+    """The header's weight in an envelope of FedGH's."""
+    group = deserialize(envelope.body)[0]["header"]
+    assert isinstance(group, dict)
+    return group["weight"]
+
+
+def experiment(out: Path) -> str:
+    """The name under which nodes keep what is a run's."""
+    return str(json.loads((out / EVENT_LOG).read_text().splitlines()[0])["experiment"])
+
+
+# what goes wrong before a run ---------------------------------------------------------------------------------------
+
+
+def test_a_node_with_another_recipe_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = turned_away(
+        recipe_of("fedgh", hyperparameters={"header_lr": 0.5}), recipe_of("fedgh"), tmp_path, monkeypatch
+    )
+    assert "method.header_lr is 0.01 at the server and 0.5 here" in said
+
+
+def turned_away(theirs: Recipe, recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> str:
+    """What a server is told when the node of client 0 of one is turned away; then it gives up."""
+    said: list[str] = []
+
+    class GivenUp(Exception):
+        pass
+
+    class Watch:
+        def message(self, text: str) -> None:
+            said.append(text)
+            if "is no client" in text:
+                raise GivenUp
+
+    with pytest.raises(GivenUp):
+        serve(recipe, Nearby(theirs, folder, (0,), {0: config}), out=folder / "out", deadline=5, trackers=[Watch()])
+    assert not (folder / "out").exists()
+    return said[-1]
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({"client-id": 3}, "expected a client-id below 3, got 3"),
+        ({"client-id": -1}, "expected client-id, the number of this node's client"),
+        ({"client-id": "0"}, "as 'client-id' (int), got '0'"),
+        ({"secret-noise": 1}, "as 'secret-noise' (bool), got 1"),
+        ({"state-dirr": "x"}, "unknown key 'state-dirr'; did you mean 'state-dir'?"),
+        ({"architecture": "digits-cnn7"}, "unknown model 'digits-cnn7'; did you mean"),
+        ({"data": "csv:nowhere.csv"}, "nowhere.csv"),
+        ({"device": "tpu"}, "expected a device that is here"),
+    ],
+)
+def test_wrong_node_configuration_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Mapping[str, Any], line: str
+) -> None:
+    recipe = recipe_of("local")
+    said = turned_away(recipe, recipe, tmp_path, monkeypatch, **config)
+    assert line in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"min_nodes": 4}, "min-nodes: expected 1 to 3, the clients of the recipe, got 4"),
+        ({"deadline": 0.0}, "deadline: expected seconds above 0, got 0.0"),
+        ({"max_megabytes": -1.0}, "max-megabytes: expected more than 0, got -1.0"),
+    ],
+)
+def test_wrong_settings_of_a_run_are_one_line(tmp_path: Path, options: Mapping[str, Any], line: str) -> None:
+    recipe = recipe_of("local")
+    with pytest.raises(ConfigError, match=line):
+        serve(recipe, Nearby(recipe, tmp_path), out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_two_nodes_cannot_be_one_client(tmp_path: Path) -> None:
+    recipe = recipe_of("local")
+    wire = Nearby(recipe, tmp_path)
+    wire.add(0, node=FIRST_NODE + 7)
+    run = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    assert [line["reason"] for line in lines if line["event"] == "turned away"] == [
+        f"client-id 0 is taken by node {FIRST_NODE}"
+    ]
+    assert len(run.history) == 2

@@ -1,0 +1,446 @@
+"""What nodes and servers can do to each other: the run goes on or resumes, and its folder tells what happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.message import State
+from polyfed.deploy import node_registry
+from polyfed.deploy.node_registry import Answer
+from polyfed.deploy.protocol import Envelope, NodeError, TaskRequest, deserialize, serialize, shared_config
+from polyfed.deploy.server import EVENT_LOG, serve
+from polyfed.engine.federation import Run
+from polyfed.errors import ConfigError
+from polyfed.experiments.build import build_federation
+from tests.deploy.test_server import models, told, turned_away
+from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, recipe_of
+
+BAD = FIRST_NODE + 1
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_registry, "PAUSE", 0.001)
+
+
+class _Killed(Exception):
+    """The server's end."""
+
+
+def three_rounds(method: str = "fedgh", **options: Any) -> Recipe:
+    return recipe_of(method, **{"training": {"rounds": 3, "batch_size": 16, "lr": 0.05}, **options})
+
+
+def event_log(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / EVENT_LOG).read_text().splitlines()]
+
+
+def troubles(out: Path) -> list[tuple[int, int, str]]:
+    """Round, client and reason."""
+    return [(line["round"], line["client"], line["reason"]) for line in event_log(out) if line["event"] == "trouble"]
+
+
+def served(recipe: Recipe, wire: Nearby, folder: Path, **options: Any) -> Run:
+    return serve(recipe, wire, out=folder / "out", **{"deadline": 0.05, **options})
+
+
+def in_round(wire: Nearby, number: int, answer: Callable[[Envelope], Answer]) -> None:
+    """Client 1 gives another answer to its job of one round."""
+
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        hit = node == BAD and envelope.kind == "train" and envelope.facts["round"] == number
+        return answer(envelope) if hit else None
+
+    wire.fault = fault
+
+
+# nodes that say nothing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [("silence", "no answer within 0.05 s"), ("error 5: unavailable", "error 5: unavailable")],
+)
+def test_who_does_not_answer_has_dropped_out_of_the_round(tmp_path: Path, answer: str, reason: str) -> None:
+    recipe = three_rounds()
+    wire = Nearby(recipe, tmp_path)
+    in_round(wire, 2, lambda envelope: NodeError(answer))
+    run = served(recipe, wire, tmp_path)
+    assert [record["dropped"] for record in run.history] == [[], [1], []]
+    assert troubles(tmp_path / "out") == [(2, 1, reason)]
+    assert run.history[1]["bytes_by_client"]["1"]["up"] == 0
+
+
+@pytest.mark.parametrize(
+    ("claim", "reason"),
+    [
+        ({"head": {"weight": [2**20, 2**20]}}, "expected at most 16777216 numbers in a head"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ({"shape": [2**20, 2**20]}, "expected at most 4194304 numbers in an input"),
+                ({"std": [0.0]}, "expected one positive std per mean"),
+                ({"train": 0}, "got others at 'train'"),
+                ({"more": 1}, "got others at 'more'"),
+            )
+        ),
+    ],
+)
+def test_who_claims_what_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[str, Any], reason: str) -> None:
+    recipe = recipe_of("local")
+    wire, said = Nearby(recipe, tmp_path), list[str]()
+    real = wire.ask(BAD, Envelope("hello", TaskRequest(settings=shared_config(recipe)).model_dump()))
+    assert isinstance(real, Envelope)
+
+    class Watch:
+        def message(self, text: str) -> None:
+            said.append(text)
+            if "2 of 3 clients are there" in text:
+                raise _Killed
+
+    wire.fault = lambda node, envelope: Envelope("hello", {**real.facts, **claim}) if node == BAD else None
+    with pytest.raises(_Killed):
+        served(recipe, wire, tmp_path, trackers=[Watch()])
+    assert [text for text in said if "is no client" in text] == [text for text in said if reason in text]
+    assert any(reason in text for text in said)
+
+
+@pytest.mark.slow
+def test_who_is_away_is_not_waited_for_and_comes_back(tmp_path: Path) -> None:
+    recipe = three_rounds()
+    wire = Nearby(recipe, tmp_path)
+    seen: list[int] = []
+
+    def leave(record: Mapping[str, Any]) -> None:
+        seen.append(record["round"])
+        wire.away = {BAD} if record["round"] == 1 else set()
+
+    run = served(recipe, wire, tmp_path, deadline=60, trackers=[leave])
+    assert seen == [1, 2, 3]
+    assert [record["dropped"] for record in run.history] == [[], [1], []]
+    assert troubles(tmp_path / "out") == [(2, 1, "its node is not there")]
+
+
+def test_an_answer_that_never_came_is_undone_at_the_node(tmp_path: Path) -> None:
+    """It trained and kept its work; the server goes on from the round before, and so does the node."""
+    recipe = three_rounds("local")
+    wire, lost = Nearby(recipe, tmp_path / "lost"), []
+
+    def after(envelope: Envelope) -> Answer:
+        wire.ask(BAD, envelope)
+        lost.append(envelope)
+        return NodeError("silence")
+
+    in_round(wire, 2, after)
+    run = served(recipe, wire, tmp_path / "lost")
+    dropped = Nearby(recipe, tmp_path / "dropped")
+    in_round(dropped, 2, lambda envelope: NodeError("killed"))
+    expected = served(recipe, dropped, tmp_path / "dropped")
+    assert len(lost) == 1
+    assert told(run.history) == told(expected.history)
+    assert same_models(tmp_path / "lost", tmp_path / "dropped")
+
+
+def same_models(one: Path, other: Path) -> bool:
+    left, right = models(one), models(other)
+    return left.keys() == right.keys() and all(
+        torch.equal(tensor, right[number][name]) for number, tensors in left.items() for name, tensor in tensors.items()
+    )
+
+
+# nodes that say nonsense ----------------------------------------------------------------------------------------------
+
+
+def answered(change: Callable[[State, dict[str, Any]], None]) -> Callable[[Nearby], Callable[[Envelope], Answer]]:
+    """The node's own answer, changed."""
+
+    def of(wire: Nearby) -> Callable[[Envelope], Answer]:
+        def answer(envelope: Envelope) -> Answer:
+            own = wire.ask(BAD, envelope)
+            assert isinstance(own, Envelope)
+            message, facts = deserialize(own.body)[0], dict(own.facts)
+            change(message, facts)
+            return Envelope("train", facts, serialize(message))
+
+        return answer
+
+    return of
+
+
+def put(name: str, value: Any) -> Callable[[State, dict[str, Any]], None]:
+    return lambda message, facts: message.update({name: value})
+
+
+def say(name: str, value: Any) -> Callable[[State, dict[str, Any]], None]:
+    return lambda message, facts: facts.update({name: value})
+
+
+REFUSED = [
+    (put("lars", torch.full((3, 64), float("nan"))), "the upload is not finite ('lars')"),
+    (put("lars", torch.zeros(3, 7)), "in 'lars', got the shape (3, 7)"),
+    (lambda message, facts: message.pop("labels"), "the upload cannot be taken in"),
+    (put("labels", torch.zeros(2, 2, 2)), "expected int32 or int64 as 'labels', got float32"),
+    (say("loss", float("inf")), "the training loss is inf"),
+]
+
+
+def rest_slow(cases: Sequence[tuple[Any, str]], fast: int) -> list[Any]:
+    """All but one of the cases, or all, for `make test-all` only."""
+    marks = [() if i == fast else (pytest.mark.slow,) for i in range(len(cases))]
+    return [pytest.param(*case, marks=mark, id=str(i)) for i, (case, mark) in enumerate(zip(cases, marks, strict=True))]
+
+
+@pytest.mark.parametrize(("change", "reason"), rest_slow(REFUSED, 1))
+def test_an_upload_that_means_nothing_is_refused(tmp_path: Path, change: Any, reason: str) -> None:
+    recipe = three_rounds()
+    wire = Nearby(recipe, tmp_path)
+    in_round(wire, 2, answered(change)(wire))
+    run = served(recipe, wire, tmp_path)
+    assert [len(record["refused"]) for record in run.history] == [0, 1, 0]
+    assert run.history[1]["refused"][0]["client"] == 1
+    assert reason in run.history[1]["refused"][0]["reason"]
+    other = Nearby(recipe, tmp_path / "dropped")
+    in_round(other, 2, lambda envelope: NodeError("killed"))
+    expected = served(recipe, other, tmp_path / "dropped")
+    assert same_models(tmp_path, tmp_path / "dropped")  # as if it had not been there
+    assert run.history[2]["accuracy"] == expected.history[2]["accuracy"]
+
+
+def without(message: State, facts: dict[str, Any]) -> None:
+    """A tensor under a name that nobody knows."""
+    message["surplus"] = message.pop("labels")
+
+
+def test_one_node_says_all_kinds_of_nonsense_and_the_others_go_on(tmp_path: Path) -> None:
+    recipe = three_rounds(training={"rounds": 6, "batch_size": 16, "lr": 0.05})
+    wire = Nearby(recipe, tmp_path)
+    nonsense = {
+        2: put("lars", torch.full((3, 64), float("nan"))),
+        3: without,
+        4: say("more", 1),
+        5: put("lars", torch.zeros(300, 1000)),
+    }
+
+    def fault(node: int, envelope: Envelope) -> Answer | None:
+        change = nonsense.get(envelope.facts["round"]) if (node, envelope.kind) == (BAD, "train") else None
+        return answered(change)(wire)(envelope) if change else None
+
+    wire.fault = fault
+    run = served(recipe, wire, tmp_path, max_megabytes=1.0)
+    assert [[told["client"] for told in record["refused"]] for record in run.history] == [[], [1], [1], [], [], []]
+    assert [record["dropped"] for record in run.history] == [[], [], [], [1], [1], []]
+    said = [reason for _, _, reason in troubles(tmp_path / "out")]
+    assert [reason.partition(", got")[0] for reason in said] == [
+        "expected the facts of an envelope (task result)",
+        "expected an answer of at most 1000000 bytes",
+    ]
+
+
+DROPPED = [
+    (
+        lambda wire: lambda envelope: Envelope("train", {}, b""),
+        "expected the facts of an envelope (task result), got others at",
+    ),
+    (answered(say("steps", -1)), "expected the facts of an envelope (task result), got others at 'steps'"),
+    (answered(say("more", 1)), "expected the facts of an envelope (task result), got others at 'more'"),
+    (answered(say("mark", "000009-00")), "expected the mark 000002-00, got '000009-00'"),
+    (
+        answered(say("kept", {"test": {"confusion": [[1, -2]], "auc": None, "calibration_error": None, "others": {}}})),
+        "expected the counts",
+    ),
+    (
+        lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\x00" * 50),
+        "got 50 that are none",
+    ),
+    (
+        lambda wire: lambda envelope: dataclasses.replace(wire.ask(BAD, envelope), body=b"\xff" * 50),
+        "got 50 that are none",
+    ),
+    (answered(put("lars", torch.zeros(300, 1000))), "expected an answer of at most 1000000 bytes, got 1200"),
+]
+
+
+@pytest.mark.parametrize(("answer", "reason"), rest_slow(DROPPED, -1))
+def test_an_answer_that_is_none_counts_as_no_answer(tmp_path: Path, answer: Any, reason: str) -> None:
+    recipe = three_rounds()
+    wire = Nearby(recipe, tmp_path)
+    in_round(wire, 2, answer(wire))
+    run = served(recipe, wire, tmp_path, max_megabytes=1.0)
+    assert [record["dropped"] for record in run.history] == [[], [1], []]
+    (number, client, told_reason) = troubles(tmp_path / "out")[0]
+    assert (number, client) == (2, 1)
+    assert reason in told_reason
+    assert "\n" not in told_reason
+
+
+@pytest.mark.slow
+def test_a_shared_model_that_is_none_is_left_out(tmp_path: Path) -> None:
+    recipe = three_rounds()
+    wire = Nearby(recipe, tmp_path, configs={k: {"share-model": True} for k in range(3)})
+    bad = Envelope("finish", {"shared": True}, serialize({"x": torch.ones(2)}))
+    wire.fault = lambda node, envelope: bad if (node, envelope.kind) == (BAD, "finish") else None
+    served(recipe, wire, tmp_path)
+    files = sorted(path.name for path in (tmp_path / "out" / "models").glob("*.safetensors"))
+    assert files == ["client-000.safetensors", "client-002.safetensors"]
+    assert "expected a group 'weights' in the message" in troubles(tmp_path / "out")[0][2]
+
+
+@pytest.mark.slow
+def test_rows_of_ones_own_and_one_test_set_for_all_do_not_go_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_of("local", data={"test": "global"})
+    said = turned_away(recipe, recipe, tmp_path, monkeypatch, data="digits")
+    assert "expected the recipe's data, as data.test is 'global', got data of its own" in said
+
+
+@pytest.mark.slow
+def test_texts_of_ones_own_need_words_that_all_number_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each node would number its own words otherwise, and weights would be averaged over different words."""
+    texts = tmp_path / "own.csv"
+    texts.write_text("said,mood\n" + "".join(f"word{i % 7} and more,{'ab'[i % 2]}\n" for i in range(40)), "utf-8")
+    recipe = recipe_of("local", data={"text_column": "said", "label_column": "mood"})
+    said = turned_away(recipe, recipe, tmp_path, monkeypatch, data=f"csv:{texts}")
+    assert "expected data.word_vectors in the recipe for a node's own texts" in said
+
+
+@pytest.mark.slow
+def test_a_method_that_fails_with_everybody_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = three_rounds()
+
+    def fail(self: Any, server: Any, uploads: Any) -> None:
+        raise ValueError("no good")
+
+    monkeypatch.setattr("polyfed.methods.FedGH.aggregate", fail)
+    with pytest.raises(Exception, match="round 1, aggregation: ValueError: no good"):
+        served(recipe, Nearby(recipe, tmp_path), tmp_path)
+
+
+# coming, going, coming back -------------------------------------------------------------------------------------------
+
+
+def test_a_late_node_joins(tmp_path: Path) -> None:
+    recipe = three_rounds(models={"architectures": ["digits-cnn1"]})
+    wire = Nearby(recipe, tmp_path, (0, 1))
+    rounds: list[int] = []
+
+    def come(record: Mapping[str, Any]) -> None:
+        rounds.append(record["round"])
+        if record["round"] == 1:
+            wire.add(2)
+
+    run = served(recipe, wire, tmp_path, min_nodes=2, trackers=[come])
+    assert rounds == [1, 2, 3]
+    assert [record["clients"] for record in run.history] == [[0, 1], [0, 1, 2], [0, 1, 2]]
+    assert sorted(models(tmp_path)) == [0, 1, 2]
+    like = three_rounds(models={"architectures": ["digits-cnn1"]})
+    assert [entry["samples"] for entry in run.result["clients_table"]] == [
+        c.n for c in build_federation(like, data=DATA).clients
+    ]
+
+
+def test_a_late_node_that_does_not_fit_is_turned_away_and_the_run_goes_on(tmp_path: Path) -> None:
+    recipe = three_rounds()
+    wire = Nearby(recipe, tmp_path, (0, 1))
+
+    def come(record: Mapping[str, Any]) -> None:
+        if record["round"] == 1:
+            wire.add(2, architecture="mlp-64-32")  # its features are others than the header takes
+
+    run = served(recipe, wire, tmp_path, min_nodes=2, trackers=[come])
+    assert [record["clients"] for record in run.history] == [[0, 1]] * 3
+    away = [line for line in event_log(tmp_path / "out") if line["event"] == "turned away"]
+    assert [line["client"] for line in away] == [2]
+    assert "fedgh needs one feature width for all clients" in away[0]["reason"]
+    read = served(recipe, Nearby(recipe, tmp_path, ()), tmp_path, resume=True)
+    assert told(read.history) == told(run.history)
+
+
+@pytest.mark.parametrize(
+    "method", ["fedgh", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedmd", "scaffold"))]
+)
+def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path, method: str) -> None:
+    """It dies in the middle of a round, when one node has already trained; the others are then a round behind it.
+
+    What carries envelopes has died, too, and has forgotten nodes' numbers: they come back with others.
+    """
+    recipe = three_rounds(method, data={"holdout": 20}, models={"architectures": ["digits-cnn1"]})
+    wire = Nearby(recipe, tmp_path / "killed")
+    last = recipe.chosen_method.exchanges(2)[-1]
+
+    def die(node: int, envelope: Envelope) -> Answer | None:
+        place = len(recipe.chosen_method.exchanges(2)) - 1
+        if (
+            node == BAD
+            and envelope.kind == "train"
+            and (envelope.facts["round"], envelope.facts["exchange_index"]) == (2, place)
+        ):
+            raise _Killed
+        return None
+
+    assert last.trains
+    wire.fault = die
+    with pytest.raises(_Killed):
+        served(recipe, wire, tmp_path / "killed")
+    with pytest.raises(ConfigError, match="already holds a run; continue it with --resume"):
+        served(recipe, wire, tmp_path / "killed")
+    again = Nearby(recipe, tmp_path / "killed", ())
+    for client in range(3):
+        again.add(client, node=9000 - client)
+    run = served(recipe, again, tmp_path / "killed", resume=True)
+    expected = served(recipe, Nearby(recipe, tmp_path / "whole"), tmp_path / "whole")
+    assert told(run.history) == told(expected.history)
+    assert same_models(tmp_path / "killed", tmp_path / "whole")
+    read = served(recipe, Nearby(recipe, tmp_path / "killed", ()), tmp_path / "killed", resume=True)  # nobody is there
+    assert told(read.history) == told(expected.history)
+
+
+@pytest.mark.slow
+def test_a_new_run_in_the_same_place_is_another_experiment(tmp_path: Path) -> None:
+    recipe = three_rounds("local")
+    first = served(recipe, Nearby(recipe, tmp_path), tmp_path)
+    before = event_log(tmp_path / "out")[0]["experiment"]
+    again = served(recipe, Nearby(recipe, tmp_path), tmp_path, force=True)
+    assert told(first.history) == told(again.history)
+    assert event_log(tmp_path / "out")[0]["experiment"] != before
+
+
+def lose(folder: Path) -> None:
+    """A node's disk forgets."""
+    for file in folder.glob("*/client-*/*.state"):
+        file.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_node_without_its_state_says_so_or_begins_again(tmp_path: Path, anew: bool) -> None:
+    recipe = three_rounds("local")
+    wire = Nearby(recipe, tmp_path, configs={1: {"begin-anew": anew}})
+
+    def forget(record: Mapping[str, Any]) -> None:
+        if record["round"] == 1:
+            lose(tmp_path / "node-1")
+
+    run = served(recipe, wire, tmp_path, trackers=[forget])
+    assert [record["dropped"] for record in run.history] == ([[], [], []] if anew else [[], [1], [1]])
+    said = [reason for _, _, reason in troubles(tmp_path / "out")]
+    assert all("expected the state after '000001-00'" in reason and "got nothing" in reason for reason in said)
+    assert bool(said) is not anew
+
+
+@pytest.mark.slow
+def test_an_evaluation_without_an_answer_leaves_the_client_out(tmp_path: Path) -> None:
+    recipe = three_rounds("fedavg", models={"architectures": ["digits-cnn1"]})
+    wire = Nearby(recipe, tmp_path)
+    wire.fault = lambda node, envelope: NodeError("gone") if (node, envelope.kind) == (BAD, "score") else None
+    run = served(recipe, wire, tmp_path)
+    assert [record["accuracy"]["received"]["n"] for record in run.history] == [2, 2, 2]

@@ -1,0 +1,70 @@
+"""The two programs of a deployment before they start, and what a node makes of an app's error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyfed.deploy import supernode
+from polyfed.deploy.superlink import serve_nodes
+from polyfed.errors import ConfigError
+from tests.helpers.nearby import recipe_of
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+
+def touched(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+def test_a_server_without_its_keys_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected ca\.crt in .*, as 'polyfed deploy certify' writes it, got none"):
+        serve_nodes(tmp_path, database=tmp_path / "db")
+
+
+def test_a_node_without_its_key_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, got none"):
+        supernode.join(recipe_of(), "", server="x:1", authority=touched(tmp_path / "ca"), key=tmp_path / "node")
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ("client-id=1 state-dir=", "expected state-dir"),
+        ("client-id=[", "--node-config: expected 'key=1 key=\"text\"', got 'client-id=\\['"),
+        ('client-id=7 state-dir="state"', "expected a client-id below 3, got 7"),
+        ('client-id=0 state-dir="state" data="csv:none.csv"', "none.csv"),
+    ],
+)
+def test_a_wrong_configuration_is_told_at_the_node(
+    config: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its SuperNode is started, and not in the middle of a run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supernode, "start_supernode", None)
+    files = {"authority": touched(tmp_path / "ca"), "key": touched(tmp_path / "node")}
+    with pytest.raises(ConfigError, match=line):
+        supernode.join(recipe_of(), config, server="x:1", **files)
+
+
+def test_what_goes_wrong_at_a_node_stays_there(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is told the kind of an error; its text may have a row in it."""
+    from flwr.app import Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    monkeypatch.setattr(TaskIdentity, "_run_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_node_id", 1)
+    monkeypatch.setattr(TaskIdentity, "_task_id", 1)
+
+    def app(message: object, context: object) -> Message:
+        raise ValueError("row 7: age 43")
+
+    asked = Message(RecordDict(), dst_node_id=1, message_type="train")
+    said = supernode.reply(app, asked, None)  # type: ignore[arg-type]
+    assert said.has_error()
+    assert said.error.reason == "ValueError"
+    assert "row 7: age 43" in caplog.text

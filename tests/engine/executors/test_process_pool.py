@@ -1,0 +1,620 @@
+"""Workers give the result of `serial`, whatever happens to them, and none outlives its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyfed as pf
+from polyfed.core.client import Client
+from polyfed.core.message import Message, get_tensor
+from polyfed.core.method import Batch, Context, Exchange, Method, Phase, TrainingResult
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation, Training
+from polyfed.engine.executors import process_pool, worker
+from polyfed.engine.executors.base import Serial, TrainJob
+from polyfed.engine.executors.worker import ForkedWorker
+from polyfed.engine.federation import Federation
+from polyfed.engine.task import Task
+from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
+from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN, FedProto, HeteroFL, Local
+from polyfed.plugins.settings import Availability
+from polyfed.registry import METHODS
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers import toys
+from tests.helpers.flat_options import grouped
+
+if sys.platform != "linux":
+    pytest.skip("worker processes need Linux", allow_module_level=True)
+
+TRAINING = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.7)
+ALL_STAGES = Evaluation(extra_stages=["received", "after_training", "personal"], metrics=["f1", "auc", "confusion"])
+HERE = os.getpid()
+
+
+def said(told: Told) -> list[str]:
+    """The messages but for what is averaged with whom."""
+    return [text for text in told.messages if not text.startswith("averaged: ")]
+
+
+class Told:
+    """A tracker that keeps what it is told; `each` is called after every round."""
+
+    def __init__(self, each: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
+        self.messages: list[str] = []
+        self._each = each
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        self._each(record)
+
+    def start(self, info: Any) -> None: ...
+    def client_done(self, done: int, total: int) -> None: ...
+    def end(self, result: Any) -> None: ...
+
+
+def run(method: Method, training: Training = TRAINING, **options: Any) -> Federation:
+    """A run of the conformance kit's six clients."""
+    return ConformanceKit(method=method).usual.run(method, training, **{"evaluation": ALL_STAGES, **options})
+
+
+def same(method: Method, counts: Sequence[int], **options: Any) -> None:
+    """So many workers give what `serial` gives."""
+    serial = run(method, **options)
+    for count in counts:
+        found = run(method, executor="processes", workers=count, **options)
+        assert isinstance(found.executor, process_pool.ProcessPool)
+        assert difference(all_state(serial), all_state(found)) is None
+        assert records(serial) == records(found)
+
+
+# the same result --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "counts"),
+    [
+        (FedAvg(), (1, 3)),
+        (SCAFFOLD(), (2,)),
+        (FML(), (2,)),  # two networks at each client
+        *(pytest.param(method(), (2,), marks=pytest.mark.slow) for method in (FedGH, FedIN, HeteroFL, FedDPA)),
+    ],
+    ids=lambda given: getattr(given, "name", None),
+)
+def test_workers_give_the_serial_result(method: Method, counts: Sequence[int]) -> None:
+    same(method, counts)
+
+
+def test_other_predictors_are_scored_by_workers_too() -> None:
+    method = FedProto()
+    serial, found = run(method), run(method, executor="processes", workers=2)
+    assert difference(all_state(serial), all_state(found)) is None
+    assert records(serial) == records(found)
+    by = found.history[-1]["accuracy_by_predictor"]
+    assert list(by) == found.stages
+    assert all(list(others) == ["head"] for others in by.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_one_result(name: str) -> None:
+    same(METHODS[name](), (1, 2, 3))
+    unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
+    same(METHODS[name](), (2,), availability=unreliable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"uploads": "kernels", "alignment_data": {"refresh": 0}},
+        {"alignment_data": {"refresh": 2}},
+        {"setting": "homogeneous", "final_average": True},
+        {"kernel": {"control": "own"}},
+        {"kernel": {"control": "permuted"}},
+    ],
+    ids=str,
+)
+def test_fedhenn_in_its_forms_has_one_result(form: dict[str, Any]) -> None:
+    data = {"size": 20, "batch": 10, **form.get("alignment_data", {})}
+    same(FedHeNN(**{**form, "alignment_data": data}), (1, 2, 3))
+
+
+def test_dropout_batchnorm_and_a_shared_test_set() -> None:
+    def outcome(executor: str) -> tuple[Federation, Any]:
+        kinds = ["dropout", "bn", "dropout", "dropout"]
+        fed = Federation(
+            toys.clients(kinds, sizes=[12, 7, 9, 30]),
+            FedAvg(aggregation="same-shape"),
+            TRAINING,
+            ALL_STAGES,
+            task=Task(classes=toys.CLASSES, test=toys.samples(20, 77)),
+            executor=executor,
+            builders=toys.NETS,
+        )
+        return fed, fed.run()
+
+    (serial, a), (pooled, b) = outcome("serial"), outcome("processes")
+    assert difference(all_state(serial), all_state(pooled)) is None
+    assert records(serial) == records(pooled)
+    assert all(torch.equal(t, b.models[3].state_dict()[n]) for n, t in a.models[3].state_dict().items())
+
+
+class Passages(FedAvg):
+    """Two passages in a round and a closing one, with phases that no message could carry."""
+
+    name: ClassVar[str] = "passages"
+
+    def exchanges(self, round: int) -> Sequence[Exchange]:
+        heads = Phase(1, trains=lambda name: name.startswith("head"), name="heads")
+        return Exchange(), Exchange("heads", who="all", phases=[heads]), Exchange("asked", trains=False)
+
+    def final_exchanges(self) -> Sequence[Exchange]:
+        return (Exchange("last", phases=[Phase(2, trains=lambda name: "bias" in name)]),)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return {**super().upload(client, trained), "steps": torch.tensor(float(trained.steps))}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        steps = sum(float(get_tensor(m, "steps")) for m in uploads.values())
+        server.log[f"steps {server.exchange}"] = steps
+        if server.exchange == "train":
+            super().aggregate(server, {i: {"model": m["model"], "n": m["n"]} for i, m in uploads.items()})
+
+
+def test_passages_phases_and_the_closing_round() -> None:
+    method = Passages()
+    kit = ConformanceKit(method=method)
+    a, b = (kit.world(one=True).run(method, TRAINING, executor=executor) for executor in ("serial", "processes"))
+    assert difference(all_state(a), all_state(b)) is None
+    assert records(a) == records(b)
+    assert b.history[0]["server"]["steps asked"] == 0 < b.history[0]["server"]["steps heads"]
+    assert b.history[-1]["closing"]
+
+
+class Remembers(Local):
+    """Keeps something for good, and something that changes."""
+
+    name: ClassVar[str] = "remembers"
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.state.setdefault("kept", {"once": torch.arange(4)})
+        client.state["round"] = torch.tensor(client.round)
+        return {}
+
+
+def test_a_state_that_did_not_change_is_not_sent_again() -> None:
+    kept: list[int] = []
+    fed: list[Federation] = []
+    tracker = Told(lambda _: kept.append(id(fed[0].clients[0].state["kept"]["once"])))  # type: ignore[index,call-overload]
+    fed.append(
+        ConformanceKit(method=Remembers()).usual.federation(Remembers(), executor="processes", trackers=[tracker])
+    )
+    fed[0].run()
+    assert kept[0] == kept[1]
+    assert int(get_tensor(fed[0].clients[0].state, "round")) == 2
+
+
+# errors -----------------------------------------------------------------------------------------------------------
+
+
+class Odd(PolyfedError):
+    """An error of one's own."""
+
+
+def failing(where: str, error: Exception, numbers: Sequence[int] = (1, 4)) -> Method:
+    """Fails for these clients, the first of them late."""
+
+    class Fails(FedAvg):
+        def _fail(self, client: Client, at: str) -> None:
+            if at == where and client.id in numbers:
+                time.sleep(0.2 if client.id == numbers[0] else 0)
+                raise error
+
+        def receive(self, client: Client, message: Message) -> Context:
+            self._fail(client, "receiving")
+            return {**super().receive(client, message), "client": client}
+
+        def gradients(self, model: Any, batch: Batch, context: Context) -> Any:
+            self._fail(context["client"], "training")
+            return super().gradients(model, batch, context)
+
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
+            self._fail(client, "uploading")
+            return super().upload(client, trained)
+
+        def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+            if where == "scoring":
+                raise error
+            return super().predict(model, x, context)
+
+    return Fails()
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("receiving", KeyError("w")),
+        ("training", ValueError("five\nlines")),
+        ("uploading", ConfigError("no")),
+        ("scoring", Odd("odd")),
+    ],
+)
+def test_an_error_is_the_serial_one(where: str, error: Exception) -> None:
+    said = []
+    for executor in ("serial", "processes"):
+        with pytest.raises(PolyfedError) as caught:
+            run(failing(where, error), executor=executor, workers=None if executor == "serial" else 3)
+        said.append((type(caught.value), str(caught.value)))
+    assert said[0] == said[1]
+    assert where in said[0][1]
+    if where != "scoring":
+        assert "client 1" in said[0][1]  # though client 4's came first
+        assert "Traceback" in caught.value.__notes__[0]
+
+
+def test_after_an_error_the_round_is_undone_and_the_workers_are_gone() -> None:
+    method = failing("training", ValueError("x"))
+    fed = ConformanceKit(method=method).usual.federation(method, TRAINING, executor="processes", workers=2)
+    with pytest.raises(RunError):
+        fed.run()
+    assert fed.executor.running == []  # type: ignore[attr-defined]
+    assert all(client.weights is None for client in fed.clients)
+
+
+# workers that die -------------------------------------------------------------------------------------------------
+
+
+def deadly(dies: Callable[[Client], bool], scoring: bool = False) -> Method:
+    """Kills the worker that it is in, never this process."""
+
+    class Dies(FedAvg):
+        def receive(self, client: Client, message: Message) -> Context:
+            if os.getpid() != HERE and not scoring and dies(client):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().receive(client, message)
+
+        def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+            if os.getpid() != HERE and scoring and len(x) == 12 and dies(model):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().predict(model, x, context)
+
+    return Dies()
+
+
+QUIET = Evaluation(every_n_rounds=100)  # scored after the last round only
+
+
+def test_a_worker_that_dies_is_replaced_and_its_job_done_again(tmp_path: Path) -> None:
+    def once(client: Client) -> bool:
+        mark = tmp_path / f"{client.round}-{client.id}"
+        if client.id not in (0, 3) or client.round != 2 or mark.exists():
+            return False
+        mark.touch()
+        return True
+
+    told = Told()
+    serial = run(FedAvg(), TRAINING.model_copy(update={"client_fraction": 1.0}), evaluation=QUIET)
+    found = run(
+        deadly(once),
+        TRAINING.model_copy(update={"client_fraction": 1.0}),
+        evaluation=QUIET,
+        executor="processes",
+        workers=2,
+        trackers=[told],
+    )
+    assert difference(all_state(serial), all_state(found)) is None
+    assert records(serial) == records(found)
+    how = "was killed by SIGKILL, as when memory runs out"
+    assert sorted(said(told)) == [
+        f"round 2: the worker of client {i} died ({how}); its work is done again" for i in (0, 3)
+    ]
+
+
+def test_who_kills_two_workers_drops_out_of_the_round() -> None:
+    told = Told()
+    training = Training(rounds=2, batch_size=8, lr=0.1)
+    method = deadly(lambda client: client.id == 2 and client.round == 1)
+    found = run(method, training, evaluation=QUIET, executor="processes", workers=2, trackers=[told])
+    first, second = found.history
+    assert first["dropped"] == [2]
+    assert second["dropped"] == []
+    assert first["bytes_by_client"]["2"]["up"] == 0 < first["bytes_by_client"]["2"]["down"]
+    assert first["refused"] == []
+    assert told.messages[-1].endswith("client 2 died again; it counts as dropped out")
+    # as if nothing of it had arrived, nor been kept
+    watch = toys.Watch(lose=lambda round, number: round == 1 and number == 2)
+    usual = ConformanceKit(method=FedAvg()).usual
+    serial = watch.federation = usual.federation(FedAvg(), training, evaluation=QUIET, wrap=watch.around)
+    serial.run()
+    for client, other in zip(found.clients, serial.clients, strict=True):
+        assert toys.same(client.weights or {}, other.weights or {})
+
+
+def test_where_all_die_the_run_ends() -> None:
+    with pytest.raises(RunError, match="the worker of every client died, twice, in round 1; try fewer workers"):
+        run(deadly(lambda _: True), executor="processes", workers=2)
+
+
+def test_workers_that_die_between_rounds_are_replaced() -> None:
+    fed: list[Federation] = []
+
+    def kill(_: Any) -> None:
+        for each in fed[0].executor.running:  # type: ignore[attr-defined]
+            os.kill(each.process, signal.SIGKILL)
+
+    told = Told(kill)
+    fed.append(
+        ConformanceKit(method=FedGH()).usual.federation(
+            FedGH(), TRAINING, executor="processes", workers=2, trackers=[told]
+        )
+    )
+    fed[0].run()
+    serial = run(FedGH(), evaluation=None)
+    assert difference(all_state(serial), all_state(fed[0])) is None
+    assert records(serial) == records(fed[0])
+
+
+def test_who_cannot_be_scored_has_no_score() -> None:
+    fives = deadly(lambda model: float(next(iter(model.parameters())).sum()) == 5.0, scoring=True)
+
+    class Marked(type(fives)):  # type: ignore[misc]
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
+            message = super().upload(client, trained)
+            if client.id == 1:  # what it keeps is marked
+                first = next(iter(client.model.parameters()))
+                with torch.no_grad():
+                    first.zero_().view(-1)[0] = 5.0
+            return message
+
+    training = Training(rounds=1, batch_size=8, lr=0.1)
+    found = run(Marked(), training, evaluation=Evaluation(stage="personal"), executor="processes", workers=2)
+    accuracy = found.history[0]["accuracy_per_client"]
+    assert [i for i, value in enumerate(accuracy) if value is None] == [1]
+    assert found.history[0]["dropped"] == []
+
+
+# no orphans -------------------------------------------------------------------------------------------------------
+
+
+class Slow(FedAvg):
+    """A fiftieth of a second more per step."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        time.sleep(0.02)
+        return super().loss(model, batch, context)  # type: ignore[return-value]
+
+
+def there(process: int) -> bool:
+    """Whether a process is there, and no mere entry in the table of those that have ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true in good time."""
+    late = time.monotonic() + 300  # on a busy machine
+    while not condition() and time.monotonic() < late:
+        time.sleep(0.01)
+    return condition()
+
+
+def begun(folder: Path) -> tuple[int, list[int]]:
+    """A run in a process of its own, and its workers, in the middle of a round; it ends with status 130 on Ctrl-C."""
+    notes = folder / "workers.json"
+    process = os.fork()
+    if process == 0:
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            fed = federation(folder)
+
+            def note(_: Any) -> None:
+                notes.with_suffix(".new").write_text(json.dumps([w.process for w in fed.executor.running]))  # type: ignore[attr-defined]
+                notes.with_suffix(".new").rename(notes)
+
+            fed.trackers.append(Told(note))
+            fed.run()
+            os._exit(0)
+        except RunInterrupted:
+            os._exit(130)
+        finally:
+            os._exit(1)
+    assert until(notes.exists)
+    time.sleep(0.1)
+    staff = json.loads(notes.read_text())
+    assert len(staff) == 2
+    assert all(map(there, staff))
+    return process, staff
+
+
+def federation(folder: Path, executor: str = "processes") -> Federation:
+    """The run that is begun."""
+    training = Training(rounds=6, batch_size=8, lr=0.1)
+    given: dict[str, Any] = {"executor": executor, "workers": 2 if executor == "processes" else None}
+    return ConformanceKit(method=Slow()).usual.federation(Slow(), training, out=folder / "run", **given)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path, number: signal.Signals) -> None:
+    process, staff = begun(tmp_path)
+    os.kill(process, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -number
+    assert until(lambda: not any(map(there, staff)))
+
+
+@pytest.mark.slow  # `make test` has the like of SIGTERM, in test_endurance.py
+def test_ctrl_c_leaves_no_worker_and_the_run_goes_on(tmp_path: Path) -> None:
+    process, staff = begun(tmp_path)
+    for each in (*staff, process):  # as a terminal does
+        os.kill(each, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert until(lambda: not any(map(there, staff)))
+    resumed = federation(tmp_path)
+    assert 0 < len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) < 6
+    resumed.run(resume=True)
+    whole = federation(tmp_path / "whole", "serial")
+    whole.run()
+    assert difference(all_state(whole), all_state(resumed)) is None
+    assert records(whole) == records(resumed)
+
+
+# which, and how many ----------------------------------------------------------------------------------------------
+
+
+def choose(clients: int = 6, **options: Any) -> Any:
+    """The executor that a federation chooses."""
+    training = options.pop("training", TRAINING)
+    members = toys.clients(["shallow"] * clients)
+    return Federation(
+        members, FedAvg(), training, builders=toys.NETS, **grouped(classes=toys.CLASSES, **options)
+    ).executor
+
+
+def test_auto_takes_workers_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_pool, "available_cores", lambda: 4)
+    long = Training(rounds=10_000)
+    assert isinstance(choose(), Serial)  # milliseconds
+    assert choose(training=long).workers == 4
+    assert choose(clients=3, training=long).workers == 3
+    assert isinstance(choose(training=Training(rounds=10_000, client_fraction=0.2)), Serial)  # one client per round
+    assert isinstance(choose(training=long, workers=1), Serial)
+    assert isinstance(choose(training=long, executor="serial"), Serial)
+    assert choose(workers=2).workers == 2  # whoever asks for workers has them
+    assert choose(executor="processes").workers == 4
+    assert choose(executor="processes", workers=1).workers == 1
+    monkeypatch.setattr(process_pool, "available_cores", lambda: 1)
+    assert isinstance(choose(training=long), Serial)
+
+
+def test_what_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="'processes', 'vectorized' or 'ray', got 'gang'"):
+        choose(executor="gang")
+    with pytest.raises(ConfigError, match="expected workers to be a whole number >= 1, got 0"):
+        choose(workers=0)
+    with pytest.raises(ConfigError, match="expected 1 worker, as the executor 'serial' has one, got 2"):
+        choose(executor="serial", workers=2)
+    monkeypatch.setattr(process_pool, "sys", SimpleNamespace(platform="darwin", maxsize=sys.maxsize))
+    for given in ({"executor": "processes"}, {"workers": 2}):
+        with pytest.raises(ConfigError, match="'serial' with 1 worker, as worker processes need Linux"):
+            choose(**given)
+    assert isinstance(choose(training=Training(rounds=10_000)), Serial)
+    monkeypatch.undo()
+    assert process_pool.unavailable_reason("cuda") == "worker processes need device 'cpu', and this one is 'cuda'"
+    assert process_pool.unavailable_reason("cpu") is None
+    gpu: Any = SimpleNamespace(
+        method=FedAvg(),
+        model_factory=SimpleNamespace(device=torch.device("cuda")),
+        store=None,
+        from_scores=(),
+        clients=[1, 2],
+    )
+    if sys.platform == "linux":
+        with pytest.raises(
+            ConfigError, match=r"expected the executor 'vectorized' or 'auto', by .*, as worker processes need"
+        ):
+            process_pool.make_executor("processes", None, gpu, Training(), print)
+
+
+def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= process_pool.available_cores() <= len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "process_cpu_count", lambda: 6, raising=False)
+    for text, expected in {"max 100000\n": 6, "250000 100000\n": 3, "10000 100000\n": 1, "?": 6}.items():
+        monkeypatch.setattr(process_pool.Path, "read_text", lambda *_, text=text, **__: text)
+        assert process_pool.available_cores() == expected
+
+
+@pytest.mark.parametrize("what", ["fork", "gradient"])
+def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    serial = run(FedAvg())
+    monkeypatch.setattr(os, "fork", no_fork) if what == "fork" else None
+    monkeypatch.setattr(worker, "find_trouble", lambda: "no gradients") if what == "gradient" else None
+    told = Told()
+    found = run(FedAvg(), executor="processes", workers=2, trackers=[told])
+    reason = {"fork": "no process can be started: Resource temporarily unavailable", "gradient": "no gradients"}[what]
+    assert said(told) == [f"there can be no worker processes ({reason}); all is done by this one"]
+    assert difference(all_state(serial), all_state(found)) is None
+    assert records(serial) == records(found)
+
+
+def test_the_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = [[]]
+    plain = ForkedWorker.send
+
+    def ask(self: ForkedWorker, what: Any, evaluation: int = 0) -> None:
+        if isinstance(what, TrainJob):
+            asked[-1].append(what.client.id)
+        plain(self, what, evaluation)
+
+    def each(_: Any) -> None:
+        asked.append([])
+        fed[0].executor.estimates.note(TrainJob(fed[0].clients[3], {}, "", Exchange(), 1), 99.0)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(ForkedWorker, "send", ask)
+    members = toys.clients(["shallow"] * 4, sizes=[8, 40, 24, 7])
+    training = Training(rounds=2, batch_size=8)
+    given: dict[str, Any] = {"builders": toys.NETS, "classes": toys.CLASSES, "executor": "processes", "workers": 1}
+    fed = [
+        Federation(members, FedAvg(), training, Evaluation(every_n_rounds=9), trackers=[Told(each)], **grouped(**given))
+    ]
+    fed[0].run()
+    assert asked[0] == [1, 2, 0, 3]  # by rows
+    assert asked[1][0] == 3  # as measured
+
+
+def test_a_worker_computes_with_one_thread_whatever_is_set(capfd: pytest.CaptureFixture[str]) -> None:
+    class Tells(Local):
+        def upload(self, client: Client, trained: TrainingResult) -> Message:
+            print("from a worker")
+            return {"threads": torch.tensor(torch.get_num_threads()), "process": torch.tensor(os.getpid())}
+
+    fed = ConformanceKit(method=Tells()).usual.federation(Tells(), executor="processes", workers=2)
+    jobs = [TrainJob(client, {}, "", Exchange(), 1) for client in fed.clients]
+    torch.set_num_threads(2)
+    try:
+        outcomes = fed.executor.run(jobs, lambda _: None)
+    finally:
+        torch.set_num_threads(1)
+        fed.executor.close()
+    assert {int(get_tensor(o.message, "threads")) for o in outcomes} == {1}
+    assert HERE not in {int(get_tensor(o.message, "process")) for o in outcomes}
+    assert [o.client_id for o in outcomes] == list(range(6))
+    assert capfd.readouterr().out.count("from a worker\n") == 6
+
+
+def test_a_recipe_and_the_command_line_take_workers(tmp_path: Path) -> None:
+    recipe = {
+        "data": {"dataset": "digits", "num_clients": 3, "max_train_per_client": 20, "max_test_per_client": 20},
+        "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
+        "method": {"name": "local"},
+        "training": {"rounds": 2},
+    }
+    a = pf.run(pf.Recipe.from_dict(recipe), workers=2, out=tmp_path / "two")
+    b = pf.run(pf.Recipe.from_dict({**recipe, "run": {"executor": "serial"}}), out=tmp_path / "one")
+    assert [one.result["workers"] for one in (a, b)] == [2, 1]
+    told = [{k: v for k, v in record.items() if k != "seconds"} for one in (a, b) for record in one.history]
+    assert told[:2] == told[2:]
+    again = pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "two", resume=True)  # another executor, the same run
+    assert again.result == a.result
+    check = pf.check(pf.Recipe.from_dict(recipe), workers=2)
+    assert check.workers == 2
+    assert "with 2 workers" in str(check)

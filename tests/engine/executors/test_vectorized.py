@@ -1,0 +1,641 @@
+"""Clients trained as one come to where they come alone; what cannot be stacked is done alone, and is said."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import polyfed as pf
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult
+from polyfed.core.modules import freeze_copy
+from polyfed.core.settings import Evaluation, Training
+from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors import process_pool, stacked_clients
+from polyfed.engine.executors.base import Serial
+from polyfed.engine.executors.context_stacking import PartialContext, RecordingContext, StackedContext, structure
+from polyfed.engine.executors.vectorized import SIZE, VectorizedExecutor, clients_per_batch
+from polyfed.engine.federation import Federation
+from polyfed.errors import ConfigError, RunError
+from polyfed.functional.losses import cross_entropy
+from polyfed.methods import (
+    FD,
+    FML,
+    MOON,
+    SCAFFOLD,
+    FedAvg,
+    FedDPA,
+    FedGH,
+    FedHeNN,
+    FedIN,
+    FedProx,
+    FedSelect,
+    FjORD,
+    Local,
+)
+from polyfed.plugins.settings import Availability
+from polyfed.registry import METHODS
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference
+from tests.helpers import toys
+from tests.helpers.flat_options import grouped
+from tests.helpers.gentle import gentle
+from tests.helpers.quick import others_slow
+
+CLOSE = 1e-5  # of the largest entry
+ALONE = {"fedin"}  # methods that train client by client, in docs/architecture.md
+TWO_ROUNDS = Training(rounds=2, batch_size=8, lr=0.1)
+HARD = Training(rounds=3, local_epochs=2, batch_size=8, lr=0.1, momentum=0.5, weight_decay=0.01)
+SIZES = [12, 7, 1, 30, 17]
+
+
+class Told:
+    """A tracker that keeps the lines it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def start(self, info: Any) -> None: ...
+    def client_done(self, done: int, total: int) -> None: ...
+    def round(self, record: Any, remaining_seconds: float) -> None: ...
+    def end(self, result: Any) -> None: ...
+
+
+@pytest.fixture
+def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many clients each step of several clients had."""
+    sizes: list[int] = []
+    plain = stacked_clients.StackedClients.gradients
+
+    def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
+        if not trial:
+            sizes.append(len(turns))
+        return plain(self, part, turns, *rest, trial=trial)
+
+    monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
+    return sizes
+
+
+def near(one: Any, other: Any) -> bool:
+    """Records that agree up to rounding, seconds apart."""
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(near(one[k], other[k]) for k in one if k != "seconds")
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(near, one, other))
+    return one == (pytest.approx(other, rel=1e-4, abs=1e-6) if isinstance(one, float) else other)
+
+
+def same(run: Callable[..., Federation], lines: Sequence[str] = ()) -> Federation:
+    """`run(executor=, trackers=)` gives the same by either executor; the lines that the cohort says match these."""
+    serial, told = run(executor="serial"), Told()
+    found = run(executor="vectorized", trackers=[told])
+    assert isinstance(found.executor, VectorizedExecutor)
+    assert difference(all_state(serial), all_state(found), CLOSE) is None
+    assert near(serial.history, found.history)
+    assert len(told.messages) == len(lines), told.messages
+    assert all(re.search(line, said) for line, said in zip(lines, told.messages, strict=True)), told.messages
+    return found
+
+
+def of_kit(method: Method, training: Training = TWO_ROUNDS, **kinds: Any) -> Callable[..., Federation]:
+    """Runs of the conformance kit's clients."""
+    options = {key: kinds.pop(key) for key in ("evaluation", "availability") if key in kinds}
+    among = ConformanceKit(method=method).world(**kinds)
+    return lambda **more: among.run(method, training, **options, **more)
+
+
+def of_toys(
+    method: Method,
+    net: Callable[[], nn.Module] = toys.NETS["shallow"],
+    sizes: Sequence[int] = SIZES,
+    training: Training = HARD,
+    **options: Any,
+) -> Callable[..., Federation]:
+    """Runs of clients of one network with so many samples."""
+
+    def run(**more: Any) -> Federation:
+        members = toys.clients(["net"] * len(sizes), sizes, test=5)
+        given = {"builders": {"net": net}, "classes": toys.CLASSES, **options, **more}
+        federation = Federation(members, method, training, **grouped(**given))
+        federation.run()
+        return federation
+
+    return run
+
+
+# the same result ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method",
+    others_slow(
+        [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML()],
+        quick=[FedAvg(), FedHeNN(), SCAFFOLD(), FML()],
+    ),
+    ids=lambda method: method.name,
+)
+def test_a_cohort_comes_to_the_serial_result(method: Method, stacks: list[int]) -> None:
+    same(of_kit(method, one=True))
+    assert max(stacks) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [{}, {"one": True}, {"one": True, "norm": True}], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method(name: str, kinds: dict[str, Any], stacks: list[int]) -> None:
+    if name == "feddf" and "norm" in kinds:
+        pytest.skip("the server's Adam moves biases in front of BatchNorm, whose gradient is 0, along rounding errors")
+    networks = 1 if kinds else 3
+    lines = [f"{name}: clients train one after the other; net"] * networks if name in ALONE else []
+    evaluation = Evaluation(extra_stages=["received", "after_training", "personal"])
+    method = gentle(name)
+    same(of_kit(method, HARD, evaluation=evaluation, **kinds), lines)
+    assert bool(stacks) is (name not in ALONE)
+    unreliable = Availability(dropout_rate=0.2, dropout_stage="after", delay_rate=0.3, late_joiners=1)
+    silent = [f"delay_rate = 0.3 does nothing with method '{name}', which uploads nothing"]
+    lines = silent if name == "local-mutual" else lines
+    same(of_kit(method, HARD, availability=unreliable, **kinds), lines)
+
+
+def test_the_page_names_those_that_train_alone() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"Of the methods here all but (.*?) train stacked", " ".join(page.split()))
+    assert {name.lower() for name in re.findall(r"\w+", said)} == ALONE
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", pytest.param("adamw", marks=pytest.mark.slow)])
+def test_ragged_sizes_and_every_optimizer(optimizer: str, stacks: list[int]) -> None:
+    settings = {"momentum": 0.9 if optimizer == "sgd" else 0.0, "weight_decay": 0.1, "lr": 0.01}
+    same(of_toys(Local(), training=Training(rounds=2, local_epochs=2, batch_size=8, optimizer=optimizer, **settings)))
+    steps = [-(-size // 8) * 2 for size in SIZES]
+    assert stacks == [sum(count > step for count in steps) for step in range(max(steps))] * 2  # who is through leaves
+
+
+def test_batchnorm_is_given_no_filled_batches(stacks: list[int]) -> None:
+    found = same(of_toys(FedAvg(), toys.NETS["bn"], sizes=[16, 12, 1, 30, 28]))
+    assert [[one["client"] for one in record["refused"]] for record in found.history] == [[2]] * 3  # a single row
+    assert stacks[:3] == [4, 3, 1]  # full batches; then 4 of 12 apart from the others' 8
+
+
+def test_small_stacks_are_of_clients_of_like_size(stacks: list[int]) -> None:
+    run = of_toys(Local(), sizes=[30, 7, 30, 7, 7], training=TWO_ROUNDS)
+    told = Told()
+    a, b = run(executor="serial"), run(executor="vectorized", workers=2, trackers=[told])
+    assert difference(all_state(a), all_state(b), CLOSE) is None
+    assert stacks == [2] * 4 + [2] + [2] * 4 + [2]  # 30 and 30 in four steps; 7 and 7 in one; the last 7 alone
+    assert told.messages == []
+
+
+def test_the_same_bits_again_in_the_same_stacks() -> None:
+    run = of_toys(FedAvg(), toys.NETS["bn"], training=TWO_ROUNDS)
+    one, two, other = (run(executor="vectorized", workers=size) for size in (5, 5, 2))
+    assert difference(all_state(one), all_state(two)) is None
+    assert difference(all_state(one), all_state(other), CLOSE) is None
+
+
+def test_sums_rounds_and_scores_are_recorded_as_ever() -> None:
+    stages = Evaluation(extra_stages=["received", "after_training", "personal"], metrics=["f1", "auc"])
+    found = same(of_kit(FD(), evaluation=stages, one=True))
+    assert found.history[-1]["sums"]["distillation"] > 0
+    assert found.history[-1]["accuracy"].keys() == {"personal", "received", "after_training"}
+
+
+def test_phases_closing_rounds_public_and_other_data() -> None:
+    closing = FedHeNN(setting="homogeneous", final_average=True, alignment_data={"size": 8, "batch": 8})
+    assert same(of_kit(closing, one=True)).history[-1]["closing"]
+
+    class Thrice(Local):
+        def phases(self, training: Training) -> Sequence[Phase]:
+            return Phase(1, data="validation", name="v"), Phase(1, lr=0.3, rows="few"), Phase(2, ("head",))
+
+        def receive(self, client: Client, message: Message) -> Context:
+            return {"few": torch.arange(client.id)}
+
+    same(of_kit(Thrice(), one=True))
+
+
+def test_augmented_images_are_the_serial_ones() -> None:
+    def run(**more: Any) -> Federation:
+        x = torch.randint(0, 256, (14, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        data = [LabeledSamples(x[:n], torch.arange(n) % 3) for n in (14, 9, 3)]
+        members = [Client("net", samples, data[2]) for samples in data]
+        nets = {"net": lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 3))}
+        training = Training(rounds=2, batch_size=4, augmentation="crop-flip")
+        federation = Federation(members, Local(), training, builders=nets, **grouped(**more))
+        federation.run()
+        return federation
+
+    same(run)
+
+
+def test_bf16_is_a_cohorts_too() -> None:
+    run = of_toys(Local(), training=TWO_ROUNDS)
+    full, alone, half = (
+        run(executor=executor, precision=precision)
+        for executor, precision in (("vectorized", "float32"), ("serial", "bf16"), ("vectorized", "bf16"))
+    )
+    assert difference(all_state(alone), all_state(half), 0.02) is None
+    assert difference(all_state(full), all_state(half), CLOSE) is not None
+
+
+def test_who_is_refused_drops_out_or_fails_does_as_alone() -> None:
+    def run(**more: Any) -> Federation:
+        members = toys.clients(["linear"] * 4, 12, test=5)
+        huge = LabeledSamples(torch.full((9, toys.INPUTS), 3e38), torch.zeros(9, dtype=torch.int64))
+        members[2] = Client("linear", huge, toys.samples(5, 1))
+        nets = {"linear": lambda: nn.Sequential(nn.Linear(toys.INPUTS, toys.CLASSES))}
+        unreliable = Availability(dropout_rate=0.3, dropout_stage="after")
+        given = {"builders": nets, "classes": toys.CLASSES, "availability": unreliable, **more}
+        federation = Federation(members, FedAvg(), HARD, **grouped(**given))
+        federation.run()
+        return federation
+
+    found = same(run)
+    assert all(one["client"] == 2 for record in found.history for one in record["refused"])
+    assert any(record["refused"] for record in found.history)
+
+    class Fails(Local):
+        def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+            raise ValueError("no")
+
+    with pytest.raises(RunError, match=r"client 0 \(net\), round 1, training: ValueError: no"):
+        of_toys(Fails())(executor="vectorized")
+
+    class CannotSend(Local):
+        def upload(self, client: Client, trained: Any) -> Message:
+            raise ValueError("no")
+
+    with pytest.raises(RunError, match=r"client 0 \(net\), round 1, uploading: ValueError: no"):
+        of_toys(CannotSend())(executor="vectorized")
+
+
+# steps that differ among clients -----------------------------------------------------------------------------------
+
+
+class TwoHeads(nn.Module):
+    """A head that not everybody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(toys.INPUTS, 6), nn.Linear(6, toys.CLASSES)
+        self.other = nn.Linear(6, toys.CLASSES)
+
+    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+        z = torch.tanh(self.body(x))
+        return self.head(z) + (self.other(z) if other else 0)
+
+
+class Sometimes(Local):
+    """The other head learns in a step or not, by the client's own draw."""
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"other": bool(torch.rand((), generator=generator) < 0.5)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x, context["other"]), batch.y, batch.w)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: str, stacks: list[int]) -> None:
+    training = Training(rounds=2, local_epochs=2, batch_size=8, optimizer=optimizer, weight_decay=0.1)
+    same(of_toys(Sometimes(), TwoHeads, training=training))
+    assert 1 < max(stacks) < 5
+
+    class Never(Sometimes):
+        def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+            return {"other": client.id == 3}
+
+    run = of_toys(Never(), TwoHeads, training=training)
+    before, after = run(executor="vectorized").clients, run(executor="serial").clients
+    assert all(
+        difference(dict(a.weights or {}), dict(b.weights or {}), CLOSE) is None
+        for a, b in zip(before, after, strict=True)
+    )
+
+
+def test_widths_drawn_by_clients_are_taken_in_groups(stacks: list[int]) -> None:
+    same(of_kit(FjORD(), one=True))
+    assert max(stacks) > 1
+
+
+class Unweighted(Local):
+    """A loss that does not weigh its rows."""
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return F.cross_entropy(model(batch.x), batch.y)
+
+
+def test_a_loss_that_does_not_weigh_rows_is_given_no_filled_batches(stacks: list[int]) -> None:
+    same(of_toys(Unweighted(), sizes=[16, 12, 12, 30]))
+    assert stacks[:3] == [4, 2, 2]  # full batches; then 8 of 30 and of 16, and 4 of 12 twice
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size"),
+    [([7, 8, 9], 3), ([1, 14, 11], 8), ([1, 1, 7], 2), ([2, 1, 1], 2)],
+    ids=str,
+)
+def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int], batch_size: int) -> None:
+    training = Training(rounds=1, local_epochs=3, batch_size=batch_size, lr=0.5)
+    same(of_toys(Unweighted(), sizes=sizes, training=training))
+    same(of_toys(Local(), sizes=sizes, training=training))
+
+
+@pytest.mark.parametrize("client_fraction", [1.0, 0.6])
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+def test_masks_that_grow_apart_are_stacked(aggregation: Any, client_fraction: float, stacks: list[int]) -> None:
+    """With a share of the clients, some have masks while others have none yet."""
+    training = Training(rounds=5, batch_size=8, lr=0.1, client_fraction=client_fraction)
+    found = same(of_toys(FedSelect(grow_interval=1, aggregation=aggregation), training=training))
+    assert any("mask" in client.state for client in found.clients)
+    assert max(stacks) > 1
+
+
+# what cannot be stacked ----------------------------------------------------------------------------------------------
+
+
+class Diverges(Local):
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        log_p = torch.log_softmax(model(batch.x), 1)
+        return F.kl_div(log_p, F.one_hot(batch.y, log_p.shape[1]).float(), reduction="batchmean")
+
+
+class Asks(Local):
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        loss = cross_entropy(model(batch.x), batch.y, batch.w)
+        return loss if loss.item() > 0 else 2 * loss
+
+
+class LooksAtWeights(Local):
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"pull": next(client.model.parameters()).detach().sum()}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w) * (1 + 0.1 * torch.tanh(context["pull"]))
+
+
+class Remembers(Local):
+    """A loss that depends on how often it was asked."""
+
+    asked: ClassVar[list[int]] = []
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        self.asked.append(1)
+        return cross_entropy(model(batch.x), batch.y, batch.w) * len(self.asked)
+
+
+class SecondGradient(Local):
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        found = super().gradients(model, batch, context)
+        return found._replace(grads={n: g + 0 * next(model.parameters()).sum() for n, g in found.grads.items()})
+
+
+class OtherContext(Local):
+    def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
+        return super().gradients(model, batch, {**context})
+
+
+class Foreign(Local):
+    """An object of each client's own in the context."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        return {"scale": SimpleNamespace(by=1.0 + client.id)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w) * context["scale"].by
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, toys.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.lstm(x.unsqueeze(2))[0][:, -1])
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("method", "net", "reason"),
+    [
+        (Diverges(), "shallow", r"its loss cannot be vectorized \(\w+: "),
+        (Asks(), "shallow", r"its loss cannot be vectorized \(RuntimeError: vmap: .*item"),
+        (LooksAtWeights(), "shallow", "what its `inputs` draws depends on the weights"),
+        (SecondGradient(), "shallow", r"its `gradients` wants more of the network \('parameters'\)"),
+        (OtherContext(), "shallow", "under another context than the step's own"),
+        (Foreign(), "shallow", "'scale' in the context of its loss is a SimpleNamespace, no tensor"),
+        (Local(), "dropout", "dropout draws"),
+        (Local(), Recurrent, r"its loss cannot be vectorized \(\w+: .*lstm"),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__ if isinstance(value, Method) else "")[:20],
+)
+def test_what_cannot_be_stacked_trains_alone_and_is_said(method: Method, net: Any, reason: str) -> None:
+    build = toys.NETS[net] if isinstance(net, str) else net
+    run = of_toys(method, build, sizes=[9, 5, 12], training=TWO_ROUNDS)
+    told = Told()
+    serial, found = run(executor="serial"), run(executor="vectorized", trackers=[told])
+    assert difference(all_state(serial), all_state(found)) is None  # bit for bit
+    (line,) = told.messages
+    assert re.match(rf"\w+: clients train one after the other; net: .*{reason}", line)
+
+
+def test_a_loss_that_is_no_function_is_found_out() -> None:
+    told = Told()
+    of_toys(Remembers(), training=TWO_ROUNDS)(executor="vectorized", trackers=[told])
+    assert re.search("not those of one after the other", told.messages[0])
+
+
+def test_what_a_loss_reads_at_times_only_sends_the_round_back() -> None:
+    class Late(Local):
+        """Reads more of the context from the third step on, which is no tensor that could tell."""
+
+        def receive(self, client: Client, message: Message) -> Context:
+            return {"more": torch.tensor(2.0)}
+
+        def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+            return {"step": step}
+
+        def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+            task = cross_entropy(model(batch.x), batch.y, batch.w)
+            return task * context["more"] if context["step"] > 1 else task
+
+    run = of_toys(Late(), training=TWO_ROUNDS)
+    told = Told()
+    serial, found = run(executor="serial"), run(executor="vectorized", trackers=[told])
+    assert difference(all_state(serial), all_state(found)) is None
+    assert re.search("reads 'more' of the context in some steps only", told.messages[0])
+
+
+def test_fedin_trains_alone() -> None:
+    same(of_kit(FedIN(), one=True), ["fedin: clients train one after the other; net0: its `gradients` wants more"])
+
+
+@pytest.mark.parametrize("method", [FedIN(), Asks()], ids=["inputs", "kinds"])
+def test_what_trains_alone_leaves_no_stack_behind(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept exception would hold the frames that it passed in every round, and with them that round's stack."""
+    made = []
+    begin = stacked_clients.StackedClients.__init__
+
+    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
+        made.append(weakref.ref(self))
+        begin(self, *args, **kwargs)
+
+    monkeypatch.setattr(stacked_clients.StackedClients, "__init__", remembered)
+    federation = of_toys(method)(executor="vectorized")
+    gc.collect()
+    assert len(made) == len(federation.history)
+    assert not any(stack() for stack in made)
+
+
+# contexts ----------------------------------------------------------------------------------------------------------
+
+
+def test_contexts_are_stacked_or_shared() -> None:
+    common, net = torch.arange(3.0), nn.Linear(2, 1)
+    pair = (torch.zeros(1), {"b": torch.ones(2)})
+
+    def context(k: int) -> Context:
+        own = {"weight": torch.full((1, 2), float(k)), "bias": torch.zeros(1)}
+        return {"own": torch.tensor(k), "common": common, "at": 3, "group": {"a": common, "k": torch.tensor([k])},
+                "net": freeze_copy(net, own), "pair": pair}  # fmt: skip
+
+    packed = StackedContext([context(k) for k in range(4)])
+    assert packed.axes.count(None) == 4  # common twice, the pair's two
+    one = packed.unpacked([t if axis is None else t[2] for t, axis in zip(packed.tensors, packed.axes, strict=True)])
+    assert one["own"] == 2
+    assert one["common"] is common
+    assert one["at"] == 3
+    assert one["group"]["k"].tolist() == [2]
+    assert one["net"](torch.ones(1, 2)).item() == 4
+    assert one["pair"][0] is pair[0]
+    assert isinstance(one["pair"], tuple)
+
+
+def test_contexts_of_one_outline_go_together() -> None:
+    def both(a: Any, b: Any) -> tuple[bool, bool]:
+        return structure({"x": a}) == structure({"x": b}), structure({"x": a}, True) == structure({"x": b}, True)
+
+    assert both(torch.zeros(3), torch.ones(3)) == (True, True)
+    assert both(torch.zeros(3), torch.zeros(4)) == (True, False)
+    assert both(torch.zeros(3), torch.zeros(3, 1)) == (False, False)
+    assert both(torch.zeros(3), torch.zeros(3, dtype=torch.float64)) == (False, False)
+    assert both(1, 2) == (True, False)
+    assert both(True, False) == (False, False)
+    assert both("a", "a") == (True, True)
+    assert both([torch.zeros(1)], [torch.ones(1)]) == (True, True)
+    assert both({"a": torch.zeros(1)}, {"b": torch.zeros(1)}) == (False, False)
+    assert structure({"x": 1}) != structure({"y": 1})
+
+
+def test_a_context_knows_what_was_read() -> None:
+    watched = RecordingContext({"a": 1, "b": 2})
+    assert "b" in watched
+    assert watched.get("c") is None
+    assert watched["a"] == 1
+    assert watched.read == {"a"}
+    assert len({**watched}) == 2
+    assert watched.read == {"a", "b"}
+    partial = PartialContext({"a": 1}, {"a": 0, "b": 0})
+    assert "b" in partial
+    assert partial["a"] == 1
+    assert partial.get("c") is None
+    with pytest.raises(KeyError):
+        partial["c"]
+    with pytest.raises(NotVectorizable, match="reads 'b'"):
+        partial["b"]
+
+
+# choosing, resuming --------------------------------------------------------------------------------------------------
+
+
+def test_how_many_train_as_one() -> None:
+    assert clients_per_batch("vectorized", "cpu", None) == SIZE
+    assert clients_per_batch("vectorized", "cpu", 5) == 5
+    assert clients_per_batch("auto", "cuda:1", None) == SIZE
+    assert clients_per_batch("auto", "cuda", 7) == 7
+    for one_by_one in (("auto", "cpu", None), ("auto", "cuda", 1), ("serial", "cuda", None), ("processes", "cpu", 4)):
+        assert max(1, clients_per_batch(*one_by_one)) == 1
+
+
+def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
+    fed = toys.federation(Local(), toys.clients(["shallow"] * 3))[0]
+
+    def choose(name: str, device: str, workers: int | None = None) -> object:
+        parts = SimpleNamespace(device=torch.device(device), module=fed.model_factory.module)
+        context: Any = SimpleNamespace(
+            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=()
+        )
+        return process_pool.make_executor(name, workers, context, Training(), print)
+
+    assert isinstance(choose("auto", "cuda"), VectorizedExecutor)
+    assert isinstance(choose("auto", "cuda", workers=4), VectorizedExecutor)
+    assert isinstance(choose("auto", "cuda", workers=1), Serial)
+    assert isinstance(choose("serial", "cuda"), Serial)
+    assert isinstance(choose("auto", "cpu"), Serial)
+    assert isinstance(choose("vectorized", "cpu"), VectorizedExecutor)
+    with pytest.raises(ConfigError, match="'vectorized' or 'ray', got 'cohorts'"):
+        choose("cohorts", "cpu")
+    with pytest.raises(ConfigError, match=r"expected 2 or more workers, as the executor 'vectorized' .*, got 1"):
+        choose("vectorized", "cpu", workers=1)
+
+
+def test_a_recipe_can_ask_for_it() -> None:
+    recipe = {
+        "data": {"dataset": "digits", "num_clients": 2},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+    }
+    assert pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized"}}).run.executor == "vectorized"
+    with pytest.raises(ConfigError, match=r"expected workers = 2 or more, .*, got 1"):
+        pf.Recipe.from_dict({**recipe, "run": {"executor": "vectorized", "workers": 1}})
+
+
+def test_a_cohort_resumes_as_a_cohort_of_the_same_size(tmp_path: Path) -> None:
+    def begun(out: Path, **options: Any) -> Federation:
+        members = toys.clients(["net"] * 3, [12, 7, 20], test=5)
+        nets = {"net": toys.NETS["bn"]}
+        training = Training(rounds=4, batch_size=8, lr=0.1)
+        return Federation(members, FedAvg(), training, builders=nets, **grouped(out=out, checkpoint_every=1, **options))
+
+    whole = begun(tmp_path / "whole", executor="vectorized")
+    whole.run()
+    (tmp_path / "half").mkdir()
+    halved = begun(tmp_path / "half", executor="vectorized", trackers=[Stops(2)])
+    with pytest.raises(RuntimeError, match="stopped"):
+        halved.run()
+    for other in ({}, {"executor": "serial"}, {"executor": "vectorized", "workers": 2}):
+        with pytest.raises(ConfigError, match=r"another recipe's run: clients trained in stacks of 32, now "):
+            begun(tmp_path / "half", **other).run(resume=True)
+    again = begun(tmp_path / "half", executor="vectorized")
+    again.run(resume=True)
+    assert difference(all_state(whole), all_state(again)) is None
+    begun(tmp_path / "serial", executor="serial").run()
+    with pytest.raises(ConfigError, match=r"clients trained one by one, now in stacks of 32 \(run.executor\)"):
+        begun(tmp_path / "serial", executor="vectorized").run(resume=True)
+
+
+class Stops(Told):
+    """Ends a run after so many rounds."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._after = after
+
+    def client_done(self, done: int, total: int) -> None:
+        self._after -= done == total
+        if self._after < 0:
+            raise RuntimeError("stopped")

@@ -1,0 +1,243 @@
+"""`run.keep = "best"`: the models are those of the round with the best validation accuracy, also after resuming."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.attacks import audit
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
+from polyfed.core.modules import export_state
+from polyfed.deploy.server import serve
+from polyfed.engine.history import best_round
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.experiments.prediction import load_model
+from tests.helpers.quick import others_slow
+
+SETTINGS: Mapping[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 3, "limit_train": 200, "split": "5:3:2"},
+    "models": {"architectures": ["digits-cnn1"]},
+    "method": {"name": "fedgh"},
+    "training": {"rounds": 8, "batch_size": 10, "lr": 0.3},  # so large that it goes up and down
+    "run": {"executor": "serial", "checkpoint_every": 3},
+}
+CLOSING = {"name": "fedrep", "final_head_epochs": 1}
+
+
+def recipe(keep: str = "best", **sections: Mapping[str, Any]) -> Recipe:
+    laid = {name: {**SETTINGS.get(name, {}), **table} for name, table in sections.items() if name != "method"}
+    method = {"method": sections["method"]} if "method" in sections else {}
+    settings = {**SETTINGS, **laid, **method}
+    return Recipe.from_dict({**settings, "run": {**settings["run"], "keep": keep}})
+
+
+def models(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "models").glob("*.safetensors")}
+
+
+def until(rounds: int, folder: Path) -> dict[str, bytes]:
+    """The models of a run of the same plan that was stopped after a round."""
+
+    class Stop:
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            if record["round"] == rounds:
+                raise KeyboardInterrupt
+
+    federation = pf.Recipe.from_dict(recipe("last").to_dict())
+    from polyfed.experiments.build import build_federation
+
+    made = build_federation(federation, trackers=[Stop()])
+    with pytest.raises(RunInterrupted):
+        made.run()
+    made.write_models(_folder(folder))
+    return models(folder)
+
+
+def _folder(path: Path) -> Any:
+    from polyfed.engine.run_folder import RunFolder
+
+    path.mkdir()
+    return RunFolder(path)
+
+
+def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
+    run = pf.run(recipe(), out=tmp_path / "best")
+    last = pf.run(recipe("last"), out=tmp_path / "last")
+    values = [record["validation"] for record in run.history]
+    number = values.index(max(values)) + 1
+    assert 1 < number < 8, "or this test says nothing"
+    assert run.result["models_of_round"] == number
+    assert last.result["models_of_round"] == 8
+    assert {**run.result, **_varying(last)} == {**last.result, "models_of_round": number}, "all else is the same"
+    assert models(tmp_path / "best") == until(number, tmp_path / "until")
+    assert models(tmp_path / "best") != models(tmp_path / "last")
+    index = json.loads((tmp_path / "best/models/index.json").read_text())
+    assert {entry["round"] for entry in index.values()} == {number}
+    assert f"Weights are those after round {number}." in (tmp_path / "best/models/README.md").read_text()
+    for client, network in run.models.items():
+        loaded = export_state(load_model(tmp_path / "best", client).network)
+        assert all(torch.equal(tensor, loaded[name]) for name, tensor in export_state(network).items())
+    scored = [float(accuracy) for accuracy in run.history[number - 1]["accuracy_per_client"]]
+    assert sum(scored) / 3 == pytest.approx(run.result["accuracy_best_by_validation"])
+    assert tomllib.loads((tmp_path / "best/recipe.toml").read_text())["run"]["keep"] == "best"
+    assert "keep" not in tomllib.loads((tmp_path / "last/recipe.toml").read_text())["run"]
+
+
+def _varying(run: pf.Run) -> dict[str, Any]:
+    return {key: run.result[key] for key in ("seconds", "samples_per_second")}
+
+
+def test_without_a_folder_too(tmp_path: Path) -> None:
+    run, kept = pf.run(recipe()), pf.run(recipe(), out=tmp_path / "run")
+    assert run.result["models_of_round"] == kept.result["models_of_round"] < 8
+    for client, network in run.models.items():
+        ours, theirs = export_state(network), export_state(kept.models[client])
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize("stops", others_slow([[1], [4], [6], [2, 5, 7]], quick=[[4], [2, 5, 7]]))
+def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path) -> None:
+    straight = pf.run(recipe(), out=tmp_path / "straight")
+
+    class Stop:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            if record["round"] == self.number:
+                raise KeyboardInterrupt
+
+    for number in stops:
+        with pytest.raises(RunInterrupted):
+            pf.run(recipe(), out=tmp_path / "run", resume=True, trackers=[Stop(number)])
+    run = pf.run(recipe(), out=tmp_path / "run", resume=True)
+    assert run.result["models_of_round"] == straight.result["models_of_round"]
+    assert models(tmp_path / "run") == models(tmp_path / "straight")
+    again = pf.run(recipe(), out=tmp_path / "run", resume=True)
+    for client, network in again.models.items():
+        theirs = export_state(straight.models[client])
+        assert all(torch.equal(tensor, theirs[name]) for name, tensor in export_state(network).items())
+
+
+def test_killed_at_any_checkpoint_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a power cut right after a checkpoint was written."""
+    from polyfed.engine import checkpoint
+
+    pf.run(recipe(), out=tmp_path / "straight")
+    write, written = checkpoint.write, []
+
+    def dies(folder: Path, snapshot: Any, *best: Any) -> None:
+        write(folder, snapshot, *best)
+        if snapshot.round not in written:
+            written.append(snapshot.round)
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(checkpoint, "write", dies)
+    for _ in range(20):
+        try:
+            pf.run(recipe(), out=tmp_path / "run", resume=True)
+        except RuntimeError:
+            continue
+        break
+    assert len(written) > 3
+    assert models(tmp_path / "run") == models(tmp_path / "straight")
+
+
+def test_a_run_that_goes_on_keeps_the_best_of_all_its_rounds(tmp_path: Path) -> None:
+    sections = {"evaluation": {"every_n_rounds": 2}}
+    for rounds in (3, 5, 8):
+        longer = recipe(training={"rounds": rounds}, **sections)
+        pf.run(longer, out=tmp_path / "longer", resume=True)
+    straight = pf.run(recipe(**sections), out=tmp_path / "straight")
+    assert models(tmp_path / "longer") == models(tmp_path / "straight")
+    assert (
+        json.loads((tmp_path / "longer/result.json").read_text())["models_of_round"]
+        == (straight.result["models_of_round"])
+    )
+
+
+def test_a_closing_round_may_be_the_best(tmp_path: Path) -> None:
+    run = pf.run(recipe(method=CLOSING), out=tmp_path / "run")
+    number = best_round(run.history)
+    assert run.result["models_of_round"] == number
+    assert len(run.history) == 9
+    kept = {path.name for path in (tmp_path / "run/checkpoint").iterdir()}
+    assert kept == {"round-000008", "round-000009", f"round-{number:06d}"}
+
+
+def test_a_damaged_checkpoint_of_the_best_round_is_no_silent_loss(tmp_path: Path) -> None:
+    best = pf.run(recipe()).result["models_of_round"]
+
+    class Stop:
+        def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+            if record["round"] == best + 1:
+                raise KeyboardInterrupt
+
+    with pytest.raises(RunInterrupted):
+        pf.run(recipe(), out=tmp_path / "run", trackers=[Stop()])
+    (tmp_path / "run/checkpoint" / f"round-{best:06d}" / "weights.safetensors").write_bytes(b"")
+    says = rf"round-{best + 1:06d} is damaged \(that of the best round before it, {best}, is damaged\)"
+    with pytest.warns(UserWarning, match=says), pytest.raises(ConfigError, match=r"are damaged; start again"):
+        pf.run(recipe(), out=tmp_path / "run", resume=True)
+
+
+def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        pf.run(recipe(data={"split": "4:0:1"}), out=tmp_path / "run")
+    assert str(refused.value).startswith("run.keep = 'best': expected validation data, by which the best round is told")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match=r"run.keep: expected 'last' or 'best', got 'first'"):
+        recipe("first")
+    client = pf.Client(torch.nn.Linear(4, 2), train=(torch.randn(9, 4), torch.arange(9) % 2))
+    with pytest.raises(ConfigError, match="keep: expected 'last' or 'best', got 'bset'"):
+        pf.Federation([client], pf.methods.Local(), out=pf.Output(keep="bset"))  # type: ignore[arg-type]
+    pf.run(recipe("last"), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"another recipe's run: run.keep was None, now 'best'"):
+        pf.run(recipe("best"), out=tmp_path / "run", resume=True)
+
+
+def test_nodes_do_not_keep_it(tmp_path: Path) -> None:
+    from tests.helpers.nearby import Nearby, recipe_of
+
+    asked = recipe_of(run={"keep": "best"})
+    with pytest.raises(ConfigError, match=r"run.keep: expected 'last', as nodes keep their last two states"):
+        serve(asked, Nearby(asked, tmp_path), out=tmp_path / "out", deadline=5)
+
+
+def test_the_command_line_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.toml").write_text(recipe().dumps())
+    assert cli.status(["run", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "run"), "-q"]) == 0
+    number = json.loads((tmp_path / "run/result.json").read_text())["models_of_round"]
+    assert f"the models are those of round {number}, the best by validation: accuracy " in capsys.readouterr().out
+
+
+def test_attacks_take_what_was_sent_in_that_round(tmp_path: Path) -> None:
+    """And the last rounds are run again whatever was kept."""
+    from polyfed.attacks.attack_target import collect_target
+
+    run = pf.run(recipe(), out=tmp_path / "run")
+    assert collect_target(tmp_path / "run", 0, 1, [0.0], None, "cpu").round == run.result["models_of_round"]
+    found, _ = audit([tmp_path / "run"], shadows=0, images=0)
+    assert found[0].equal
+
+
+def test_in_a_federation_made_in_python(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(90, 4), torch.randint(2, (90,))
+    clients = [
+        pf.Client(torch.nn.Linear(4, 2), train=(x[k::3][:20], y[k::3][:20]), validation=(x[k::3][20:], y[k::3][20:]))
+        for k in range(3)
+    ]
+    training = pf.Training(rounds=6, batch_size=10, lr=1.0)
+    run = pf.Federation(clients, pf.methods.FedAvg(), training, out=pf.Output(tmp_path / "run", keep="best")).run()
+    values = [record["validation"] for record in run.history]
+    assert run.result["models_of_round"] == values.index(max(values)) + 1
+    assert tomllib.loads((tmp_path / "run/recipe.toml").read_text())["run"]["keep"] == "best"

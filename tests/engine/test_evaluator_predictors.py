@@ -1,0 +1,183 @@
+"""Methods that can predict in several ways: each is scored, from the same weights and state, when one has changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, get_tensor
+from polyfed.core.method import Context, Method, hyperparameters
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation
+from polyfed.engine.federation import Federation
+from polyfed.methods import Local
+from polyfed.report import comparison
+from polyfed.report.run_records import load_runs
+from polyfed.testing.fixtures import SHORT, draw, tiny_model
+from tests.helpers.flat_options import grouped
+
+CALLS: list[str] = []
+
+
+@hyperparameters
+class Shifted(Method):
+    """Local, which can add what the server sent last to its scores of class 2: nothing, and 100 after round 2."""
+
+    name: ClassVar[str] = "shifted"
+    paper: ClassVar[str] = "nobody"
+    by: str = "plain"  # "least": the lowest score counts; "shifted": with what is kept
+
+    @property
+    def alternative_predictors(self) -> Mapping[str, Method]:
+        return {
+            other: dataclasses.replace(self, by=other) for other in ("plain", "least", "shifted") if other != self.by
+        }
+
+    def init_server(self, server: Server) -> None:
+        server.state["shift"] = torch.tensor([0.0])
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"shift": server.state["shift"]}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if server.round == 2:  # later on nothing changes
+            server.state["shift"] = torch.tensor([100.0])
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.state["shift"] = get_tensor(message, "shift").clone()
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        CALLS.append(self.by)
+        scores: Tensor = model(x)
+        shift = torch.eye(scores.shape[1])[2] * get_tensor(context, "shift") if "shift" in context else 0.0
+        return -scores if self.by == "least" else scores + shift if self.by == "shifted" else scores
+
+
+def federation(method: Method, **options: Any) -> Federation:
+    """Three clients, the last without test data."""
+    given = {"rounds": options.pop("rounds", 2), "client_fraction": options.pop("client_fraction", 1.0)}
+    builders = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(0, 4, 6)}
+    clients = [
+        Client("ab"[i % 2], draw(12, (0, 1, 2), i), draw(9 + i, (0, 1, 2), 20 + i) if i < 2 else None, draw(4, (1,), 9))
+        for i in range(3)
+    ]
+    asked = Evaluation(extra_stages=["after_training", "received"], **options.pop("evaluation", {}))
+    training = SHORT.model_copy(update=given)
+    return Federation(clients, method, training, asked, builders=builders, **grouped(classes=3, **options))
+
+
+def means(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    found = record["accuracy_by_predictor"]
+    return {stage: {name: entry["mean"] for name, entry in by.items()} for stage, by in found.items()}
+
+
+def test_each_predictor_is_scored_in_every_stage_and_by_hand() -> None:
+    fed = federation(Shifted())
+    run = fed.run()
+    for record in run.history:
+        assert (
+            list(record["accuracy"])
+            == list(record["accuracy_by_predictor"])
+            == ["personal", "after_training", "received"]
+        )
+        for by in record["accuracy_by_predictor"].values():
+            assert list(by) == ["least", "shifted"]
+            assert all(entry["n"] == 2 for entry in by.values())
+    expected = []
+    for number in range(2):
+        test = fed.clients[number].data.test
+        scores = run.models[number](test.x).detach()
+        expected.append(float((scores.argmin(1) == test.y).double().mean()))
+    last = means(run.history[-1])
+    assert last["personal"]["least"] == pytest.approx(sum(expected) / 2)
+    # what counts is what is kept, and for `received` what comes: a shift of 100 makes all samples class 2
+    shares = [float((fed.clients[i].data.test.y == 2).double().mean()) for i in range(2)]
+    assert last["received"]["shifted"] == pytest.approx(sum(shares) / 2)
+    assert last["personal"]["shifted"] == run.history[-1]["accuracy"]["personal"]["mean"]
+    assert run.result["accuracy_by_predictor"] == run.history[-1]["accuracy_by_predictor"]
+
+
+def test_the_predictors_change_places() -> None:
+    one, other = (federation(Shifted(by=by)).run().history[-1] for by in ("plain", "least"))
+    assert one["accuracy"]["received"] == other["accuracy_by_predictor"]["received"]["plain"]
+    assert one["accuracy_by_predictor"]["received"]["least"] == other["accuracy"]["received"]
+    assert one["validation"] != other["validation"]  # by the method's own predictor alone
+
+
+def test_other_figures_are_the_methods_own() -> None:
+    history = federation(Shifted(), evaluation={"metrics": ["auc", "f1"]}).run().history
+    plain = federation(Local(), evaluation={"metrics": ["auc", "f1"]}).run().history
+    assert history[-1]["metrics"] == plain[-1]["metrics"]
+    assert history[-1]["accuracy"]["personal"] == plain[-1]["accuracy"]["personal"]
+    assert plain[-1]["accuracy_by_predictor"] == {}
+
+
+def test_a_score_is_taken_again_only_when_weights_or_state_change() -> None:
+    fed = federation(Shifted(), rounds=4, client_fraction=0.34, evaluation={"every_n_rounds": 1})
+    seen: list[dict[str, int]] = []
+
+    class Count:
+        def round(self, record: Any, remaining_seconds: float) -> None:
+            seen.append({by: CALLS.count(by) for by in ("plain", "least", "shifted")})
+            CALLS.clear()
+
+        def start(self, info: Any) -> None:
+            CALLS.clear()
+
+        def client_done(self, done: int, total: int) -> None: ...
+        def message(self, text: str) -> None: ...
+        def end(self, result: Any) -> None: ...
+
+    fed.trackers.append(Count())
+    history = fed.run().history
+    for number, (record, calls) in enumerate(zip(history, seen, strict=True), 1):
+        (drawn,) = record["clients"]
+        tested = drawn < 2
+        assert calls["least"] == calls["shifted"]
+        if number > 2:  # one client has changed: after_training, personal, received
+            assert calls["least"] == 3 * tested
+    fed.evaluator.forget()
+    again = fed.evaluator.record({})
+    for stage in ("personal", "received"):
+        assert again["accuracy"][stage] == history[-1]["accuracy"][stage]
+        assert again["accuracy_by_predictor"][stage] == history[-1]["accuracy_by_predictor"][stage]
+
+
+def test_where_all_share_a_test_set() -> None:
+    test = draw(15, (0, 1, 2), 40)
+    one = federation(Shifted(), test=test).run().history[-1]["accuracy_by_predictor"]
+    assert {entry["n"] for by in one.values() for entry in by.values()} == {3}
+    assert one["received"]["shifted"]["mean"] == pytest.approx(float((test.y == 2).double().mean()))
+
+
+def test_a_round_that_is_not_scored_has_none_and_a_finished_run_keeps_it(tmp_path: Path) -> None:
+    straight = federation(Shifted(), evaluation={"every_n_rounds": 2}).run()
+    assert straight.history[0]["accuracy_by_predictor"] == {}
+    federation(Shifted(), rounds=2, evaluation={"every_n_rounds": 2}, out=tmp_path / "run").run()
+    again = federation(Shifted(), rounds=2, evaluation={"every_n_rounds": 2}, out=tmp_path / "run").run(resume=True)
+    assert again.result["accuracy_by_predictor"] == straight.result["accuracy_by_predictor"]
+
+
+def test_tables_have_a_column_for_each_where_there_is_one(tmp_path: Path) -> None:
+    run = federation(Shifted(), out=tmp_path / "shifted").run()
+    shown = comparison.compare_runs(load_runs([tmp_path]))
+    row = shown.sections[0].rows[0]
+    assert row.accuracy_by_predictor == means(run.result)["personal"]
+    received = comparison.compare_runs(load_runs([tmp_path]), "received")
+    assert received.sections[0].rows[0].accuracy_by_predictor == means(run.result)["received"]
+    assert "by least" in comparison.to_markdown(shown)
+    assert f"{100 * row.accuracy_by_predictor['least']:.2f}" in comparison.to_text(shown)
+    assert "accuracy_by_least" in comparison.to_csv(shown).splitlines()[0]
+    assert '"accuracy_by_predictor"' in comparison.to_json(shown)
+    federation(Local(), out=tmp_path / "alone" / "local").run()
+    alone = comparison.to_markdown(comparison.compare_runs(load_runs([tmp_path / "alone"])))
+    assert "by least" not in alone
+    assert ("by ..." in comparison.to_markdown(shown), "by ..." in alone) == (True, False)

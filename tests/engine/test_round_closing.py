@@ -1,0 +1,324 @@
+"""The closing round, and exchanges with phases of their own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, get_group
+from polyfed.core.method import Context, Exchange, Method, Phase, TrainingResult
+from polyfed.core.server import Server
+from polyfed.core.settings import Evaluation, Training
+from polyfed.engine.federation import Federation
+from polyfed.engine.history import best_by_validation
+from polyfed.errors import RunInterrupted
+from polyfed.experiments.estimate import estimate_costs
+from polyfed.methods import FedAvg, Local
+from polyfed.plugins.settings import Availability
+from polyfed.report.comparison import compare_runs
+from polyfed.report.figures import series
+from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import load_runs
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records, weights
+from polyfed.testing.spy import Spy
+from polyfed.tracking.console import Console
+from tests.helpers.quick import others_slow
+
+ALL = list(range(6))
+HEADS = Phase(2, trains=lambda name: name.startswith("head."), lr=0.05, name="heads")
+THREE = Training(rounds=3, batch_size=8, lr=0.1, client_fraction=0.5)
+
+
+class Finish(FedAvg):
+    """FedAvg whose clients take the last model and train its head alone, and then say that they are done."""
+
+    def final_exchanges(self) -> Sequence[Exchange]:
+        return (Exchange("tune", phases=(HEADS,)), Exchange("report", who="all", trains=False))
+
+    @property
+    def evaluation_stage(self) -> Any:
+        return "personal"
+
+    def receive(self, client: Client, message: Message) -> Context:
+        return {} if client.exchange == "report" else super().receive(client, message)
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {} if server.exchange == "report" else super().broadcast(server, client_id)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        if client.exchange == "train":
+            return super().upload(client, trained)
+        return {"done": torch.tensor(client.round)} if client.exchange == "report" else {}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if server.exchange == "train":
+            super().aggregate(server, uploads)
+        elif server.exchange == "report":
+            server.state["done"] = torch.tensor([int(m["done"]) for m in uploads.values()])  # type: ignore[arg-type]
+            server.log["done"] = len(uploads)
+
+
+def federation(method: Method, training: Training = THREE, **options: Any) -> Federation:
+    return ConformanceKit(method=FedAvg()).usual.federation(method, training, **options)
+
+
+def ran(*arguments: Any, **options: Any) -> Federation:
+    made = federation(*arguments, **options)
+    made.run()
+    return made
+
+
+class CtrlC:
+    """Presses Ctrl-C after a round, or in it."""
+
+    def __init__(self, after: int = 0, within: int = 0) -> None:
+        self.after, self.within, self.done = after, within, 0
+
+    def start(self, info: Mapping[str, Any]) -> None: ...
+    def message(self, text: str) -> None: ...
+    def end(self, result: Mapping[str, Any] | None) -> None: ...
+
+    def client_done(self, done: int, total: int) -> None:
+        if self.done + 1 == self.within:
+            raise KeyboardInterrupt
+
+    def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
+        self.done = record["round"]
+        assert remaining_seconds >= 0
+        if self.done == self.after:
+            raise KeyboardInterrupt
+
+
+# the closing round --------------------------------------------------------------------------------------------------
+
+
+def test_it_comes_after_the_last_round_for_everybody() -> None:
+    planned: list[tuple[int, list[int], int]] = []
+
+    def plan(call: Callable[..., None], server: Server, selected: Sequence[int]) -> None:
+        planned.append((server.round, list(selected), server.rounds))
+        call(server, selected)
+
+    made = ran(Spy(Finish(), start_round=plan), evaluation=Evaluation(every_n_rounds=10))
+    assert [record["round"] for record in made.history] == [1, 2, 3, 4]
+    assert [record["closing"] for record in made.history] == [False, False, False, True]
+    assert [len(record["clients"]) for record in made.history] == [3, 3, 3, 6]
+    assert planned[-1] == (4, ALL, 3)
+    assert [record["evaluated"] for record in made.history] == [False, False, True, True]
+    last = made.history[-1]
+    assert last["server"] == {"done": 6.0}
+    assert made.server.state["done"].tolist() == [4] * 6  # type: ignore[union-attr]
+    assert (made.server.round, made.server.exchange) == (4, "train")
+
+
+def test_its_bytes_and_samples_count() -> None:
+    plain = ran(FedAvg())
+    made = federation(Finish())
+    result = made.run().result
+    last = made.history[-1]
+    assert last["bytes_up"] == 6 * 8  # "done", one int64 each
+    assert last["bytes_down"] == sum(4 * sum(t.numel() for t in sent(made, i).values()) for i in ALL)
+    assert result["bytes_up"] == sum(r["bytes_up"] for r in plain.history) + last["bytes_up"]
+    assert result["bytes_down"] == sum(r["bytes_down"] for r in plain.history) + last["bytes_down"]
+    assert last["samples"] == 2 * sum(client.n for client in made.clients)  # two epochs of everybody
+
+
+def sent(made: Federation, number: int) -> Mapping[str, Tensor]:
+    return get_group(made.method.broadcast(made.server, number), "model")
+
+
+def test_the_rounds_before_are_those_of_the_method_without() -> None:
+    plain, made = ran(FedAvg()), ran(Finish())
+    keys = ("clients", "bytes_by_client", "train_loss", "lr")
+    for one, other in zip(plain.history, made.history, strict=False):
+        assert {key: one[key] for key in keys} == {key: other[key] for key in keys}
+    for number in ALL:
+        assert difference(dict(sent(plain, number)), dict(sent(made, number))) is None
+
+
+def test_phases_of_an_exchange_stand_in_for_the_methods_own() -> None:
+    """Only the head moves, from the model that was received."""
+    made = ran(Finish())
+    for client in made.clients:
+        assert client.weights is not None
+        for name, tensor in sent(made, client.id).items():
+            assert torch.equal(tensor, client.weights[name]) == (not name.startswith("head.")), name
+
+
+def test_phases_of_a_usual_exchange() -> None:
+    class Twice(Local):
+        def exchanges(self, round: int) -> Sequence[Exchange]:
+            own = (Exchange("heads", phases=(HEADS,)), Exchange("none", phases=()))
+            return own[round - 1 :] if round < 3 else (Exchange(),)
+
+    made = ran(Twice(), THREE.model_copy(update={"client_fraction": 1.0}))
+    size = sum(client.n for client in made.clients)
+    assert [record["samples"] for record in made.history] == [2 * size, 0, size]
+    for record, refused in zip(made.history, (6, 6, 0), strict=True):  # an exchange without phases takes no step
+        assert [entry["client"] for entry in record["refused"]] == ALL[:refused]
+
+
+def test_the_result_is_of_the_end_and_tells_what_was_before(tmp_path: Path) -> None:
+    made = federation(Finish(), evaluation=Evaluation(extra_stages=["received"]), out=tmp_path / "run")
+    result = made.run().result
+    third, last = made.history[2:]
+    assert result["accuracy"] == last["accuracy"]["personal"]["mean"]
+    assert result["accuracy_per_client"] == last["accuracy_per_client"]
+    assert result["accuracy_before_closing"] == third["accuracy"]["personal"]["mean"] != result["accuracy"]
+    assert result["accuracy_best_by_validation"] == best_by_validation(made.history, "personal")
+    assert (result["rounds"], result["stopped_after"]) == (3, None)
+    for client in made.clients:
+        model = made.export(client.id)
+        with torch.no_grad():
+            right = (model(client.data.test.x).argmax(1) == client.data.test.y).double().mean()
+        assert float(right) == pytest.approx(result["accuracy_per_client"][client.id])
+    assert ran(FedAvg()).history[-1]["closing"] is False
+    assert federation(FedAvg()).run().result["accuracy_before_closing"] is None
+
+
+STORM = Availability(dropout_rate=0.5, delay_rate=0.5, late_joiners=2, join_round=3)
+
+
+@pytest.mark.parametrize(
+    "where",
+    others_slow([{"after": 2}, {"after": 3}, {"within": 4}, {"after": 4}], quick=[{"after": 3}, {"within": 4}]),
+)
+def test_resuming_anywhere(tmp_path: Path, where: dict[str, int]) -> None:
+    whole = ran(Finish(), availability=STORM)
+    first = federation(Finish(), availability=STORM, out=tmp_path / "run", trackers=[CtrlC(**where)])
+    with pytest.raises(RunInterrupted):
+        first.run()
+    second = federation(Finish(), availability=STORM, out=tmp_path / "run")
+    result = second.run(resume=True).result
+    assert records(second) == records(whole)
+    assert difference(all_state(second), all_state(whole)) is None
+    assert result["accuracy_before_closing"] is not None
+    third = federation(Finish(), availability=STORM, out=tmp_path / "run")
+    read = third.run(resume=True)
+    assert read.result == result
+    assert [record["round"] for record in read.history] == [1, 2, 3, 4]
+    assert difference(read.models[1].state_dict(), second.export(1).state_dict()) is None
+
+
+def test_everybody_present_is_reached_in_time() -> None:
+    made = ran(Finish(), availability=Availability(dropout_rate=1.0, delay_rate=1.0))
+    assert [len(record["dropped"]) for record in made.history] == [3, 3, 3, 0]
+    assert made.history[-1]["late"] == []
+    assert made.history[-1]["clients"] == ALL
+    assert made.history[-1]["server"] == {"done": 6.0}
+    assert len(weights(made)) > 0
+
+
+def test_what_is_under_way_after_the_last_round_is_lost() -> None:
+    """Also where the closing round has an exchange of the same name."""
+
+    class Late(Finish):
+        @property
+        def accepts_stale_uploads(self) -> bool:
+            return True
+
+        def final_exchanges(self) -> Sequence[Exchange]:
+            return (Exchange("train", phases=(HEADS,)),)
+
+    heard: list[set[int]] = []
+
+    def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        heard.append({int(message["n"]) for message in uploads.values()})  # type: ignore[arg-type]
+        call(server, uploads)
+
+    made = ran(Spy(Late(), aggregate=aggregate), availability=Availability(delay_rate=1.0, delay_rounds=1))
+    assert [len(entry) for entry in heard] == [0, 3, 3, 6]
+    last = made.history[-1]
+    assert [last[key] for key in ("late", "arrived", "discarded")] == [[], [], []]
+
+
+def test_it_follows_an_early_stop(tmp_path: Path) -> None:
+    settings = Training(rounds=9, batch_size=8, lr=0.0, lr_schedule="exponential", lr_gamma=0.5)
+    evaluation = Evaluation(patience=2)
+    whole = federation(Finish(), settings, evaluation=evaluation)
+    result = whole.run().result
+    assert [record["closing"] for record in whole.history] == [False, False, False, True]
+    assert (result["stopped_after"], result["rounds"]) == (3, 9)
+    assert result["accuracy_before_closing"] is not None
+    for where in ({"after": 2}, {"within": 4}, {"after": 4}):
+        out = tmp_path / "-".join(f"{key}{value}" for key, value in where.items())
+        with pytest.raises(RunInterrupted):
+            federation(Finish(), settings, evaluation=evaluation, out=out, trackers=[CtrlC(**where)]).run()
+        second = federation(Finish(), settings, evaluation=evaluation, out=out)
+        second.run(resume=True)
+        assert records(second) == records(whole)
+        assert difference(all_state(second), all_state(whole)) is None
+        assert len(federation(Finish(), settings, evaluation=evaluation, out=out).run(resume=True).history) == 4
+
+
+def test_its_rate_is_that_of_the_schedule() -> None:
+    """After the last planned round that round's; after an early stop the next round's."""
+    rule = {"lr": 0.1, "lr_schedule": "exponential", "lr_gamma": 0.5}
+    made = ran(Finish(), Training(rounds=3, **rule))  # type: ignore[arg-type]
+    assert [record["lr"] for record in made.history] == [0.1, 0.05, 0.025, 0.025]
+    stopped = Training(rounds=5, **{**rule, "lr": 1e-12})  # type: ignore[arg-type]
+    spy = Spy(Finish(), final_exchanges=lambda call: (Exchange("tune"),))
+    early = ran(spy, stopped, evaluation=Evaluation(patience=1))
+    assert [record["lr"] for record in early.history] == [1e-12, 5e-13, 2.5e-13]
+
+
+def test_a_check_knows_its_cost() -> None:
+    """Bytes of the whole run, the closing round included, are those of a run."""
+    full = THREE.model_copy(update={"client_fraction": 1.0})
+    made = federation(Finish(), full)
+    result = made.run().result
+    found = estimate_costs(federation(Finish(), full))
+    assert found.bytes_up == pytest.approx(result["bytes_up"])
+    assert found.bytes_down == pytest.approx(result["bytes_down"])
+    assert all(kind.closing[1] == 8 and kind.closing[2] > 0 for kind in found.architectures)
+    assert all(kind.closing == (0, 0, 0.0) for kind in estimate_costs(federation(FedAvg(), full)).architectures)
+
+
+def test_reports_cope(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        ran(Finish(), seed=seed, out=tmp_path / f"seed-{seed}", evaluation=Evaluation())
+    runs = load_runs(tmp_path)
+    (group_,), _ = group_runs(runs)
+    assert group_.notes == ("fedavg: figures after a closing round",)
+    (line,) = series(group_)
+    assert line.x == (1, 2, 3, 4)
+    (section,) = compare_runs(runs).sections
+    assert section.rows[0].accuracy == pytest.approx(sum(run.result.accuracy or 0.0 for run in runs) / 2)
+
+
+def test_nothing_of_it_by_default() -> None:
+    assert Method().final_exchanges() == ()
+    assert Exchange().phases is None
+    assert not Method().accepts_stale_uploads
+
+
+def test_the_terminal_says_so() -> None:
+    stream = io.StringIO()
+    ran(Finish(), trackers=[Console(stream=stream, terminal=False)])
+    lines = stream.getvalue().splitlines()
+    assert any("closing round" in line for line in lines)
+    assert not any("round 4/3" in line for line in lines)
+    stream = io.StringIO()
+    still = Training(rounds=5, lr=0.0)
+    ran(Local(), still, evaluation=Evaluation(patience=1), trackers=[Console(stream=stream, terminal=False)])
+    assert "round 2: stopped, as the validation accuracy has not become better" in stream.getvalue()
+
+
+# what the halves are given ------------------------------------------------------------------------------------------
+
+
+def test_the_server_knows_what_inputs_look_like() -> None:
+    halve = {number: (lambda x: x / 2) for number in ALL}
+    made = ConformanceKit(method=Local()).world(prepare=halve).federation(Local())
+    assert tuple(made.server.input_example.shape) == (0, 1, 6, 6)
+    assert made.server.input_example.dtype == torch.float32
+    assert made.server.prepare is made.clients[0].prepare
+    assert torch.equal(made.server.prepare(torch.ones(2)), torch.full((2,), 0.5))

@@ -1,0 +1,420 @@
+"""What befalls runs of days: lost bits, a full disk, folders that nobody may write to, clocks, memory, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import runpy
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polyfed.core.settings import Training
+from polyfed.engine import checkpoint
+from polyfed.engine.federation import Federation
+from polyfed.engine.run_folder import RunFolder
+from polyfed.errors import ConfigError, PolyfedError, RunError
+from polyfed.experiments.prediction import load_model
+from polyfed.methods import FedGH
+from polyfed.plugins.settings import Availability
+from polyfed.report.run_records import load_runs
+from polyfed.results.fields import validated
+from polyfed.results.read import parse_json, parse_toml, seal, unseal
+from polyfed.results.schema import RoundRecord
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
+
+ROOT = Path(__file__).resolve().parents[2]
+FOUR = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.67)
+LATE = Availability(delay_rate=0.5, delay_rounds=2)
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at in /proc")
+
+
+def made(out: Path | None, method: FedGH | None = None, **options: Any) -> Federation:
+    """Four rounds of FedGH, a checkpoint after each, uploads under way."""
+    method = method or FedGH()
+    found = ConformanceKit(method=FedGH()).usual.federation(
+        method, FOUR, out=out, checkpoint_every=1, availability=LATE, **options
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def straight() -> Federation:
+    """The run that nothing befalls."""
+    done = made(None)
+    done.run()
+    return done
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with the checkpoints of rounds 3 and 4, without a result."""
+    out = tmp_path_factory.mktemp("endurance") / "run"
+    made(out).run()
+    (out / "result.json").unlink()
+    return out
+
+
+def flips(data: bytes, r: random.Random, count: int) -> Iterator[bytes]:
+    """The bytes with one bit changed, or cut short."""
+    for number in range(count):
+        if number % 4 == 3:
+            yield data[: r.randrange(len(data))]
+            continue
+        place, out = r.randrange(len(data)), bytearray(data)
+        out[place] ^= 1 << r.randrange(8)
+        yield bytes(out)
+
+
+# lost bits --------------------------------------------------------------------------------------------------------
+
+
+def found(folder: Path) -> tuple[int | None, list[str]]:
+    """The round of the checkpoint that is used, and what is said; None: none is whole."""
+    run = RunFolder(folder)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            used = checkpoint.latest(run.checkpoints, 6, None, run.records)
+        except ConfigError:
+            used = None
+    return None if used is None else used.round, [str(one.message) for one in said]
+
+
+def damage_is_seen(folder: Path, count: int) -> None:
+    """Every flip or cut of a file of the newest checkpoint leads to the one before it, and is said."""
+    assert found(folder) == (4, [])
+    r = random.Random(0)
+    names = sorted(path.name for path in (folder / "checkpoint" / "round-000004").iterdir())
+    assert names == [
+        "clients.safetensors",
+        "index.json",
+        "late.safetensors",
+        "server.safetensors",
+        "weights.safetensors",
+    ]
+    for name in names:
+        path = folder / "checkpoint" / "round-000004" / name
+        whole = path.read_bytes()
+        for broken in flips(whole, r, count):
+            path.write_bytes(broken)
+            used, said = found(folder)
+            assert used == 3, name
+            assert [line.count("damaged") for line in said] == [1]
+        path.write_bytes(whole)
+
+
+def test_a_flipped_bit_or_a_cut_leads_to_the_checkpoint_before(unfinished: Path, tmp_path: Path) -> None:
+    damage_is_seen(Path(shutil.copytree(unfinished, tmp_path / "run")), 12)
+
+
+@pytest.mark.slow
+def test_two_thousand_flips_in_each_file_are_seen(unfinished: Path, tmp_path: Path) -> None:
+    damage_is_seen(Path(shutil.copytree(unfinished, tmp_path / "run")), 2000)
+
+
+def test_with_all_checkpoints_damaged_nothing_is_touched(unfinished: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(unfinished, tmp_path / "run"))
+    for number, name in ((3, "index.json"), (4, "server.safetensors")):
+        path = out / "checkpoint" / f"round-{number:06d}" / name
+        path.write_bytes(path.read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with (
+        pytest.warns(UserWarning, match="damaged"),
+        pytest.raises(ConfigError, match=r"all 2 are damaged; start again with --overwrite"),
+    ):
+        made(out).run(resume=True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("line", [4, 2])
+def test_a_damaged_record_is_seen_and_an_earlier_checkpoint_may_do(
+    line: int, unfinished: Path, tmp_path: Path, straight: Federation
+) -> None:
+    out, r = Path(shutil.copytree(unfinished, tmp_path / "run")), random.Random(line)
+    path = out / "rounds.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    for broken in flips(lines[line - 1][:-1], r, 60):
+        path.write_bytes(b"".join([*lines[: line - 1], broken + b"\n", *lines[line:]]))
+        used, _ = found(out)
+        assert used == (3 if line == 4 else None)
+    again = made(out)
+    if line == 2:
+        with pytest.warns(UserWarning, match="damaged"), pytest.raises(ConfigError, match="damaged"):
+            again.run(resume=True)
+        return
+    with pytest.warns(UserWarning, match="line 4, is damaged"):
+        again.run(resume=True)
+    assert difference(all_state(straight), all_state(again)) is None
+    assert records(straight) == records(again)
+
+
+def test_a_result_of_rounds_without_end_is_one_line(unfinished: Path) -> None:
+    with pytest.raises(ConfigError, match="they are not all there"):
+        RunFolder(unfinished).records(2**62)
+
+
+def test_a_report_reads_no_damaged_record(unfinished: Path, tmp_path: Path) -> None:
+    out, r = Path(shutil.copytree(unfinished, tmp_path / "run")), random.Random(0)
+    made(out).run(resume=True)
+    whole = (out / "rounds.jsonl").read_bytes()
+    for _ in range(20):
+        broken = bytearray(whole)
+        broken[r.randrange(0, len(whole) // 2)] ^= 4  # never of the last line, which may be half-written
+        (out / "rounds.jsonl").write_bytes(bytes(broken))
+        try:
+            kept = load_runs(out)[0].rounds
+        except ConfigError:
+            continue
+        for record, line in zip(kept, whole.splitlines(), strict=True):  # the word "seal" itself was hit
+            assert validated(RoundRecord, unseal(line)) == record
+
+
+def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(unfinished, tmp_path / "run"))
+    (out / "result.json").write_text("{}")
+    path = out / "models" / "index.json"
+    for broken in flips(path.read_bytes(), random.Random(0), 40):
+        path.write_bytes(broken)
+        with pytest.raises(ConfigError, match=r"index\.json is damaged"):
+            load_model(out, 0)
+
+
+@pytest.mark.parametrize(("key", "value"), [("closed", []), ("stopped_after", "2"), ("rounds", 2.5)])
+def test_a_result_of_another_shape_is_not_resumed(unfinished: Path, tmp_path: Path, key: str, value: object) -> None:
+    out = Path(shutil.copytree(unfinished, tmp_path / "run"))
+    made(out).run(resume=True)
+    result = json.loads((out / "result.json").read_text())
+    (out / "result.json").write_text(json.dumps({**result, key: value}))
+    with pytest.raises(ConfigError, match=rf"expected a run's result in .*result\.json, got something else: .*{key}"):
+        made(out).run(resume=True)
+
+
+def test_a_seal_is_of_all_bytes_and_shapes_are_told() -> None:
+    text = seal({"round": 1, "x": [1.5, None, "é"]})
+    assert unseal(text) == {"round": 1, "x": [1.5, None, "é"]}
+    for place in range(len(text)):
+        broken = bytearray(text)
+        broken[place] ^= 1
+        with pytest.raises(ValueError, match=r"seal|UTF|codec|expected|JSON|Expecting|Invalid|Unterminated|Extra"):
+            unseal(bytes(broken))
+    assert unseal(b'{"round": 1}', needed=False) == {"round": 1}
+    for deep in (b"[" * 200000, b'{"a":' * 200000):
+        with pytest.raises(ValueError, match="nested too deep"):
+            parse_json(deep)
+    with pytest.raises(ValueError, match="nested too deep"):
+        parse_toml(b"a = " + b"[" * 200000)
+    with pytest.raises(ValueError, match="half a character"):
+        parse_json(b'"\\ud83d"')
+    for value, says in (
+        ({"clients": [1, "x"]}, r"'clients\[1\]': expected a whole number, got 'x'"),
+        ({"samples": True}, "'samples': expected a whole number, got True"),
+        ({"closing": 1}, "expected true or false, got 1"),
+        ({"seconds": float("inf")}, "expected a number, got inf"),
+        ({"seconds": None}, "'seconds': expected a value, got None"),
+        ({"accuracy": {"personal": {"mean": "x"}}}, r"'accuracy\.personal\.mean': expected a number, got 'x'"),
+        ({"releases": [{}]}, r"'releases\[0\]': expected the key 'what', got none"),
+        ({"round": 10**400}, "'round': expected a whole number, got 1000"),
+    ):
+        with pytest.raises(ValueError, match=says) as caught:
+            validated(RoundRecord, {"round": 1, **value})
+        assert len(str(caught.value)) < 200
+    with pytest.raises(ValueError, match=r"expected an object, got \[\]"):
+        validated(RoundRecord, [])
+    with pytest.raises(ValueError, match="expected the key 'round', got none"):
+        validated(RoundRecord, {})
+
+
+# the machine ------------------------------------------------------------------------------------------------------
+
+
+def in_a_process(work: Callable[[], object]) -> str:
+    """What a piece of work in a process of its own ends with: an error's line, or ""."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = ""
+            try:
+                work()
+            except PolyfedError as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(write, said.encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read) as stream:
+        said = stream.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return said
+
+
+def same_after_resuming(out: Path, straight: Federation) -> None:
+    assert not list(out.rglob(".*.tmp"))
+    again = made(out)
+    again.run(resume=True)
+    assert difference(all_state(straight), all_state(again)) is None
+    assert records(straight) == records(again)
+
+
+@needs_linux
+@pytest.mark.parametrize("size", [6000, *(pytest.param(size, marks=pytest.mark.slow) for size in (3000, 12000))])
+def test_a_full_disk_is_one_line_and_the_run_goes_on(size: int, tmp_path: Path, straight: Federation) -> None:
+    """No file may grow beyond a size, on which one or the other write fails."""
+    out = tmp_path / "run"
+
+    def full(record: Any) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    def work() -> None:
+        made(out, trackers=[full]).run()
+
+    said = in_a_process(work)
+    assert said.startswith("RunError: cannot write to ")
+    assert "whole rounds are kept" in said
+    assert "--resume" in said
+    same_after_resuming(out, straight)
+
+
+@pytest.mark.parametrize("call", [4, *(pytest.param(call, marks=pytest.mark.slow) for call in (1, 9))])
+def test_no_space_left_while_a_checkpoint_is_written(
+    call: int, tmp_path: Path, straight: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, calls = checkpoint.write_whole, 0
+
+    def full(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError(28, "No space left on device")
+        whole(*given)
+
+    monkeypatch.setattr(checkpoint, "write_whole", full)
+    with pytest.raises(RunError, match="No space left on device; whole rounds are kept"):
+        made(tmp_path / "run").run()
+    monkeypatch.undo()
+    same_after_resuming(tmp_path / "run", straight)
+
+
+@needs_linux
+def test_a_folder_that_may_not_be_written_to_is_one_line(tmp_path: Path, unfinished: Path) -> None:
+    above = tmp_path / "above"
+    shutil.copytree(unfinished, above / "run")
+    for folder in (above, *(path for path in above.rglob("*") if path.is_dir())):
+        folder.chmod(0o555)
+    before = {path: path.read_bytes() for path in above.rglob("*") if path.is_file()}
+    for out, options in ((above / "new", {}), (above / "run", {"resume": True}), (above / "run", {"force": True})):
+
+        def work(out: Path = out, options: dict[str, bool] = options) -> None:
+            if os.geteuid() == 0:
+                for place in (tmp_path, *tmp_path.parents):
+                    if place != Path(place.anchor) and place.stat().st_uid == 0 and "pytest" in str(place):
+                        place.chmod(0o755)
+                os.setegid(65534)
+                os.seteuid(65534)
+            made(out).run(**options)
+
+        said = in_a_process(work)
+        assert said.startswith("RunError: cannot write to ")
+        assert "denied" in said
+    assert {path: path.read_bytes() for path in above.rglob("*") if path.is_file()} == before
+
+
+def test_a_clock_that_jumps_back_changes_nothing(
+    tmp_path: Path, straight: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 2e9
+
+    def back() -> float:
+        nonlocal now
+        now -= 1e6
+        return now
+
+    monkeypatch.setattr(time, "time", back)
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * back()))
+    run = made(tmp_path / "run")
+    result = run.run().result
+    assert difference(all_state(straight), all_state(run)) is None
+    assert records(straight) == records(run)
+    assert result["seconds"] > 0
+    assert all(record["seconds"] >= 0 for record in run.history)
+
+
+class _Hungry(FedGH):
+    """Memory runs out in round 3, at client 0's."""
+
+    def loss(self, model: Any, batch: Any, context: Any) -> Any:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("executor", ["serial", pytest.param("processes", marks=needs_linux)])
+def test_memory_that_runs_out_is_one_line(executor: str, tmp_path: Path) -> None:
+    workers = 2 if executor == "processes" else None
+    with pytest.raises(RunError, match=r"client \d \(.*\), round 1, training: memory ran out") as error:
+        made(tmp_path / "run", _Hungry(), executor=executor, workers=workers).run()
+    assert "\n" not in str(error.value)
+
+
+# signals and kills ------------------------------------------------------------------------------------------------
+
+ENDURANCE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "endurance.py")))
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGHUP, signal.SIGINT))],
+    ids=lambda number: number.name,
+)
+def test_a_signal_leaves_a_checkpoint_of_the_last_whole_round_and_no_orphans(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    words = ["run", str(ROOT / "recipes" / "quickstart.toml"), "--method", "local", "--quiet", "--out", str(out)]
+    for setting in (
+        "data.num_clients=2",
+        "data.max_train_per_client=10",
+        "data.max_test_per_client=10",
+        "training.rounds=2000",
+    ):
+        words += ["--set", setting]
+    words += ["--set", "run.executor=processes", "--set", "run.workers=2", "--set", "run.checkpoint_every=1000"]
+    process = ENDURANCE.started(words, tmp_path / "log")
+    assert ENDURANCE.until(lambda: ENDURANCE.lines(out) >= 3, 60), (tmp_path / "log").read_text()
+    staff = ENDURANCE.workers(process)
+    assert len(staff) == 2
+    for each in (*staff, process):  # as a terminal does, or a service's manager
+        os.kill(each, number)
+    assert ENDURANCE.ended(process, 60) == 128 + number
+    assert ENDURANCE.until(lambda: not any(map(ENDURANCE.there, staff)), 10)
+    said = (tmp_path / "log").read_text().splitlines()
+    assert said[-1].startswith("polyfed: interrupted ")
+    assert said[-1].endswith("go on with --resume")
+    assert "died" not in "".join(said)
+    (last,) = (int(path.name.removeprefix("round-")) for path in (out / "checkpoint").iterdir())
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    assert last in (len(lines), len(lines) - 1), "a line that is written before its round counts goes on resuming"
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, len(lines) + 1))
+
+
+@pytest.mark.slow
+@needs_linux
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+@pytest.mark.parametrize("name", ["fedgh", "late"])
+def test_killed_at_random_moments_it_ends_with_the_same_bits(name: str, executor: str, tmp_path: Path) -> None:
+    told = ENDURANCE.case(name, executor, 4, 1, tmp_path)
+    assert told.wrong == []
+    assert told.kills == 4

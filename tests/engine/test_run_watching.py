@@ -1,0 +1,262 @@
+"""What a notebook asks of a run: callbacks, the history as a table, one's own figures, and lines that say something."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.method import Method
+from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.settings import Evaluation, Training
+from polyfed.engine.federation import Federation
+from polyfed.engine.history import History
+from polyfed.errors import ConfigError, RunError, RunInterrupted
+from polyfed.methods.local import Local
+from polyfed.report.comparison import compare_runs, to_text
+from polyfed.report.comparison_formats import to_csv
+from polyfed.report.run_records import load_runs
+from tests.helpers.flat_options import grouped
+
+
+def federation(
+    rounds: int = 2, evaluation: Evaluation | None = None, method: Method | None = None, **options: Any
+) -> Federation:
+    """Three clients, two of one network, on three classes; the last one is not scored."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 4, generator=g), torch.arange(60) % 3
+    with seeded_global_rng(0):
+        nets = [nn.Linear(4, 3), nn.Linear(4, 3), nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))]
+    parts = [(x[k::3], y[k::3].roll(k)) for k in range(3)]
+    clients = [Client(net, (a[:14], b[:14]), (a[14:], b[14:])) for net, (a, b) in zip(nets, parts, strict=True)]
+    clients[2] = Client(nets[2], parts[2])
+    training = Training(rounds=rounds, batch_size=5, lr=0.1)
+    plain = {"executor": "serial", **options}
+    return Federation(clients, method or Local(), training, evaluation, **grouped(classes=3, **plain))
+
+
+def kappa(counts: Tensor) -> float:
+    """Cohen's."""
+    shares = counts.double() / counts.sum()
+    chance = float((shares.sum(0) * shares.sum(1)).sum())
+    return (float(shares.diagonal().sum()) - chance) / (1 - chance) if chance < 1 else math.nan
+
+
+# callbacks
+
+
+def test_a_function_is_called_with_every_record() -> None:
+    seen: list[Mapping[str, Any]] = []
+    run = federation(trackers=[seen.append]).run()
+    assert seen == run.history
+    assert [record["round"] for record in seen] == [1, 2]
+
+
+def test_an_object_may_have_some_of_the_methods_only() -> None:
+    class Ends:
+        told: Mapping[str, Any] | None = None
+
+        def end(self, result: Mapping[str, Any] | None) -> None:
+            self.told = result
+
+    class Counts:
+        done = 0
+
+        def client_done(self, done: int, total: int) -> None:
+            self.done += 1
+
+        def start(self, info: Mapping[str, Any]) -> None:
+            self.begins = info["start_round"]
+
+    ends, counts = Ends(), Counts()
+    run = federation(trackers=[ends, counts]).run()
+    assert ends.told is run.result
+    assert (counts.begins, counts.done) == (1, 2 * 3)
+
+
+class Remarks(Local):
+    """Has something to say about every round but the first."""
+
+    def remark(self, record: Mapping[str, Any]) -> str:
+        return "" if record["round"] == 1 else "samples " + str(record["samples"])
+
+
+class Hears:
+    """Keeps the messages of a run."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_a_methods_first_remark_is_told_and_no_other_not_even_after_resuming(tmp_path: Path) -> None:
+    hears = Hears()
+    run = federation(4, method=Remarks(), trackers=[hears]).run()
+    assert hears.messages == [f"round 2: samples {run.history[1]['samples']}"]
+
+    class Stops:
+        done = 0
+
+        def client_done(self, done: int, total: int) -> None:
+            self.done += 1
+            if self.done == 7:
+                raise KeyboardInterrupt  # in round 3
+
+    with pytest.raises(RunInterrupted):
+        federation(4, method=Remarks(), trackers=[hears, Stops()], out=tmp_path / "run").run()
+    federation(4, method=Remarks(), trackers=[hears], out=tmp_path / "run").run(resume=True)
+    assert len(hears.messages) == 2
+
+
+def test_a_remark_that_fails_names_round_and_stage() -> None:
+    class Wrong(Local):
+        def remark(self, record: Mapping[str, Any]) -> str:
+            return str(record["nothing"])
+
+    with pytest.raises(RunError, match="server, round 1, remark: KeyError: 'nothing'"):
+        federation(method=Wrong()).run()
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (object(), "expected a function of a round's record or an object with one of start, client_done"),
+        (3, "got int"),
+        (History, r"got the class History; write History\(\)"),
+    ],
+)
+def test_what_is_no_tracker_is_refused(given: object, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        federation(trackers=[given])
+
+
+# the history
+
+
+def test_the_history_is_a_list_and_a_table() -> None:
+    pandas = pytest.importorskip("pandas")
+    run = federation(evaluation=Evaluation(every_n_rounds=2, metrics=["confusion"])).run()
+    assert isinstance(run.history, list)
+    frame = run.history.to_frame()
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame.index.name == "round"
+    assert list(frame.index) == [1, 2]
+    assert frame["train_loss"].tolist() == [record["train_loss"] for record in run.history]
+    assert math.isnan(frame.loc[1, "accuracy.personal.mean"]), "round 1 is not scored"
+    assert frame.loc[2, "accuracy.personal.mean"] == run.result["accuracy"]
+    assert not {"round", "clients", "confusion", "accuracy_per_client"} & set(frame.columns)
+    assert not [name for name in frame.columns if name.startswith("bytes_by_client")]
+
+
+def test_without_pandas_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install pandas"):
+        History([{"round": 1}]).to_frame()
+
+
+def test_a_federation_and_a_run_say_what_they_are(tmp_path: Path) -> None:
+    fed = federation(rounds=1, out=tmp_path / "run")
+    assert repr(fed) == "Federation(local, 3 clients with 2 architectures, own data, 1 round, seed 0)"
+    run = fed.run()
+    accuracy = f"{run.result['accuracy']:.4f}"
+    assert (
+        repr(run) == f"Run(local, 1 round: accuracy {accuracy} (personal), 0 bytes up, 0 down, in {tmp_path / 'run'})"
+    )
+
+
+# figures of one's own
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_figure_of_ones_own_stands_beside_the_others(executor: str) -> None:
+    if executor == "processes" and sys.platform != "linux":
+        pytest.skip("worker processes are forked")
+    evaluation = Evaluation(metrics=["f1"], extra_stages=["received"])
+    own = {"kappa": kappa, "right": lambda counts: int(counts.diagonal().sum())}
+    workers = {"workers": 2} if executor == "processes" else {}
+    run = federation(evaluation=evaluation, metrics=own, executor=executor, **workers).run()
+    for record in run.history:
+        assert set(record["metrics"]) == {"personal", "received"}
+        assert set(record["metrics"]["personal"]) == {"f1", "kappa", "right"}
+        right = [6 * accuracy for accuracy in record["accuracy_per_client"][:2]]
+        found = record["metrics"]["personal"]["right"]
+        assert found["n"] == 2, "the third has no test data"
+        assert (found["min"], found["max"]) == pytest.approx((min(right), max(right)))
+    assert run.result["metrics"] == run.history[-1]["metrics"]
+
+
+def test_where_it_is_not_defined_it_is_left_out_and_the_counts_cannot_be_spoilt() -> None:
+    calls: list[int] = []
+
+    def spoils(counts: Tensor) -> float:
+        calls.append(int(counts.sum()))
+        counts.zero_()
+        return math.nan
+
+    plain, run = federation().run(), federation(metrics={"odd": spoils}).run()
+    assert set(calls) == {6}
+    assert run.history[-1]["metrics"] == plain.history[-1]["metrics"]
+    assert run.result["accuracy_per_client"] == plain.result["accuracy_per_client"]
+
+
+def test_it_is_in_tables_and_a_run_folder_knows_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = federation(metrics={"kappa": kappa}, out=out).run()
+    table, mean = compare_runs(load_runs(out)), run.result["metrics"]["personal"]["kappa"]["mean"]
+    assert "kappa" in to_text(table, metrics=True)
+    assert f"{mean:.4g}" in to_text(table, metrics=True)
+    (row,) = csv.DictReader(io.StringIO(to_csv(table)))
+    assert float(row["metric_kappa"]) == mean
+    with pytest.raises(ConfigError, match="another recipe's run"):
+        federation(out=out).run(resume=True)
+    assert federation(metrics={"kappa": kappa}, out=out).run(resume=True).result == run.result
+
+
+@pytest.mark.parametrize(
+    ("metrics", "says"),
+    [
+        ({"f1": kappa}, "got 'f1'"),
+        ({"accuracy": kappa}, "got 'accuracy'"),
+        ({"my kappa": kappa}, "letters, digits"),
+        ({"kappa": 3}, "expected a function of a client's counts as 'kappa', got 3"),
+    ],
+)
+def test_a_wrong_figure_is_refused(metrics: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        federation(metrics=metrics)
+
+
+def test_a_figure_that_fails_names_itself() -> None:
+    def fails(counts: Tensor) -> float:
+        raise ValueError("no such class")
+
+    with pytest.raises(RunError, match="metric 'mine': ValueError: no such class"):
+        federation(metrics={"mine": fails}).run()
+
+
+# progress
+
+
+def test_a_federation_shows_its_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Mapping[str, Any]] = []
+    made = federation(trackers=[seen.append])
+    made.run(progress=True)
+    said = capsys.readouterr()
+    assert said.out == ""
+    first, *_, last = said.err.splitlines()
+    assert first.startswith("local on own data: 3 clients, 2 rounds, seed 0")
+    assert last.startswith("local: done  accuracy ")
+    assert len(seen) == 2, "the others are told, too"
+    made.run()
+    assert capsys.readouterr().err == "", "once, not for ever"

@@ -1,0 +1,402 @@
+"""The clients' rows: what lies where, who may write, when a place is free, and what a checkpoint makes of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.model_factory import ModelFactory
+from polyfed.core.modules import StateIndex
+from polyfed.core.settings import Training
+from polyfed.engine import checkpoint, weight_store
+from polyfed.engine.checkpoint import Snapshot
+from polyfed.engine.federation import Federation
+from polyfed.engine.task import Output, Task
+from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
+from polyfed.errors import ConfigError, RunError
+from polyfed.methods import FedAvg
+from polyfed.testing import ConformanceKit
+from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers import toys
+
+
+class Tied(nn.Module):
+    """Two layers that share a matrix, a convolution, BatchNorm with its counter, and half-precision numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.norm = nn.BatchNorm2d(5)
+        self.first, self.second = nn.Linear(7, 7), nn.Linear(7, 7)
+        self.second.weight = self.first.weight
+        self.register_buffer("short", torch.randn(3).half())
+        self.register_buffer("empty", torch.empty(0))
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {"tied": Tied, "plain": lambda: nn.Linear(4, 3)}
+
+
+def networks() -> ModelFactory:
+    return ModelFactory(BUILDERS, lambda model, variant: model, 0, torch.device("cpu"))
+
+
+def made(folder: Path | None = None) -> WeightStore:
+    return WeightStore(networks(), ["tied", "plain", "tied", "plain"], folder)
+
+
+def drawn(architecture: str, seed: int) -> dict[str, Tensor]:
+    return networks().initial_state(architecture, owner=seed)
+
+
+def alike(row: Any, tensors: dict[str, Tensor]) -> bool:
+    return [*row] == [*tensors] and all(
+        row[name].dtype == t.dtype and torch.equal(row[name], t) for name, t in tensors.items()
+    )
+
+
+@pytest.fixture(params=["memory", "disk", "alone"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every kind of memory there is, growing often."""
+    monkeypatch.setattr(weight_store, "GROWTH_BYTES", 1)
+    if request.param == "disk":
+        monkeypatch.setattr(weight_store, "available_memory", lambda: 10.0)
+    if request.param == "alone":
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    elif request.param == "memory" and not hasattr(os, "memfd_create"):
+        pytest.skip("there is no memory to share on this system")
+    return str(request.param)
+
+
+# a row ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_lies_where_in_a_row() -> None:
+    network = Tied()
+    layout = RowLayout.of(network.state_dict())
+    assert list(layout.places) == list(network.state_dict())
+    assert layout.places["first.weight"] == layout.places["second.weight"], "tied tensors lie there once"
+    places = set(layout.places.values())
+    assert all(place.begin % 64 == 0 for place in places)
+    assert layout.nbytes % 64 == 0
+    spans = sorted((p.begin, p.begin + p.dtype.itemsize * torch.Size(p.shape).numel()) for p in places)
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans)), "no two overlap"
+    assert {name for name, p in layout.places.items() if p.begin >= 4 * layout.floats} == {
+        "norm.num_batches_tracked",
+        "short",
+    }
+    assert layout.places["conv.weight"].stride == network.conv.weight.stride() != (27, 9, 3, 1)
+    read = RowLayout.read(json.loads(json.dumps(layout.described())))
+    assert (read.places, read.floats, read.nbytes) == (layout.places, layout.floats, layout.nbytes)
+
+
+def test_a_row_reads_like_the_weights_that_it_was_given(kind: str) -> None:
+    rows = made()
+    weights = drawn("tied", 3)
+    weights["norm.running_mean"] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45, 2.0])
+    row = rows.store(0, "tied", "", weights)
+    assert all(torch.equal(row[name].nan_to_num(), tensor.nan_to_num()) for name, tensor in weights.items())
+    bits = row["norm.running_mean"].view(torch.int32)
+    assert torch.equal(bits, weights["norm.running_mean"].view(torch.int32))
+    assert row["conv.weight"].stride() == Tied().conv.weight.stride()
+    assert row["first.weight"].data_ptr() == row["second.weight"].data_ptr()
+    assert row["short"] is row["short"], "a score is known by its tensors"
+    flat = torch.zeros(row.layout.floats)
+    for name, place in row.layout.places.items():
+        if place.dtype == torch.float32:
+            flat[place.begin // 4 :].as_strided(place.shape, place.stride).copy_(row[name])
+    assert torch.equal(row.flat.view(torch.int32), flat.view(torch.int32)), "gaps are zeros"
+
+
+def test_only_the_networks_own_tensors_go_in() -> None:
+    rows, weights = made(), drawn("plain", 1)
+    with pytest.raises(ValueError, match="expected the tensors of 'plain', but only one side has 'bias'"):
+        rows.allocate("plain").write({"weight": weights["weight"]})
+    with pytest.raises(ValueError, match=r"expected shape \(3,\) for 'bias', got \(1,\)"):
+        rows.allocate("plain").write({**weights, "bias": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"expected torch.float32 for 'bias', got torch.float64"):
+        rows.store(1, "plain", "", {**weights, "bias": weights["bias"].double()})
+    with pytest.raises(ValueError, match="expected weights of clients 0 to 3, got client 4's"):
+        rows.store(4, "plain", "", weights)
+    with pytest.raises(ValueError, match="expected 'tied' as client 2's network, got 'plain'"):
+        rows.store(2, "plain", "", weights)
+
+
+def test_a_flat_row_holds_the_tensors_where_the_layout_says() -> None:
+    rows = made()
+    held = [rows.store(1, "plain", "", drawn("plain", seed)) for seed in range(3)]
+    weight = held[0].layout.places["weight"]
+    for row in held:
+        assert row.flat.shape == (row.layout.floats,)
+        assert torch.equal(row.flat[weight.begin // 4 :][:12].view(3, 4), row["weight"])
+
+
+# places -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_place_is_free_when_nobody_looks_at_it(kind: str) -> None:
+    rows = made()
+    held = {seed: rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(9)}
+    assert len({row.begin for row in held.values()}) == 9
+    place, tensor = held[4].begin, held.pop(4)["first.weight"][2:]
+    kept = tensor.clone()
+    for seed in range(20, 26):
+        held[seed] = rows.store(0, "tied", "", drawn("tied", seed))
+    assert place not in {row.begin for row in held.values()}, "a tensor that looks into it is alive"
+    assert torch.equal(tensor, kept)
+    del tensor
+    gc.collect()
+    places = [row.begin for row in held.values()]
+    fresh = rows.allocate("tied")
+    while fresh.begin != place:  # among those that were never used
+        held[fresh.begin], fresh = fresh, rows.allocate("tied")
+        assert len(held) < 100
+    assert place not in places
+    assert all(alike(row, drawn("tied", seed)) for seed, row in held.items() if seed < 26)
+
+
+def test_places_are_used_again_instead_of_more_memory() -> None:
+    rows = made()
+    row = rows.store(0, "tied", "", drawn("tied", 0))
+    seen = set()
+    for seed in range(1, 50):  # as a client that takes part in every round
+        after = rows.store(0, "tied", "", drawn("tied", seed))
+        seen |= {row.begin, after.begin}
+        row = after
+    assert len(seen) <= 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
+def test_another_process_reads_and_writes_rows(kind: str) -> None:
+    if kind == "alone":
+        pytest.skip("nobody shares it")
+    rows = made()
+    rows.open()
+    ask, answer = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for _ in range(2):
+                source, target = json.loads(os.read(ask[0], 1000))
+                row = rows.view("tied", "", source)
+                rows.view("tied", "", target).write({name: t + 1 for name, t in row.items()})
+                os.write(answer[1], b"x")
+        finally:
+            os._exit(0)
+    held: list[WeightRow] = []
+    for count in (1, 20):  # then in memory that was not there when the process was made
+        held += [rows.store(0, "tied", "", drawn("tied", seed)) for seed in range(count)]
+        fresh = rows.allocate("tied")
+        os.write(ask[1], json.dumps([held[-1].begin, fresh.begin]).encode())
+        assert os.read(answer[0], 1) == b"x"
+        assert alike(fresh, {name: t + 1 for name, t in held[-1].items()})
+    os.waitpid(child, 0)
+    for end in (*ask, *answer):
+        os.close(end)
+
+
+def test_what_does_not_fit_in_memory_lies_in_a_nameless_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path | None] = []
+    plain = weight_store.tempfile.mkstemp
+    monkeypatch.setattr(weight_store.tempfile, "mkstemp", lambda **o: asked.append(o["dir"]) or plain(**o))
+    needed = sum(made().layout(name).nbytes for name in ("tied", "plain", "tied", "plain"))
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed)
+    made(tmp_path / "run").allocate("tied")
+    assert asked == [], "it fits"
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 2.0 * needed - 1)
+    rows = made(tmp_path / "not" / "yet")
+    row = rows.store(0, "tied", "", drawn("tied", 1))
+    assert asked == [tmp_path]
+    assert list(tmp_path.iterdir()) == []
+    assert alike(row, drawn("tied", 1))
+
+
+def test_a_full_disk_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(weight_store, "available_memory", lambda: 0.0)
+    monkeypatch.setattr(os, "posix_fallocate" if hasattr(os, "posix_fallocate") else "ftruncate", full)
+    with pytest.raises(RunError, match="weights on disk, as memory is short: No space left on device"):
+        made().allocate("tied")
+
+
+def test_memory_that_is_available(tmp_path: Path) -> None:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < weight_store.available_memory() <= pages
+    file = tmp_path / "meminfo"
+    file.write_text("MemTotal: 100 kB\nMemAvailable:    60 kB\n")
+    assert weight_store.read_number(str(file), "MemAvailable:", 1024) == 60 * 1024
+    file.write_text("max\n")
+    assert weight_store.read_number(str(file), "", 1) is None
+    assert weight_store.read_number(str(tmp_path / "none"), "", 1) is None
+
+
+# in a run ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_kinds_of_memory_give_one_result(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran() -> Federation:
+        return ConformanceKit(method=FedAvg()).usual.run(FedAvg(), Training(rounds=2, batch_size=8))
+
+    a = ran()
+    monkeypatch.undo()
+    b = ran()  # in memory that is shared, where there is such
+    assert difference(all_state(a), all_state(b)) is None
+    assert all(isinstance(client.weights, WeightRow) for client in a.clients)
+
+
+def test_weights_are_replaced_and_never_written_into() -> None:
+    held: list[tuple[Any, dict[str, Tensor]]] = []
+
+    class Keeps(toys.Watch):
+        def round(self, record: Any, remaining_seconds: float) -> None:
+            held.extend((c.weights, {n: t.clone() for n, t in c.weights.items()}) for c in fed.clients if c.weights)
+
+    fed = ConformanceKit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=4, batch_size=8))
+    fed.trackers = [Keeps(fed)]
+    fed.run()
+    assert len(held) == 24
+    assert all(alike(row, before) for row, before in held)
+    assert len({row.begin for row, _ in held}) == 24, "a place is not used again as long as somebody looks"
+
+
+def test_who_is_given_other_weights_is_told() -> None:
+    fed = ConformanceKit(method=FedAvg()).usual.federation(FedAvg(), Training(rounds=1, batch_size=8))
+    fed.clients[2].weights = {}
+    with pytest.raises(RunError, match="expected a row of the store as client 2's weights, got dict"):
+        fed.transaction.snapshot(0)
+
+
+# checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def snapshot(rows: WeightStore, number: int = 1) -> Snapshot:
+    names = ["tied", "plain", "tied", "plain"]
+    weights = {i: rows.store(i, name, "", drawn(name, i)) for i, name in enumerate(names) if i != 3}
+    return Snapshot(number, {}, {**weights, 3: None}, {i: {} for i in range(4)})
+
+
+def test_a_checkpoint_holds_the_store_and_gives_it_back(tmp_path: Path) -> None:
+    written = snapshot(made())
+    checkpoint.write(tmp_path, written)
+    with safetensors.safe_open(tmp_path / "round-000001" / "weights.safetensors", "pt") as file:
+        assert sorted(file.keys()) == ["0 floats", "0 others", "1 floats"]
+        floats = file.get_tensor("0 floats")
+        assert json.loads(file.metadata()["rows"])[0]["clients"] == [0, 2]
+    assert torch.equal(floats, torch.stack([written.weights[i].flat for i in (0, 2)]))  # type: ignore[union-attr]
+    found = checkpoint.latest(tmp_path, 4, made())
+    assert found is not None
+    assert found.weights[3] is None
+    for i in range(3):
+        assert alike(found.weights[i], dict(written.weights[i] or {}))
+        assert found.weights[i]["conv.weight"].stride()[1] == 1 if i != 1 else True  # type: ignore[index]
+    bare = checkpoint.latest(tmp_path, 4)
+    assert bare is not None
+    assert set(bare.weights.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("owners", "builders", "said"),
+    [
+        (["tied", "plain"], {}, "expected weights of clients 0 to 1, got client 2's"),
+        (["tied", "tied", "tied"], {}, "expected 'tied' as client 1's network, got 'plain'"),
+        (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 2)}, r"expected shape \(2, 4\) for 'weight'"),
+        (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 3, bias=False)}, "only one side has 'bias'"),
+        (["tied", "plain", "tied"], {"plain": lambda: nn.Linear(4, 3).double()}, "expected torch.float64 for 'weight'"),
+    ],
+)
+def test_a_checkpoint_of_other_networks_is_refused(
+    tmp_path: Path, owners: list[str], builders: dict[str, Any], said: str
+) -> None:
+    checkpoint.write(tmp_path, snapshot(made()))
+    other = ModelFactory({**BUILDERS, **builders}, lambda model, variant: model, 0, torch.device("cpu"))
+    with pytest.raises(
+        ConfigError, match=f"round-000001 does not fit this federation: .*{said}.*--overwrite"
+    ) as caught:
+        checkpoint.latest(tmp_path, len(owners), WeightStore(other, owners))
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_written_with_other_strides_are_read(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path, snapshot(made()))
+
+    def contiguous() -> nn.Module:
+        return Tied().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload, no-any-return]
+
+    other = ModelFactory({**BUILDERS, "tied": contiguous}, lambda model, variant: model, 0, torch.device("cpu"))
+    found = checkpoint.latest(tmp_path, 4, WeightStore(other, ["tied", "plain", "tied", "plain"]))
+    assert found is not None
+    assert alike(found.weights[2], drawn("tied", 2))
+    assert found.weights[2]["conv.weight"].is_contiguous()  # type: ignore[index]
+
+
+def test_a_damaged_row_gives_way_to_the_checkpoint_before(tmp_path: Path) -> None:
+    rows = made()
+    for number in (1, 2):
+        checkpoint.write(tmp_path, snapshot(rows, number))
+    file = tmp_path / "round-000002" / "weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.warns(UserWarning, match=r"weights.safetensors does not match its checksum"):
+        found = checkpoint.latest(tmp_path, 4, rows)
+    assert found is not None
+    assert found.round == 1
+
+
+def test_a_resumed_run_with_batchnorm_and_workers_is_the_undisturbed_one(tmp_path: Path) -> None:
+    def federation(out: Path, rounds: int, executor: str) -> Federation:
+        return Federation(
+            toys.clients(["bn", "dropout", "bn"], sizes=[12, 9, 20], test=10),
+            FedAvg(aggregation="same-shape"),
+            Training(rounds=rounds, batch_size=8, client_fraction=0.7),
+            task=Task(classes=toys.CLASSES),
+            executor=executor,
+            out=Output(out, settings={"the": "same"}, checkpoint_every=2),
+            builders=toys.NETS,
+        )
+
+    whole = federation(tmp_path / "whole", 4, "serial")
+    whole.run()
+    federation(tmp_path / "cut", 2, "serial").run()
+    (tmp_path / "cut" / "result.json").unlink()
+    resumed = federation(tmp_path / "cut", 4, "processes" if sys.platform == "linux" else "serial")
+    resumed.run(resume=True)
+    assert difference(all_state(whole), all_state(resumed)) is None
+    assert records(whole)[-1] == records(resumed)[-1]
+
+
+# a network's own tensors ------------------------------------------------------------------------------------------
+
+
+def test_tensors_that_a_layer_replaces_are_found() -> None:
+    network = Tied()
+    inventory = StateIndex(network)
+    assert list(inventory.tensors()) == list(network.state_dict())
+    network.short = torch.ones(3).half()
+    network.first.bias = nn.Parameter(torch.ones(7))
+    assert inventory.tensors()["short"] is network.short
+    assert inventory.tensors()["first.bias"] is network.first.bias
+
+
+def test_a_layer_with_a_state_dict_of_its_own_is_asked() -> None:
+    class Renamed(nn.Linear):
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            destination[f"{prefix}matrix"] = self.weight if keep_vars else self.weight.detach()
+
+    network = nn.Sequential(Renamed(2, 2))
+    inventory = StateIndex(network)
+    assert list(inventory.tensors()) == ["0.matrix"]
+    network[0].weight = nn.Parameter(torch.ones(2, 2))
+    assert torch.equal(inventory.tensors()["0.matrix"], torch.ones(2, 2))

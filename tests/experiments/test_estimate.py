@@ -1,0 +1,266 @@
+"""The page of `polyfed check`: what it costs, what does not fit, for machines too."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.cli.app import status
+from polyfed.core.message import Message
+from polyfed.core.server import Server
+from polyfed.engine.compatibility import IncompatibleError
+from polyfed.experiments.estimate import CostEstimate, check, count_scored_rows, estimate_costs
+from polyfed.methods.fedavg import FedAvg
+from polyfed.methods.fedin import FedIN
+from polyfed.methods.local import Local
+from tests.helpers.checked_recipe import CHECKED
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("polyfed.experiments.measuring_executor.TRIAL_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(CHECKED, encoding="utf-8")
+    return path
+
+
+class Counting(FedAvg):
+    """Notes whom the server told and heard."""
+
+    def start_round(self, server: Server, selected: Any) -> None:
+        NOTED.append(("plan", len(selected)))
+        super().start_round(server, selected)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        NOTED.append(("aggregate", len(uploads)))
+        super().aggregate(server, uploads)
+
+
+NOTED: list[tuple[str, int]] = []
+
+
+def federation(method: Any, clients: int = 6, rows: int = 12, **training: Any) -> pf.Federation:
+    """Two networks in turn; nine training rows and three test rows for each client, or so."""
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(10, width), nn.ReLU(), nn.Linear(width, 3)) for width in (40, 80)]
+    models = [pf.split(nets[k % 2], head="2", extractor=None) for k in range(clients)]
+    x, y = torch.randn(rows, 10), torch.arange(rows) % 3
+    return pf.Federation(
+        [pf.Client(model, train=(x, y), test=(x[:6], y[:6]), validation=(x[:2], y[:2])) for model in models],
+        method,
+        pf.Training(**{"rounds": 4, "batch_size": 4, **training}),
+        executor="serial",
+    )
+
+
+def checked(**training: Any) -> CostEstimate:
+    return estimate_costs(federation(Local(), **training))
+
+
+@pytest.mark.parametrize(("share", "heard"), [(1.0, 6), (0.5, 3), (0.2, 2)])
+def test_the_server_hears_as_many_as_in_a_run(share: float, heard: int) -> None:
+    """And no fewer than there are networks."""
+    del NOTED[:]
+    estimate_costs(federation(Counting(aggregation="same-shape"), client_fraction=share))
+    assert [("plan", heard), ("aggregate", heard)] * 2 == NOTED
+
+
+def test_a_client_answers_with_an_upload_of_the_network_that_it_has_in_the_round(recipe: Path) -> None:
+    """HeteroFL's clients draw a width in every round: who is measured in round 2 had another in round 1."""
+    found = check(recipe, method="heterofl", overrides=["models.architectures=['digits-cnn2']", "data.num_clients=8"])
+    assert len(found.architectures) > 1
+    assert any(kind.up[0] != kind.up[1] for kind in found.architectures)
+
+
+def test_nobody_is_missing_in_a_check() -> None:
+    """Who drops out, or is late, in a run is told and heard in its check all the same."""
+    del NOTED[:]
+    made = federation(Counting(aggregation="same-shape"))
+    absent = pf.Availability(dropout_rate=0.9, delay_rate=0.9)
+    estimate_costs(pf.Federation(made.clients, made.method, made.training, plugins=[absent], executor="serial"))
+    assert NOTED == [("plan", 6), ("aggregate", 6)] * 2
+
+
+def test_operations_and_parameters_of_each_network() -> None:
+    small, large = checked().architectures
+    assert (small.flops, large.flops) == (2 * (10 * 40 + 40 * 3), 2 * (10 * 80 + 80 * 3))
+
+
+def test_memory_follows_the_batch_and_the_optimizer() -> None:
+    plain, heavy = checked().architectures[1], checked(optimizer="adam").architectures[1]
+    weights = 4 * plain.parameters
+    assert plain.peak > 2 * weights  # the network and its gradients
+    assert 1.5 * weights < heavy.peak - plain.peak < 3.5 * weights  # two moments, and what a step makes of them
+    assert checked(batch_size=12).architectures[1].peak > plain.peak
+    found = checked()
+    assert found.peak == found.nbytes + found.data_nbytes + max(kind.peak for kind in found.architectures)
+    assert found.data_nbytes == 12 * (10 * 4 + 8), "rows that several look into count once"
+
+
+def test_rows_that_are_scored() -> None:
+    def rows(trains: float, **evaluation: Any) -> float:
+        made = federation(Local())
+        made.evaluation = pf.Evaluation(**evaluation)
+        made.stages = made.evaluation.stages("personal")
+        return count_scored_rows(made, made.clients[0], trains)
+
+    assert rows(1.0) == 4 * (6 + 2)
+    assert rows(0.5) == 4 * (6 + 2) / 2, "who has not trained is not scored anew"
+    assert rows(1.0, every_n_rounds=3) == 2 * (6 + 2), "round 3, and the last"
+    assert rows(0.5, extra_stages=["received"]) == 4 * (6 / 2 + 6 + 2 / 2)
+
+
+def test_the_estimate_is_the_sum_of_its_parts() -> None:
+    found = estimate_costs(federation(FedAvg(aggregation="same-shape")))
+    assert found.seconds > found.seconds_server + found.seconds_scoring > 0
+    assert found.seconds_round == found.seconds / 4
+    longer = estimate_costs(federation(FedAvg(aggregation="same-shape"), rounds=400))
+    assert longer.seconds > 20 * found.seconds
+
+
+def test_all_that_does_not_fit_is_told_at_once() -> None:
+    x, y = torch.randn(4, 10), torch.arange(4) % 2
+    plain = [nn.Linear(10, 2), nn.Sequential(nn.Linear(10, 2))]
+    with pytest.raises(IncompatibleError) as caught:
+        pf.Federation([pf.Client(net, train=(x, y)) for net in plain], FedIN())
+    assert len(caught.value.problems) == 2
+    assert [line[:44] for line in caught.value.problems] == [
+        "fedin needs split models; client 0 ('Linear'",
+        "fedin needs split models; client 1 ('Sequent",
+    ]
+    assert str(caught.value) == f"{caught.value.problems[0]} (and 1 more; `polyfed check` lists them)"
+
+
+def test_check_lists_it(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = ["--set", "models.architectures=['digits-cnn1', 'fedhenn-lstm1', 'fedhenn-lstm2']", "--method", "fedhenn"]
+    assert status(["check", str(recipe), *bad]) == 2
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert [next(w for w in line.split() if "lstm" in w or w == "5000") for line in lines] == [
+        "fedhenn-lstm1",
+        "fedhenn-lstm2",
+        "5000",
+    ]
+    assert "needs 5000 rows" in lines[2]
+    assert said.err == "polyfed: 3 things do not fit, as listed\n"
+    assert status(["check", str(recipe), "--method", "fedhenn"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("polyfed: fedhenn needs 5000 rows")
+
+
+def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["check", str(recipe)]) == 0
+    page = capsys.readouterr().out
+    for words in (
+        "FLOPs",
+        "52,480",
+        "memory at work",
+        "(scoring ",
+        " of weights and states, ",
+        "a client has: training rows",
+    ):
+        assert words in page
+    assert status(["check", str(recipe), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [kind["flops"] for kind in found["architectures"]] == [52480, 101632]
+    assert found["facts"]["method"] == "fedgh"
+    assert found["peak"] == found["nbytes"] + found["data_nbytes"] + found["peak_at_work"]
+    assert len(found["clients"]) == 4
+
+
+def test_a_line_for_each_method(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["check", str(recipe), "--methods", "local,fedgh,fedin,local"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[-2:] == ["a", "round"]
+    assert [line.split()[:2] for line in lines] == [["local", "yes"], ["fedgh", "yes"], ["fedin", "no"]]
+    assert lines[1].endswith((" ms", " s"))
+    assert status(["check", str(recipe), "--methods", "fedgh", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["seconds"] > 0
+    assert row["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--methods", "local,fedhg"], "unknown method 'fedhg'; did you mean 'fedgh'"),
+        (["--methods", "local", "--method", "fedgh"], "expected --method or --methods, got both"),
+        (["--methods", "local,"], "expected --methods as names with commas between"),
+    ],
+)
+def test_wrong_requests(recipe: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    assert status(["check", str(recipe), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+PAGE = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
+COMMANDS = re.search(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)[1].splitlines()  # type: ignore[index]
+SMALL = ["--set", "data.limit_train=500", "--set", "data.min_samples=5"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_of_the_page(line: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert status([*shlex.split(line)[1:], *SMALL]) == 0
+
+
+def test_what_the_page_shows(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (shown,) = re.findall(r"```console\n\$ polyfed (.*?)\n(.*?)```", PAGE, flags=re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    assert status(shlex.split(shown[0])) == 2
+    said = capsys.readouterr()
+    assert said.out + said.err == shown[1]
+
+
+def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) -> None:
+    clients = tuple(
+        {
+            "id": number,
+            "architecture": "net",
+            "train": 300 + number,
+            "validation": 0,
+            "test": 0 if number == 7 else 20,
+            "labels": {3: 300} if number == 5 else {label: 1 + label for label in range(99)},
+        }
+        for number in range(120)
+    )
+    facts = {
+        "method": "local",
+        "label": None,
+        "dataset": "many",
+        "clients": 120,
+        "rounds": 2,
+        "seed": 0,
+        "classes": 100,
+        "class_names": [str(label) for label in range(99)] + ["owl"],
+    }
+    kinds = estimate_costs(federation(Local())).architectures
+    odd = ("classes with test rows that nobody trains on (1): 99 (owl)",)
+    lines = str(CostEstimate(facts, kinds, clients, 0, 0, 1.0, 0, 0, 0, class_remarks=odd)).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert any(line.endswith("99 classes, most: 98:99 97:98 96:97 95:96 94:95 93:94 ...") for line in lines)
+    assert any(line.startswith("classes: 0 0, 1 1, ") for line in lines)
+    assert any(line.endswith(", 99 owl") for line in lines)
+    for line in (
+        "... and 100 more",
+        "a client has: training rows 300 to 419, median 359; test rows 0 to 20, median 20; classes 1 to 99, median 99",
+        "classes with test rows that nobody trains on (1): 99 (owl)",
+        "clients with one class only (1): 5",
+        "clients without test rows, which are not scored (1): 7",
+    ):
+        assert line in lines

@@ -1,0 +1,183 @@
+"""The table of methods: complete, said in one place, the same in the docs; and which methods a recipe can run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from pydantic import Field
+
+from polyfed.cli.app import status
+from polyfed.core.method import Method, hyperparameters
+from polyfed.errors import ConfigError
+from polyfed.experiments import method_compatibility, method_table
+from polyfed.experiments.estimate import check
+from polyfed.experiments.method_compatibility import check_methods
+from polyfed.registry import METHODS
+from tests.helpers.checked_recipe import CHECKED
+
+ROOT = Path(__file__).parents[2]
+RECIPE = f"""{CHECKED}
+[methods.fedavg]
+aggregation = "same-shape"
+
+[methods.fedhenn]
+alignment_data.size = 20
+alignment_data.batch = 10
+
+[methods.small-rad]
+name = "fedhenn"
+alignment_data.size = 8
+alignment_data.batch = 8
+"""
+FEW = ("local", "fedavg", "fedgh", "fedhenn", "fedin", "incoavg")
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE, encoding="utf-8")
+    monkeypatch.setattr(method_compatibility, "METHODS", {name: METHODS[name] for name in FEW})
+    monkeypatch.setattr("polyfed.experiments.measuring_executor.TRIAL_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+# ---- what a method says of itself ----
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_says_what_it_is(name):
+    row = next(row for row in method_table.describe() if row["name"] == name)
+    assert re.search(r"(19|20)\d\d|arXiv", row["paper"]) or name == "local", "expected authors, venue and year"
+    sent = {row[key] for key in ("down", "up", "states")}
+    assert (sent & {"nothing", "none"} == set()) == (name not in ("local", "local-mutual"))
+    assert not any("|" in row[key] for key in ("paper", "differs", "down", "up", "states"))
+    assert list(row["hyperparameters"]) == list(row["about"])
+    silent = [hyperparameter for hyperparameter, about in row["about"].items() if not about]
+    assert not silent, f"expected a comment beside the hyperparameter '{silent}'"
+
+
+def test_the_table_in_the_docs_is_this_one():
+    """Make it again: polyfed methods --markdown > docs/methods/README.md."""
+    page = ROOT / "docs" / "methods" / "README.md"
+    assert page.read_text(encoding="utf-8") == method_table.to_markdown()
+    for target in re.findall(r"\]\(([^)]+)\)", method_table.to_markdown()):
+        assert (page.parent / target).exists()
+
+
+@hyperparameters
+class Mine(Method):
+    """A method of one's own."""
+
+    name = "mine"
+
+    # spare lines above
+
+    plain: int = 1
+    beside: float = 0.5  # said beside it
+    # said above it,
+    # on two lines
+    above: Annotated[int, Field(ge=0)] = 2
+    long: tuple[
+        int,  # not this
+        str,
+    ] = (1, "#")  # at its end
+
+
+def test_comments_are_found_where_they_stand():
+    assert {k.name: (k.default, k.about) for k in method_table.list_hyperparameters(Mine)} == {
+        "plain": (1, ""),
+        "beside": (0.5, "said beside it"),
+        "above": (2, "said above it, on two lines"),
+        "long": ((1, "#"), "not this at its end"),
+    }
+
+
+def test_a_class_without_source_is_listed_all_the_same():
+    space: dict = {}
+    exec("from dataclasses import dataclass\n@dataclass\nclass Typed:\n    rate: float = 1.0  # lost", space)
+    assert method_table.list_hyperparameters(space["Typed"]) == [method_table.Hyperparameter("rate", 1.0, "")]
+
+
+def test_the_text_has_a_line_per_hyperparameter_and_keeps_to_the_width():
+    text = method_table.to_text(method_table.describe(), 60)
+    assert "    header_lr = 0.01  # eta_theta;" in text
+    assert "    local_weight = 1.0  # for" in text
+    assert all(len(line) <= 60 for line in text.split("\nP  ")[0].splitlines())
+
+
+# ---- which of them fit ----
+
+
+def test_which_fit_and_what_they_send(recipe, tmp_path):
+    found = {one.method: one for one in check_methods(recipe)}
+    assert list(found) == [*FEW, "small-rad"]
+    assert {name for name, one in found.items() if one.why is None} == {*FEW, "small-rad"} - {"incoavg", "fedin"}
+    assert "client 1 ('digits-cnn2')" in found["incoavg"].why
+    assert not found["incoavg"].down
+    assert found["local"].down == found["local"].up == {"digits-cnn1": 0, "digits-cnn2": 0}
+    for name in ("fedavg", "fedgh", "small-rad"):  # the bytes that `polyfed check` tells
+        kinds = check(recipe, method=name).architectures
+        assert found[name].down == {kind.name: kind.down[1] for kind in kinds}
+        assert found[name].up == {kind.name: kind.up[1] for kind in kinds}
+    assert found["small-rad"].down["digits-cnn1"] < found["fedhenn"].down["digits-cnn1"], (
+        "the recipe's own hyperparameters"
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["small.toml"], "nothing is written"
+
+
+def test_settings_change_the_answer(recipe):
+    one = ["models.architectures=['digits-cnn1']"]
+    assert all(fit.why is None for fit in check_methods(recipe, one))
+    with pytest.raises(ConfigError, match="client"):
+        list(check_methods(recipe, ["data.num_clients=0"]))
+
+
+def test_clients_with_many_rows_cost_no_more_and_tell_the_same(recipe):
+    """The trial keeps the first rows of every class; hyperparameters that count rows are heeded."""
+    settings = ["data.limit_train=600", "training.batch_size=2"]
+    settings += ["models.architectures=['digits-cnn1']", "methods.fedin.num_pairs=30"]
+    found = {one.method: one for one in check_methods(recipe, settings)}
+    for name in ("fedgh", "fedin", "fedhenn"):
+        (kind,) = check(recipe, method=name, overrides=settings).architectures
+        assert (found[name].down, found[name].up) == ({kind.name: kind.down[1]}, {kind.name: kind.up[1]})
+
+
+def test_without_bytes_nothing_is_played(recipe, monkeypatch):
+    monkeypatch.setattr("polyfed.experiments.estimate.message_bytes", None)
+    found = list(check_methods(recipe, measure=False))
+    assert [one.method for one in found if one.why] == ["fedin", "incoavg"]
+    assert not any(one.down or one.up for one in found)
+
+
+def test_the_command(recipe, capsys):
+    assert status(["methods", "--compatible-with", str(recipe)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["method", "runs", "down,", "per", "client", "up,", "per", "client"]
+    assert len(lines) == 1 + len(FEW) + 1
+    assert re.fullmatch(r"fedgh +yes +2\.5 KiB +\d+\.\d KiB", lines[3])
+    assert re.match(r"incoavg +no +needs tensors of one name", lines[6])
+    assert status(["methods", "--compatible-with", str(recipe), "--json"]) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["fedgh"]["why"] is None
+    assert rows["fedgh"]["down"] == {"digits-cnn1": 2600, "digits-cnn2": 2600}
+    assert status(["methods", "--markdown"]) == 0
+    assert capsys.readouterr().out == method_table.to_markdown()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--compatible-with", "nowhere.toml"], "expected a recipe file"),
+        (["--set", "data.num_clients=2"], "together with --compatible-with"),
+        (["--markdown", "--json"], "--markdown alone"),
+    ],
+)
+def test_wrong_requests(recipe, capsys, words, told):
+    assert status(["methods", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line

@@ -1,0 +1,591 @@
+"""A client's model out of a run folder: the same scores bit for bit, every form of inputs, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import polyfed as pf
+from polyfed.cli import app as cli
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Method, TrainingResult
+from polyfed.data.datasets import digits
+from polyfed.data.inference_inputs import InputSpec, from_tensor, read
+from polyfed.data.transforms import Prepare
+from polyfed.engine.federation import Federation, Run
+from polyfed.engine.task import Output
+from polyfed.errors import ConfigError
+from polyfed.experiments import prediction
+from polyfed.experiments.build import build_federation
+from polyfed.functional.losses import cross_entropy
+from polyfed.models.split import SequentialSplit, SplitModel
+from polyfed.registry import METHODS
+
+SOURCE = digits()
+RECIPE: dict[str, Any] = {
+    "data": {"dataset": "digits", "num_clients": 3, "max_train_per_client": 40, "max_test_per_client": 30},
+    "models": {"architectures": ["digits-cnn1", "digits-cnn2"]},
+    "method": {"name": "fedgh"},
+    "training": {"rounds": 2, "batch_size": 10, "lr": 0.05},
+}
+
+
+def recipe(**sections: Mapping[str, Any]) -> pf.Recipe:
+    """The recipe above with other settings in some sections."""
+    return pf.Recipe.from_dict({**RECIPE, **{name: {**RECIPE[name], **new} for name, new in sections.items()}})
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run of FedGH on digits; tests must not write into its folder."""
+    return pf.run(recipe(), out=tmp_path_factory.mktemp("runs") / "fedgh")
+
+
+def folder(done: Run) -> Path:
+    assert done.path is not None
+    return done.path
+
+
+def own_scores(done: Run, client: int, x: Tensor) -> Tensor:
+    """By the model in memory."""
+    with torch.inference_mode():
+        scores: Tensor = done.models[client](Prepare(SOURCE.mean, SOURCE.std)(x))
+    return scores
+
+
+# the same model -----------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_model_in_memory_bit_for_bit(done: Run) -> None:
+    for client in range(3):
+        found = prediction.predict(folder(done), client, SOURCE.train.x[:100])
+        expected = own_scores(done, client, SOURCE.train.x[:100])
+        assert torch.equal(found.scores, expected)
+        assert torch.equal(found.classes, expected.argmax(dim=1))
+        assert torch.allclose(found.probabilities.sum(dim=1), torch.ones(100))
+        assert torch.allclose(found.probabilities, expected.softmax(dim=1))
+
+
+def test_loading_leaves_the_global_generator_alone(done: Run) -> None:
+    torch.manual_seed(5)
+    prediction.load_model(folder(done), 0)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_neither_recipe_nor_data_are_needed(done: Run, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(folder(done) / "models", bare / "models")
+    shutil.copy(folder(done) / "result.json", bare)
+    x = SOURCE.train.x[:9]
+    assert torch.equal(prediction.predict(bare, 1, x).scores, own_scores(done, 1, x))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"method": {"name": "fedavg", "aggregation": "same-shape"}},
+        {"method": {"name": "fedin", "aggregation": "same-shape", "local_weight": 0.5}},
+        {"models": {"feature_dim": 20}, "training": {"rounds": 1}},
+        {"training": {"client_fraction": 0.34, "rounds": 1}},
+        {"data": {"image_size": 12}, "training": {"rounds": 1}},
+    ],
+    ids=["fedavg", "fedin", "projection", "never-took-part", "resized"],
+)
+def test_every_kind_of_network_comes_back(sections: Any, tmp_path: Path) -> None:
+    federation = build_federation(recipe(**sections), out=tmp_path / "run")
+    found = federation.run()
+    for client in federation.clients:
+        test, module = client.data.test, found.models[client.id]
+        said = prediction.predict(tmp_path / "run", client.id, test.x)
+        with torch.inference_mode():
+            assert torch.equal(said.scores, module(client.prepare(test.x)))
+
+
+def mine(in_shape: tuple[int, ...], classes: int) -> SplitModel:
+    """An architecture of one's own."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.BatchNorm1d(7), nn.ReLU())
+    return SequentialSplit(nn.Identity(), body, nn.Linear(7, classes), "mine")
+
+
+def test_an_architecture_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "own_networks", sys.modules[__name__])
+    settings = recipe(models={"architectures": ["own_networks:mine"]}, method={"name": "local"})
+    found = pf.run(settings, out=tmp_path / "run")
+    x = SOURCE.train.x[:20]
+    assert torch.equal(prediction.predict(tmp_path / "run", 0, x, trust=True).scores, own_scores(found, 0, x))
+    monkeypatch.delitem(sys.modules, "own_networks")
+    with pytest.raises(ConfigError, match="No module named 'own_networks'"):
+        prediction.load_model(tmp_path / "run", 0, trust=True)
+
+
+class Nearest(Method):
+    """Local training; scores are closeness to the client's own means, and its variants a wider network."""
+
+    name = "nearest"
+
+    def variant(self, server: Any, client_id: int) -> str:
+        return "biased"
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        if variant == "biased":
+            model.register_buffer("shift", torch.zeros(1))
+        module: nn.Module = model
+        return module
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return cross_entropy(model(batch.x), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        x, y = client.prepare(client.data.train.x), client.data.train.y
+        with torch.no_grad():
+            z = client.model.represent(x)  # type: ignore[operator]
+        means = [z[y == c].mean(dim=0) if bool((y == c).any()) else torch.full_like(z[0], 9.0) for c in range(10)]
+        client.state["means"] = {"of_classes": torch.stack(means)}
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        return -torch.cdist(model.represent(x), context["means"]["of_classes"])
+
+
+@pytest.fixture
+def nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Federation:
+    """A finished federation whose method scores by what a client keeps."""
+    monkeypatch.setitem(METHODS.entries, "nearest", Nearest)
+    plain = build_federation(recipe(method={"name": "local"}))
+    clients = [Client(c.architecture, c.data.train, c.data.test, prepare=c.prepare) for c in plain.clients]
+    builders = {name: plain.model_factory.builders[name] for name in ("digits-cnn1", "digits-cnn2")}
+    federation = Federation(
+        clients,
+        Nearest(),
+        pf.Training(rounds=1),
+        out=Output(tmp_path / "run", settings=plain.settings),
+        builders=builders,
+    )
+    federation.run()
+    return federation
+
+
+def test_a_method_that_scores_by_its_state_finds_it_again(nearest: Federation, tmp_path: Path) -> None:
+    assert (tmp_path / "run" / "models" / "client-002.state.safetensors").exists()
+    for client in nearest.clients:
+        test = client.data.test
+        found = prediction.predict(tmp_path / "run", client.id, test.x)
+        own = nearest.history[-1]["accuracy_per_client"][client.id]
+        assert float((found.classes == test.y).double().mean()) == own
+        model = nearest.export(client.id)
+        with torch.inference_mode():
+            assert torch.equal(found.scores, Nearest().predict(model, client.prepare(test.x), client.state))
+
+
+def test_a_network_that_came_as_a_module_is_refused(tmp_path: Path) -> None:
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    pf.Federation([Client(nn.Linear(4, 2), (x, y))], pf.methods.Local(), out=tmp_path / "run").run()
+    with pytest.raises(ConfigError, match=r"came as a module.*client-000\.safetensors.*load_model"):
+        prediction.load_model(tmp_path / "run", 0)
+
+
+# files --------------------------------------------------------------------------------------------------------------
+
+X, Y = SOURCE.train.x[:12], SOURCE.train.y[:12]
+
+
+def png(pixels: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def table(path: Path, labels: Any = None, notes: dict[str, Any] | None = None, **more: Any) -> Path:
+    """A Parquet file of the first rows."""
+    cells = [{"bytes": png(x[0].numpy()), "path": None} for x in X]
+    columns = {"image": pa.array(cells), **({} if labels is None else {"label": pa.array(labels)}), **more}
+    written = pa.table(columns)
+    if notes:
+        metadata = {"huggingface": json.dumps({"info": {"features": notes}})}
+        written = written.replace_schema_metadata(metadata)
+    pq.write_table(written, path)
+    return path
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+class Terminal:
+    """Gives ``polyfed predict`` in this process."""
+
+    def __init__(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.run, self._capsys = run, capsys
+
+    def __call__(self, data: Path, *words: str, status: int = 0) -> tuple[str, str]:
+        self._capsys.readouterr()
+        given = words if "--client" in words else ("--client", "1", *words)
+        code = cli.status(["predict", str(self.run), str(data), *given])
+        said = self._capsys.readouterr()
+        assert code == status, said
+        assert "Traceback" not in said.err
+        return said.out, said.err
+
+
+@pytest.fixture
+def predict(done: Run, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(folder(done), capsys)
+
+
+def forms(where: Path) -> dict[str, Path]:
+    """The same images in every form that is read."""
+    np.save(where / "four.npy", X.numpy())
+    np.save(where / "three.npy", X[:, 0].numpy())
+    pictures = where / "pictures"
+    pictures.mkdir()
+    for number, x in enumerate(X):
+        mode = x[0].numpy() if number % 2 else np.repeat(x[0].numpy()[..., None], 3, axis=2)  # gray, and RGB that is
+        (pictures / f"{number:02d}.png").write_bytes(png(mode))
+    opaque = np.concatenate([np.repeat(X[0, 0].numpy()[..., None], 3, axis=2), np.full((8, 8, 1), 255, np.uint8)], 2)
+    (pictures / "00.png").write_bytes(png(opaque))
+    (where / "tables").mkdir()
+    table(where / "tables" / "train.parquet")
+    return {
+        "four": where / "four.npy",
+        "three": where / "three.npy",
+        "pictures": pictures,
+        "picture": pictures / "03.png",
+        "table": table(where / "one.parquet"),
+        "tables": where / "tables",
+    }
+
+
+@pytest.mark.parametrize("form", ["four", "three", "pictures", "picture", "table", "tables"])
+def test_every_form_gives_the_same_scores(form: str, done: Run, tmp_path: Path) -> None:
+    found = prediction.predict(folder(done), 1, forms(tmp_path)[form])
+    picked = X[3:4] if form == "picture" else X
+    assert torch.equal(found.scores, own_scores(done, 1, picked))
+    names = [f"{n:02d}.png" for n in range(12)] if form == "pictures" else [str(n) for n in range(12)]
+    assert list(found.names) == (["03.png"] if form == "picture" else names)
+    assert found.accuracy is None
+
+
+def test_the_csv_file(predict: Terminal, done: Run, tmp_path: Path) -> None:
+    scores = own_scores(done, 1, X)
+    out, error = predict(table(tmp_path / "a.parquet", Y.tolist()), "--out", str(tmp_path / "said.csv"))
+    accuracy = float((scores.argmax(dim=1) == Y).double().mean())
+    assert f"accuracy {100 * accuracy:.2f} % of 12 inputs with labels" in out
+    assert f"wrote {tmp_path / 'said.csv'}" in out
+    assert error == ""
+    found = rows((tmp_path / "said.csv").read_text())
+    assert list(found[0]) == ["name", "class", "class_name", "probability"]
+    assert [row["name"] for row in found] == [str(n) for n in range(12)]
+    assert [int(row["class"]) for row in found] == scores.argmax(dim=1).tolist()
+    shares = scores.softmax(dim=1).max(dim=1).values
+    assert [float(row["probability"]) for row in found] == pytest.approx(shares.tolist(), abs=1e-6)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.parquet", "said.csv"}
+
+
+def test_standard_output_holds_rows_alone(predict: Terminal, tmp_path: Path) -> None:
+    file = table(tmp_path / "a.parquet", Y.tolist())
+    out, error = predict(file, "--probabilities", "--out", "-")
+    found = rows(out)
+    assert len(found) == 12
+    assert list(found[0])[4:] == [f"probability_{c}" for c in range(10)]
+    assert sum(float(found[0][f"probability_{c}"]) for c in range(10)) == pytest.approx(1, abs=1e-5)
+    assert error.startswith("accuracy ")
+    assert predict(file)[0] == predict(file, "--out", "-")[0]
+
+
+def test_json(predict: Terminal, done: Run, tmp_path: Path) -> None:
+    found = json.loads(predict(table(tmp_path / "a.parquet"), "--json")[0])
+    assert (found["client"], found["inputs"], found["accuracy"]) == (1, 12, None)
+    assert [row["class"] for row in found["predictions"]] == own_scores(done, 1, X).argmax(dim=1).tolist()
+    out, _ = predict(table(tmp_path / "a.parquet", Y.tolist()), "--json", "--out", str(tmp_path / "b.csv"))
+    assert json.loads(out)["accuracy"] is not None
+    assert (tmp_path / "b.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("labels", "notes"),
+    [
+        (Y.tolist(), None),
+        ([str(int(y)) for y in Y], None),
+        ([9 - int(y) for y in Y], {"label": {"_type": "ClassLabel", "names": [str(9 - c) for c in range(10)]}}),
+    ],
+    ids=["numbers", "names", "other-order"],
+)
+def test_labels_are_read_by_name(labels: Any, notes: Any, done: Run, tmp_path: Path) -> None:
+    found = prediction.predict(folder(done), 1, table(tmp_path / "a.parquet", labels, notes))
+    assert found.labels is not None
+    assert torch.equal(found.labels, Y)
+
+
+def test_named_columns_and_several_files(done: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    for name in ("a", "b"):
+        table(tmp_path / "d" / f"{name}.parquet", Y.tolist(), target=pa.array(Y.flip(0).tolist()))
+    assert prediction.predict(folder(done), 1, tmp_path / "d").labels is None  # two columns might be meant
+    found = prediction.predict(folder(done), 1, tmp_path / "d", image_column="image", label_column="target")
+    assert found.labels is not None
+    assert torch.equal(found.labels, Y.flip(0).repeat(2))
+    assert found.names[11:13] == ("a.parquet:11", "b.parquet:0")
+    with pytest.raises(ConfigError, match=r"label column 'lable'.*did you mean 'label'"):
+        prediction.predict(folder(done), 1, tmp_path / "d", label_column="lable")
+
+
+def test_gray_becomes_rgb_and_images_are_resized_as_in_training() -> None:
+    form = InputSpec((3, 8, 8), torch.uint8, None, ("a",))
+    assert torch.equal(from_tensor(X, form, "x").x, X.expand(-1, 3, -1, -1))
+    sized = InputSpec((1, 4, 4), torch.uint8, 4, ("a",))
+    assert from_tensor(X, sized, "x").x.shape == (12, 1, 4, 4)
+    color = torch.randint(0, 255, (2, 3, 8, 8), dtype=torch.uint8)
+    with pytest.raises(ConfigError, match="expected gray images, as the run's are, got RGB images"):
+        from_tensor(color, InputSpec((1, 8, 8), torch.uint8, None, ("a",)), "x")
+
+
+def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: Run, tmp_path: Path) -> None:
+    wide = torch.nn.functional.interpolate(X.float(), (24, 16), mode="nearest").to(torch.uint8)
+    np.save(tmp_path / "wide.npy", wide.numpy())
+    (tmp_path / "wide.png").write_bytes(png(wide[0, 0].numpy()))
+    for name in ("wide.npy", "wide.png"):
+        _, error = predict(tmp_path / name, status=2)
+        assert "expected inputs 1 x 8 x 8 of type uint8" in error
+        assert f"got 1 x 24 x 16 in {tmp_path / name}; ask for --resize (resize=True)" in error
+        out, _ = predict(tmp_path / name, "--resize")
+        assert len(rows(out)) == (12 if name == "wide.npy" else 1)
+    found = prediction.predict(folder(done), 1, tmp_path / "wide.npy", resize=True)
+    small = torch.nn.functional.interpolate(wide.float(), (8, 8), mode="bilinear", antialias=True).round()
+    assert torch.equal(found.scores, own_scores(done, 1, small.to(torch.uint8)))
+    assert torch.equal(prediction.predict(folder(done), 1, X, resize=True).scores, own_scores(done, 1, X))
+
+
+def test_other_kinds_of_arguments(done: Run) -> None:
+    expected = own_scores(done, 1, X)
+    assert torch.equal(pf.predict(folder(done), np.int64(1), X.numpy()).scores, expected)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="client: expected the number of a client, got '1'"):
+        pf.predict(folder(done), "1", X)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="data: expected the path of files, or inputs as a tensor, got a list"):
+        pf.predict(folder(done), 1, X.tolist())  # type: ignore[arg-type]
+
+
+def test_only_images_are_resized(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\n".join(["a,b,label", *(f"{n},{n * n % 7},{n % 2}" for n in range(20))]))
+    settings = {
+        "data": {"dataset": f"csv:{tmp_path / 'a.csv'}", "num_clients": 2},
+        "models": {"architectures": ["mlp-64-32"]},
+    }
+    made = pf.Recipe.from_dict({**settings, "method": {"name": "local"}, "training": {"rounds": 1}})
+    pf.run(made, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="resize is of images, got it where the run's inputs are 2 of type float32"):
+        prediction.predict(tmp_path / "run", 0, tmp_path / "a.csv", resize=True)
+
+
+def of_photos(place: Path, **data: Any) -> Path:
+    """A finished run on a folder of Parquet files with two columns that might hold labels."""
+    (place / "photos").mkdir()
+    kinds = [f"kind {int(y) % 3}" for y in Y.repeat(4)]
+    cells = pa.array([{"bytes": png(x[0].numpy()), "path": None} for x in X.repeat(4, 1, 1, 1)])
+    columns = {"image": cells, "kind": pa.array(kinds), "target": pa.array([0] * len(kinds))}
+    pq.write_table(pa.table(columns), place / "photos" / "train.parquet")
+    settings = {"data": {"dataset": "parquet", "root": str(place / "photos"), "num_clients": 2, **data}}
+    settings |= {"models": {"architectures": ["digits-cnn1"]}, "method": {"name": "local"}, "training": {"rounds": 1}}
+    pf.run(pf.Recipe.from_dict(settings), out=place / "run")
+    return place / "run"
+
+
+def test_the_runs_own_label_column_scores_new_data(tmp_path: Path) -> None:
+    run = of_photos(tmp_path, label_column="kind")
+    found = prediction.predict(run, 0, tmp_path / "photos")
+    assert found.labels is not None
+    assert torch.equal(found.labels, Y.repeat(4) % 3)
+    cells = pa.array([png(x[0].numpy()) for x in X])
+    pq.write_table(pa.table({"image": cells, "other": pa.array([0] * 12)}), tmp_path / "bare.parquet")
+    assert prediction.predict(run, 0, tmp_path / "bare.parquet").labels is None
+
+
+def test_a_label_column_that_the_run_has_found_is_its_own_too(tmp_path: Path) -> None:
+    lines = ["a,b,outcome", *(f"{n},{n * n % 7},{'yes' if n % 2 else 'no'}" for n in range(20))]
+    for header, named in (("outcome", "outcome"), ("target", None)):
+        place = tmp_path / header
+        place.mkdir()
+        (place / "a.csv").write_text("\n".join([lines[0].replace("outcome", header), *lines[1:]]))
+        (place / "b.csv").write_text("\n".join([f"a,b,{header},label", *(f"{line},no" for line in lines[1:])]))
+        data = {
+            "dataset": f"csv:{place / 'a.csv'}",
+            "num_clients": 2,
+            **({} if named is None else {"label_column": named}),
+        }
+        settings = {"data": data, "models": {"architectures": ["mlp-64-32"]}, "method": {"name": "local"}}
+        pf.run(pf.Recipe.from_dict({**settings, "training": {"rounds": 1}}), out=place / "run")
+        found = prediction.predict(place / "run", 0, place / "b.csv")
+        assert found.labels is not None
+        assert found.labels.tolist() == [n % 2 for n in range(20)]
+
+
+def test_stored_floats(tmp_path: Path) -> None:
+    form = InputSpec((4,), torch.float32, None, ("a", "b"))
+    np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float64).reshape(2, 4))
+    assert read(tmp_path / "x.npy", form).x.dtype == torch.float32
+    for odd, says in (
+        (np.zeros((2, 3)), "expected inputs 4 of type float32"),
+        (np.zeros((2, 4), np.uint8), "of type uint8"),
+        (np.full((1, 4), np.nan), "NaN or infinite"),
+        (np.zeros((0, 4)), "at least one input"),
+    ):
+        np.save(tmp_path / "x.npy", odd)
+        with pytest.raises(ConfigError, match=says):
+            read(tmp_path / "x.npy", form)
+    with pytest.raises(ConfigError, match=r"expected a \.npy file with inputs 4 of type float32"):
+        read(table(tmp_path / "a.parquet"), form)
+
+
+# refused ------------------------------------------------------------------------------------------------------------
+
+
+def wrong_inputs(where: Path) -> dict[str, tuple[Path, str]]:
+    """Inputs that cannot be used, with what is said of them."""
+    for name, array in {
+        "shape": np.zeros((2, 1, 9, 9), np.uint8),
+        "flat": np.zeros((8,), np.uint8),
+        "floats": np.zeros((2, 1, 8, 8), np.float32),
+        "objects": np.array([{}, []], dtype=object),
+    }.items():
+        np.save(where / f"{name}.npy", array, allow_pickle=name == "objects")
+    (where / "cut.npy").write_bytes((where / "shape.npy").read_bytes()[:90])
+    for letter in ("letter.npy", "letter.png"):
+        (where / letter).write_text("dear")
+    (where / "cut.png").write_bytes(png(np.zeros((8, 8), np.uint8))[:40])
+    (where / "clear.png").write_bytes(png(np.zeros((8, 8, 4), np.uint8)))
+    (where / "cut.parquet").write_bytes(b"PAR1 and no more")
+    (where / "notes.txt").write_text("none")
+    (where / "empty").mkdir()
+    (where / "both").mkdir()
+    (where / "both" / "a.png").write_bytes(png(np.zeros((8, 8), np.uint8)))
+    table(where / "both" / "a.parquet")
+    pq.write_table(pa.table({"x": [1, 2]}), where / "columns.parquet")
+    return {
+        "shape": (where / "shape.npy", "got 1 x 9 x 9"),
+        "flat": (where / "flat.npy", "got (8,) of type uint8"),
+        "floats": (where / "floats.npy", "got (2, 1, 8, 8) of type float32"),
+        "objects": (where / "objects.npy", "expected an array of numbers as NumPy saves it, got something else"),
+        "cut": (where / "cut.npy", "expected an array of numbers as NumPy saves it, got something else"),
+        "letter": (where / "letter.npy", "expected an array of numbers as NumPy saves it, got something else"),
+        "picture": (where / "cut.png", "do not decode"),
+        "no picture": (where / "letter.png", "do not decode in"),
+        "alpha": (where / "clear.png", "got mode RGBA"),
+        "parquet": (where / "cut.parquet", "whole Parquet file"),
+        "text": (where / "notes.txt", "a .npy file, got"),
+        "nothing": (where / "absent", "which is not there"),
+        "empty": (where / "empty", "without any"),
+        "both": (where / "both", "got both"),
+        "columns": (where / "columns.parquet", "expected one image column"),
+        "label": (table(where / "label.parquet", ["cat"] * 12), "among the run's classes (0, 1, 2"),
+    }
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["shape", "flat", "floats", "objects", "cut", "letter", "picture", "no picture", "alpha", "parquet", "text",
+     "nothing", "empty", "both", "columns", "label"],
+)  # fmt: skip
+def test_wrong_inputs_are_one_line_and_nothing_is_written(case: str, predict: Terminal, tmp_path: Path) -> None:
+    data, says = wrong_inputs(tmp_path)[case]
+    out, error = predict(data, "--out", str(tmp_path / "said.csv"), status=2)
+    assert out == ""
+    assert says in error
+    assert error.count("\n") == 1
+    assert "pickle" not in error
+    assert " object at 0x" not in error
+    assert not (tmp_path / "said.csv").exists()
+
+
+def test_columns_are_of_parquet_files(predict: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(np.zeros((8, 8), np.uint8)))
+    for option in ("--image-column", "--label-column"):
+        _, error = predict(tmp_path / "a.png", option, "digit", status=2)
+        assert "image_column and label_column are of Parquet files, got 'digit' with" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--client", "3"], "models (0, 1, 2), got "),
+        (["--client", "-1"], "models (0, 1, 2), got "),
+        (["--client", "one"], "got 'one'"),
+        (["--client", "1", "--device", "cuda:99"], "expected a device that is here"),
+        (["--client", "1", "--out", "absent/said.csv"], "cannot write"),
+    ],
+)
+def test_wrong_words(words: list[str], says: str, predict: Terminal, tmp_path: Path) -> None:
+    _, error = predict(table(tmp_path / "a.parquet"), *words, status=2)
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def copied(done: Run, tmp_path: Path) -> Path:
+    shutil.copytree(folder(done), tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_folders_that_hold_no_such_model(done: Run, tmp_path: Path) -> None:
+    run = copied(done, tmp_path)
+    weights, index = run / "models" / "client-001.safetensors", run / "models" / "index.json"
+    whole, listed = weights.read_bytes(), json.loads(index.read_text())
+    text = index.read_text()
+    index.write_text(text.replace("digits", "digitz", 1))
+    with pytest.raises(ConfigError, match=r"index\.json is damaged"):
+        prediction.load_model(run, 1)
+    index.write_text(text)
+    prediction.load_model(run, 1)
+    (run / "models" / "index.json.sha256").unlink()  # as of folders that older versions wrote
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ConfigError, match=r"client-001\.safetensors is damaged"):
+        prediction.load_model(run, 1)
+    weights.unlink()
+    with pytest.raises(ConfigError, match=r"cannot read .*client-001"):
+        prediction.load_model(run, 1)
+    weights.write_bytes(whole)
+    for key, value, says in (
+        ("architecture", "digits-cnn2x", "unknown model 'digits-cnn2x'; did you mean"),
+        ("architecture", "digits-cnn3", "does not fit the network as it is built now"),
+        ("classes", 7, "'head.bias' is \\(10,\\), not \\(7,\\)|'head.weight' is"),
+        ("method", "fedhg", "unknown method 'fedhg'; did you mean 'fedgh'"),
+        ("hyperparameters", {"header_lrr": 1}, "as this version writes it"),
+        ("prepare", None, "went through a function of your own"),
+        ("prepare", 3, "as this version writes it"),
+    ):
+        entries = {name: {**entry, key: value} for name, entry in listed.items()}
+        index.write_text(json.dumps(entries))
+        with pytest.raises(ConfigError, match=says) as caught:
+            prediction.load_model(run, 1)
+        assert "\n" not in str(caught.value)
+    old = {name: {k: entry[k] for k in ("architecture", "classes", "samples")} for name, entry in listed.items()}
+    for content, says in (
+        (json.dumps(old), "as this version writes it"),
+        ("{", "nothing readable"),
+        ("[1, 2]", "noth"),
+    ):
+        index.write_text(content)
+        with pytest.raises(ConfigError, match=says):
+            prediction.load_model(run, 1)
+    index.write_text(json.dumps({name: entry for name, entry in listed.items() if "001" not in name}))
+    with pytest.raises(ConfigError, match=r"whose model is in .*models \(0, 2\), got 1"):  # it never joined, say
+        prediction.load_model(run, 1)
+    (run / "result.json").unlink()
+    with pytest.raises(ConfigError, match=r"finished run, got .* holds no result\.json"):
+        prediction.load_model(run, 1)
+    with pytest.raises(ConfigError, match="which is no folder"):
+        prediction.load_model(tmp_path / "absent", 1)

@@ -1,0 +1,208 @@
+"""What is said of recipes' keys and of commands: complete, the same on the pages and in the schema for editors."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from polyfed.cli import app as cli
+from polyfed.cli import command_reference, completion
+from polyfed.config.schema import SECTIONS
+from polyfed.experiments import method_table, recipe_reference
+from polyfed.experiments.recipe_schema import to_schema
+from polyfed.registry import METHODS
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.toml"))
+SCHEMA = to_schema()
+
+
+def said(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert cli.status(words) == 0
+    return capsys.readouterr().out
+
+
+# the keys -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_key_is_described() -> None:
+    found = {section.name: section for section in recipe_reference.sections()}
+    assert set(SECTIONS) <= set(found)
+    for section in found.values():
+        assert section.about
+        for key in section.keys:
+            assert key.type
+            assert key.default
+            assert len(key.meaning) > 5, f"nothing is said of {section.name}.{key.name}"
+    for name, kind in SECTIONS.items():
+        assert [key.name for key in found[name].keys] == list(kind.model_fields)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_hyperparameter_is_described(name: str) -> None:
+    keys = recipe_reference.of_method(name).keys
+    assert [key.name for key in keys] == [one.name for one in method_table.list_hyperparameters(METHODS[name])]
+    assert all(key.meaning and key.type for key in keys)
+
+
+def test_a_section_a_method_and_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    out = said("recipe", "training", capsys=capsys)
+    assert out.startswith("[training]")
+    assert max(map(len, out.splitlines())) <= 100
+    assert "batch_size" in out
+    assert "kernel.rank" in said("recipe", "method.fedhenn", capsys=capsys)
+    assert json.loads(said("recipe", "training.lr", "--json", capsys=capsys)) == {
+        "training": [
+            {"name": "lr", "type": "number >= 0", "default": "0.01", "meaning": "learning rate of local training"}
+        ]
+    }
+    assert "rank" in said("recipe", "method.fedhenn.kernel.rank", capsys=capsys)
+    assert set(json.loads(said("recipe", "--json", capsys=capsys))) == set(completion.SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trainin"], "unknown section 'trainin'; did you mean 'training'?"),
+        (["training.lrr"], "unknown key 'training.lrr'; did you mean 'lr'?"),
+        (["method.fedhen"], "unknown method 'fedhen'; did you mean 'fedhenn'?"),
+        (["training", "--markdown"], "expected NAME and --json, --markdown or --json-schema, got several of them"),
+    ],
+)
+def test_what_is_not_there(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.status(["recipe", *words]) == 2
+    assert capsys.readouterr().err.splitlines() == [f"polyfed: {line}"]
+
+
+# the pages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("page", "made"),
+    [("recipe.md", recipe_reference.to_markdown), ("command-line.md", command_reference.to_markdown)],
+)
+def test_the_page_is_what_is_made(page: str, made: Callable[[], str]) -> None:
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    assert text == made().rstrip("\n") + "\n", "make it anew, as its first lines say"
+
+
+def test_the_page_of_commands_names_every_command_and_option() -> None:
+    text = command_reference.to_markdown()
+    top: Any = typer.main.get_command(cli.app)
+    commands = [*top.commands.items()]
+    for name, command in commands:
+        inner = getattr(command, "commands", None)
+        if inner is not None:
+            commands.extend((f"{name} {own}", one) for own, one in inner.items())
+            continue
+        _, _, section = text.partition(f"## polyfed {name}\n")
+        section = section.partition("\n## ")[0]
+        for parameter in command.params:
+            shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar.strip("[]")
+            assert f"{shown}" in section, f"{name}: {shown}"
+    assert "\\[" not in text
+
+
+# the schema for editors ---------------------------------------------------------------------------------------------
+
+
+def keys_of(table: dict[str, Any], place: str = "") -> dict[str, dict[str, Any]]:
+    """Dotted name -> rule, of a table's keys and those of its tables."""
+    found = {}
+    for name, rule in table["properties"].items():
+        if "properties" in rule and "description" not in rule:
+            found |= keys_of(rule, f"{place}{name}.")
+        else:
+            found[f"{place}{name}"] = rule
+    return found
+
+
+def test_the_schema_has_every_key_with_its_meaning() -> None:
+    for section in recipe_reference.sections():
+        if section.name in SECTIONS:
+            rules = keys_of(SCHEMA["properties"][section.name])
+            assert {key.name: key.meaning for key in section.keys} == {
+                name: rule["description"] for name, rule in rules.items()
+            }
+    for name in METHODS:
+        rules = keys_of(SCHEMA["definitions"][name])
+        assert {"name", "alone", *(key.name for key in recipe_reference.of_method(name).keys)} == set(rules)
+    assert '"null"' not in json.dumps(SCHEMA), "TOML has none"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_recipes_follow_the_schema(path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    checked = jsonschema.Draft7Validator(SCHEMA).iter_errors(tomllib.loads(path.read_text(encoding="utf-8")))
+    assert [error.message for error in checked] == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("data.num_clients", "ten"),
+        ("data.clients", 10),
+        ("training.lr", -1.0),
+        ("training.optimizer", "lbfgs"),
+        ("method.eta", 1.0),
+        ("method.kernel.rnk", 3),
+        ("method.kernel.rank", 0),
+        ("methods.fedgh.header_epoch", 3),
+        ("methods.mine.name", 3),
+        ("devices.custom.laptop.flop", 1e9),
+        ("devices.custom.mine.flops", 1e9),
+        ("presets.small.training.round", 3),
+        ("plugin.name", "mine:Mine"),
+    ],
+)
+def test_the_schema_refuses(place: str, value: object) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    recipe: dict[str, Any] = {
+        "data": {"dataset": "digits"},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "fedhenn", "kernel": {"rank": 4}},
+        "methods": {"mine": {"name": "fedgh", "header_epochs": 3}},
+    }
+    validator = jsonschema.Draft7Validator(SCHEMA)
+    validator.validate(recipe)
+    wrong = copy.deepcopy(recipe)
+    *tables, key = place.split(".")
+    table = wrong
+    for name in tables:
+        table = table.setdefault(name, {})
+    table[key] = value
+    assert list(validator.iter_errors(wrong)), "this is refused"
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(said("recipe", "--json-schema", capsys=capsys)) == SCHEMA
+
+
+# shell completion ---------------------------------------------------------------------------------------------------
+
+
+def test_completion_is_installed(tmp_path: Path) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("needs bash")
+    code = "from polyfed.cli.app import main; main(['--install-completion', 'bash'])"
+    env = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / ".bash_completions" / "polyfed.sh"
+    assert str(script) in (tmp_path / ".bashrc").read_text(encoding="utf-8")
+    checked = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr

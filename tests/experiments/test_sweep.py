@@ -1,0 +1,488 @@
+"""Sweeps: the grid, the choice by validation, Local beside it, what is refused, going on after a stop."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyfed
+from polyfed.cli import app as cli
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.experiments.sweep import Sweep, parse, sweep
+from polyfed.report.run_records import RunRecord
+from polyfed.report.sweep_figure import draw, tell_apart
+from polyfed.report.sweeps import SweepCell, build_table, to_csv, to_json, to_markdown, to_text
+from polyfed.results.schema import RoundRecord, RunResult
+
+RECIPE = """
+[data]
+dataset = "digits"
+num_clients = 2
+limit_train = 300
+max_train_per_client = 30
+max_test_per_client = 20
+
+[models]
+architectures = ["digits-cnn1", "digits-cnn2"]
+
+[method]
+name = "fedgh"
+header_epochs = 5
+
+[training]
+rounds = 2
+batch_size = 10
+lr = 0.1
+
+[methods.fedgh-round]
+name = "fedgh"
+header_batch = "round"
+"""
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unrendered: None) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(RECIPE)
+    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])  # a second, where it is not what is tested
+    return Path("tiny.toml")
+
+
+def run_of(folder: Path | str) -> dict[str, Any]:
+    """A run's last validation accuracy and its result."""
+    lines = [json.loads(line) for line in (Path(folder) / "rounds.jsonl").read_text().splitlines()]
+    return {"validation": lines[-1]["validation"], **json.loads((Path(folder) / "result.json").read_text())}
+
+
+def made(folder: Path | str) -> list[str]:
+    """The run folders."""
+    return sorted(str(path.parent.relative_to(folder)) for path in Path(folder).rglob("result.json"))
+
+
+# ---- what --set says ----
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("method.header_lr=0.01,0.1,1", "method.header_lr", [0.01, 0.1, 1]),
+        ("method.header_batch=lar,10", "method.header_batch", ["lar", 10]),
+        ("training.rounds=5", "training.rounds", [5]),
+        ("method.share = true , false", "method.share", [True, False]),
+        ("data.split='8:1:1',\"7:2:1\"", "data.split", ["8:1:1", "7:2:1"]),
+        ("models.architectures=['a','b']", "models.architectures", [["a", "b"]]),
+        ("models.architectures=['a'],['a','b,c']", "models.architectures", [["a"], ["a", "b,c"]]),
+        ('data.dataset="a,b",c', "data.dataset", ["a,b", "c"]),
+        (r'data.dataset="a\",b",c', "data.dataset", ['a",b', "c"]),
+        (r"data.root='a\','b'", "data.root", ["a\\", "b"]),
+        ("data.dataset=o'neil,b", "data.dataset", ["o'neil", "b"]),
+    ],
+)
+def test_commas_at_the_top_level_separate_values(text: str, key: str, values: list[Any]) -> None:
+    assert parse([text]) == {key: values}
+
+
+def test_the_last_of_two_settings_of_one_key_holds() -> None:
+    found = parse(["a.b=1,2", "a.c=3", "a.b=4,5,6"])
+    assert found == {"a.c": [3], "a.b": [4, 5, 6]}
+
+
+@pytest.mark.parametrize("text", ["a.b=1,,2", "a.b=,1", "a.b=1,"])
+def test_nothing_between_commas_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"expected values with commas between .*, got '{text}'"):
+        parse([text])
+
+
+@pytest.mark.parametrize("text", ["header_lr=1,2", "method.header_lr", "=1,2", "a..b=1,2"])
+def test_what_is_no_setting_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected --set SECTION\.KEY=VALUE"):
+        parse([text])
+
+
+# ---- the grid ----
+
+
+def test_all_combinations_are_run_with_local_beside_each_setting_that_is_not_the_methods(tiny: Path) -> None:
+    settings = {"training.lr": [0.1, 0.2], "method.header_lr": [0.0, 0.5], "training.rounds": 1}
+    done = sweep(tiny, settings, seeds=[1], out="grid")
+    cells = [f"lr={lr}_header_lr={header}" for lr in (0.1, 0.2) for header in (0, 0.5)]
+    wanted = [f"{name}/seed-1" for name in [*cells, "local_lr=0.1", "local_lr=0.2"]]
+    assert made("grid") == sorted(wanted)
+    for name in wanted:
+        stored = tomllib.loads((Path("grid") / name / "recipe.toml").read_text())
+        assert stored["training"]["rounds"] == 1
+        assert stored["training"]["lr"] == (0.1 if "lr=0.1" in name.partition("_header")[0] else 0.2)
+        if not name.startswith("local"):
+            assert stored["method"]["header_lr"] == (0.5 if "header_lr=0.5" in name else 0.0)
+            assert stored["method"]["header_epochs"] == 5  # the recipe's own hyperparameter
+    table = done.table
+    assert table is not None
+    assert [row.method for row in table.rows] == ["local"] * 2 + ["fedgh"] * 4
+    for row in table.rows[2:]:
+        header, lr = (row.settings[key] for key in ("method.header_lr", "training.lr"))
+        run, beside = run_of(f"grid/lr={lr}_header_lr={header:g}/seed-1"), run_of(f"grid/local_lr={lr}/seed-1")
+        assert (row.validation, row.accuracy) == (run["validation"], run["accuracy"])
+        assert row.difference == run["accuracy"] - beside["accuracy"]
+        assert (row.bytes_up, row.bytes_down) == (run["bytes_up"], run["bytes_down"])
+    best = max(table.rows[2:], key=lambda row: row.validation or 0)
+    assert done.chosen == best
+    assert {path.name for path in done.files} == {"sweep.md", "sweep.csv", "sweep.json"}
+
+
+def test_a_variant_of_the_recipe_and_methods_own_tables(tiny: Path) -> None:
+    settings = {"methods.fedgh-round.header_lr": [0.1, 1.0], "training.rounds": 1}
+    done = sweep(tiny, settings, method="fedgh-round", seeds=[3, 0], out="grid")
+    wanted = [f"{name}/seed-{seed}" for name in ("header_lr=0.1", "header_lr=1", "local") for seed in (0, 3)]
+    assert made("grid") == wanted
+    stored = tomllib.loads(Path("grid/header_lr=1/seed-0/recipe.toml").read_text())
+    assert (stored["method"]["header_batch"], stored["method"]["header_lr"]) == ("round", 1.0)
+    assert done.table is not None
+    assert done.table.is_complete.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
+    for row in done.table.rows:
+        runs = [run_of(run.path) for run in row.runs]
+        assert [run["seed"] for run in runs] == [0, 3] == list(row.seeds)
+        assert row.validation == pytest.approx((runs[0]["validation"] + runs[1]["validation"]) / 2)
+
+
+def test_local_itself_can_be_swept_and_has_nothing_beside_it(tiny: Path) -> None:
+    done = sweep(tiny, {"training.lr": [0.01, 0.2]}, method="local", out="grid")
+    assert made("grid") == ["lr=0.01/seed-0", "lr=0.2/seed-0"]
+    assert done.table is not None
+    assert [row.difference for row in done.table.rows] == [None, None]
+    assert "vs Local" not in str(done)
+
+
+def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
+    settings = {"data.split": ["6:2:2", "8:1:1"], "method.header_batch": ["lar", 3], "training.rounds": 1}
+    done = sweep(tiny, settings, out="grid")
+    assert done.table is not None
+    assert done.chosen is not None
+    words = shlex.split(done.table.is_complete)
+    assert words[::2] == ["--set"] * 3
+    again = polyfed.run(tiny, overrides=words[1::2])
+    run = run_of(done.chosen.runs[0].path)
+    assert again.result["accuracy_per_client"] == run["accuracy_per_client"]
+    assert f"chosen by validation: {done.table.is_complete}" in str(done)
+
+
+def test_values_that_are_no_folder_names(tiny: Path) -> None:
+    nets = [["digits-cnn1"], ["digits-cnn1", "digits-cnn2"]]
+    settings = {"models.architectures": nets, "data.split": ["6:2:2", "6:3:1"], "training.rounds": 1}
+    sweep(tiny, settings, out="grid")
+    slugs = {Path(name).parts[0] for name in made("grid")}
+    assert len(slugs) == 8  # Local four times too
+    assert all(set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789_=+-.") for slug in slugs)
+
+
+# ---- the choice ----
+
+
+def record(path: str, validation: float | None, accuracy: float, seed: int = 0, method: str = "fedgh") -> RunRecord:
+    """A finished run as a folder would tell it."""
+    result = {
+        "method": method, "dataset": "digits", "clients": 2, "rounds": 2, "seed": seed, "accuracy": accuracy,
+        "evaluation": {"stage": "personal", "test": "client", "weighting": "clients"}, "bytes_up": 10, "bytes_down": 20,
+        "accuracy_best_by_validation": accuracy, "seconds": 1.0,
+    }  # fmt: skip
+    rounds = [
+        {"round": 1, "evaluated": True, "validation": 0.99},
+        {"round": 2, "evaluated": True, "validation": validation},
+        {"round": 3, "evaluated": False, "validation": None},
+    ]
+    return RunRecord(Path(path), RunResult(**result), [RoundRecord(**line) for line in rounds])
+
+
+def cells(
+    values: Mapping[Any, tuple[float | None, float]], key: str = "method.header_lr", **options: Any
+) -> list[SweepCell]:
+    """A cell for each value, from its (validation, test) accuracy, all beside Local's 0.5."""
+    local = [record("local", 0.5, 0.5, method="local")]
+    grid = [
+        SweepCell({key: value}, [record(str(value), *pair)], beside=local, words=("--set", f"{key}={value}"))
+        for value, pair in values.items()
+    ]
+    return [SweepCell({}, local), *grid]
+
+
+def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
+    table = build_table(["method.header_lr"], cells({0.01: (0.60, 0.95), 0.1: (0.80, 0.40), 1.0: (0.70, 0.90)}))
+    assert table is not None
+    assert table.chosen is not None
+    assert table.chosen.settings == {"method.header_lr": 0.1}
+    assert (table.chosen.accuracy, table.chosen.difference) == (0.40, pytest.approx(-0.10))
+    assert [row.chosen for row in table.rows] == [False, False, True, False]
+    assert table.is_complete == "--set method.header_lr=0.1"
+    text = to_text(table)
+    assert [line.split()[1] for line in text.splitlines() if line.endswith(" yes")] == ["0.1"]
+    assert "| fedgh | 0.1 | 80.00 | 40.00 | 40.00 | -10.00 | 10 B | 20 B | 1.0 s | yes |" in to_markdown(table)
+    rows = list(csv.DictReader(to_csv(table).splitlines()))
+    assert [(row["method.header_lr"], row["chosen"]) for row in rows] == [
+        ("", "False"), ("0.01", "False"), ("0.1", "True"), ("1", "False"),
+    ]  # fmt: skip
+    stored = json.loads(to_json(table))
+    assert (stored["chosen"], stored["ready"]) == ({"method.header_lr": 0.1}, table.is_complete)
+    assert stored["rows"][2]["runs"] == [{"seed": 0, "path": "0.1", "validation": 0.8, "accuracy": 0.4}]
+
+
+def test_of_equals_the_first_is_chosen() -> None:
+    table = build_table(["method.header_lr"], cells({0.3: (0.7, 0.1), 0.1: (0.7, 0.9), 0.2: (0.7, 0.9)}))
+    assert table is not None
+    assert table.chosen is not None
+    assert table.chosen.settings == {"method.header_lr": 0.3}
+
+
+def test_local_is_never_chosen_nor_what_lacks_a_seed_or_a_validation_accuracy() -> None:
+    found = cells({1: (0.4, 0.9), 2: (0.3, 0.9), 3: (None, 0.9)})
+    incomplete = SweepCell({"method.header_lr": 4}, [record("4", 0.99, 0.99)], complete=False, words=("--set", "x"))
+    table = build_table(["method.header_lr"], [*found, incomplete])
+    assert table is not None
+    assert table.chosen is not None
+    assert table.chosen.settings == {"method.header_lr": 1}
+    assert "not to be chosen, as a seed is missing: header_lr=4" in table.notes
+    nothing = build_table(["method.header_lr"], [found[0], incomplete])
+    assert nothing is not None
+    assert nothing.chosen is None
+    assert "chosen by validation: none" in to_text(nothing)
+    assert build_table(["method.header_lr"], [SweepCell({}, []), SweepCell({}, [])]) is None
+
+
+def test_means_deviations_and_differences_are_over_seeds() -> None:
+    runs = [record("a", 0.6, 0.70, 0), record("b", 0.8, 0.60, 1)]
+    beside = [record("c", 0.1, 0.65, 1, "local"), record("d", 0.1, 0.50, 0, "local")]
+    table = build_table(["training.lr"], [SweepCell({"training.lr": 1}, runs, beside=beside, words=("x",))])
+    assert table is not None
+    (row,) = table.rows
+    assert (row.validation, row.accuracy) == (pytest.approx(0.7), pytest.approx(0.65))
+    assert (row.validation_std, row.accuracy_std) == (pytest.approx(0.02**0.5), pytest.approx(0.005**0.5))
+    assert (row.difference, row.difference_std) == (pytest.approx(0.075), pytest.approx(0.03125**0.5))
+    assert row.local == pytest.approx(0.575)
+
+
+# ---- the figure ----
+
+
+def shapes(table: Any, folder: Path) -> str:
+    """The figure as SVG."""
+    png, svg = draw(table, folder)
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    return svg.read_text()
+
+
+def test_a_line_against_the_number_with_a_place_for_zero(tmp_path: Path) -> None:
+    table = build_table(["method.header_lr"], cells({0.0: (0.6, 0.5), 0.001: (0.8, 0.4), 1.0: (0.7, 0.9)}))
+    text = shapes(table, tmp_path)
+    assert "validation " in text
+    assert "test " in text
+    assert text.count("chosen") >= 1
+
+
+def test_lines_for_a_second_key_and_no_figure_without_a_number(tmp_path: Path) -> None:
+    keys = ["method.header_batch", "method.header_lr"]
+    two = [
+        SweepCell({keys[0]: batch, keys[1]: lr}, [record(f"{batch}{lr}", 0.5, 0.5 + lr)], words=("x",))
+        for batch in ("lar", 10)
+        for lr in (0.1, 0.2)
+    ]
+    text = shapes(build_table(keys, two), tmp_path)
+    assert "validation header_batch=lar" in text
+    assert "test header_batch=10" in text
+    assert "local " not in text
+    beside = [replace(cell, beside=[record(f"local{n}", 0.5, 0.4 + n / 100)]) for n, cell in enumerate(two)]
+    text = shapes(build_table(keys, beside), tmp_path)
+    colors = [re.search(rf'<g id="local header_batch={b}">.*?stroke: (#\w+)', text, re.DOTALL) for b in ("lar", 10)]
+    assert len({color[1] for color in colors if color}) == 2  # each Local in the color of its line
+    words = build_table(["method.weighting"], cells({"none": (0.5, 0.5), "l2": (0.6, 0.6)}, "method.weighting"))
+    assert words is not None
+    assert draw(words, tmp_path) == []
+    flags = build_table(["method.share"], cells({True: (0.5, 0.5), False: (0.6, 0.6)}, "method.share"))
+    assert flags is not None
+    assert draw(flags, tmp_path) == []
+
+
+def test_labels_of_ticks_do_not_run_into_each_other() -> None:
+    assert tell_apart([1, 2, 3, 4], [1, 2, 3, 4]) == ["1", "2", "3", "4"]
+    assert tell_apart([0.001, 0.01, 0.1, 1e30], [-3, -2, -1, 30]) == ["0.001", "", "", "1e+30"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_wide_table_is_cut_with_the_settings_in_front_of_each_part(width: int) -> None:
+    keys = ["method.header_epochs", "training.batch_size"]
+    grid = [
+        SweepCell(
+            {keys[0]: a, keys[1]: b},
+            [record(f"{a}{b}{seed}", 0.5, 0.5, seed) for seed in (0, 1)],
+            beside=[record(f"local{seed}", 0.5, 0.4, seed) for seed in (0, 1)],
+            words=("x",),
+        )
+        for a in (1, 10)
+        for b in (16, 32)
+    ]
+    text = to_text(build_table(keys, grid), width)
+    assert max(map(len, text.splitlines())) <= width
+    blocks = [block for block in text.split("\n\n") if "---" in block]
+    assert all("header_epochs  batch_size" in block and block.count("fedgh") == 4 for block in blocks)
+    assert sum(block.count("validation") for block in blocks) == 1
+    assert sum(block.count("chosen") for block in blocks) == 1
+
+
+# ---- refused before anything is written ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "words"),
+    [
+        ({"method.header_lrr": [1, 2]}, {}, "unknown key 'method.header_lrr'; did you mean 'header_lr'?"),
+        ({"method.header_lr": [0.1, "fast"]}, {}, "method.header_lr: expected a number, got 'fast'"),
+        ({"method.header_lr": [0.1, -1]}, {}, "method.header_lr: expected at least 0, got -1"),
+        ({"method.header_lr": [0.1, {1}]}, {}, "expected values that a recipe can hold, got {1}"),
+        ({"method.header_lr": []}, {}, "method.header_lr: expected at least one value, got none"),
+        ({"method.header_lr": 0.1}, {}, "expected several values for at least one setting"),
+        ({}, {}, "expected several values for at least one setting"),
+        ({"run.seed": [0, 1]}, {}, "run.seed: expected a setting of the experiment; for seeds give --seeds"),
+        ({"run.seed": 3, "training.lr": [0.1, 1]}, {}, "run.seed: expected a setting of the experiment"),
+        ({"run.device": ["cpu", "cuda"]}, {}, "run.device: expected one value, as [run] is no part of the exp"),
+        ({"method.header_lr": [1, 1.0]}, {}, "got header_lr=1 and header_lr=1, which come to the same settings"),
+        ({"data.dirichlet_alpha": [0.1, 0.5]}, {}, "data: dirichlet_alpha = 0.1 does nothing beside partition = 'iid'"),
+        ({"data.split": ["8:1:1", "8:0:2"]}, {}, "expected validation rows (local, split=8:0:2, seed 0), got none"),
+        ({"training.lr": [0.1, 1]}, {"seeds": []}, "expected at least one seed, got none"),
+        ({"training.lr": [0.1, 1]}, {"method": "fedhg"}, "unknown method 'fedhg'; did you mean 'fedgh'?"),
+        ({"data.limit_train": [300, 2]}, {}, "expected at least one t"),
+        ({"models.feature_dim": [8, 0]}, {}, "models.feature_dim: expected at least 1, got 0"),
+        ({"training.lr": [0.1, 1]}, {"out": "tiny.toml"}, "expected a place for the run folder tiny.toml"),
+    ],
+)
+def test_one_clear_line_before_anything_is_written(
+    tiny: Path, settings: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        sweep(tiny, settings, **options)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert [path.name for path in Path().iterdir()] == ["tiny.toml"]
+
+
+def test_a_folder_with_other_settings_runs_is_refused(tiny: Path) -> None:
+    sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 2}, out="grid")
+    with pytest.raises(ConfigError, match=r"training.rounds was 2, now 1"):
+        sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": 1}, out="grid")
+    with pytest.raises(ConfigError, match=r"expected a folder for many runs, got grid.*, which holds a single one"):
+        sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid/local/seed-0")
+
+
+# ---- going on ----
+
+
+def test_more_rounds_go_on(tiny: Path) -> None:
+    for rounds in (1, 2):
+        done = sweep(tiny, {"method.header_lr": [0.1, 1.0], "training.rounds": rounds}, out="grid")
+        assert done.failures == {}
+    results = [json.loads(path.read_text()) for path in Path("grid").glob("*/seed-0/result.json")]
+    assert [result["rounds"] for result in results] == [2, 2, 2]
+
+
+def test_what_is_done_is_skipped_and_values_can_be_added(tiny: Path) -> None:
+    settings = {"method.header_lr": [0.1, 1.0], "training.rounds": 1}
+    sweep(tiny, settings, out="grid")
+    times = {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in made("grid")}
+    more = sweep(tiny, {**settings, "method.header_lr": [0.0, 0.1, 1.0]}, out="grid")
+    assert more.table is not None
+    assert [row.settings.get("method.header_lr") for row in more.table.rows] == [None, 0.0, 0.1, 1.0]
+    assert {name: (Path("grid") / name / "result.json").stat().st_mtime_ns for name in times} == times
+    sweep(tiny, settings, out="grid", force=True)
+    assert all((Path("grid") / name / "result.json").stat().st_mtime_ns > before for name, before in times.items())
+
+
+def test_it_goes_on_after_a_stop_and_ends_with_the_same_numbers(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"method.header_lr": [0.1, 1.0], "run.checkpoint_every": 1}
+    whole = sweep(tiny, settings, out="whole")
+    aggregate, calls = polyfed.methods.FedGH.aggregate, []
+
+    def stop(*arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:  # round 2 of the second value
+            raise KeyboardInterrupt
+        aggregate(*arguments)
+
+    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", stop)
+    with pytest.raises(RunInterrupted, match=r"header_lr=1, seed 0: interrupted in round 2.*the same command goes on"):
+        sweep(tiny, settings, out="stopped")
+    assert made("stopped") == ["header_lr=0.1/seed-0", "local/seed-0"]
+    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", aggregate)
+    after = sweep(tiny, settings, out="stopped")
+    assert numbers(after) == numbers(whole)
+
+
+def numbers(done: Sweep) -> list[Any]:
+    """A table's accuracies and its choice."""
+    assert done.table is not None
+    return [(row.settings, row.validation, row.accuracy, row.chosen) for row in done.table.rows]
+
+
+def test_a_failure_does_not_stop_the_others(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregate = polyfed.methods.FedGH.aggregate
+
+    def fail(self: Any, *arguments: Any) -> None:
+        if self.header_lr == 0.1:
+            raise ArithmeticError("no more numbers")
+        aggregate(self, *arguments)
+
+    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", fail)
+    done = sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid")
+    assert list(done.failures) == ["header_lr=0.1, seed 0"]
+    assert made("grid") == ["header_lr=1/seed-0", "local/seed-0"]
+    assert done.chosen is not None
+    assert done.chosen.settings == {"method.header_lr": 1.0}
+    assert any("header_lr=0.1, seed 0 failed" in note for note in done.table.notes)  # type: ignore[union-attr]
+    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", aggregate)
+    assert sweep(tiny, {"method.header_lr": [0.1, 1.0]}, out="grid").failures == {}
+
+
+# ---- the command ----
+
+
+def test_the_command(tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfed.experiments.sweep.draw", draw)
+    words = ["sweep", "tiny.toml", "--set", "method.header_lr=0,1", "--set", "training.rounds=1"]
+    assert cli.status([*words, "--quiet"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "chosen by validation: --set method.header_lr=" in said.out
+    assert all(f"wrote runs/tiny-sweep/sweep.{form}" in said.out for form in ("md", "csv", "json", "png", "svg"))
+    monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])
+    assert cli.status(words) == 0
+    assert capsys.readouterr().err.count("already done") == 3
+    assert cli.status(["sweep", "tiny.toml"]) == 2
+    assert "expected several values" in capsys.readouterr().err
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("no more numbers")
+
+    monkeypatch.setattr(polyfed.methods.FedGH, "aggregate", fail)
+    assert cli.status([*words, "--seeds", "1", "-q"]) == 1
+    assert capsys.readouterr().err.count("failed: server, round 1") == 2
+
+
+def test_what_has_learnt_nothing_is_not_chosen() -> None:
+    local, good, lost = cells({1: (0.4, 0.4), 2: (0.9, 0.9)})
+    (run,) = lost.runs
+    result = run.result.model_copy(update={"nothing_learnt": "nothing was learnt: why"})
+    run = dataclasses.replace(run, stored=result)
+    table = build_table(["method.header_lr"], [local, good, dataclasses.replace(lost, runs=[run])])
+    assert table is not None
+    assert table.chosen is not None
+    assert table.chosen.settings == {"method.header_lr": 1}
+    assert "not to be chosen, header_lr=2: nothing was learnt: why" in table.notes
+    assert [line.endswith("nothing learnt") for line in to_text(table).splitlines() if line.startswith("fedgh  ")] == [
+        False,
+        True,
+    ]

@@ -1,0 +1,260 @@
+"""The diagonal Fisher information and the length of an update, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from polyfed.core import inference
+from polyfed.core.client import to_float
+from polyfed.functional.drift import bound_gap_penalty, clip_and_noise
+from polyfed.functional.fisher import fisher_diagonal, min_max_normalize
+
+
+def data(n: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g)
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(4, 3)
+
+
+def by_hand(model: nn.Linear, x: torch.Tensor, y: torch.Tensor) -> dict[str, np.ndarray]:
+    """Sum over samples of ((p - e_y) x^T)^2."""
+    w, b, inputs = (t.detach().double().numpy() for t in (model.weight, model.bias, x))
+    logits = inputs @ w.T + b
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    d = p / p.sum(1, keepdims=True) - np.eye(3)[y.numpy()]
+    return {"weight": np.einsum("nc,nd->cd", d**2, inputs**2), "bias": (d**2).sum(0)}
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_linear_model_by_hand(count: int) -> None:
+    model, (x, y) = linear(), data(count)
+    found, expected = fisher_diagonal(model, x, y), by_hand(model, x, y)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-7)
+    if count > 1:  # the square of the sum is something else
+        loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+        (summed,) = torch.autograd.grad(loss, model.weight)
+        assert not np.allclose(summed.square(), expected["weight"], rtol=0.05)
+
+
+def test_all_rows_in_whatever_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = linear(), data(11)
+    whole = inference.fisher_information(model, x, y, to_float)
+    np.testing.assert_allclose(whole["weight"], by_hand(model, x, y)["weight"] / 11, rtol=1e-4, atol=1e-7)
+    for rows in (1, 3, 5):
+        monkeypatch.setattr(inference, "BACKWARD_ROWS", rows)
+        for name, value in inference.fisher_information(model, x, y, to_float).items():
+            torch.testing.assert_close(value, whole[name])
+
+
+class Recurrent(nn.Module):
+    """Reads four numbers one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.LSTM(1, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.cell(x[:, :, None])[0][:, -1])
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("build", [network, Recurrent])
+def test_sample_by_sample_in_eval_mode_and_nothing_else_changes(build: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = build().train(), data()
+    next(model.parameters()).requires_grad_(build is Recurrent)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    found = fisher_diagonal(model, x, y)
+    assert model.training
+    assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
+    model.eval()
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert found.keys() == parameters.keys()
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for i in range(len(x)):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        for name, g in zip(total, torch.autograd.grad(loss, list(parameters.values())), strict=True):
+            total[name] += g.square()
+    for name, value in total.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
+
+
+def sample_by_sample(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    """One plain backward pass for each sample."""
+    parameters = {name: p for name, p in model.eval().named_parameters() if p.requires_grad}
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for i in range(len(x)):
+        loss = nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
+        grads = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+        for name, g in zip(total, grads, strict=True):
+            total[name] += 0 if g is None else g.square()
+    return total
+
+
+class Stack(nn.Module):
+    """Convolutions of all kinds, BatchNorm with statistics, a residual, ReLU in place, a linear layer on sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, stride=2, padding=1)
+        self.bn, self.plain = nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False)
+        self.grouped = nn.Conv2d(4, 4, 3, padding=2, dilation=2, groups=2, bias=False)
+        self.tokens, self.relu, self.out = nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 3)
+        for bn in (self.bn, self.plain):
+            bn.running_mean.normal_()
+            bn.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.bn(self.conv(x)))
+        x = self.relu(self.plain(self.grouped(x)) + x)
+        return self.out(self.relu(self.tokens(x.flatten(2).mT)).mean(1))
+
+
+class Tied(nn.Module):
+    """Uses a layer twice, or two layers with one weight, or a layer on rows that are no samples."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.a, self.b, self.out = kind, nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        if kind == "weight":
+            self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "rows":
+            return self.out(self.a(x[:, None].repeat(1, 2, 1).flatten(0, 1)).tanh().reshape(len(x), 2, 4).mean(1))
+        if self.kind == "turned":  # tokens first, and as many of them as samples
+            return self.out((self.a(x.repeat(7, 1, 1)).tanh() * torch.arange(7)[:, None, None]).mean(0))
+        return self.out((self.a if self.kind == "twice" else self.b)(self.a(x).tanh()))
+
+
+@pytest.mark.parametrize("kind", ["stack", "frozen", "twice", "weight", "rows", "turned"])
+def test_layers_are_taken_together_only_where_that_is_the_same(kind: str) -> None:
+    torch.manual_seed(0)
+    images, (x, y) = kind in ("stack", "frozen"), data()
+    model: nn.Module = Stack() if images else Tied(kind)
+    if kind == "frozen":
+        model.conv.weight.requires_grad_(False)  # type: ignore[union-attr]
+    x = torch.randn(7, 2, 6, 6) if images else x
+    found, expected = fisher_diagonal(model, x, y), sample_by_sample(model, x, y)
+    assert [*found] == [*expected]
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)
+    assert not any(layer._forward_hooks for layer in model.modules())
+
+
+def test_known_layers_take_one_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, plain = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **options: calls.append(1) or plain(*args, **options))
+    fisher_diagonal(Stack(), torch.randn(7, 2, 6, 6), data()[1])
+    assert len(calls) == 1
+    fisher_diagonal(Tied("twice"), *data())
+    assert len(calls) == 1 + 7
+
+
+def test_a_constant_tensor_has_the_range_0() -> None:
+    t = torch.tensor([[0.3, -1.0], [2.0, 0.0]])
+    np.testing.assert_allclose(min_max_normalize(t), (t.numpy() + 1) / 3, atol=1e-7)
+    assert min_max_normalize(torch.full((3,), 2.5)).tolist() == [0, 0, 0]
+    assert min_max_normalize(torch.zeros(0)).shape == (0,)
+
+
+PLACES = {"a": torch.tensor([[0.5, -2.0], [1.0, 0.1]]), "b": torch.tensor([0.4, -0.3])}
+ORIGIN = {"a": torch.tensor([[0.1, -1.0], [2.0, 0.1]]), "b": torch.tensor([0.4, -0.3]), "c": torch.ones(1)}
+
+
+def test_lengths_by_hand() -> None:
+    gaps = [PLACES[n].double().numpy() - ORIGIN[n].double().numpy() for n in PLACES]
+    assert {np.sign(g) for g in np.concatenate([g.ravel() for g in gaps])} == {-1.0, 0.0, 1.0}
+    norms = [np.linalg.norm(g) for g in gaps]
+    whole = np.sqrt(sum(n**2 for n in norms))
+    for bound in (0.3, 9.0):
+        assert float(bound_gap_penalty(PLACES, ORIGIN, bound)) == pytest.approx((whole - bound) ** 2, rel=1e-5)
+
+
+def test_where_nothing_has_moved_there_is_no_gradient() -> None:
+    here = {name: ORIGIN[name].clone().requires_grad_() for name in PLACES}
+    for g in torch.autograd.grad(bound_gap_penalty(here, ORIGIN, 0.5), list(here.values())):
+        assert not g.any()
+
+
+@pytest.mark.parametrize("bound", [0.5, 100.0])
+def test_an_update_is_shortened_to_the_bound(bound: float) -> None:
+    update = {name: PLACES[name] * 3 for name in PLACES}
+    norm = float(torch.cat([t.flatten() for t in update.values()]).norm())
+    found = clip_and_noise(update, bound, 0.0, torch.Generator())
+    for name, t in update.items():
+        torch.testing.assert_close(found[name], t * min(1.0, bound / norm))
+
+
+def test_noise_is_added_to_what_was_shortened() -> None:
+    update = {"a": torch.full((200, 200), 5.0), "b": torch.zeros(3)}
+    calm = clip_and_noise(update, 1.0, 0.0, torch.Generator())
+    found = clip_and_noise(update, 1.0, 0.3, torch.Generator().manual_seed(0))
+    added = found["a"] - calm["a"]
+    assert float(added.std()) == pytest.approx(0.3, rel=0.02)
+    assert abs(float(added.mean())) < 0.01
+    assert found["b"].all()
+
+
+def test_noise_is_drawn_by_the_generator_that_is_given() -> None:
+    update = {"a": torch.zeros(50), "b": torch.zeros(3)}
+
+    def found(seed: int) -> torch.Tensor:
+        torch.rand(5)  # the global generator moves on and has no say
+        return clip_and_noise(update, 1.0, 0.3, torch.Generator().manual_seed(seed))["a"]
+
+    assert torch.equal(found(1), found(1))
+    assert not torch.equal(found(1), found(2))
+
+
+class Odd(nn.Module):
+    """Layers whose products are not plain ones, one that leads nowhere, and statistics that are nearly 0."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        padding: Any = {"same": "same", "circular": 1}.get(kind, 0)
+        mode = "circular" if kind == "circular" else "zeros"
+        self.kind = kind
+        self.conv = nn.Conv2d(2, 3, 3, padding=padding, padding_mode=mode)
+        self.unused, self.bn, self.out = nn.Linear(3, 2), nn.BatchNorm1d(3), nn.Linear(3, 3)
+        if kind == "still":
+            self.bn.running_var.fill_(2e-5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.conv(x).mean(dim=(2, 3))
+        if self.kind == "unused":
+            self.unused(z)
+        return self.out(self.bn(1e-2 * z))
+
+
+@pytest.mark.parametrize("kind", ["same", "circular", "unused", "still"])
+def test_layers_out_of_the_ordinary(kind: str) -> None:
+    torch.manual_seed(0)
+    model, x, y = Odd(kind), torch.randn(7, 2, 6, 6), data()[1]
+    found, expected = fisher_diagonal(model, x, y), sample_by_sample(model, x, y)
+    assert [*found] == [*expected]
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("tokens", [2, 7])
+def test_sequences_of_as_many_tokens_as_there_are_samples(tokens: int) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(7, tokens, 4), data()[1]
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Flatten(), nn.Linear(5 * tokens, 3))
+    found, expected = fisher_diagonal(model, x, y), sample_by_sample(model, x, y)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-7)

@@ -1,0 +1,62 @@
+"""What the tests of methods with sub-models share: the toys' networks at other widths, and a watcher of training."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.method import Method
+from polyfed.engine.executors.base import JobResult
+from polyfed.engine.federation import Federation
+from tests.helpers.toys import Round, Watch, federation, net
+
+NARROW = {"a": (6, 5), "b": (3, 3), "c": (2, 2), "d": (1, 1), "e": (1, 1)}  # width, features: halves rounded up
+
+
+def small(kind: str, letter: str) -> nn.Module:
+    """The toys' "shallow" or "bn", made narrow from the start."""
+    width, features = NARROW[letter]
+    return net(width=width, features=features, batchnorm=kind == "bn")
+
+
+def prefix(tensor: Tensor, like: Tensor) -> Tensor:
+    """The first entries in every dimension."""
+    for dim, size in enumerate(like.shape):
+        tensor = tensor.narrow(dim, 0, size)
+    return tensor
+
+
+def order_of(member: Client, number: int, seed: int = 0, round: int = 1) -> Tensor:
+    """The order in which a client walks through its data."""
+    at = copy.copy(member)
+    at.id, at.seed, at.round, at.exchange = number, seed, round, "train"
+    return torch.randperm(member.n, generator=at.generator("batches"))
+
+
+class TrainingWatch(Watch):
+    """Keeps what happens in training; what is lost is lost in every passage."""
+
+    def run(self, jobs: Any, done: Any) -> list[JobResult]:
+        if not jobs or jobs[0].exchange.trains:
+            return super().run(jobs, done)
+        outcomes, round = self.inner.run(jobs, done), self.federation.server.round
+        lost = [self.lose is not None and self.lose(round, o.client_id) for o in outcomes]
+        return [dataclasses.replace(o, refused="lost") if gone else o for o, gone in zip(outcomes, lost, strict=True)]
+
+
+def watched(method: Method, members: Sequence[Client], *args: Any, **kwargs: Any) -> tuple[Federation, Watch]:
+    """A federation and such a watcher."""
+    return federation(method, members, *args, watch=TrainingWatch, **kwargs)
+
+
+def rounds(*args: Any, **kwargs: Any) -> list[Round]:
+    """Run such a federation."""
+    fed, watch = watched(*args, **kwargs)
+    fed.run()
+    return watch.rounds

@@ -1,0 +1,243 @@
+"""Channel plans, read off networks; and what they make of the networks of the zoo."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from polyfed.errors import ConfigError
+from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, first_channels, slice_channels
+from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
+from polyfed.models import build
+from polyfed.models.adapt import split
+from polyfed.models.resnet import BasicBlock, PreActBottleneck
+from polyfed.registry import MODELS
+from tests.helpers.quick import others_slow
+
+RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
+
+
+def narrowed(module: nn.Module, rate: float) -> nn.Module:
+    plan = channel_plan(module)
+    return narrow_model(copy.deepcopy(module), plan.kept(lambda size: first_channels(size, rate)))
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_a_cnn_and_an_mlp_have_one_group_per_hidden_layer():
+    plan = channel_plan(build("digits-cnn5", (1, 8, 8), 10))
+    assert list(plan.sizes.values()) == [16, 32, 64, 64]
+    assert plan.axes["extractor.conv1.weight"] == (Axis(2), Axis(WHOLE), Axis(WHOLE), Axis(WHOLE))
+    assert plan.axes["intermediate.conv2.weight"][:2] == (Axis(3), Axis(2))
+    assert plan.axes["intermediate.fc1.weight"] == (Axis(5), Axis(4, repeat=4))  # 2 x 2 pixels a channel
+    assert plan.axes["head.weight"] == (Axis(OUTPUT), Axis(5))
+    assert plan.axes["head.bias"] == (Axis(OUTPUT),)
+    mlp = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+    assert channel_plan(mlp).axes["1.weight"] == (Axis(2), Axis(WHOLE))
+    assert channel_plan(mlp).axes["5.weight"] == (Axis(OUTPUT), Axis(3))
+
+
+def test_a_residual_stream_is_one_group():
+    plan = channel_plan(build("resnet14", (3, 32, 32), 10))
+    stream = plan.axes["extractor.conv1.weight"][0]
+    for name in ("extractor.bn1.weight", "extractor.bn1.running_var", "intermediate.stage1.0.conv2.weight"):
+        assert plan.axes[name][0] == stream
+    third = plan.axes["intermediate.stage3.0.shortcut.conv.weight"]
+    for name in ("stage3.0.conv2.weight", "stage3.0.bn2.bias", "stage3.0.shortcut.bn.weight", "stage3.1.conv2.weight"):
+        assert plan.axes[f"intermediate.{name}"][0] == third[0]
+    assert plan.axes["intermediate.stage3.1.conv1.weight"][1] == third[0]
+    assert third[1] == plan.axes["intermediate.stage2.0.conv2.weight"][0]
+    inner = [plan.axes[f"intermediate.stage3.{i}.conv1.weight"][0] for i in (0, 1)]
+    assert len({*inner, third[0], third[1]}) == 4
+    assert len(plan.sizes) == 4 + 6  # streams, insides of blocks
+
+
+def test_a_shortcut_of_a_preactivation_takes_what_the_first_norm_takes():
+    plan = channel_plan(nn.Sequential(nn.Conv2d(3, 8, 3), PreActBottleneck(8, 4, 2), PreActBottleneck(16, 4, 1)))
+    assert plan.axes["1.shortcut.weight"][1] == plan.axes["1.bn1.weight"][0] == plan.axes["0.weight"][0]
+    assert plan.axes["1.shortcut.weight"][0].group == OUTPUT  # what leaves the network is never cut
+    assert plan.axes["2.conv3.weight"][0].group == OUTPUT
+
+
+class Both(nn.Module):
+    """A stream that begins with the input cannot be cut; what is inside can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.out = nn.Conv2d(3, 5, 3, padding=1), nn.Conv2d(5, 3, 3, padding=1), nn.Linear(48, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.two(self.one(x).relu()) * 0.5
+        return self.out(x.view(x.size(0), -1))
+
+
+def test_what_is_added_to_the_input_stays_whole():
+    plan = channel_plan(Both())
+    assert plan.sizes == {2: 5}
+    assert plan.axes["two.weight"][:2] == (Axis(WHOLE), Axis(2))
+    assert plan.axes["out.weight"] == (Axis(OUTPUT), Axis(WHOLE))
+
+
+ZOO = [n for n in MODELS if "152" not in n and not n.startswith(("resnet2", "resnet14", "vit", "fedhenn-lstm"))]
+
+
+@pytest.mark.parametrize("name", others_slow(ZOO, quick=("digits-cnn3", "fedgh-cnn1", "resnet10-cifar")))
+def test_all_of_the_zoo_is_cut(name):
+    shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
+    model = build(name, shape, 10).eval()
+    x, before = torch.randn(2, *shape), copy.deepcopy(model)
+    plan, small = channel_plan(model), narrowed(model, 0.25)
+    assert all(torch.equal(t, model.state_dict()[n]) for n, t in before.state_dict().items())
+    expected = slice_channels(plan, dict(model.named_parameters()), plan.kept(lambda size: first_channels(size, 0.25)))
+    assert {n: p.shape for n, p in small.named_parameters()} == {n: t.shape for n, t in expected.items()}
+    assert small(x).shape == (2, 10)
+    assert small.feature_dim == small.head.in_features < model.feature_dim
+    assert torch.equal(narrowed(model, 1.0)(x), model(x))
+
+
+def test_a_narrow_resnet_is_the_resnet_of_that_width():
+    """Built by hand at width 16, the sub-model of rate 1/4 has its shapes, and gives the same with its weights."""
+
+    def stage(c_in: int, c_out: int, stride: int) -> nn.Sequential:
+        return nn.Sequential(BasicBlock(c_in, c_out, stride))
+
+    widths = (16, 32, 64, 128)
+    stem = OrderedDict(conv1=nn.Conv2d(3, 16, 7, 2, padding=3, bias=False), bn1=nn.BatchNorm2d(16), relu=nn.ReLU())
+    stem["pool"] = nn.MaxPool2d(3, stride=2, padding=1)
+    stages = [stage(16 if i == 0 else widths[i - 1], w, 1 if i == 0 else 2) for i, w in enumerate(widths)]
+    body = OrderedDict((f"stage{i}", s) for i, s in enumerate(stages, 1))
+    hand = nn.ModuleDict({"extractor": nn.Sequential(stem), "intermediate": nn.Sequential(body)})
+    small = narrowed(build("resnet10", (3, 32, 32), 10), 0.25).eval()
+    own = {n: t for n, t in small.state_dict().items() if not n.startswith("head")}
+    hand.load_state_dict(own)  # strict: the same names and shapes
+    hand.eval()
+    x = torch.randn(2, 3, 32, 32)
+    z = hand["intermediate"](hand["extractor"](x)).mean((2, 3))
+    assert torch.allclose(small(x), F.linear(z, small.head.weight, small.head.bias), atol=1e-5)
+
+
+def test_a_narrow_network_depends_on_the_prefix_only():
+    model = build("resnet10", (3, 32, 32), 10).eval()
+    other = copy.deepcopy(model)
+    plan = channel_plan(model)
+    inside = plan.kept(lambda size: first_channels(size, 0.5))
+    with torch.no_grad():
+        for name, p in other.named_parameters():
+            small = slice_channels(plan, {name: p}, inside)[name]
+            if small.shape != p.shape:
+                p.view(-1)[:] = 0.123
+                p.copy_(
+                    _put(plan.axes[name], p, slice_channels(plan, dict(model.named_parameters()), inside)[name], inside)
+                )
+    x = torch.randn(2, 3, 32, 32)
+    assert not torch.equal(model(x), other(x))
+    assert torch.equal(narrowed(model, 0.5)(x), narrowed(other, 0.5)(x))
+
+
+def _put(axes, whole, small, kept):
+    out = whole.clone()
+    index = [kept[a.group] if a.group in kept else torch.arange(n) for a, n in zip(axes, whole.shape, strict=True)]
+    out[torch.meshgrid(*index, indexing="ij")] = small
+    return out
+
+
+def test_resnet152_has_the_counts_of_heterofl():
+    with torch.device("meta"):  # no memory
+        model = build("resnet152-preact-1000", (3, 32, 32), 10)
+    plan, weights = channel_plan(model), dict(model.named_parameters())
+    cuts = [
+        slice_channels(plan, weights, plan.kept(lambda size, rate=rate: first_channels(size, rate))) for rate in RATES
+    ]
+    found = [sum(t.numel() for t in cut.values()) for cut in cuts]
+    assert found == [60_177_448, 15_593_480, 4_173_304, 1_181_168, 364_588]
+    assert sum(found) / 5 == 16_297_997.6
+    assert count(narrow_model(model, plan.kept(lambda size: first_channels(size, RATES[-1])))) == found[-1]
+
+
+def test_a_wrapped_module_is_cut_too():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn, self.fc = nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(torch.flatten(F.adaptive_avg_pool2d(F.relu(self.bn(self.conv1(x))), 1), 1))
+
+    model = split(Net(), head="fc", extractor="bn")
+    small = narrowed(model, 0.5)
+    assert small.original.conv1.out_channels == small.original.bn.num_features == small.original.fc.in_features == 3
+    assert small(torch.randn(2, 1, 6, 6)).shape == (2, 3)
+
+
+class Forward(nn.Module):
+    """Some layers, and any function of them as forward."""
+
+    def __init__(self, forward, **layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward(self, x)
+
+
+CONV = {"conv": nn.Conv2d(1, 4, 3), "fc": nn.Linear(4, 2)}
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)), "'1' is a GroupNorm"),
+        (nn.Sequential(nn.Conv2d(4, 8, 3, groups=2)), "'0' is a convolution in groups"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 3)), "'1' is a linear layer on channels that are not flatt"),
+        (nn.Sequential(nn.Linear(4, 6), nn.Flatten(), nn.Linear(24, 3)), "'2' takes 24 channels where 6 come"),
+        (nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Softmax(1)), "'2' is a Softmax"),
+        (Forward(lambda m, x: m.fc(torch.cat([m.conv(x), m.conv(x)], 1).flatten(1)), **CONV), "'conv.weight' is used"),
+        (Forward(lambda m, x: m.fc(torch.cat([m.conv(x), x], 1).flatten(1)), **CONV), "what 'cat' does to channels"),
+        (Forward(lambda m, x: m.fc(m.conv(x).view(-1, 4)), **CONV), "what 'view' does to channels"),
+        (Forward(lambda m, x: m.fc(m.conv(x if x.sum() > 0 else -x).flatten(1)), **CONV), "cannot be recorded"),
+        (
+            Forward(lambda m, x: m.a(x) + m.b(x), a=nn.Conv2d(1, 4, 3), b=nn.Conv2d(1, 2, 3)),
+            "'add' adds 4 channels to 2",
+        ),
+        (Forward(lambda m, x: m.fc(x) * m.fc.weight.sum(), fc=nn.Linear(4, 2)), "'fc.weight' is used outside a layer"),
+        (Forward(lambda m, x: {"a": m.fc(x)}, fc=nn.Linear(4, 2)), "it returns something else than a tensor"),
+        (Forward(lambda m, x: (m.fc(x), 1), fc=nn.Linear(4, 2)), "it returns something else than a tensor"),
+    ],
+)
+def test_what_cannot_be_cut_is_said_in_one_line(module, why):
+    with pytest.raises(ConfigError, match=f"cannot be cut to narrower networks: .*{why}") as caught:
+        channel_plan(module)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_that_leaves_a_network_stays_whole():
+    layers = {"conv": nn.Conv2d(1, 4, 3), "early": nn.Linear(4, 2), "fc": nn.Linear(4, 2)}
+    plan = channel_plan(Forward(lambda m, x: (m.early(z := m.conv(x).mean((2, 3))), m.fc(z)), **layers))
+    assert plan.sizes == {2: 4}
+    assert plan.axes["early.weight"] == plan.axes["fc.weight"] == (Axis(OUTPUT), Axis(2))
+    assert channel_plan(Forward(lambda m, x: [m.conv(x), x], conv=nn.Conv2d(1, 4, 3))).sizes == {}
+
+
+def test_shared_parameters_are_refused():
+    layer = nn.Linear(4, 4)
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[0].weight = tied[1].weight = layer.weight
+    with pytest.raises(ConfigError, match="two of its layers share a parameter"):
+        channel_plan(tied)
+
+
+def test_modes_and_hooks_are_left_alone():
+    model = build("resnet10", (3, 32, 32), 10)
+    model.extractor.eval()
+    flags = [m.training for m in model.modules()]
+    channel_plan(model)
+    assert [m.training for m in model.modules()] == flags

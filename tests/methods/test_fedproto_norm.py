@@ -1,0 +1,121 @@
+"""ProtoNorm, an option of FedProto: prototypes pushed apart on the sphere and sent at one length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.core.client import Client
+from polyfed.core.message import nbytes
+from polyfed.core.settings import Evaluation
+from polyfed.errors import ConfigError
+from polyfed.methods import FedProto, Local
+from tests.helpers.table3 import second_round
+from tests.helpers.toys import CLASSES, federation, moved, rounds, same, samples, worker
+
+MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
+SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
+NORMED = FedProto(weighting="uniform", spread_steps=20, scale=3.0)
+
+
+def members(classes: tuple[tuple[int, ...], ...] = SOME, test: int = 0) -> list[Client]:
+    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
+    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
+
+
+def by_hand(rows: np.ndarray, steps: int, scale: float) -> np.ndarray:
+    """Pair by pair: momentum 0.9, steps of 0.1 that shrink by 0.95 after the first of every ten."""
+    p = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    v, lr = np.zeros_like(p), 0.1
+    for step in range(steps):
+        gaps = p[:, None] - p[None]
+        squared = (gaps**2).sum(2) + np.eye(len(p))
+        v = 0.9 * v + lr * (gaps / squared[..., None]).sum(1)
+        p = (p + v) / np.linalg.norm(p + v, axis=1, keepdims=True)
+        lr *= 0.95 if step % 10 == 0 else 1
+    found: np.ndarray = scale * p
+    return found
+
+
+def sent_down(round_down: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
+    """All prototypes of a message by class."""
+    parts = [round_down, *([round_down["others"]] if "others" in round_down else [])]
+    return {int(c): row for m in parts for c, row in zip(m["labels"], m["prototypes"].double().numpy(), strict=True)}
+
+
+def test_the_means_are_averaged_spread_and_lengthened() -> None:
+    first, second = rounds(NORMED, members())
+    means = {
+        c: np.mean(
+            [
+                m["prototypes"][m["labels"].tolist().index(c)].double().numpy()
+                for m in first.up.values()
+                if c in m["labels"]
+            ],
+            axis=0,
+        )
+        for c in range(CLASSES)
+    }
+    averaged = np.stack([means[c] for c in range(CLASSES)])
+    np.testing.assert_allclose(first.after["prototypes"].numpy(), averaged, atol=1e-6)
+    expected = by_hand(averaged, 20, 3.0)
+    for i in range(4):
+        down = sent_down(second.down[i])
+        np.testing.assert_allclose(np.stack([down[c] for c in range(CLASSES)]), expected, atol=1e-5)
+    assert np.linalg.norm(expected, axis=1) == pytest.approx(3.0)
+
+
+def test_without_steps_it_is_fedproto_bit_for_bit() -> None:
+    plain, other = (rounds(FedProto(**given), members()) for given in ({}, {"spread_steps": 20, "scale": 3.0}))
+    assert "spread" not in plain[-1].after
+    assert same(plain[0].trained[0], other[0].trained[0])  # before there are prototypes
+    assert moved(dict(plain[1].trained[0]), dict(other[1].trained[0])) > 1e-3
+    off, local = (rounds(m, members())[-1] for m in (FedProto(prototype_weight=0.0, spread_steps=20), Local()))
+    assert all(same(off.weights[i] or {}, local.weights[i] or {}) for i in range(4))
+
+
+def test_a_class_that_nobody_sends_keeps_its_mean_and_is_spread_with_the_others() -> None:
+    first, second = rounds(NORMED, members(), lose=lambda round, i: round == 2 and i in (0, 2))
+    assert torch.equal(first.after["prototypes"][0], second.after["prototypes"][0])
+    rows = second.after["prototypes"].double().numpy()
+    np.testing.assert_allclose(second.after["spread"].numpy(), by_hand(rows, 20, 3.0), atol=1e-5)
+    assert not torch.equal(first.after["spread"][0], second.after["spread"][0])
+
+
+def test_many_steps_bring_three_classes_to_120_degrees() -> None:
+    (round,) = rounds(FedProto(spread_steps=500, scale=2.0), members(), rounds=1)
+    p = round.after["spread"].double()
+    assert ((p @ p.T) / 4).numpy() == pytest.approx(1.5 * np.eye(3) - 0.5, abs=1e-3)
+
+
+def test_the_length_does_not_show_in_the_prediction() -> None:
+    """Among prototypes of one length the nearest one is that of the largest cosine."""
+    stages = Evaluation(extra_stages=["received"])
+    found = {}
+    for scale in (0.5, 50.0):
+        method = FedProto(prototype_weight=0.0, spread_steps=20, scale=scale)
+        found[scale] = rounds(method, members(test=40), evaluation=stages)[-1].record["accuracy_per_client"]
+    assert found[0.5] == found[50.0]
+
+
+def test_the_client_is_drawn_to_what_it_was_sent() -> None:
+    people = members()
+    _, second = rounds(NORMED, people)
+    fed, _ = federation(NORMED, people)
+    at = worker(fed, 2)
+    context = NORMED.receive(at, second.down[2])
+    down = sent_down(second.down[2])
+    np.testing.assert_allclose(context["prototypes"].numpy(), np.stack([down[c] for c in range(3)]), atol=1e-6)
+
+
+def test_no_byte_more_is_sent() -> None:
+    plain, normed = (second_round(method, 10, 2, 2) for method in (FedProto(), FedProto(spread_steps=5)))
+    for i in range(2):
+        assert nbytes(plain.up[i]) == nbytes(normed.up[i])
+        assert nbytes(plain.down[i]) == nbytes(normed.down[i]) == 4 * 4 * 501
+
+
+def test_a_length_without_steps_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"scale = 3\.0 does nothing beside spread_steps = 0"):
+        FedProto(scale=3.0)

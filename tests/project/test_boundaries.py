@@ -1,0 +1,406 @@
+"""Who may know whom (docs/architecture.md): read off the imports, without running them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import re
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from polyfed.registry import METHODS
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
+MAX_FACE_LINES = 40
+
+# room -> what of polyfed its files may import, besides their own room
+MAY_IMPORT = {
+    "errors": {"escaping"},
+    "escaping": set(),
+    "markup": {"palette"},
+    "palette": set(),
+    "places": {"errors"},
+    "results": {"errors", "places"},
+    "registry": {"errors"},
+    "signals": set(),
+    "functional": set(),
+    "profiling": set(),
+    "validation": {"errors"},
+    "models": {"functional", "errors", "registry"},
+    "data": {"functional", "errors", "places", "results", "registry"},
+    "config": {
+        *(
+            "core",
+            "data",
+            "engine.alone",
+            "engine.plugin",
+            "engine.uploads",
+            "plugins.device_profiles",
+            "plugins.settings",
+            "validation",
+        ),
+        *("errors", "own_methods", "places", "registry", "results"),
+    },
+    "core": {"models.split", "data.samples", "functional", "errors", "profiling", "validation"},
+    "building_blocks": {"core", "models.split", "data.samples", "functional", "errors", "profiling", "validation"},
+    "methods": {"building_blocks", "core", "functional", "errors", "profiling", "validation"},
+    "engine": {
+        "core",
+        "data",
+        "models",
+        "functional",
+        "profiling",
+        "validation",
+        "errors",
+        "escaping",
+        "markup",
+        "places",
+        "results",
+        "registry",
+        "signals",
+        "tracking.base",
+        "units",
+        "version",
+    },
+}
+MAY_IMPORT["plugins"] = {*MAY_IMPORT["engine"], "engine"}
+ONLY = {  # package -> who may
+    "dp_accounting": "polyfed.engine.accounting",
+    "opacus": "polyfed.engine.dp_sgd",
+    "ray": "polyfed.engine.executors.ray_session",
+}
+MAY_NOT_IMPORT = {
+    "experiments": {"analysis", "attacks", "cli", "deploy", "testing"},
+    "report": {"engine", "core", "data", "models", "methods", "analysis", "config", "experiments", "cli"},
+    "analysis": {"engine", "methods", "models", "cli"},
+    "attacks": {"engine", "analysis", "cli", "methods", "building_blocks"},
+    "deploy": {"cli"},
+    "testing": {"cli"},
+    "tracking": {"engine", "cli"},
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as ``importer`` wrote it at ``line``."""
+
+    importer: str
+    imported: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+def modules(source: Path) -> dict[str, Path]:
+    """Module name -> file, for everything under a package's folder."""
+    found = {}
+    for path in sorted(source.rglob("*.py")):
+        parts = [source.name, *path.relative_to(source).with_suffix("").parts]
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(name: str, known: dict[str, Path]) -> list[Import]:
+    """All imports of a module, also nested ones and those for types; ``from package import module`` is the module."""
+    path = known[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = []
+    for node in ast.walk(parsed(path)):
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            full = [f"{base}.{alias.name}" for alias in node.names]
+            targets = [target if target in known else base for target in full]
+        elif isinstance(node, ast.Call) and "import_module" in {
+            getattr(node.func, word, "") for word in ("id", "attr")
+        }:
+            targets = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+        if targets:
+            found += [Import(name, target, node.lineno) for target in dict.fromkeys(targets)]
+    return found
+
+
+def room(module: str) -> str:
+    """``polyfed.core.message`` -> ``core``; the face itself is ``polyfed``; what methods are made of is a room."""
+    parts = module.split(".")
+    if parts[1:3] == ["methods", "building_blocks"]:
+        return "building_blocks"
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def within(module: str, places: set[str]) -> bool:
+    """Whether a module lies in one of the named rooms or modules of polyfed."""
+    if room(module) == "building_blocks":
+        return "building_blocks" in places
+    return any(f"{module}.".startswith(f"polyfed.{place}.") for place in places)
+
+
+def trespasses(known: dict[str, Path]) -> list[str]:
+    """Every import that crosses a boundary, one line each."""
+    found = []
+    for name in known:
+        for one in imports(name, known):
+            here, top = room(name), one.imported.partition(".")[0]
+            if top == "flwr" and here != "deploy":
+                found.append(f"{one}: only deploy/ may")
+            if top in ONLY and name != ONLY[top]:
+                found.append(f"{one}: only {ONLY[top]} may")
+            if here == "functional" and top not in {"torch", "polyfed", *sys.stdlib_module_names}:
+                found.append(f"{one}: functional/ knows torch only")
+            if top != "polyfed":
+                continue
+            own = {here}
+            if here == "methods":  # of each other methods know FedAvg alone, which many extend; the folder's face
+                own = {here, "registry"} if name == "polyfed.methods" else {"methods.fedavg"}  # lists them all
+            if here in MAY_IMPORT and not within(one.imported, MAY_IMPORT[here] | own):
+                found.append(f"{one}: {here} may know {', '.join(sorted(MAY_IMPORT[here])) or 'nothing of polyfed'}")
+            if within(one.imported, MAY_NOT_IMPORT.get(here, set())):
+                found.append(f"{one}: {here} must not")
+    return found
+
+
+def circle(known: dict[str, Path], by_room: bool = False) -> list[str] | None:
+    """A circle of imports between files, or between rooms; None when there is none. Those for types count, too."""
+    graph: dict[str, set[str]] = {}
+    for name in known:
+        for one in imports(name, known):
+            if one.imported in known:
+                here, there = (room(name), room(one.imported)) if by_room else (name, one.imported)
+                if not (by_room and here == there):
+                    graph.setdefault(here, set()).add(there)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+KNOWN = modules(SOURCE)
+METHOD_FILES = [path for path in sorted((SOURCE / "methods").glob("*.py")) if path.name != "__init__.py"]
+
+
+def tree(name: str) -> ast.Module:
+    """The parsed module."""
+    return parsed(KNOWN[name])
+
+
+def test_there_are_files_to_check() -> None:
+    assert {"polyfed.errors", "polyfed.registry"} <= set(KNOWN)
+    assert METHOD_FILES, "no method in src/polyfed/methods"
+    assert set(map(room, KNOWN)) >= {"functional", "models", "data", "core", "methods", "engine", "report", "tracking"}
+
+
+def test_nobody_trespasses() -> None:
+    assert trespasses(KNOWN) == []
+
+
+def test_no_circle_between_files() -> None:
+    assert circle(KNOWN) is None
+
+
+def test_no_circle_between_rooms() -> None:
+    assert circle(KNOWN, by_room=True) is None
+
+
+def test_the_engine_names_no_method() -> None:
+    # "local" is also an ordinary word (local training), so that one name proves nothing
+    names = {name.lower() for name in METHODS} - {"local"}
+    for name in (name for name in KNOWN if room(name) == "engine"):
+        for node in ast.walk(tree(name)):
+            for said in (getattr(node, field, None) for field in ("value", "id", "attr")):
+                assert not (isinstance(said, str) and said.lower() in names), f"{name}:{node.lineno} names {said}"
+
+
+def test_the_face_is_short() -> None:
+    face = SOURCE / "__init__.py"
+    assert len(face.read_text(encoding="utf-8").splitlines()) < MAX_FACE_LINES
+
+
+@pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
+def test_a_method_leaves_the_loop_to_the_engine(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.For | ast.comprehension):
+            words = re.findall(r"\w+", f"{ast.unparse(node.target)} {ast.unparse(node.iter)}")
+            loops = [word for word in words if re.fullmatch(r"(mini)?batch(es)?|\w*loader", word)]
+            assert not loops, f"{path.name}: a loop over {loops[0]}; the loop over batches belongs to the engine"
+
+
+HELP = "import runpy; sys.argv = ['polyfed', '--help']; runpy.run_module('polyfed', run_name='__main__')"
+FACES = {"import polyfed": "polyfed", "import polyfed.cli.app": "polyfed.cli.app", HELP: "polyfed.cli.app"}
+
+
+@pytest.mark.parametrize("statement", [statement for statement, module in FACES.items() if module in KNOWN])
+def test_torch_is_not_loaded_before_it_is_needed(statement: str) -> None:
+    code = f"import sys\ntry:\n    {statement}\nexcept SystemExit:\n    pass\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+_UNSAFE = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+
+
+def dangers(code: ast.AST) -> list[str]:
+    """What could run code out of a file or a string: unpickling, evaluation, a shell."""
+    found = []
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            found += [name for name in names if name.partition(".")[0] in _UNSAFE]
+        elif isinstance(node, ast.Call):
+            function = ast.unparse(node.func)
+            if function in {
+                "eval",
+                "exec",
+                "compile",
+                "__import__",
+                "torch.load",
+                "torch.save",
+                "os.system",
+                "os.popen",
+            }:
+                found.append(f"{function}(")
+            found += ["shell" for keyword in node.keywords if keyword.arg == "shell"]
+            found += [
+                "allow_pickle"
+                for keyword in node.keywords
+                if keyword.arg == "allow_pickle" and getattr(keyword.value, "value", True) is not False
+            ]
+    return found
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_nothing_unpickles_or_evaluates(name: str) -> None:
+    assert dangers(tree(name)) == []
+
+
+def callers(what: str) -> set[str]:
+    """The modules that call a function of this name."""
+    calls = ((name, node) for name in KNOWN for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
+    return {name for name, call in calls if ast.unparse(call.func).rpartition(".")[2] == what}
+
+
+def test_code_that_a_text_names_is_imported_in_one_place() -> None:
+    """In `registry.import_object`; readers of run folders ask `registry.check_trusted` before they come there."""
+    importing = callers("import_module")
+    fixed = {"polyfed", "polyfed.models.third_party"}  # the face's own modules; timm, torchvision and transformers
+    constant = {"polyfed.data.flwr_partitioners", "polyfed.engine.history", "polyfed.attacks.lpips"}
+    assert importing - fixed - constant == {"polyfed.registry"}
+    assert callers("import_object") == {
+        *(
+            "polyfed.config.own_plugins",
+            "polyfed.own_methods",
+            "polyfed.models.zoo",
+            "polyfed.models.third_party",
+            "polyfed.data.local_datasets",
+        ),
+    }
+    assert callers("check_trusted") == {"polyfed.config.recipe", "polyfed.experiments.prediction"}
+
+
+# The checks themselves, on a small house with every fault built in
+
+
+def build(folder: Path, files: dict[str, str]) -> dict[str, Path]:
+    """Write a small package ``polyfed`` and list its modules."""
+    for name, text in files.items():
+        path = folder / "polyfed" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return modules(folder / "polyfed")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("functional/kernels.py", "import numpy"),
+        ("functional/kernels.py", "from polyfed.errors import ConfigError"),
+        ("methods/fedgh.py", "def f():\n    from polyfed.engine import federation"),
+        ("methods/fedgh.py", "from .local import Local"),
+        ("methods/building_blocks/weights.py", "from polyfed.methods.fedavg import FedAvg"),
+        ("methods/fedgh.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.data.datasets"),
+        ("core/client.py", "from polyfed.models import cnn"),
+        ("engine/loop.py", "import importlib\nimportlib.import_module('polyfed.methods.local')"),
+        ("engine/loop.py", "from .. import methods"),
+        ("report/comparison.py", "from ..core.message import Message"),
+        ("tracking/console.py", "import polyfed.engine.federation as f"),
+        ("cli/app.py", "import flwr.client"),
+        ("config/schema.py", "from polyfed.report import comparison"),
+        ("experiments/run.py", "def f():\n    from polyfed.cli import app"),
+        ("engine/loop.py", "def f():\n    import opacus"),
+    ],
+)
+def test_a_trespass_is_seen(tmp_path: Path, file: str, text: str) -> None:
+    house = {
+        "methods/__init__.py": "",
+        "methods/fedavg.py": "",
+        "methods/local.py": "",
+        "models/__init__.py": "",
+        "models/cnn.py": "",
+    }
+    assert len(trespasses(build(tmp_path, {**house, file: text}))) == 1
+
+
+def test_what_is_allowed_is_no_trespass(tmp_path: Path) -> None:
+    house = {
+        "models/split.py": "",
+        "functional/kernels.py": "import math\nimport torch.nn.functional as F\nfrom . import averaging",
+        "functional/averaging.py": "",
+        "core/client.py": "from polyfed.models.split import SplitModel\nfrom .message import Message",
+        "core/message.py": "",
+        "methods/__init__.py": "from polyfed.methods.local import Local",
+        "methods/fedavg.py": "",
+        "methods/fedprox.py": "from polyfed.methods.fedavg import FedAvg",
+        "methods/local.py": "from polyfed.core import client\nfrom polyfed.functional.kernels import cka",
+        "deploy/server.py": "import flwr\nfrom polyfed.engine import federation",
+    }
+    assert trespasses(build(tmp_path, house)) == []
+
+
+def test_a_circle_is_seen(tmp_path: Path) -> None:
+    late = "def f():\n    from polyfed import a\n"
+    assert circle(build(tmp_path / "1", {"a.py": "import polyfed.b", "b.py": late})) is not None
+    rooms = {"x/a.py": "import polyfed.y.a", "y/a.py": "", "y/b.py": "import polyfed.x.b", "x/b.py": ""}
+    known = build(tmp_path / "2", rooms)
+    assert circle(known) is None
+    assert circle(known, by_room=True) is not None
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import polyfed.a\nelse:\n    pass"
+    assert circle(build(tmp_path / "3", {"a.py": "import polyfed.b", "b.py": typed})) is not None
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(
+            "import pickle",
+            "from pickle import loads",
+            "import marshal",
+            "torch.load(f)",
+            "eval('1')",
+            "compile(x, y, z)",
+        ),
+        *("np.load(f, allow_pickle=True)", "os.system(x)", "subprocess.run(x, shell=True)"),
+    ],
+)
+def test_a_danger_is_seen(code: str) -> None:
+    assert len(dangers(ast.parse(code))) >= 1
+    assert dangers(ast.parse("model.eval(); re.compile(x); np.load(f, allow_pickle=False)")) == []

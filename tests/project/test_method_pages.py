@@ -1,0 +1,214 @@
+"""Every method has a page, docs/methods/<name>.md, made after one template; its hyperparameter table is the method's.
+
+Its commands are valid, and the papers' numbers on it are those of published.csv, ours those of docs/results.
+
+In the section "Hyperparameters" the first table's first two columns are name and default: the name as a recipe has it,
+without a trailing underscore; the default as TOML, bare or in backticks, or a dash where nothing is set.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
+from polyfed.core.settings import Training
+from polyfed.engine.uploads import has_upload
+from polyfed.experiments.method_table import list_hyperparameters
+from polyfed.experiments.sweep import parse
+from polyfed.registry import METHODS
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "methods"
+PARTS = (
+    ("Idea", r"\A# [^\n]+\n\n[A-Z`][^#]{150,}"),
+    ("Picture", r"^```text\n[^`]*[─►▼◄][^`]*```"),
+    ("Equations", r"^## How it works$[^#]*^```text\n\S"),
+    ("Communication", r"^## Communication$[^#]*(?:^\|(?: \|)? direction \||othing)"),
+    ("Privacy", r"^## Privacy$[^#]*\[privacy\]\(\.\./privacy\.md\)\.$"),
+    ("Hyperparameters", r"^## Hyperparameters$"),
+    ("Deviations", r"^## Deviations"),
+    ("Results", r"^## Results$[^#]*\b\d+\.\d+\b"),
+    ("Published results", r"^## Published results$"),
+    ("Commands", r"^## Commands$[^#]*^```bash\npolyfed "),
+)
+UNSET = {"", "-", "–", "—", "none", "not set", "unset"}
+
+
+def page(name: str) -> str:
+    """The method's page."""
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
+def hyperparameter_table(text: str) -> dict[str, str]:
+    """Name -> default, as the page has them."""
+    section = re.search(r"^## Hyperparameters\b.*?\n(.*?)(?=^## |\Z)", text, flags=re.DOTALL | re.MULTILINE)
+    assert section, "expected a section '## Hyperparameters'"
+    table = re.search(r"(?:^\|.*\n)+", section[1] + "\n", flags=re.MULTILINE)
+    assert table, "expected a table below '## Hyperparameters'"
+    rows = [re.split(r"(?<!\\)\|", line.strip().strip("|")) for line in table[0].splitlines()[2:]]
+    found = [(row[0].strip().strip("`"), row[1].strip().strip("`")) for row in rows]
+    assert len({name for name, _ in found}) == len(found), "a hyperparameter is listed twice"
+    return dict(found)
+
+
+def read(default: str) -> Any:
+    """A default as the page has it -> its value."""
+    if default.lower() in UNSET:
+        return None
+    try:
+        return tomllib.loads(f"value = {default}")["value"]
+    except tomllib.TOMLDecodeError:
+        return default
+
+
+def commands(text: str) -> list[list[str]]:
+    """The lines of the page's bash blocks that call polyfed, continued lines joined, comments left out."""
+    blocks = re.findall(r"```(?:bash|sh|shell|console)\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(line.strip().removeprefix("$ "), comments=True) for line in lines]
+    return [one for one in words if one[:1] == ["polyfed"]]
+
+
+def check(words: list[str]) -> None:
+    """Parse the command as the program would, read its recipe and make its methods; write nothing."""
+    group: Any = typer.main.get_command(cli.app)
+    assert words[1] in group.commands, f"expected a command of polyfed, got '{words[1]}'"
+    given = group.commands[words[1]].make_context(words[1], words[2:]).params
+    if "recipe" not in given:
+        return
+    path = ROOT / given["recipe"]
+    settings = given.get("settings") or ()
+    if words[1] == "sweep":  # the first of each setting's values
+        settings = [f"{key}={json.dumps(values[0])}" for key, values in parse(settings).items()]
+    asked = given.get("methods")
+    for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
+        Recipe.load(path, settings, method=name, preset=given.get("preset"))
+
+
+def missing(text: str) -> list[str]:
+    """The parts of the template that a page lacks, or has elsewhere than it should."""
+    found, at = [], 0
+    for part, pattern in PARTS:
+        match = re.compile(pattern, re.MULTILINE).search(text, at)
+        if match is None:
+            found.append(part)
+        else:
+            at = match.start() + (part in ("Idea", "Picture"))
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_has_every_part_of_the_template(name: str) -> None:
+    assert missing(page(name)) == []
+
+
+@pytest.fixture(scope="module")
+def beside() -> dict[str, Any]:
+    """The script that writes the pages' section "Published results", and what it finds measured."""
+    script = runpy.run_path(str(ROOT / "scripts" / "beside_papers.py"))
+    return {**script, "measured": script["ours"]()}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_privacy_section_is_true(name: str) -> None:
+    told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
+    method = METHODS[name]()
+    variants = ("outputs", "setting", "mu")  # hyperparameters with which more can be clipped
+    bounded = has_upload(method) and (not method.fixed_entries or any(v in told for v in variants[:2]))
+    assert ("`upload_clip_norm` clips" in told) == bounded
+    phases = method.phases(Training())
+    by_row = method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)
+    assert ("`max_grad_norm` is not supported" in told) == (not by_row and "`mu = 0`" not in told)
+    assert has_upload(method) == ("Not protected:" in told)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_stands_beside_the_papers_is_published_and_measured(name: str, beside: dict[str, Any]) -> None:
+    expected = beside["with_section"](page(name), name, beside["measured"])
+    assert page(name) == expected, "write it anew: python scripts/beside_papers.py"
+
+
+def test_the_notes_on_published_figures_are_all_there(beside: dict[str, Any]) -> None:
+    assert beside["NOTES"].read_text(encoding="utf-8") == beside["notes_page"](beside["measured"]), (
+        "python scripts/beside_papers.py"
+    )
+
+
+def test_ours_are_found_in_all_three_sources(beside: dict[str, Any]) -> None:
+    ours = beside["measured"]
+    two, ten = "num_clients=10, classes_per_client=2", "num_clients=10, classes_per_client=10"
+    shown = (ROOT / "docs" / "results" / "tables" / "fedgh-table3-small.md").read_text(encoding="utf-8")
+    fedgh = ours["fedgh/table3", two, "cifar10", "accuracy", "fedgh"].partition(" (")[0]
+    assert f"| fedgh | personal | 0 1 2 | {fedgh} | 97.60" in shown
+    assert ours["fedin/table3", "", "", "parameters sent", "scaffold"] == "24.56"
+    per_round = "bytes per client and round"
+    assert ours["fedgh/table3", ten, "cifar100", per_round, "lgfedavg"] == "391.41 (in its test)"
+    assert ("fedgh/table3", ten, "cifar100", per_round, "fd") not in ours
+    assert "not measured" in beside["section"]("fedtgp", ours)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_hyperparameter_table_is_the_methods(name: str) -> None:
+    shown = hyperparameter_table(page(name))
+    fields = {one.name: one.default for one in list_hyperparameters(METHODS[name])}
+    assert list(shown) == list(fields)
+    for hyperparameter, default in shown.items():
+        value, expected = read(default), fields[hyperparameter]
+        assert value == expected, f"the default of '{hyperparameter}' is {expected!r}, the page says {default}"
+        assert isinstance(value, bool) == isinstance(expected, bool)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_commands_are_valid(name: str) -> None:
+    found = commands(page(name))
+    assert found, "expected a command that runs the method"
+    for words in found:
+        check(words)
+
+
+# the checks themselves
+
+
+def test_a_part_that_is_missing_or_elsewhere_is_seen() -> None:
+    text = page("fedgh")
+    assert missing(text.replace("## Deviations from the paper", "## More")) == ["Deviations"]
+    assert missing(text.replace("## Results", "## Measured")) == ["Results"]
+    hyperparameters = text[text.index("## Hyperparameters") : text.index("## Deviations")]
+    assert missing(text.replace(hyperparameters, "") + hyperparameters) != []
+    first = text.index("```text")
+    assert missing(text[:first] + text[text.index("## How") :]) == ["Picture"]
+
+
+def test_a_table_is_read() -> None:
+    text = """# A\n\n## Hyperparameters\n\n| name | default | does | off |\n| --- | --- | --- | --- |
+| `lambda` | `1.0` | a \\| b | 0 |\n| pool | "mix" | c | |\n| rank | – | d | |\n\n## More\n\n| x | y |\n"""
+    assert {name: read(default) for name, default in hyperparameter_table(text).items()} == {
+        "lambda": 1.0,
+        "pool": "mix",
+        "rank": None,
+    }
+
+
+def test_wrong_commands_are_seen() -> None:
+    text = "```bash\n# polyfed old\npolyfed run recipes/quickstart.toml \\\n    --seed 1  # as it was\n```"
+    assert commands(text) == [["polyfed", "run", "recipes/quickstart.toml", "--seed", "1"]]
+    check(commands(text)[0])
+    for wrong in (
+        "polyfed rum recipes/quickstart.toml",
+        "polyfed run recipes/nowhere.toml",
+        "polyfed run recipes/quickstart.toml --no-such-option 1",
+        "polyfed run recipes/quickstart.toml --method fedin --set method.nois=1",
+        "polyfed compare recipes/quickstart.toml --methods fedin,nobody",
+    ):
+        with pytest.raises(Exception):  # noqa: B017, PT011  (the parser's own, ours, or an assertion)
+            check(shlex.split(wrong))

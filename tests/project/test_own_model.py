@@ -1,0 +1,124 @@
+"""docs/own-model.md, as a stranger would follow it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import polyfed as pf
+from polyfed.cli import app as cli
+from polyfed.errors import ConfigError
+from polyfed.models import build
+
+PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the page's network and recipe, as working folder."""
+    (tmp_path / "mynets.py").write_text(blocks("python")[0], encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mynets", raising=False)
+    return tmp_path
+
+
+def test_the_path_through_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [shlex.split(line) for line in blocks("bash")[0].splitlines()]
+    assert len(blocks("python")[0].splitlines()) < 20
+    for program, *words in commands:
+        assert program == "polyfed"
+        with pytest.raises(SystemExit) as end:
+            cli.main(words)
+        assert end.value.code == 0, capsys.readouterr().err
+    guide = (place / "runs" / "mine" / "models" / "README.md").read_text(encoding="utf-8")
+    first, *_ = re.findall(r"```python\n(.*?)```", guide, flags=re.DOTALL)
+    (shown,) = (block for block in blocks("python") if "load_state_dict" in block)
+    shown = shown.replace("the recipe's folder", str(place))
+    assert ast.dump(ast.parse(first)) == ast.dump(ast.parse(shown)), "the page's are laid out by the formatter"
+
+
+def executed(upto: str) -> dict[str, Any]:
+    """What the page's blocks in Python leave behind, up to the one with this word; the run of a recipe left out."""
+    names: dict[str, Any] = {"__name__": "own_model"}
+    for block in blocks("python")[1:]:
+        if "load_state_dict" not in block:
+            exec(compile(block, "own-model.md", "exec"), names)
+        if upto in block:
+            return names
+    raise AssertionError(f"no block has '{upto}'")
+
+
+def test_the_path_through_python(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    executed("class Branches")
+    assert capsys.readouterr().out.startswith("Branches(")
+
+
+def test_a_forward_that_cannot_be_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    executed("class Grows")
+    assert "Run(fedgh, 1 round: not scored" in capsys.readouterr().out
+
+
+def test_a_personal_model_as_a_program_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    names = executed("torch.export.load")
+    monkeypatch.setitem(sys.modules, "polyfed", None)
+    program = torch.export.load("client-0.pt2").module()
+    assert torch.equal(program(names["x"][:7]), names["network"](names["x"][:7]))
+
+
+def test_a_personal_model_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    torch.manual_seed(0)
+    monkeypatch.chdir(tmp_path)
+    executed("onnxruntime.InferenceSession")
+
+
+@pytest.mark.parametrize("name", ["digits-cnn1", "fedhenn-h3", "resnet10-cifar"])
+def test_networks_of_the_zoo_as_programs(name: str) -> None:
+    shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
+    network, x = build(name, shape, 10).eval(), torch.rand(5, *shape)
+    program = torch.export.export(network, (x[:2],), dynamic_shapes=({0: torch.export.Dim("rows")},)).module()
+    assert torch.equal(program(x), network(x))
+
+
+def test_the_lines_in_a_run_folder_do_without_polyfed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where polyfed cannot be imported: the same scores as the run's own models, bit for bit."""
+    run = pf.run("mine.toml", overrides=["training.rounds=1"], out="run")
+    x = torch.rand(3, 1, 8, 8)
+    monkeypatch.chdir(place / "run" / "models")
+    monkeypatch.delitem(sys.modules, "mynets")
+    monkeypatch.setitem(sys.modules, "polyfed", None)
+    sections = re.findall(r"```python\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    *networks, inputs = sections
+    assert len(networks) == 2
+    assert "polyfed" not in inputs.replace("`polyfed predict`", "")
+    for client, lines in enumerate(networks):
+        names: dict[str, Any] = {}
+        exec(lines, names)
+        assert type(names["model"]) is nn.Sequential
+        assert torch.equal(names["model"](x), run.models[client](x))
+
+
+def test_what_does_not_fit_is_said_before_anything_is_written(place: Path) -> None:
+    for name, says in (("tiny@9", "no submodule '9' to be its extractor"), ("tinny", "cannot import model")):
+        with pytest.raises(ConfigError, match=says):
+            pf.run("mine.toml", overrides=[f'models.architectures=["mynets:{name}"]'], out="run")
+        assert not (place / "run").exists()

@@ -1,0 +1,383 @@
+"""The two commands and what they rest on: pins, the Makefile, the environment script, CI's script, the wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from polyfed.version import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DEMO = (
+    ".venv/bin/python -m polyfed compare recipes/quickstart.toml"
+    " --methods local,fedavg,fedin,fedhenn,fedgh --seeds 0 --out runs/quickstart"
+)
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def pins() -> dict[str, str]:
+    """constraints.txt as name -> version; fails on any line that is not a pin."""
+    found: dict[str, str] = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        text = line.partition("#")[0].strip()
+        if text:
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([0-9][A-Za-z0-9.]*)", text)
+            assert match, f"constraints.txt: '{line}' is not NAME==VERSION"
+            assert canonicalize_name(match[1]) not in found, f"constraints.txt pins {match[1]} twice"
+            found[canonicalize_name(match[1])] = match[2]
+    return found
+
+
+def direct() -> list[Requirement]:
+    """What pyproject.toml asks for: at run time, by every extra, for the build."""
+    project = PROJECT["project"]
+    extras = [line for lines in project["optional-dependencies"].values() for line in lines]
+    asked = [Requirement(line) for line in [*project["dependencies"], *extras, *PROJECT["build-system"]["requires"]]]
+    return [requirement for requirement in asked if requirement.name != project["name"]]
+
+
+def tracked() -> list[Path]:
+    """The project's own files: what git has or would take; in a copy without .git, what no tool made."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if (ROOT / ".git").exists() and shutil.which("git"):
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    made = {".venv", "runs", "build", "dist", "site", "__pycache__", ".git"}
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file()
+        and not any(p in made or p.endswith(("_cache", ".egg-info")) for p in path.relative_to(ROOT).parts)
+    ]
+
+
+@pytest.mark.parametrize("requirement", direct(), ids=lambda requirement: requirement.name)
+def test_every_direct_dependency_has_a_pin_that_fits(requirement: Requirement) -> None:
+    pin = pins().get(canonicalize_name(requirement.name))
+    assert pin, f"constraints.txt does not pin {requirement.name}"
+    assert requirement.specifier.contains(pin), f"the pin {requirement.name}=={pin} does not fit '{requirement}'"
+
+
+def test_no_pin_is_left_over() -> None:
+    assert set(pins()) == {canonicalize_name(requirement.name) for requirement in direct()}
+
+
+def test_citation_and_package_agree() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {__version__}\n" in citation
+    assert f"license: {PROJECT['project']['license']}\n" in citation
+
+
+@pytest.mark.parametrize("name", ["Makefile", "constraints.txt", ".ci/run", "scripts/environment.py"])
+def test_the_users_pip_configuration_decides_where_packages_come_from(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert not re.search(r"--(extra-)?index-url|--isolated|--find-links|--trusted-host|://|PIP_CONFIG", text)
+
+
+def test_no_path_of_one_machine() -> None:
+    text_files = {".py", ".toml", ".txt", ".md", ".cff", ".yml", ".yaml", ".csv", ".cfg", ""}
+    here = re.compile(r"(?<![\w.~/-])/(?:home|root|Users|work|opt|mnt)/[\w.]")
+    files = [path for path in tracked() if path.suffix in text_files]
+    assert len(files) > 10
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:80]}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if here.search(line)
+    ]
+    assert found == []
+
+
+# The Makefile
+
+
+def make(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run make apart from the make that may be running these tests."""
+    clean = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+    return subprocess.run(
+        ["make", *arguments], cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=60
+    )
+
+
+@needs_make
+def test_make_alone_says_what_can_be_made() -> None:
+    done = make()
+    assert done.returncode == 0, done.stderr
+    for target in ("demo", "test", "test-all", "docs", "docs-serve", "lint", "format", "clean", "help"):
+        assert re.search(rf"^  {target} +\w", done.stdout, re.MULTILINE)
+
+
+@needs_make
+def test_the_audit_is_of_all_pins_and_passes_nothing_over() -> None:
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\naudit:")[2].partition("\n\n")[0]
+    assert "pip_audit --strict " in recipe
+    assert "--requirement constraints.txt" in recipe
+
+
+def test_the_demo_is_the_agreed_command() -> None:
+    assert DEMO in make("-n", "demo").stdout
+
+
+@needs_make
+def test_the_tests_come_after_lint_and_types_so_that_their_count_closes_the_output() -> None:
+    lines = make("-n", "test").stdout.strip().splitlines()
+    tools = [match[1] for line in lines if (match := re.search(r"-m (ruff check|ruff format|mypy|pytest)", line))]
+    assert tools == ["ruff check", "ruff format", "mypy", "pytest"]
+    assert lines[-1].strip().endswith('-m pytest -ra -n auto --dist worksteal -m "not slow"')
+
+
+@needs_make
+def test_an_unfit_python_is_one_clear_line(tmp_path: Path) -> None:
+    old = tmp_path / "an old python"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = make("install", f"PYTHON={old}")
+    assert done.returncode == 2
+    first, *rest = done.stderr.splitlines()
+    assert "Python 3.11 or newer" in first
+    assert str(old) in first
+    assert all(line.startswith("make") for line in rest)
+
+
+# scripts/environment.py, with the steps of an install replaced: which steps, and when
+
+
+class House:
+    """A checkout in a folder with a space in its name, and a stand-in for running the steps of an install."""
+
+    def __init__(self, folder: Path, script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.script, self.steps = folder, script, [""]
+        self.dies_at = "never"
+        (folder / "pyproject.toml").write_text("[project]\n")
+        (folder / "constraints.txt").write_text("torch==2.13.0\n")
+        monkeypatch.setattr(script, "ROOT", folder)
+        for name in ("VENV", "PYTHON", "INSTALLED", "INSTALLING"):
+            inside = getattr(script, name).relative_to(ROOT)
+            monkeypatch.setattr(script, name, folder / inside)
+        monkeypatch.setattr(script, "run", self.run)
+
+    def run(self, command: list[str | Path]) -> None:
+        step = "venv" if "venv" in command else str(command[-1])
+        self.steps.append(step)
+        if step == self.dies_at:
+            raise subprocess.CalledProcessError(-9, [str(word) for word in command])
+        if step == "venv":
+            assert not self.script.PYTHON.exists()
+            self.script.PYTHON.parent.mkdir()
+            self.script.PYTHON.write_text(f'#!/bin/sh\necho {sys.implementation.cache_tag} "{self.script.VENV}"\n')
+            self.script.PYTHON.chmod(0o755)
+
+    def ask(self, *extras: str) -> tuple[int, list[str]]:
+        """Bring the environment up to date; the status, and the steps it took."""
+        self.steps = []
+        status = self.script.main(set(extras))
+        return status, self.steps
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
+    spec = importlib.util.spec_from_file_location("environment", ROOT / "scripts" / "environment.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    return House(folder, script, monkeypatch)
+
+
+FRESH = ["venv", "setuptools", "."]
+
+
+def test_the_second_time_nothing_is_installed(house: House) -> None:
+    assert house.ask() == (0, FRESH)
+    assert house.ask() == (0, [])
+
+
+def test_the_tests_need_more_than_the_demo_and_the_demo_no_more_than_the_tests(house: House) -> None:
+    assert house.ask() == (0, FRESH)
+    assert house.ask("dev") == (0, ["setuptools", ".[dev]"])
+    assert house.ask() == (0, [])
+    assert house.ask("dev") == (0, [])
+
+
+@pytest.mark.parametrize("step", FRESH)
+def test_an_interrupted_install_is_made_anew(house: House, step: str) -> None:
+    house.dies_at = step
+    status, _ = house.ask()
+    assert status == 1
+    house.dies_at = "never"
+    assert house.ask() == (0, FRESH)
+    assert house.ask() == (0, [])
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_other_pins_are_installed_over_what_is_there(house: House, name: str) -> None:
+    house.ask("dev")
+    (house.root / name).write_text("changed\n")
+    assert house.ask("dev") == (0, ["setuptools", ".[dev]"])
+    assert house.ask("dev") == (0, [])
+
+
+def test_an_environment_of_another_hand_is_kept(house: House) -> None:
+    house.ask()
+    house.script.INSTALLED.unlink()
+    assert house.ask() == (0, ["setuptools", "."])
+
+
+@pytest.mark.parametrize("fault", ["missing", "does not run", "other version", "a file"])
+def test_a_broken_environment_is_made_anew(house: House, fault: str) -> None:
+    house.ask()
+    python = house.script.PYTHON
+    if fault == "missing":
+        python.unlink()
+    elif fault == "does not run":
+        python.write_text("#!/nowhere/python\n")
+    elif fault == "other version":
+        python.write_text(f'#!/bin/sh\necho cpython-310 "{house.script.VENV}"\n')
+    else:
+        shutil.rmtree(house.script.VENV)
+        house.script.VENV.write_text("not a folder")
+    assert house.ask() == (0, FRESH)
+
+
+# .ci/run
+
+
+def test_ci_runs_make_test_in_the_repository_with_the_data_beside_it(tmp_path: Path) -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    copy = tmp_path / "a clone" / "main" / ".ci" / "run"
+    copy.parent.mkdir(parents=True)
+    shutil.copy2(script, copy)
+    stand_in = tmp_path / "bin" / "make"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\necho "$PWD|$*|${POLYFED_DATA-unset}"\nexit 7\n')
+    stand_in.chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if key != "POLYFED_DATA"}
+    environment["PATH"] = f"{stand_in.parent}{os.pathsep}{environment['PATH']}"
+    repository = copy.parent.parent.resolve()
+
+    def run(**more: str) -> str:
+        done = subprocess.run(["bash", copy], cwd=tmp_path, env=environment | more, capture_output=True, text=True)
+        assert done.returncode == 7, done.stderr  # make's own
+        return done.stdout.strip()
+
+    assert run() == f"{repository}|test|unset"
+    data = repository.parent / "shared" / "data"
+    data.mkdir(parents=True)
+    assert run() == f"{repository}|test|{data}"
+    assert run(POLYFED_DATA="elsewhere") == f"{repository}|test|elsewhere"
+
+
+# The command's start
+
+
+def test_the_help_comes_at_once() -> None:
+    """Under half a second; of the processor's, as other tests run at the same time."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "polyfed", "--help"], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "Usage: polyfed" in done.stdout, done.stderr
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+# The wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of the project's own files."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy = folder / "a copy"
+    for path in tracked():
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), "."]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (found,) = folder.glob("polyfed-*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    sources = {path for path in tracked() if path.is_relative_to(ROOT / "src")}
+    assert {path.relative_to(ROOT / "src").as_posix() for path in sources} <= held
+    assert "polyfed/py.typed" in held
+    assert any(name.endswith("licenses/LICENSE") for name in held)
+    assert {name.split("/")[0] for name in held} == {"polyfed", f"polyfed-{__version__}.dist-info"}
+
+
+def needed_at_run_time() -> dict[str, metadata.Distribution]:
+    """What polyfed needs without extras, and what that needs in turn, as it is installed here."""
+    found: dict[str, metadata.Distribution] = {}
+    asked = [Requirement(line) for line in PROJECT["project"]["dependencies"]]
+    while asked:
+        requirement = asked.pop()
+        name = canonicalize_name(requirement.name)
+        if name not in found:
+            found[name] = metadata.distribution(name)
+            more = [Requirement(line) for line in found[name].requires or ()]
+            asked += [each for each in more if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture
+def clean(wheel: Path, tmp_path: Path) -> Path:
+    """The scripts' folder of an environment with the wheel and what it needs, and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    place = next((tmp_path / "env").glob("lib/python*/site-packages"))
+    for distribution in needed_at_run_time().values():
+        for name in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (place / name).exists():
+                (place / name).symlink_to(distribution.locate_file(name))
+    scripts = tmp_path / "env" / "bin"
+    pip = [sys.executable, "-m", "pip", "--python", str(scripts / "python"), "--disable-pip-version-check"]
+    command = [*pip, "install", "--no-deps", "--no-index", str(wheel)]
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # where polyfed may lie, too
+    done = subprocess.run(command, capture_output=True, text=True, env=without)
+    assert done.returncode == 0, done.stderr
+    return scripts
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_extras(clean: Path, tmp_path: Path) -> None:
+    alone = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def said(*words: str | Path, status: int = 0) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=alone, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    polyfed, python, recipe = clean / "polyfed", clean / "python", ROOT / "recipes" / "quickstart.toml"
+    assert said(polyfed, "--version") == f"polyfed {__version__}\n"
+    assert str(tmp_path) in said(python, "-c", "import polyfed; print(polyfed.__file__)")
+    said(python, "-c", "import timm", status=1)
+    small = ["--set", "data.limit_train=500", "--set", "data.min_samples=5", "--set", "training.rounds=2"]
+    assert "whole run, about" in said(polyfed, "check", recipe, *small)
+    said(polyfed, "compare", recipe, *small, "--methods", "fedavg,fedgh", "--out", "runs", "-q")
+    assert (tmp_path / "runs" / "report.html").exists()
+    outside = ["--set", "models.architectures=['timm:resnet10t']"]
+    assert "pip install 'polyfed[vision]'" in said(polyfed, "check", recipe, *small, *outside, status=2)
+    followed = ["--logger", "tensorboard", "--out", "followed"]
+    assert "polyfed[track]" in said(polyfed, "run", recipe, *small, *followed, status=2)

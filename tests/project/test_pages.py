@@ -1,0 +1,141 @@
+"""The pages for people who write Python: their code runs, and what they say of methods is what the methods say."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import polyfed as pf
+from polyfed.config.schema import SECTIONS
+from polyfed.registry import METHODS
+from tests.project.test_method_pages import check
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "gpu.md",
+    *("python.md", "own-method.md", "own-plugin.md", "devices.md"),
+    "federation-worth.md",
+)
+
+
+def read(*path: str) -> str:
+    return ROOT.joinpath(*path).read_text(encoding="utf-8")
+
+
+def code(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", read("docs", page), flags=re.DOTALL)
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of all tables' rows."""
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.usefixtures("unrendered")
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_of_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if page == "python.md":
+        pytest.importorskip("pandas")
+    names: dict[str, object] = {"__name__": page}
+    for block in code(page):
+        exec(compile(block, page, "exec", dont_inherit=True), names)
+
+
+def test_the_method_of_the_tutorial_has_under_40_lines() -> None:
+    (block,) = [block for block in code("own-method.md") if "class Echo" in block]
+    assert len(block[block.index("@hyperparameters") :].strip().splitlines()) < 40
+
+
+def test_every_method_can_be_chosen_by_both_questions() -> None:
+    networks, sends, *_ = read("docs", "choosing.md").split("\n## ")[1:]
+    words = set(re.findall(r"[a-z0-9]+", networks))
+    assert set(METHODS) - words <= {"local", "local-mutual"}
+    assert "| nothing | local, local-mutual |" in sends
+
+
+def test_requirements_are_those_of_the_methods() -> None:
+    (table,) = (part for part in read("docs", "choosing.md").split("\n## ") if part.startswith("Further requirements"))
+    needs = {name: METHODS[name]().requirements for name in METHODS}
+    expected = {
+        "split model": {name for name, asked in needs.items() if asked.split_model},
+        "public data": {name for name, asked in needs.items() if asked.public},
+        "validation data": {name for name, asked in needs.items() if asked.validation},
+        "same architecture": {name for name, asked in needs.items() if asked.same_architecture},
+        "images": {name for name, asked in needs.items() if asked.images},
+        "second derivatives": {name for name, asked in needs.items() if asked.twice_differentiable},
+    }
+    found = {cells[0]: set(cells[1].split(", ")) for cells in rows(table) if cells[0] != "requirement"}
+    assert len(found) == len(expected)
+    for words, methods in expected.items():
+        (listed,) = (names for requirement, names in found.items() if words in requirement)
+        assert listed == methods, words
+
+
+def test_the_front_page_says_what_may_differ() -> None:
+    expected: dict[str, set[str]] = {"depth": set(), "width": set(), "everything before the head": set()}
+    expected["everything"] = set()
+    for name in set(METHODS) - {"local", "local-mutual"}:
+        asked = METHODS[name]().requirements
+        if asked.same_architecture:
+            expected["width"].add(name)
+        elif asked.shared_shapes:
+            expected["depth"].add(name)
+        elif asked.same_head or asked.same_feature_dim:
+            expected["everything before the head"].add(name)
+        else:
+            expected["everything"].add(name)
+    (table,) = (part for part in read("docs", "index.md").split("\n## ") if part.startswith("Methods"))
+    found = {cells[0].partition(" (")[0]: cells[1].lower().replace("-", "").split(", ") for cells in rows(table)}
+    assert {key: set(names) for key, names in found.items() if key in expected} == expected
+
+
+def test_methods_that_accept_stale_uploads_are_listed() -> None:
+    (line,) = (line for line in read("docs", "choosing.md").splitlines() if "**Stale uploads**" in line)
+    assert {name for name in METHODS if METHODS[name]().accepts_stale_uploads} == set(
+        re.findall(r"[a-z0-9]+", line)
+    ) & set(METHODS)
+
+
+def test_data_of_pfllib_run_with_the_recipe_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients' files, written as its scripts write them."""
+    (recipe,) = re.findall(r"```toml\n(.*?)```", read("docs", "coming-from.md"), flags=re.DOTALL)
+    draws = np.random.default_rng(0)
+    for side, count in (("train", 12), ("test", 6)):
+        (tmp_path / "dataset" / "Cifar10" / side).mkdir(parents=True)
+        for client in range(2):
+            x = draws.standard_normal((count, 3, 32, 32)).astype(np.float32)
+            file = tmp_path / "dataset" / "Cifar10" / side / f"{client}.npz"
+            np.savez_compressed(file, data={"x": x, "y": np.arange(count) % 10})  # type: ignore[arg-type]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("POLYFED_DATA", raising=False)
+    Path("mine.toml").write_text(recipe, encoding="utf-8")
+    run = pf.run("mine.toml", overrides=["training.rounds=1"])
+    assert len(run.result["accuracy_per_client"]) == 2
+
+
+def test_the_keys_that_pages_name_are_keys_of_recipes() -> None:
+    """`section.key` in the tables for those who come from elsewhere, and on the pages beside them."""
+    for page in ("coming-from.md", "gpu.md", "resume.md", "sweep.md", "troubleshooting.md", "quickstart.md"):
+        for section, key in re.findall(r"`(\w+)\.(\w+)(?: = [^`]+)?`", read("docs", page)):
+            if section in SECTIONS:
+                assert key in SECTIONS[section].model_fields, f"{page}: {section}.{key}"
+
+
+def result_commands() -> list[str]:
+    """The lines of the results' pages that call polyfed, continued lines joined."""
+    pages = sorted((ROOT / "docs" / "results").rglob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages).replace("\\\n", " ")
+    return sorted({" ".join(line.split()) for line in text.splitlines() if line.strip().startswith("polyfed ")})
+
+
+@pytest.mark.parametrize("command", result_commands())
+def test_the_commands_of_the_results_are_valid(command: str) -> None:
+    check(shlex.split(command))

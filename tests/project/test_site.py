@@ -1,0 +1,282 @@
+"""The documentation as a site: every page is in the navigation, every link leads somewhere, every command is valid.
+
+It is built where the extra `docs` is installed. The commands of quickstart.md and gallery.md are run, on less data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import polyfed as pf
+from polyfed.cli import app as cli
+from polyfed.config.recipe import Recipe
+from tests.project.test_method_pages import check, commands
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+EXTRA = "needs the extra 'docs': make install-docs"
+PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+GENERATED = "results/tables/"  # reached from results.md
+SITE = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "documentation.py")))
+
+
+def read(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def settings() -> dict[str, Any]:
+    """What mkdocs.yml says."""
+    yaml = pytest.importorskip("yaml")
+    found: dict[str, Any] = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    return found
+
+
+def listed(part: Any) -> Iterator[str]:
+    """The pages of the navigation, or of a part of it."""
+    if isinstance(part, str):
+        yield part
+    else:
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from listed(inner)
+
+
+# the site ------------------------------------------------------------------------------------------------------------
+def test_the_navigation_has_every_page_once() -> None:
+    pages = list(listed(settings()["nav"]))
+    own = sorted(page for page in pages if not page.startswith("repository/"))
+    assert own == [page for page in PAGES if not page.startswith(GENERATED)], (
+        "a page below docs/ needs its line in the navigation of mkdocs.yml"
+    )
+    assert len(set(pages)) == len(pages)
+    for page in set(pages) - set(own):
+        assert (ROOT / page.removeprefix("repository/")).is_file(), page
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), "README.md", "CONTRIBUTING.md"])
+def test_links_lead_to_files_and_headings(page: str) -> None:
+    """As on a host that shows the repository; the site's links are made of these."""
+    text = re.sub(
+        r"^```.*?^```|`[^`\n]+`", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    for link, anchor in re.findall(r"\]\(([^)\s#]*)(#[^)\s]+)?\)", text):
+        if "://" in link:
+            continue
+        target = (ROOT / page).parent / link if link else ROOT / page
+        assert target.exists(), f"nothing at '{link}'"
+        heads = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor[1:] in map(named, heads), f"no heading '{anchor}' in '{link or page}'"
+
+
+def named(heading: str) -> str:
+    """The anchor of a heading: small letters, hyphens for blanks, no other signs."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_a_link_out_of_docs_is_turned_and_its_file_brought_in() -> None:
+    page = ROOT / "docs" / "methods" / "own.md"
+    text = "[a](../../recipes/quickstart.toml) [b](../../CONTRIBUTING.md#a-new-method) "
+    text += "[c](fedgh.md#hyperparameters) [d](no.md)\n"
+    turned = SITE.turned(text, page)
+    assert turned == (
+        "[a](../repository/recipes/quickstart.toml.md) [b](../repository/CONTRIBUTING.md#a-new-method) "
+        "[c](fedgh.md#hyperparameters) [d](no.md)\n"
+    )
+    assert SITE.linked(text, page) == [
+        ROOT / "recipes" / "quickstart.toml",
+        ROOT / "CONTRIBUTING.md",
+        DOCS / "methods" / "fedgh.md",
+    ]
+    code = "`[a](../../CONTRIBUTING.md)`\n\n```text\n[a](../../CONTRIBUTING.md)\n```\n"
+    assert SITE.turned(code, page) == code
+    assert SITE.turned("[x](../docs/data.md)", ROOT / "recipes" / "README.md") == "[x](../../data.md)"
+
+
+def test_what_is_brought_in_is_shown() -> None:
+    found = SITE.outside([DOCS / "index.md"])
+    assert {ROOT / "recipes" / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "recipes" / "fedgh" / "table3.toml"} <= {
+        *found
+    }
+    assert SITE.place(ROOT / "recipes" / "fedgh" / "table3.toml") == "repository/recipes/fedgh/table3.toml.md"
+    shown = SITE.shown(ROOT / "recipes" / "quickstart.toml")
+    assert shown.startswith("# recipes/quickstart.toml\n\n````toml\n")
+    assert (ROOT / "recipes" / "quickstart.toml").read_text(encoding="utf-8").rstrip() in shown
+
+
+def test_examples_and_columns_of_docstrings_are_code() -> None:
+    pytest.importorskip("griffe", reason=EXTRA)
+    fenced = runpy.run_path(str(ROOT / "scripts" / "docstrings.py"))["fenced"]
+    plain = "One line.\n\nArgs:\n    x: (N,)  of it."
+    assert fenced(plain) == plain
+    assert fenced("Sum.\n\n>>> 1 + 1\n2\n") == "Sum.\n\n```pycon\n>>> 1 + 1\n2\n```"
+    assert fenced("a    one\nabc  two\n\nEnd.") == "```text\na    one\nabc  two\n```\n\nEnd."
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    for name in ("mkdocs", "material", "mkdocstrings"):
+        pytest.importorskip(name, reason=EXTRA)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stdout + done.stderr
+    site = {path.relative_to(tmp_path / "site").as_posix() for path in (tmp_path / "site").rglob("*.html")}
+    assert {"index.html", "methods/fedgh.html", "repository/recipes/fedgh/table3.toml.html"} <= site
+    text = (tmp_path / "site" / "reference" / "federation.html").read_text(encoding="utf-8")
+    assert 'id="polyfed.engine.federation.Federation.run"' in text
+    assert "share of the clients drawn each round" in text
+    method = (tmp_path / "site" / "reference" / "method.html").read_text(encoding="utf-8")
+    assert "the representation is equally wide everywhere" in method, "a comment beside a field"
+    loaded = [
+        link
+        for name in site
+        for link in re.findall(
+            r'(?:src|<link[^>]*href)="(https?://[^"]+)"', (tmp_path / "site" / name).read_text("utf-8")
+        )
+    ]
+    assert not loaded, "pages load nothing from elsewhere"
+
+
+# the reference -------------------------------------------------------------------------------------------------------
+def entries() -> list[str]:
+    """What the reference shows: dotted names."""
+    return re.findall(
+        r"^::: (\S+)$", "\n".join(read(page) for page in PAGES if page.startswith("reference/")), re.MULTILINE
+    )
+
+
+def thing(name: str) -> Any:
+    """A module, or something in one."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+        return getattr(importlib.import_module(module), attribute)
+
+
+def test_what_the_reference_names_is_there_and_has_words() -> None:
+    names = entries()
+    assert len(names) == len(set(names)) > 30
+    for name in names:
+        assert inspect.getdoc(thing(name)) or name == "polyfed.functional", name
+
+
+def test_the_reference_has_everything_that_pf_has() -> None:
+    names = {*entries()}
+    for public in set(pf.__all__) - {"methods"}:
+        found = getattr(pf, public)
+        place = f"{found.__module__}.{found.__qualname__}"
+        assert place in names or found.__module__ in names, f"pf.{public} is not in the reference"
+
+
+COMMAND_PAGES = ["index.md", "quickstart.md", "gallery.md", "gpu.md", "resume.md", "sweep.md", "coming-from.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_the_library_exist(page: str) -> None:
+    """`pf.name`, `polyfed.module.name` and what a line imports."""
+    text = read(page)
+    named = {f"polyfed{rest}" for rest in re.findall(r"\b(?:pf|polyfed)((?:\.[A-Za-z_]\w*)+)", text)}
+    for module, names in re.findall(r"from (polyfed[\w.]*) import ([\w, ]+)", text):
+        named |= {f"{module}.{name.strip()}" for name in names.split(",")}
+    assert [name for name in sorted(named) if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    module, _, rest = name.partition(".")
+    found: Any = importlib.import_module(module)
+    for attribute in rest.split("."):
+        module = f"{module}.{attribute}"
+        if not hasattr(found, attribute):
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(module)
+        if not hasattr(found, attribute):
+            return False
+        found = getattr(found, attribute)
+    return True
+
+
+# quickstart and gallery ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("page", COMMAND_PAGES)
+def test_commands_are_valid(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.project.test_method_pages.ROOT", at_work(tmp_path))
+    blocks = re.findall(r"```bash\n(.*?)```", read(page), flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for words in (shlex.split(line, comments=True) for line in lines):
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in makefile
+        elif words[0] == "polyfed":
+            check(words)
+        else:
+            assert words in (["source", ".venv/bin/activate"], ["pip", "install", "."])
+
+
+def test_the_gallery_has_every_figure() -> None:
+    figures = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.png")}
+    text = read("gallery.md")
+    assert figures == {*re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)}
+    for part in text.split("\n## ")[1:]:
+        assert "```bash\npolyfed " in part
+        assert "![" in part
+
+
+def at_work(folder: Path) -> Path:
+    """A folder with the recipes, and the quickstart's own beside them."""
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    (own,) = re.findall(r"```toml\n(.*?)```", read("quickstart.md"), flags=re.DOTALL)
+    (folder / "mine.toml").write_text(own, encoding="utf-8")
+    return folder
+
+
+def test_the_quickstarts_recipe_is_valid(tmp_path: Path) -> None:
+    recipe = Recipe.load(at_work(tmp_path) / "mine.toml")
+    assert recipe.chosen_method.name == "fedgh"
+    assert tomllib.loads((tmp_path / "mine.toml").read_text(encoding="utf-8"))["method"]["header_epochs"] == 100
+
+
+_LESS = ["training.rounds=1", "data.limit_train=2000", "data.max_train_per_client=16", "data.num_clients=5"]
+FEWER = {
+    "run": [word for setting in _LESS for word in ("--set", setting)],
+    "plot": ["--inputs", "20", "--points", "40"],
+    "attack": ["--steps", "3"],
+    "leakage": ["--clients", "1", "--rows", "10", "--images", "1"],
+}
+FEWER["compare"] = FEWER["sweep"] = [*FEWER["run"], "--seeds", "0"]
+LEFT_OUT = {"--inputs": ("cka", "tsne"), "--points": ("tsne",)}  # options of some figures only
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # minutes on a busy machine
+@pytest.mark.parametrize("page", ["quickstart.md", "gallery.md", "resume.md", "sweep.md"])
+def test_commands_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """In order, as they stand but for fewer rounds and rows; the figures that the gallery shows are written."""
+    if page == "gallery.md":
+        monkeypatch.setenv("POLYFED_DATA", str(request.getfixturevalue("data_root")))
+    monkeypatch.chdir(at_work(tmp_path))
+    for words in commands(read(page)):
+        fewer = FEWER.get(words[1], [])
+        if words[1] == "plot":
+            figures = words[words.index("--figures") + 1].split(",") if "--figures" in words else []
+            pairs = zip(fewer[::2], fewer[1::2], strict=True)
+            fewer = [word for pair in pairs if {*LEFT_OUT[pair[0]]} & {*figures} for word in pair]
+        assert cli.status([*words[1:], *fewer]) == 0, words
+    shown = {Path(name).stem for name in re.findall(r"!\[[^\]]+\]\(analysis/([^)]+)\)", read(page))}
+    assert shown <= {path.stem for path in (tmp_path / "runs").rglob("*.png")}

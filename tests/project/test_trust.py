@@ -1,0 +1,619 @@
+"""A run folder runs nothing that it names and leads nowhere, whoever reads it; a recipe's code is said beforehand."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import typer.main
+
+import polyfed as pf
+from polyfed import analysis, attacks, registry
+from polyfed.analysis import label_distribution, layer_outputs, network_figures, probe_inputs, representations
+from polyfed.attacks import attack_target, audit_report, replay
+from polyfed.cli import app as cli
+from polyfed.config.loading import code_named
+from polyfed.config.recipe import Recipe
+from polyfed.engine.run_folder import RunFolder
+from polyfed.errors import ConfigError, PolyfedError
+from polyfed.experiments import prediction, privacy_report
+from polyfed.registry import file_of, is_own
+from polyfed.report import comparison, html_report, results_page, sensitivity
+from polyfed.report.run_records import load_runs
+from tests.helpers.processes import forked
+from tests.helpers.small_recipe import small_recipe
+
+RECIPE = small_recipe()
+EVIL = """
+import pathlib
+pathlib.Path(__file__).with_name("PWNED").touch()
+
+def net(in_shape, classes):
+    raise SystemExit
+
+def rows():
+    raise SystemExit
+
+class Method:
+    pass
+"""
+SWITCH = "--trust-code (trust=True in Python)"
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of polyfed's own parts; its recipe lies beside it."""
+    place = tmp_path_factory.mktemp("clean")
+    (place / "mine.toml").write_text(RECIPE)
+    pf.run(place / "mine.toml", out=place / "run")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "added_folders", [])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} - before:
+        if name.partition(".")[0] in ("evil", "parent", "images"):
+            del sys.modules[name]
+
+
+def change_recipe(folder: Path, changes: dict[str, Any]) -> None:
+    path = folder / "recipe.toml"
+    settings = tomllib.loads(path.read_text())
+    for section, values in changes.items():
+        if isinstance(values, list):
+            settings[section] = values
+        else:
+            settings.setdefault(section, {}).update(values)
+    path.write_text(tomli_w.dumps(settings))
+
+
+def change_index(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change every entry, and renew the checksum."""
+    path = folder / "models" / "index.json"
+    index = json.loads(path.read_text())
+    for entry in index.values():
+        change(entry)
+    data = json.dumps(index).encode()
+    path.write_bytes(data)
+    path.with_name("index.json.sha256").write_text(f"{hashlib.sha256(data).hexdigest()}  index.json\n")
+
+
+EVERYTHING = {
+    "recipe": {
+        "models": {"architectures": ["evil:net"]},
+        "method": {"name": "evil:Method"},
+        "data": {"dataset": "evil:rows"},
+    },
+    "index": {"architecture": "evil:net", "method": "evil:Method"},
+}
+EACH: dict[str, dict[str, dict[str, Any]]] = {  # what the recipe, and the index, of a folder name
+    "network": {"recipe": {"models": {"architectures": ["evil:net"]}}, "index": {"architecture": "evil:net"}},
+    "network, cut": {
+        "recipe": {"models": {"architectures": ["evil:net@none"]}},
+        "index": {"architecture": "evil:net@a"},
+    },
+    "method": {"recipe": {"method": {"name": "evil:Method"}}, "index": {"method": "evil:Method"}},
+    "data": {"recipe": {"data": {"dataset": "evil:rows"}}, "index": {"method": "evil:Method"}},
+    "plugin": {"recipe": {"plugins": [{"name": "evil:Method"}]}, "index": {"method": "evil:Method"}},
+    "public data": {"recipe": {"data": {"public_dataset": "evil:rows"}}, "index": {"auxiliary_model": "evil:net"}},
+    "variant": {
+        "recipe": {"methods": {"odd": {"name": "evil:Method"}}},
+        "index": {"hyperparameters": {"shared": "evil:net"}},
+    },
+    "profile": {
+        "recipe": {"presets": {"odd": {"method": {"name": "evil:Method"}}}},
+        "index": {"hyperparameters": {"deep": [{"in": "evil:net"}]}},
+    },
+    "hyperparameter": {
+        "recipe": {"method": {"name": "fml", "shared": "evil:net"}},
+        "index": {"auxiliary_model": "evil:net@none"},
+    },
+}
+
+
+@pytest.fixture(params=[EVERYTHING], ids=["everything"])
+def hostile(request: pytest.FixtureRequest, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder that names a module lying in it, and on Python's path besides."""
+    wanted = request.param
+    folder = tmp_path / "run"
+    shutil.copytree(clean / "run", folder)
+    shutil.copy(clean / "mine.toml", tmp_path)
+    (folder / "evil.py").write_text(EVIL)
+    change_recipe(folder, {**wanted["recipe"], "run": {"modules": [str(folder)]}})
+    change_index(folder, lambda entry: entry.update(wanted["index"], modules=[str(folder)]))
+    np.save(tmp_path / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def untouched(folder: Path) -> bool:
+    return "evil" not in sys.modules and not (folder / "PWNED").exists()
+
+
+# every command ------------------------------------------------------------------------------------------------------
+
+# command -> its words for a run folder; and whether it has to be refused, with a line that names the switch
+READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
+    "predict": (lambda run: [run, "new.npy", "--client", "0"], True),
+    "attack": (lambda run: [run, "--images", "1", "--steps", "1"], True),
+    "leakage": (lambda run: [run, "--shadows", "0", "--images", "0"], True),
+    "plot": (lambda run: [run, "--figures", "labels,cka"], True),
+    "report": (lambda run: [run], False),
+    "epsilon": (lambda run: [run], False),
+    "run": (lambda run: ["mine.toml", "--out", run, "--resume", "-q"], False),
+    "compare": (lambda run: ["mine.toml", "--out", run, "-q"], False),
+    "sweep": (lambda run: ["mine.toml", "--out", run, "--set", "training.lr=0.1,0.2", "-q"], False),
+    "deploy release": (lambda run: [run, "0"], False),
+    "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "--resume", "-q"], False),
+}
+# read no run folder
+OTHERS = {"check", "methods", "models", "datasets", "recipe"}
+OTHERS |= {"deploy init", "deploy certify", "deploy key", "deploy server", "deploy node"}
+
+
+def test_every_command_is_known() -> None:
+    """A new command belongs in one of the two lists above; in the first, if it takes a run folder."""
+    top: Any = typer.main.get_command(cli.app)
+    commands = {name for name in top.commands if name != "deploy"}
+    commands |= {f"deploy {name}" for name in top.commands["deploy"].commands}
+    assert commands == {*READERS, *OTHERS}
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_no_command_runs_what_a_run_folder_names(
+    command: str, hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, refused = READERS[command]
+    status = cli.status([*command.split(), *map(str, words(hostile))])
+    said = capsys.readouterr()
+    assert untouched(hostile), said
+    if refused:
+        assert status == 2
+        *before, line = said.err.splitlines()
+        assert SWITCH in line
+        assert len(before) <= (command == "leakage")  # which tells what it is about to do
+
+
+def test_without_names_figures_the_refused_ones_are_left_out(
+    hostile: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        network_figures, "FIGURES", {name: network_figures.FIGURES[name] for name in ("clients", "cka")}
+    )
+    assert cli.status(["plot", str(hostile)]) == 0
+    said = capsys.readouterr().out
+    assert untouched(hostile)
+    assert "left out: cka: " in said
+    assert SWITCH in said
+    assert [*(hostile / "analysis").glob("*.json")]
+
+
+@pytest.mark.parametrize("hostile", EACH.values(), ids=EACH, indirect=True)
+def test_each_name_alone_is_refused(hostile: Path) -> None:
+    for read in (lambda: Recipe.of_run(hostile), lambda: prediction.load_model(hostile, 0)):
+        with pytest.raises(ConfigError) as refused:
+            read()
+        assert SWITCH in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert untouched(hostile)
+
+
+# every function -----------------------------------------------------------------------------------------------------
+
+X = np.zeros((1, 1, 8, 8), dtype=np.uint8)
+FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the call, and whether it is to be refused
+    "experiments.prediction.predict": (lambda run: prediction.predict(run, 0, X), True),
+    "experiments.prediction.load_model": (lambda run: prediction.load_model(run, 0), True),
+    "config.recipe.Recipe.of_run": (lambda run: Recipe.of_run(run), True),
+    "analysis.network_figures.analyze": (lambda run: analysis.analyze(run, ["cka"]), True),
+    "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(load_runs(run)[0], 4), True),
+    "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(load_runs(run)[0]), True),
+    "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(load_runs(run)[0]), True),
+    "analysis.representations.represent_runs": (
+        lambda run: representations.represent_runs(load_runs(run), analysis.FigureOptions(), True, False),
+        True,
+    ),
+    "analysis.layer_outputs.clients_of": (lambda run: layer_outputs.clients_of(run), False),
+    "analysis.layer_outputs.layer_outputs": (
+        lambda run: layer_outputs.layer_outputs(run, [layer_outputs.ClientRef(0, "a")], X, lambda *_: 0),
+        True,
+    ),
+    "attacks.api.attack": (lambda run: attacks.attack(run, images=1), True),
+    "attacks.api.audit": (lambda run: attacks.audit(run, shadows=0), True),
+    "attacks.attack_target.collect_target": (
+        lambda run: attack_target.collect_target(run, 0, 1, None, None, "cpu"),
+        True,
+    ),
+    "attacks.replay.replay": (lambda run: replay.replay(load_runs(run)[0], [0]), True),
+    "attacks.audit_report.audit_run": (
+        lambda run: audit_report.audit_run(load_runs(run)[0], audit_report.AuditOptions()),
+        True,
+    ),
+    "experiments.privacy_report.privacy_costs": (lambda run: privacy_report.privacy_costs([run]), False),
+    "report.run_records.load_runs": (lambda run: load_runs(run), False),
+    "report.html_report.write_page": (
+        lambda run: html_report.write_page(load_runs(run), comparison.compare_runs(load_runs(run)), run),
+        False,
+    ),
+    "report.results_page.read_command": (lambda run: results_page.read_command(run), False),
+    "report.results_page.results_page": (lambda run: results_page.results_page([run]), False),
+    "report.results_page.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
+    "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
+    "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
+    "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
+    "experiments.run.run": (lambda run: pf.run("mine.toml", out=run, resume=True), False),
+    "experiments.compare.compare": (lambda run: pf.compare("mine.toml", out=run), False),
+    "engine.run_folder.RunFolder": (
+        lambda run: RunFolder(run).validate(Recipe.load("mine.toml").to_dict(), True, False),
+        False,
+    ),
+}
+NUMBERS = {  # take records that were read, or places to write to, and open nothing of a folder
+    "analysis.tsne.embeddings",
+    "analysis.cka.similarity",
+    "attacks.attack_target.describe_transforms",
+    "attacks.replay.last_upload_rounds",
+    "results.read.check_links",
+    "registry.check_trusted",
+    "report.clients.architectures",
+    "report.clients.clients",
+    "report.clients.sizes",
+    "report.figures.axes_of",
+    "report.figures.curve_drawings",
+    "report.figures.curves",
+    "report.grouping.group_runs",
+    "report.grouping.scored_stages",
+    "report.html_report.page",
+    "report.html_report.page_data",
+    "report.paper_results.compare_with_paper",
+    "report.paper_results.numbers_for",
+    "report.paper_results.deviates_from_paper",
+    "report.paper_results.judge",
+    "report.paper_results.not_measured",
+    "report.paper_results.missing_settings",
+    "report.results_page.save_command",
+    "report.statistics.first_reach",
+    "report.statistics.to_target",
+    "report.plot_style.save",
+    "report.sweep_figure.draw",
+    "report.sweeps.write",
+    "report.comparison.compare_runs",
+    "report.decomposition_figure.decompositions",
+    "report.decomposition_figure.write_decompositions",
+    "report.comparison.write",
+    "report.bar_chart.variants",
+    "report.atomic_files.make_folder",
+    "experiments.planned_runs.check_planned_runs",
+    "experiments.planned_runs.nothing_learnt_in",
+}
+ROOMS = {"data", "deploy", "testing", "engine", "cli"}  # commands of their own above; the engine's door is RunFolder
+
+
+def of_folders() -> set[str]:
+    """All public functions with a parameter that is a run folder, or a run read from one."""
+    found = set()
+    for place in pkgutil.walk_packages(pf.__path__, "polyfed."):
+        if place.name.split(".")[1] in ROOMS:
+            continue
+        module = importlib.import_module(place.name)
+        own = {name: thing for name, thing in vars(module).items() if getattr(thing, "__module__", "") == place.name}
+        functions = {name: thing for name, thing in own.items() if inspect.isfunction(thing)}
+        for name, kind in own.items():
+            if inspect.isclass(kind):
+                made = {key: getattr(kind, key) for key, v in vars(kind).items() if isinstance(v, classmethod)}
+                functions |= {f"{name}.{key}": function for key, function in made.items()}
+        for name, function in functions.items():
+            takes = inspect.signature(function).parameters.values()
+            named = ("run", "runs", "record", "folder", "folders", "paths")
+            if not name.startswith("_") and any(
+                p.name in named and ("Path" in str(p.annotation) or "RunRecord" in str(p.annotation)) for p in takes
+            ):
+                found.add(f"{place.name.removeprefix('polyfed.')}.{name}")
+    return found
+
+
+def test_every_function_of_run_folders_is_known() -> None:
+    """A new one belongs in one of the lists above; in `FUNCTIONS`, if it reads a run folder."""
+    known = {name for name in FUNCTIONS if not name.startswith(("experiments.run.", "experiments.compare.", "engine."))}
+    assert of_folders() == known | NUMBERS
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_function_runs_what_a_run_folder_names(name: str, hostile: Path) -> None:
+    call, refused = FUNCTIONS[name]
+    said = ""
+    try:
+        call(hostile)
+    except PolyfedError as error:
+        said = str(error)
+    assert untouched(hostile), said
+    if refused:
+        assert SWITCH in said
+
+
+# with trust ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_trusted_folder_is_read_with_its_code(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('PWNED').touch()\n"
+        "from polyfed.models.cnn import digits_cnn1 as net\n"
+    )
+    (tmp_path / "mine.toml").write_text(small_recipe(models={"architectures": ["evil:net"]}))
+    run = pf.run(tmp_path / "mine.toml", out=tmp_path / "run")
+    assert run.path is not None
+    for read in (
+        lambda trust: prediction.predict(run.path, 0, X, trust=trust),
+        lambda trust: Recipe.of_run(run.path, trust),
+    ):
+        with pytest.raises(ConfigError, match="names code that is not polyfed's, 'evil:net'"):
+            read(False)
+        read(True)
+
+
+# what an index says of sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}, "'input.shape[0]': expected a whole number"),
+        ({"input": {"shape": [], "type": "uint8"}}, "expected sizes from 1 to"),
+        ({"input": {"shape": [1, 0, 8], "type": "uint8"}}, "expected sizes from 1 to"),
+        ({"input": {"shape": [1, -8, 8], "type": "uint8"}}, "expected sizes from 1 to"),
+        ({"input": {"shape": [2**24, 2**24], "type": "uint8"}}, "expected an input of at most"),
+        ({"input": {"shape": [1, 8, 8], "type": "load"}}, "expected an input's type among uint8"),
+        ({"input": {"shape": [1, 8, 8], "type": "Tensor"}}, "expected an input's type among uint8"),
+        ({"classes": 2**40}, "expected sizes from 1 to"),
+        ({"classes": True}, "'classes': expected a whole number"),
+        ({"feature_dim": 0}, "expected sizes from 1 to"),
+        ({"vocabulary": -3}, "expected sizes from 1 to"),
+        ({"image_size": ["8"]}, "'image_size': expected a whole number"),
+        ({"hyperparameters": ["rm"]}, "'hyperparameters': expected an object"),
+        ({"architecture": ["digits-cnn1"]}, "'architecture': expected a text"),
+        ({"sha256": {"client-000.safetensors": 3}}, "expected a text"),
+        ({"sha256": {"../../secret": "0" * 64}}, "one of '../../secret'"),
+        ({"sha256": {"/etc/passwd": "0" * 64}}, "one of '/etc/passwd'"),
+        ({"sha256": {"client-001.safetensors": "0" * 64}}, "one of 'client-001.safetensors'"),
+    ],
+)
+def test_sizes_and_names_are_checked_before_anything_is_built(
+    changes: dict[str, Any], says: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(clean / "run", tmp_path / "run")
+    change_index(tmp_path / "run", lambda entry: entry.update(changes))
+    monkeypatch.setattr(prediction, "build", lambda *_, **__: pytest.fail("something was built"))
+    with pytest.raises(ConfigError) as refused:
+        prediction.load_model(tmp_path / "run", 0)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_program_is_no_network(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What once ran `touch PWNED`."""
+    shutil.copytree(clean / "run", tmp_path / "run")
+    shape = {"input": {"shape": ["touch", "PWNED"], "type": "uint8"}}
+    change_index(tmp_path / "run", lambda entry: entry.update(shape, architecture="subprocess:call"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
+    for trust, says in ((False, SWITCH), (True, "expected a whole number")):
+        with pytest.raises(ConfigError) as refused:
+            prediction.load_model("run", 0, trust=trust)
+        assert says in str(refused.value)
+    assert not Path("PWNED").exists()
+
+
+@pytest.mark.parametrize("name", ["images:net", "a b:net", "evil:net, 3 features", "evil:", ":net", "evil:a.b"])
+def test_names_that_are_no_modules_are_not_imported(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what is imported is what `is_own` says, which the readers of folders go by."""
+    for file in ("images.py", "evil.py", "a b.py"):
+        (tmp_path / file).write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_own(name)
+    with pytest.raises(ConfigError, match=r"expected 'package\.module:name'"):
+        registry.import_object("model", name)
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_a_repository_of_the_hub_brings_no_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`hf:` may also be a folder: the code that its configuration names is left alone."""
+    pytest.importorskip("transformers")
+    from polyfed.models.zoo import build
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "evil.py").write_text(EVIL)
+    code = {"AutoConfig": "evil.Config", "AutoModelForImageClassification": "evil.Model"}
+    (repository / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody was asked"))
+    with pytest.raises(ConfigError, match="unknown model 'hf:"):
+        build(f"hf:{repository}", (3, 32, 32), 10)
+    assert not (repository / "PWNED").exists()
+
+
+# links ------------------------------------------------------------------------------------------------------------
+
+
+def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """What lies in a folder: when each was last changed, and what it holds."""
+    found = sorted(folder.rglob("*"))
+    return {str(p): (p.lstat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in found}
+
+
+@pytest.fixture
+def linked(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a run folder of which one part is a link to its copy in the folder "outside"."""
+    shutil.copytree(clean / "run", tmp_path / "run")
+    shutil.copy(clean / "mine.toml", tmp_path)
+    (tmp_path / "outside").mkdir()
+    np.save(tmp_path / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
+    monkeypatch.chdir(tmp_path)
+
+    def link(part: str) -> Path:
+        place = tmp_path / "run" / part
+        if place.exists():
+            place.rename(tmp_path / "outside" / place.name)
+        place.symlink_to(tmp_path / "outside" / place.name)
+        return tmp_path / "run"
+
+    return link
+
+
+PARTS = (
+    *("recipe.toml", "rounds.jsonl", "result.json", "models", "models/index.json", "models/index.json.sha256"),
+    *("models/client-000.safetensors", "checkpoint", "checkpoint/round-000001", "checkpoint/round-000001/index.json"),
+    *("analysis", "attack", "tensorboard", "nodes.jsonl", "compare.json"),  # which lead to nothing
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_part_of_a_run_folder_is_a_link(part: str, linked: Callable[[str], Path]) -> None:
+    run = linked(part)
+    settings = Recipe.load("mine.toml").to_dict()
+    before = listing(run.parent / "outside")
+    for read in (
+        lambda: load_runs(run.parent),
+        lambda: prediction.load_model(run, 0),
+        lambda: Recipe.of_run(run),
+        lambda: RunFolder(run).validate(settings, True, False),
+        lambda: RunFolder(run).validate(settings, False, True),
+        lambda: layer_outputs.clients_of(run),
+        lambda: results_page.read_command(run),
+        lambda: sensitivity.read_sweep(run),
+    ):
+        with pytest.raises(ConfigError, match=r"got a link: \S+, which is not followed; put a copy") as refused:
+            read()
+        assert f"{run / part}," in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert listing(run.parent / "outside") == before
+
+
+@pytest.mark.parametrize("part", ["models", "rounds.jsonl"])
+@pytest.mark.parametrize("command", READERS)
+def test_no_command_follows_a_link(
+    command: str, part: str, linked: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = linked(part)
+    if command == "compare":
+        run.rename("compared-run")
+        Path("compared/local").mkdir(parents=True)
+        Path("compared-run").rename("compared/local/seed-0")
+        run = Path("compared")
+    before = listing(Path("outside"))
+    words, _ = READERS[command]
+    status = cli.status([*command.split(), *map(str, words(run))])
+    said = capsys.readouterr().err
+    assert status == 2
+    assert len(said.splitlines()) == 1
+    assert "got a link" in said or command == "sweep"  # which expects a folder of many runs, and says so
+    assert listing(Path("outside")) == before
+
+
+def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Path]) -> None:
+    """A link to a file that is not there yet: going on with the run would have made it."""
+    run = linked("rounds.jsonl")
+    (Path("outside") / "rounds.jsonl").unlink()
+    (run / "result.json").unlink()
+    for options in ({"resume": True}, {"force": True}):
+        with pytest.raises(ConfigError, match="got a link"):
+            pf.run("mine.toml", out=run, **options)
+    assert not [*Path("outside").iterdir()]
+
+
+def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> None:
+    run = linked("attack")
+    (run / "attack").unlink()
+    (run / "recipe.toml").unlink()
+    os.mkfifo(run / "recipe.toml")
+    for read in (lambda: load_runs(run), lambda: Recipe.of_run(run)):
+        with pytest.raises(ConfigError, match="got something else: "):
+            read()
+
+
+def test_the_folder_itself_may_be_a_link(clean: Path, tmp_path: Path) -> None:
+    """Its user has named it."""
+    (tmp_path / "latest").symlink_to(clean / "run")
+    assert load_runs(tmp_path / "latest")[0].finished
+    assert prediction.predict(tmp_path / "latest", 0, X).scores.shape == (1, 10)
+    assert Recipe.of_run(tmp_path / "latest").method.name == "fedgh"
+
+
+# recipes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["check"], ["run", "-q"]])
+def test_what_a_recipe_imports_is_said_before(command: list[str], tmp_path: Path) -> None:
+    """In a process of its own: the module leaves at once, and the line about it is there."""
+    (tmp_path / "parent").mkdir()
+    (tmp_path / "parent" / "__init__.py").write_text("import os\nos._exit(77)")
+    (tmp_path / "parent" / "evil.py").write_text("")
+    recipe = RECIPE.replace('"digits-cnn1"', '"parent.evil:net"').replace('"fedgh"', '"evil:Method"')
+    (tmp_path / "mine.toml").write_text(f'{recipe}\n[methods.odd]\nname = "parent.evil:Method"\n')
+    (tmp_path / "evil.py").write_text("import os\nos._exit(77)")
+    ended = forked([command[0], str(tmp_path / "mine.toml"), *command[1:]], tmp_path)
+    assert ended.status == 77
+    assert ended.stderr.splitlines() == [
+        f"imports parent.evil, from {tmp_path / 'parent' / 'evil.py'}",
+        f"imports evil, from {tmp_path / 'evil.py'}",
+    ]
+
+
+def test_where_code_lies_is_found_without_running_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parent").mkdir()
+    for file in ("parent/__init__.py", "parent/evil.py", "evil.py"):
+        (tmp_path / file).write_text(EVIL)
+    beside = [str(tmp_path)]
+    assert file_of("parent.evil", beside) == str(tmp_path / "parent" / "evil.py")
+    assert file_of("evil", beside) == str(tmp_path / "evil.py")
+    assert file_of("subprocess", beside) == subprocess.__file__
+    assert file_of("parent.nothing", beside) == str(tmp_path / "parent" / "__init__.py")  # it runs before that is known
+    assert file_of("evil.nothing", beside) == str(tmp_path / "evil.py")
+    (tmp_path / "bare").mkdir()
+    assert file_of("bare", beside) == str(tmp_path / "bare")
+    assert file_of("nosuch", beside) is None
+    assert not [*tmp_path.rglob("PWNED")]
+
+
+def test_methods_and_settings_that_are_asked_for_are_said_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    (tmp_path / "evil.py").write_text(EVIL)
+    line = f"imports evil, from {tmp_path / 'evil.py'}"
+    assert code_named(tmp_path / "mine.toml") == []
+    assert code_named(tmp_path / "mine.toml", names=["evil:Method", "fedgh"]) == [line]
+    assert code_named(tmp_path / "mine.toml", ['models.architectures=["digits-cnn1", "evil:net"]']) == [line]
+    assert code_named(tmp_path / "mine.toml", ["run.label=evil:a"], ["nosuch:Method"]) == []  # an error will say so
+
+
+# the page ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_promise_names_a_test_that_is_there() -> None:
+    root = Path(__file__).parents[2]
+    page_text = (root / "SECURITY.md").read_text(encoding="utf-8")
+    checked = page_text.partition("## What is checked")[2].partition("\n## ")[0]
+    promises = checked.split("\n- ")[1:]
+    assert len(promises) > 10
+    for promise in promises:
+        named = re.findall(r"`(tests/[\w/]+\.py)`", promise)
+        assert named, f"no test is named: {promise[:60]}"
+        assert all((root / name).is_file() for name in named), named

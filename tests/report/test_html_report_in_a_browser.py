@@ -1,0 +1,287 @@
+"""The page in a real browser, from a file URL: it draws, sorts, toggles, tells and switches, and loads nothing.
+
+Skipped where no Chromium is found; `make browser` installs one (Debian) and runs this. The screenshots lie in the
+folder that POLYFED_SCREENSHOTS names, else in pytest's own.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.report.comparison import compare_runs
+from polyfed.report.html_report import write_page
+from polyfed.report.run_records import load_runs
+from tests.helpers.browser import Browser, program
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+FOUND = program()
+
+pytestmark = pytest.mark.skipif(FOUND is None, reason="no chromium on the path; `make browser` installs it")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert FOUND is not None
+    with Browser(FOUND, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture
+def opened(browser: Browser, two_by_two: Path, make: Any, tmp_path: Path) -> Browser:
+    """A page of three methods, one of them with a name that would be markup; analyses of one."""
+    make("odd", "fedavg", 0, (0.2, 0.7, 0.55), label=EVIL)
+    table = [{"id": n, "architecture": f"net{1 - n}", "samples": 10 + n, "accuracy": 0.5} for n in (0, 1)]
+    for row, labels in zip(table, ({"0": 4, "2": 6}, {"1": 11}), strict=True):
+        row.update(parameters=1234, labels=labels)
+    path = two_by_two / "local-0" / "result.json"
+    about = {"clients_table": table, "class_names": ["cat", "dog", EVIL]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    (two_by_two / "fedgh-0" / "analysis").mkdir()
+    content = {"head": {"matrix": [[1, 0.25], [0.25, 1]], "labels": [EVIL, "b"], "row_axis": "client"}}
+    (two_by_two / "fedgh-0" / "analysis" / "cka.json").write_text(json.dumps(content))
+    runs = load_runs(two_by_two)
+    file = write_page(runs, compare_runs(runs), tmp_path)
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.sized(1200)
+    browser.open(file.as_uri())
+    return browser
+
+
+@pytest.fixture
+def crowded(browser: Browser, make: Any, tmp_path: Path) -> Browser:
+    """A page of twelve methods with long names, twenty clients with networks of their own, twenty classes."""
+    networks = [f"timm:a_network_with_a_long_name_{n}.in1k" if n % 2 else f"cnn{n}" for n in range(20)]
+    classes = [f"a class with a long name, number {n}" for n in range(20)]
+    scores = [0.3 + 0.02 * n for n in range(20)]
+    table = [
+        {"id": n, "architecture": networks[n], "parameters": 10 ** (n % 10), "samples": 50 * n, "accuracy": scores[n]}
+        | {"labels": {str(label): label + n for label in range(n % 7, 20)}}
+        for n in range(20)
+    ]
+    kept = {"clients_table": table, "class_names": classes, "accuracy_per_client": scores}
+    kept["accuracy_per_architecture"] = {name: {"mean": score} for name, score in zip(networks, scores, strict=True)}
+    for number in range(12):
+        for seed in range(3):
+            label = f"fedgh-with-a-header-that-was-trained-for-a-hundred-epochs-{number}" if number else None
+            method = "fedgh" if number else "local"
+            stages = ["personal", "received", "after_training"]
+            scored = {"stages": stages, "stage": stages[number % 2]}  # more than one, so that each has a column
+            accuracies = (0.5, 0.5 + 0.01 * number + 0.01 * seed)
+            folder = make(f"{number}-{seed}", method, seed, accuracies, label=label, **scored, **kept)
+    (folder / "analysis").mkdir()
+    matrix = {"matrix": [list(range(20)) for _ in networks], "rows": networks, "columns": classes}
+    (folder / "analysis" / "labels.json").write_text(json.dumps(matrix))
+    runs = load_runs(make.root)
+    file = write_page(runs, compare_runs(runs), tmp_path)
+    browser.complaints.clear()
+    browser.sized(1400)
+    browser.open(file.as_uri())
+    return browser
+
+
+def names(page: Browser) -> list[str]:
+    return page.value("[...document.querySelectorAll('table')[0].tBodies[0].rows].map(r => r.cells[0].textContent)")
+
+
+def text(page: Browser, selector: str) -> str:
+    return page.value(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
+CURVES = 'figure svg[aria-label^="Curves"]'
+CLIENTS = 'figure svg[aria-label^="Accuracy of every"]'
+HEAT = 'figure svg[aria-label^="Heat"]'
+TIP = "document.querySelector('.tip:not([hidden])')?.innerText ?? ''"
+
+
+def choose(page: Browser, label: str, value: str) -> None:
+    page.value(
+        "(() => { const labels = [...document.querySelectorAll('label')];"
+        f" const select = labels.find(l => l.textContent.startsWith('{label}')).querySelector('select');"
+        f" select.value = '{value}';"
+        " select.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def test_it_opens_without_a_complaint_or_a_request(opened: Browser, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("POLYFED_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, width, dark in (("wide", 1200, False), ("dark", 1200, True), ("narrow", 360, False)):
+        opened.sized(width, dark=dark)
+        opened.screenshot(folder / f"report-{name}.png")
+        assert (folder / f"report-{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert opened.value("document.documentElement.scrollWidth <= innerWidth"), f"{name}: the page scrolls sideways"
+    assert opened.complaints == []
+    assert [url.partition(":")[0] for url in opened.requests] == ["file"]  # the page itself
+    assert opened.value("document.querySelectorAll('img, iframe, object').length") == 0
+    assert EVIL in names(opened)
+
+
+# texts that stick out of their figure, and boxes that hide a part of what is in them
+CUT = """(() => {
+  const found = [];
+  for (const text of document.querySelectorAll("svg text")) {
+    const [inner, outer] = [text.getBoundingClientRect(), text.ownerSVGElement.getBoundingClientRect()];
+    const across = Math.max(outer.left - inner.left, inner.right - outer.right);
+    const down = Math.max(outer.top - inner.top, inner.bottom - outer.bottom);
+    if (inner.width && Math.max(across, down) > 1) found.push(text.textContent);
+  }
+  for (const node of document.querySelectorAll("main *")) {
+    const hides = getComputedStyle(node).overflowX !== "visible" && node.scrollWidth > node.clientWidth + 1;
+    if (hides || node.getBoundingClientRect().right > innerWidth + 1) found.push(`${node.tagName} ${node.className}`);
+  }
+  return found;
+})()"""
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_nothing_is_cut_off(crowded: Browser, width: int) -> None:
+    crowded.sized(width)
+    crowded.value("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    crowded.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert crowded.value("document.documentElement.scrollWidth") <= width
+    assert crowded.value(CUT) == []
+    assert crowded.value("document.querySelectorAll('.wide table').length") > 5, "what has no room stands below"
+    assert crowded.complaints == []
+
+
+def test_tables_in_parts_sort_as_one(crowded: Browser) -> None:
+    crowded.sized(400)
+    crowded.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    parts = "[...document.querySelector('.wide').querySelectorAll('table')]"
+    headings = f"{parts}.map(table => [...table.tHead.rows[0].cells].map(cell => cell.textContent))"
+    shown = crowded.value(headings)
+    assert len(shown) > 3
+    assert {part[0] for part in shown} == {"method"}, "the first column is in each part"
+    flat = [heading for part in shown for heading in part[1:]]
+    assert flat[:3] == ["stage", "accuracy", "vs Local"]
+    assert flat[-1] == "time"
+    crowded.click(".wide table:last-child thead th:last-child button")
+    orders = crowded.value(f"{parts}.map(table => [...table.tBodies[0].rows].map(row => row.cells[0].textContent))")
+    assert len({tuple(order) for order in orders}) == 1
+    crowded.click(".wide table:first-child thead th:nth-child(3) button")
+    found = crowded.value(f"{parts}.map(table => table.tBodies[0].rows[0].cells[0].textContent)")
+    assert {name.rpartition("-")[2] for name in found} == {"11"}, "the highest accuracy"
+    signs = f"{parts}.flatMap(table => [...table.tHead.rows[0].cells].map(cell => cell.ariaSort))"
+    assert [sign for sign in crowded.value(signs) if sign != "none"] == ["descending"]
+    crowded.sized(1400)
+    crowded.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert crowded.value(f"{parts}.map(table => table.tBodies[0].rows[0].cells[0].textContent)")[0] == found[0]
+
+
+def test_the_result_in_words_is_the_first_sentence(crowded: Browser) -> None:
+    first = "document.querySelector('main article p').textContent"
+    said = crowded.value(first)
+    assert said.startswith("fedgh-with-a-header-that-was-trained-for-a-hundred-epochs-11 leads with 62.00 %")
+    assert "over 3 seeds" in said
+
+
+def test_headings_and_stages_say_what_they_are(crowded: Browser) -> None:
+    titles = crowded.value("[...document.querySelectorAll('.wide thead button')].map(one => one.title)")
+    assert titles[1].startswith("Which of a client's models is scored")
+    assert titles[2].startswith("Share of right answers on test data")
+    stage = "[...document.querySelectorAll('.wide tbody td')].find(cell => cell.textContent === 'received').title"
+    assert crowded.value(stage) == "received: the model that a client would get from the server now"
+    told = crowded.value("[...document.querySelectorAll('details dl dt')].map(one => one.textContent)")
+    assert {"accuracy", "vs Local", "personal", "bytes up"} <= {*told}, "also for those without a pointer"
+
+
+def test_strips_tell_who_holds_which_classes(opened: Browser) -> None:
+    strips = opened.value("[...document.querySelectorAll('.strip')].map(one => one.getAttribute('aria-label'))")
+    assert strips == [f"cat: 4, {EVIL}: 6", "dog: 11"]
+    cells = "[...document.querySelectorAll('.strip')].map(one => one.querySelectorAll('.held').length)"
+    assert opened.value(cells) == [2, 1], "a shade for 4 of 6 and for the most"
+    opened.click("details thead th:nth-child(4) button")
+    assert opened.value("document.querySelector('.strip').getAttribute('aria-label')") == f"cat: 4, {EVIL}: 6"
+    networks = "[...document.querySelectorAll('[aria-label=Networks] tbody tr')].map(row => row.innerText)"
+    assert [row.split("\t") for row in opened.value(networks)] == [
+        ["net1", "1,234", "1", "0"], ["net0", "1,234", "1", "1"],
+    ]  # fmt: skip
+    assert opened.complaints == []
+
+
+def test_the_table_sorts_by_click_and_by_keyboard(opened: Browser) -> None:
+    start = names(opened)
+    assert start[0] == "local"
+    head = "table thead th:nth-child(3)"
+    assert text(opened, head) == "accuracy"
+    opened.click(f"{head} button")
+    assert names(opened) == ["fedgh", EVIL, "local"]
+    assert opened.value(f"document.querySelector('{head}').ariaSort") == "descending"
+    opened.press("Enter", 13)
+    assert names(opened) == ["local", EVIL, "fedgh"]
+    assert opened.value(f"document.querySelector('{head}').ariaSort") == "ascending"
+    opened.click("table thead th:nth-child(1) button")
+    assert names(opened)[1:] == ["fedgh", "local"]
+    assert opened.value(f"document.querySelector('{head}').ariaSort") == "none"
+
+
+def test_a_line_goes_and_comes_back(opened: Browser) -> None:
+    lines = f"[...document.querySelectorAll('{CURVES} g')].map(g => g.dataset.name)"
+    button = ".legend button[data-name=fedgh]"
+    assert set(opened.value(lines)) == {"local", "fedgh", EVIL}
+    opened.click(button)
+    assert set(opened.value(lines)) == {"local", EVIL}
+    assert opened.value(f"document.querySelector('{button}').ariaPressed") == "false"
+    opened.click(button)
+    assert set(opened.value(lines)) == {"local", "fedgh", EVIL}
+    dashes = f"[...document.querySelectorAll('{CURVES} .line')].map(l => l.getAttribute('stroke-dasharray'))"
+    assert len(set(opened.value(dashes))) == 3  # readable without color
+
+
+def test_hovering_and_arrow_keys_tell_a_point(opened: Browser) -> None:
+    assert opened.value(TIP) == ""
+    x, y = opened.center(f"{CURVES} g[data-name=fedgh] .mark:last-child")
+    opened.hover(x, y)
+    assert opened.value(TIP).split("\n") == ["fedgh", "round 3", "65.00 %", "60.00 % to 70.00 % over 2 seeds"]
+    opened.value(f"document.querySelector('{CURVES}').focus()")
+    opened.press("ArrowLeft", 37)
+    assert opened.value(TIP).split("\n")[:3] == ["fedgh", "round 2", "50.00 %"]
+    opened.hover(2, 2)
+    assert opened.value(TIP) == ""
+
+
+def test_axes_and_figures_switch(opened: Browser) -> None:
+    label = f"{CURVES} [data-label=x]"
+    assert text(opened, label) == "round"
+    choose(opened, "Axis", "bytes")
+    assert text(opened, label) == "bytes sent, both ways [KiB]"
+    choose(opened, "Axis", "seconds")
+    assert text(opened, label) == "training time [s]"
+    opened.click("input[type=checkbox]")
+    assert text(opened, label) == "training time, logarithmic"
+    assert opened.complaints == []
+
+
+def test_the_clients_follow_the_order_of_their_table(opened: Browser) -> None:
+    ticks = f"[...document.querySelectorAll('{CLIENTS} text[text-anchor=middle]')].slice(0, -1).map(t => t.textContent)"
+    assert opened.value(ticks) == ["0", "1"]
+    opened.click("details thead th:nth-child(2) button")
+    assert opened.value(ticks) == ["1", "0"]  # by architecture: net0 is client 1's
+    x, y = opened.center(f"{CLIENTS} g[data-name=local] .mark")
+    opened.hover(x, y)
+    assert opened.value(TIP).split("\n") == ["local", "client 1: 60.00 %", "net0, 11 training samples"]
+
+
+def test_heat_maps_tell_their_cells(opened: Browser) -> None:
+    x, y = opened.center(f"{HEAT} .cell:nth-of-type(2)")
+    opened.hover(x, y)
+    assert opened.value(TIP).split("\n")[:2] == ["0.25", f"client {EVIL}"]
+    assert opened.complaints == []
+
+
+def test_paper_is_white_and_has_no_controls(opened: Browser, tmp_path: Path) -> None:
+    opened.sized(1200, dark=True)
+    opened.printed(tmp_path / "report.pdf")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+    opened.ask(
+        "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+    )
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    assert opened.value(style.format(".controls", "display")) == "none"
+    assert opened.value(style.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
+    assert opened.complaints == []

@@ -1,0 +1,228 @@
+"""Ours beside the papers': which column, which row, how far apart; footnotes; the shipped files."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.report import paper_results
+from polyfed.report.comparison import compare_runs, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.run_records import load_runs
+from polyfed.results import paper_tables
+
+NUMBERS = """\
+paper,table,setting,dataset,method,quantity,mean,spread,unit,footnote,stage
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,local,accuracy,50,1.0,%,,personal
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,accuracy,62,1.0,%,first,personal
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,rounds to 60 %,2,,rounds,second first,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,local,rounds to 60 %,0,,rounds,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,bytes to 60 %,3,,KiB,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,bytes per client and round,1.25,0.1,KiB,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,parameters sent,0.000128,,million,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedgh,memory,1,,MiB,,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",digits,fedavg,accuracy,-1,,%,third,
+p,table1,"num_clients=3, dirichlet_alpha=0.5",digits,fedgh,accuracy,99,1.0,%,third,
+p,table1,"num_clients=2, dirichlet_alpha=0.5",cifar10,fedgh,accuracy,98,1.0,%,third,
+p,table2,,,fedgh,accuracy,40,,%,,received
+"""
+FOOTNOTES = """\
+footnote,text
+first,Printed twice.
+second,"A ""slip"", 50 % of it."
+third,Of a row that is not here.
+"""
+RUN = {"paper_tables": ["p/table1"]}
+
+
+@pytest.fixture(autouse=True)
+def numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """A paper of our own, except for the tests of the shipped files."""
+    if "shipped" not in request.node.name:
+        (tmp_path / "published.csv").write_text(NUMBERS)
+        (tmp_path / "published-footnotes.csv").write_text(FOOTNOTES)
+        monkeypatch.setattr(paper_tables, "SOURCE", tmp_path)
+
+
+def sixty(make: Any, **run: Any) -> Path:
+    """FedGH with 0.60 and 0.64 after three rounds, Local with 0.50 and 0.52, which sends nothing."""
+    nothing = {"bytes_up": 0, "bytes_down": 0}
+    for seed, (mine, local) in enumerate([(0.60, 0.50), (0.64, 0.52)]):
+        make(f"fedgh-{seed}", "fedgh", seed, (0.3, 0.61, mine), run=RUN | run)
+        folder = make(f"local-{seed}", "local", seed, (0.3, 0.4, local), run=RUN | run, **nothing)
+        lines = [json.loads(line) | nothing for line in (folder / "rounds.jsonl").read_text().splitlines()]
+        (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Path(make.root)
+
+
+def by_quantity(make: Any, name: str, **run: Any) -> dict[str, paper_results.PaperComparison]:
+    (section,) = compare_runs(load_runs(sixty(make, **run))).sections
+    (row,) = [row for row in section.rows if row.name == name]
+    return {one.quantity: one for one in row.published}
+
+
+def test_ours_beside_theirs(make: Any) -> None:
+    found = by_quantity(make, "fedgh")
+    accuracy = found["accuracy"]
+    assert (accuracy.table, accuracy.setting) == ("p/table1", "num_clients=2, dirichlet_alpha=0.5")
+    assert (accuracy.stage, accuracy.seeds, accuracy.footnotes) == ("personal", (0, 1), ("first",))
+    assert (accuracy.ours, accuracy.theirs, accuracy.difference) == pytest.approx((62.0, 62.0, 0.0))
+    assert accuracy.ours_spread == pytest.approx(4 / math.sqrt(2))
+    assert accuracy.spread == pytest.approx(math.sqrt(1 + 8))  # 1^2 + (4 / sqrt 2)^2
+    assert accuracy.mark == paper_results.WITHIN
+    rounds, sent, each = found["rounds to 60 %"], found["bytes to 60 %"], found["bytes per client and round"]
+    assert (rounds.ours, rounds.theirs, rounds.mark) == (2, 2, paper_results.NO_SPREAD)
+    assert (sent.ours, sent.theirs, sent.difference) == (6, 3, 3)  # two rounds of 1 + 2 KiB
+    assert (each.ours, each.difference) == pytest.approx((1.5, 0.25))  # 3 KiB for two clients
+    assert found["parameters sent"].ours == pytest.approx(128e-6)  # 1 KiB up, two clients, four bytes each
+    assert "memory" not in found
+
+
+def test_who_sends_nothing_has_no_rounds(make: Any) -> None:
+    found = by_quantity(make, "local")
+    assert (found["rounds to 60 %"].ours, found["rounds to 60 %"].theirs) == (0, 0)
+    assert found["accuracy"].difference == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "accuracies", "mark"),
+    [
+        (1, (0.65,), "within 3 spreads"),  # 3 points off, the paper's spread alone is 1
+        (1, (0.5899,), "differs"),
+        (1, (0.6501,), "differs"),
+        (2, (0.66, 0.70), "within 3 spreads"),  # 6 off, spread 3
+        (2, (0.705, 0.715), "differs"),  # 9 off, spread sqrt(1.5)
+        (2, (0.525, 0.535), "differs"),
+    ],
+)
+def test_three_spreads_in_both_directions(make: Any, seeds: int, accuracies: tuple[float, ...], mark: str) -> None:
+    for seed, accuracy in zip(range(seeds), accuracies, strict=True):
+        make(f"fedgh-{seed}", "fedgh", seed, (accuracy,), run=RUN)
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
+    assert row.published[0].mark == mark
+
+
+def test_other_settings_are_said_and_not_marked(make: Any) -> None:
+    found = by_quantity(make, "fedgh", overrides=["training.rounds=3"])
+    assert {one.mark for one in found.values()} == {"other settings"}
+    section = compare_runs(load_runs(make.root)).sections[0]
+    assert section.caption.endswith(" Changed by --set: training.rounds=3.")
+    assert any(note.startswith("other settings: not the paper's experiment") for note in section.notes)
+
+
+def test_the_column_is_not_another_setting(make: Any) -> None:
+    assert by_quantity(make, "fedgh", overrides=["data.num_clients=2"])["accuracy"].mark == paper_results.WITHIN
+
+
+def test_scaled_down_is_said_and_not_marked(make: Any) -> None:
+    small = {"preset": "small", "preset_note": "scaled down: 3 rounds, not 200"}
+    for one in by_quantity(make, "fedgh", **small).values():
+        assert one.mark == "scaled down"
+    table = compare_runs(load_runs(make.root))
+    section = table.sections[0]
+    assert section.caption.endswith(" Preset small: scaled down: 3 rounds, not 200.")
+    assert section.facts.preset == "small"
+    assert any(note.startswith("scaled down: not the paper's experiment") for note in section.notes)
+    assert "differs |" not in to_markdown(table)
+    other = {"preset": "n50"}  # a preset that does not say that it scales down
+    assert (
+        paper_results.judge(
+            paper_results.entries()[1],
+            [load_runs(make("x", "fedgh", 0, (0.1,), run=RUN | other))[0]],
+            "personal",
+            (10.0, None),
+        ).mark
+        == "differs"
+    )
+
+
+def test_never_reached_is_said(make: Any) -> None:
+    make("fedgh", "fedgh", 0, (0.3, 0.5), run=RUN)
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
+    found = {one.quantity: one for one in row.published}
+    assert (found["rounds to 60 %"].ours, found["rounds to 60 %"].mark) == (None, "not reached")
+    assert found["bytes to 60 %"].difference is None
+    assert "| not reached |" in to_markdown(compare_runs(load_runs(make.root)))
+
+
+def test_the_table_says_which_stage(make: Any) -> None:
+    make("fedgh", "fedgh", 0, (0.3, 0.65), run={"paper_tables": ["p/table2"]})
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
+    (one,) = row.published
+    assert (one.stage, one.ours) == ("received", pytest.approx(45.0))  # 0.2 below
+    assert row.accuracy == 0.65
+
+
+def test_footnotes_are_those_of_the_rows_that_are_shown(make: Any) -> None:
+    table = compare_runs(load_runs(sixty(make)))
+    (section,) = table.sections
+    assert section.footnotes == {"first": 1, "second": 2}
+    assert section.notes[-2:] == ("[1] Printed twice.", '[2] A "slip", 50 % of it.')
+    text = to_text(table)
+    (line,) = [line for line in text.splitlines() if "62.00 ± 1.00" in line]
+    assert " ".join(line.split()) == "fedgh personal 0 1 62.00 ± 2.83 62.00 ± 1.00 [1] +0.00 within 3 spreads"
+    assert " 2.0 [1, 2] " in text
+    for form in (text, to_markdown(table), to_latex(table), to_json(table)):
+        assert "Printed twice." in form
+        assert "Of a row that is not here" not in form
+    assert r'\par\small [2] A "slip", 50 \% of it.' in to_latex(table)
+    alone = compare_runs(load_runs([make.root / "local-0", make.root / "local-1"]))
+    assert alone.sections[0].footnotes == {}
+    assert "Printed twice" not in to_markdown(alone)
+
+
+def test_notes_name_what_is_missing(make: Any) -> None:
+    notes = compare_runs(load_runs(sixty(make))).sections[0].notes
+    assert "rows of the paper that were not run here: fedavg" in notes
+    assert "printed there, and not measured here: memory" in notes
+    assert any("each client's own test data" in note and "more than 3 spreads" in note for note in notes)
+
+
+def test_other_settings_or_data_have_no_column(make: Any) -> None:
+    make("a", "fedgh", data={"dirichlet_alpha": 0.1}, run=RUN)
+    make("b", "fedgh", run={})
+    other, none = compare_runs(load_runs(make.root)).sections
+    assert (other.rows[0].published, none.rows[0].published) == ((), ())
+    assert "p/table1 has no column for these data and settings, so that nothing stands beside" in other.notes
+    assert not any("paper" in note or "column" in note for note in none.notes)
+
+
+def test_a_variant_is_not_its_methods_row(make: Any) -> None:
+    make("a", "fedgh", label="fedgh-random-header", run=RUN)
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
+    assert row.published == ()
+
+
+def test_machines_get_it_too(make: Any) -> None:
+    table = compare_runs(load_runs(sixty(make)))
+    found = json.loads(to_json(table))["tables"][0]["rows"][1]["published"][0]
+    assert (found["quantity"], found["ours"], found["theirs"], found["mark"]) == (
+        "accuracy", pytest.approx(62.0), 62.0, "within 3 spreads",
+    )  # fmt: skip
+    assert "published p/table1 accuracy: difference" in to_csv(table).splitlines()[0]
+
+
+# the shipped files ----------------------------------------------------------------------------------------------------
+def test_the_shipped_footnotes_and_units_are_known() -> None:
+    every = paper_results.entries()
+    assert len(every) > 500
+    for entry in every:
+        assert all(paper_results.footnote(name) for name in entry.footnotes)
+        assert entry.stage in ("", "received", "personal", "after_training")
+        if entry.quantity.startswith("bytes") and entry.unit != "%":
+            assert entry.unit in paper_results.BYTES_PER_UNIT
+        if entry.quantity == "accuracy":
+            assert entry.unit == "%"
+    used = {name for entry in every for name in entry.footnotes}
+    assert used == set(paper_tables.read_footnotes(paper_tables.SOURCE))
+
+
+def test_the_shipped_fedgh_table_is_found_by_a_recipes_data(make: Any) -> None:
+    data = {"dataset": "cifar10", "num_clients": 10, "partition": "by_class", "classes_per_client": 2}
+    make("fedgh", "fedgh", 0, (0.5, 0.976), data=data, run={"paper_tables": ["fedgh/table3"]})
+    (row,) = compare_runs(load_runs(make.root)).sections[0].rows
+    found = {one.quantity: one for one in row.published}
+    assert (found["accuracy"].theirs, found["accuracy"].mark) == (97.60, paper_results.NO_SPREAD)
+    assert (found["rounds to 90 %"].theirs, found["rounds to 90 %"].ours) == (2, 2)
+    assert found["bytes per client and round"].theirs == pytest.approx(23.45, abs=0.01)

@@ -1,0 +1,130 @@
+"""What every figure has in common, by measure: shades, looks, room for every word, the files."""
+
+import csv
+import itertools
+import json
+import math
+from pathlib import Path
+
+from polyfed.report.plot_style import (
+    LOCAL_STYLE,
+    SHADES,
+    FigureWithData,
+    canvas,
+    empty_figure,
+    fills,
+    inches,
+    legend,
+    legends,
+    method_styles,
+    save,
+    shortened,
+    styles,
+)
+from tests.helpers.readable import unreadable
+
+
+def test_shades_darken_steadily_in_gray() -> None:
+    from matplotlib import colormaps
+
+    shades = [colormaps[SHADES](step / 50) for step in range(51)]
+    gray = [0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue, _ in shades]
+    assert all(later < earlier for earlier, later in itertools.pairwise(gray))
+    assert gray[0] - gray[-1] > 0.7
+
+
+def test_neighbors_differ_without_color() -> None:
+    lines = [(style["marker"], str(style["linestyle"])) for style in itertools.islice(styles(), 45)]
+    assert len(set(lines)) == 45
+    hatches = [fill["hatch"] for fill in itertools.islice(fills(), 9)]
+    assert len(set(hatches)) == 9
+
+
+def lab(color: str) -> tuple[float, float, float]:
+    """CIE L*a*b* of a color, under D65."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    x = (0.4124564 * r + 0.3575761 * g + 0.1804375 * b) / 0.95047
+    y = 0.2126729 * r + 0.7151522 * g + 0.0721750 * b
+    z = (0.0193339 * r + 0.1191920 * g + 0.9503041 * b) / 1.08883
+    fx, fy, fz = (value ** (1 / 3) if value > 216 / 24389 else 841 / 108 * value + 4 / 29 for value in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+def test_twenty_colors_lie_far_apart_and_far_from_the_paper() -> None:
+    colors = [style["color"] for style in itertools.islice(styles(), 20)]
+    distances = [math.dist(lab(one), lab(other)) for one, other in itertools.combinations(["#FFFFFF", *colors], 2)]
+    assert min(distances) > 20  # 2.3 is a difference that can just be seen
+    assert max(lab(color)[0] for color in colors) < 81
+
+
+def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved() -> None:
+    words = "each method's own stage (personal or received), on each client's own test data, plain mean over clients "
+    for shift in range(4):  # where lines break differs
+        figure, _ = empty_figure("Title", f"{'i' * shift} {words * 5}{'path/' * 40}")
+        assert unreadable(figure) == []
+
+
+def test_shortened_names_still_differ() -> None:
+    assert shortened(["a long name of the first", "short"], 11) == ["a lon…first", "short"]
+    alike = ["the same start, one, the same end", "the same start, two, the same end"]
+    assert shortened(alike, 20) == alike
+    assert shortened(["twice the same long name"] * 2, 9) == ["twic…name"] * 2
+    assert inches(["", " "], 8) == 0
+    assert 0.9 < inches(["i", "a name of 20 letters"], 8) < 1.3
+
+
+def test_legends_stand_side_by_side() -> None:
+    figure, axes = empty_figure("Title", "About.")
+    (line,) = axes.plot([0, 1])
+    legends(
+        figure, [([line] * 3, ["one", "two", "three"]), ([line] * 9, [f"a long name, number {n}" for n in range(9)])]
+    )
+    assert unreadable(figure) == []
+    left, right = (one.get_window_extent(figure.canvas.get_renderer()) for one in figure.legends)
+    assert left.x1 <= right.x0
+    assert left.y1 == right.y1, "both begin below the axes"
+
+
+def test_long_words_are_wrapped_and_the_sheet_grows() -> None:
+    about = "words that say at length what was measured and where " * 8
+    figure, axes = empty_figure(
+        "A title that is too long for a single line of a figure as wide as a column of text", about
+    )
+    handles = [axes.plot([0, 1], [0, n], label=f"{n}")[0] for n in range(20)]
+    before = figure.get_figheight()
+    legend(
+        axes, handles, [f"method {n} with its many settings, $a_b$ among them, told at great length" for n in range(20)]
+    )
+    figure.draw_without_rendering()
+    renderer, canvas_box = figure.canvas.get_renderer(), figure.bbox
+    title, caption = (text.get_window_extent(renderer) for text in figure.texts)
+    below, grid = figure.legends[0].get_window_extent(renderer), axes.get_tightbbox(renderer)
+    stacked = [title, caption, grid, below]
+    assert figure.get_figheight() > before + 2
+    assert grid.height > 2.4 * figure.dpi
+    for box in stacked:
+        assert box.x0 >= 0
+        assert box.y0 >= 0
+        assert box.x1 <= canvas_box.x1 + 1
+        assert box.y1 <= canvas_box.y1
+    assert all(upper.y0 >= lower.y1 - 1 for upper, lower in itertools.pairwise(stacked))
+    assert "$a_b$" in figure.legends[0].get_texts()[0].get_text(), "no formula"
+
+
+def test_a_drawing_leaves_its_numbers_beside_it(tmp_path: Path) -> None:
+    figure, _ = canvas("Title", "About.", 1.0)
+    rows = [{"name": "ä", "value": 0.1}, {"name": "b", "value": None}]
+    files = FigureWithData("it", figure, {"rows": rows}, rows).write(tmp_path / "new")
+    assert [file.name for file in files] == ["it.png", "it.svg", "it.json", "it.csv"]
+    assert json.loads(files[2].read_text(encoding="utf-8")) == {"rows": rows}
+    with files[3].open(encoding="utf-8", newline="") as stream:
+        assert list(csv.DictReader(stream)) == [{"name": "ä", "value": "0.1"}, {"name": "b", "value": ""}]
+    first = files[1].read_bytes()
+    assert save(figure, tmp_path, "again")[1].read_bytes()[:40] == first[:40]
+
+
+def test_local_has_a_look_of_its_own_and_its_variants_have_others() -> None:
+    methods = ["local", "fedgh", "local", "fedin"]
+    found = [style["marker"] for style in method_styles(methods, styles(), LOCAL_STYLE)]
+    assert found == ["x", "o", "s", "^"]

@@ -1,0 +1,52 @@
+"""Files of JSON nested without end are unreadable ones like all others, wherever they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.analysis.layer_outputs import clients_of
+from polyfed.data import cache
+from polyfed.data.column_schema import stored_features
+from polyfed.deploy.node_registry import EventLog
+from polyfed.errors import ConfigError
+from polyfed.report.heatmaps import read_json
+from polyfed.report.results_page import read_command
+from polyfed.report.sensitivity import read_sweep
+
+NESTED = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"),
+    [
+        ("models/index.json", clients_of),
+        ("compare.json", read_command),
+        ("sweep.json", read_sweep),
+        ("similarity.json", lambda folder: read_json(folder / "similarity.json")),
+        ("nodes.jsonl", lambda folder: EventLog(folder / "nodes.jsonl", resume=True)),
+    ],
+)
+def test_it_is_one_line_that_names_the_file(name: str, reader: Callable[[Path], Any], tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(NESTED)
+    with pytest.raises(ConfigError) as caught:
+        reader(tmp_path)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_parquet_file_says_of_its_columns_is_passed_over() -> None:
+    assert stored_features({b"huggingface": NESTED}) == {}
+
+
+def test_remembered_checksums_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFED_CACHE", str(tmp_path / "cache"))
+    (file := tmp_path / "file").write_bytes(b"content")
+    first = cache.file_checksums([file])
+    [notes] = (tmp_path / "cache").rglob("checksums.json")
+    notes.write_bytes(NESTED)
+    assert cache.file_checksums([file]) == first

@@ -1,0 +1,166 @@
+"""The conformance kit rejects broken methods, each for its own error, and accepts the sound ones behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyfed import testing
+from polyfed.core.method import Method
+from polyfed.methods import FedAvg, FedGH, Local
+from polyfed.testing import Reduction
+from tests.helpers.mutants import broken, sound
+from tests.testing.test_conformance import averaging_bytes, cross_entropy
+
+
+def proximal(model: Any, batch: Any, context: Any) -> float:
+    """CE + (mu/2) ||w - w_received||^2, mu = 0.5, in float64."""
+    pairs = [
+        (p.detach().double().numpy(), context["reference"][n].double().numpy()) for n, p in model.named_parameters()
+    ]
+    return cross_entropy(model, batch, context) + 0.25 * sum(float(((w - w0) ** 2).sum()) for w, w0 in pairs)
+
+
+def mutual(model: Any, batch: Any, context: Any) -> float:
+    """Half of CE and KL for either network; KL summed over classes."""
+
+    def log_softmax(network: Any) -> np.ndarray[Any, Any]:
+        logits = network(batch.x).detach().double().numpy()
+        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+    p, m = log_softmax(model.private), log_softmax(model.shared)
+    rows = np.arange(len(p)), batch.y.numpy()
+    kl = ((np.exp(m) * (m - p)).sum(axis=1) + (np.exp(p) * (p - m)).sum(axis=1)).mean()
+    return float(0.5 * (kl - p[rows].mean() - m[rows].mean()))
+
+
+# what each sound method is asked with; its mutants are asked the same
+OPTIONS: dict[type[Method], dict[str, Any]] = {
+    Local: {"reference_loss": cross_entropy},
+    FedAvg: {"counted": "updates", "expected_bytes": averaging_bytes},
+    FedGH: {"skip": dict.fromkeys(("order_of_uploads", "client_order_invariant"), "pair by pair")},
+    sound.FedProx: {"reference_loss": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
+    sound.FedProto: {
+        "counted": "statistics",
+        "reductions": [Reduction({"strength": 0.0}, Local())],
+    },
+    sound.FML: {
+        "reference_loss": mutual,
+        "reductions": [Reduction({"alpha": 1.0}, Local(), part="private.")],
+    },
+    sound.Scaffold: {
+        "no_effect": {"aggregation": "one architecture only"},
+        "skip": {"missing_upload_is_not_zero": "the server's control moves by |S| / N (Karimireddy et al., eq. 5)"},
+    },
+    sound.Drift: {},
+}
+
+# the sound ones of this folder; those of the library are in test_conformance.py
+test_fedprox = pytest.mark.slow(testing.conformance(sound.FedProx(), **OPTIONS[sound.FedProx]))
+test_fedproto = pytest.mark.slow(testing.conformance(sound.FedProto(), **OPTIONS[sound.FedProto]))
+test_fml = pytest.mark.slow(testing.conformance(sound.FML(), **OPTIONS[sound.FML]))
+test_scaffold = pytest.mark.slow(testing.conformance(sound.Scaffold(), **OPTIONS[sound.Scaffold]))
+test_drift = pytest.mark.slow(testing.conformance(sound.Drift(), **OPTIONS[sound.Drift]))
+
+CAUGHT_BY = {
+    broken.HeaderInNoOptimizer: "learns",
+    broken.HeaderIsClient0s: "nothing_aliased",
+    broken.ReceivedIsKept: "nothing_written_in_place",
+    broken.PreviousIsLive: "nothing_aliased",
+    broken.UnsquaredNorm: "oracle",
+    broken.DeadKnob: "hyperparameters_matter",
+    broken.HeadsBeginApart: "begins_alike",
+    broken.UncountedPrototypes: "samples_counted_once",
+    broken.AbsentClassesAreZero: "missing_upload_is_not_zero",
+    broken.UndetachedTeacher: "reductions",
+    broken.KLOverElements: "oracle",
+    broken.BuffersStayAtHome: "batchnorm",
+    broken.BuffersOfTheFirst: "batchnorm",
+    broken.SeedInConstructor: "other_seed_other_result",
+    broken.SeededDraws: "other_seed_other_result",
+    broken.GlobalSeed: "global_generators_untouched",
+    broken.DrawsInLoss: "loss_is_pure",
+    broken.BranchesOnValues: "loss_is_pure",
+    broken.Unshuffled: "data_are_shuffled",
+    broken.DropsTheLastBatch: "degenerate_clients",
+    broken.StateInPlace: "nothing_written_in_place",
+    broken.NobodyInPlace: "nothing_written_in_place",
+    broken.UploadsInPlace: "nothing_written_in_place",
+    broken.LabelsInPlace: "nothing_written_in_place",
+    broken.ShrinksInTheLoss: "nothing_written_in_place",
+    broken.FloatInAMessage: "speaks_in_tensors",
+    broken.FloatComesDown: "speaks_in_tensors",
+    broken.FloatInAState: "speaks_in_tensors",
+    broken.NoDecorator: "has_hyperparameters",
+    broken.HiddenState: "state_is_explicit",
+    broken.StateInTheMethod: "state_is_explicit",
+    broken.BroadcastCounts: "broadcast_without_side_effects",
+    broken.PlansInSilence: "goes_on_after_its_end",
+    broken.DividesByAll: "missing_upload_is_not_zero",
+    broken.CrashesWithoutAnswers: "any_subset",
+    broken.LastUploadWins: "order_of_uploads",
+    broken.WeightsByPlace: "order_of_uploads",
+    broken.FirstClientIsSpecial: "client_order_invariant",
+    broken.SwallowsNaN: "nan_is_rejected",
+    broken.SendsTheWholeUnion: "expected_bytes",
+    broken.ForgetsWhatNobodySent: "any_subset",
+    broken.UnknownStage: "declared",
+    broken.NeedsNothing: "any_subset",
+    broken.SaysHalfOfWhatItSends: "uploads_have_their_form",
+}
+
+
+def options(kind: type[Method]) -> dict[str, Any]:
+    """Those of the sound method that it was made from."""
+    return next(OPTIONS[parent] for parent in kind.__mro__ if parent in OPTIONS)
+
+
+@pytest.mark.parametrize("kind", CAUGHT_BY, ids=lambda kind: kind.__name__)
+def test_the_mutant_is_rejected(kind: type[Method]) -> None:
+    assert kind.__doc__
+    name = CAUGHT_BY[kind]
+    found = testing.violations(kind(), [name], **options(kind))
+    assert name in found, f"{kind.__name__} ({kind.__doc__}) passed '{name}'"
+
+
+def test_there_are_enough() -> None:
+    defined = {k for k in vars(broken).values() if isinstance(k, type) and k.__module__ == broken.__name__}
+    assert defined == set(CAUGHT_BY)
+    assert len(CAUGHT_BY) >= 15
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (broken.FloatInAMessage, "upload puts something else than tensors into a message: expected tensors in "),
+        (broken.FloatComesDown, "got float as 'rate/of the server'; write torch.tensor(0.5)"),
+        (broken.FloatInAState, "aggregate puts something else than tensors into the server's state: "),
+        (
+            broken.NoDecorator,
+            "the field 'strength' is no hyperparameter: write @hyperparameters (of polyfed.core.method) above "
+            "the class",
+        ),
+    ],
+)
+def test_what_all_else_rests_on_is_one_line_alone(kind: type[Method], says: str) -> None:
+    """And not the same error again for every other property."""
+    (line,) = testing.violations(kind()).values()
+    assert says in line
+    assert "\n" not in line
+
+
+def test_a_class_in_place_of_a_method_is_one_line() -> None:
+    assert testing.violations(FedAvg) == {  # type: ignore[arg-type]
+        "has_hyperparameters": "FedAvg: expected a method, FedAvg(), got its class"
+    }
+
+
+def test_pytest_asks_nothing_else_either() -> None:
+    asked = testing.conformance(broken.FloatInAMessage())
+    with pytest.raises(testing.ConformanceError, match="upload puts something else"):
+        asked("speaks_in_tensors")
+    with pytest.raises(pytest.skip.Exception, match="not asked before speaks_in_tensors holds"):
+        asked("learns")
+    testing.conformance(FedAvg())("declared")

@@ -1,0 +1,234 @@
+"""Settings that were given and do nothing: one line, in recipes, by ``--set``, in presets and in Python alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
+from polyfed.methods import FedHeNN, FedIN, LGFedAvg
+from polyfed.registry import METHODS
+from tests.helpers.flat_options import grouped
+
+SAID = [  # section, what is given, the line behind the section's name
+    ("data", {"classes_per_client": 3}, "classes_per_client = 3 does nothing beside partition = 'iid'"),
+    (
+        "data",
+        {"partition": "by_class", "dirichlet_alpha": 0.1},
+        "dirichlet_alpha = 0.1 does nothing beside partition = 'by_class'",
+    ),
+    (
+        "data",
+        {"partition": "dirichlet", "class_assignment": "shards"},
+        "class_assignment = 'shards' does nothing beside partition = ",
+    ),
+    ("data", {"group_by": "user"}, "group_by = 'user' does nothing beside partition = 'iid'"),
+    (
+        "data",
+        {"feature_shift_strength": 0.5},
+        "feature_shift_strength = 0.5 does nothing beside feature_shift = 'none'",
+    ),
+    (
+        "data",
+        {"public_samples": 7},
+        "public_samples = 7 does nothing without public_dataset; set public_dataset, or leave out public_samples",
+    ),
+    ("availability", {"dropout_stage": "after"}, "dropout_stage = 'after' does nothing beside dropout_rate = 0.0"),
+    ("availability", {"delay_rounds": 3}, "delay_rounds = 3 does nothing beside delay_rate = 0.0"),
+    ("availability", {"join_round": 4}, "join_round = 4 does nothing beside late_joiners = 0"),
+    ("privacy", {"sampling": "shuffled"}, "sampling = 'shuffled' does nothing beside max_grad_norm = 0.0"),
+    (
+        "compression",
+        {"error_feedback": False},
+        "error_feedback = false does nothing beside top_k_fraction = 1.0; set top_k_fraction below 1",
+    ),
+    (
+        "robust_aggregation",
+        {"aggregator": "median", "byzantine_fraction": 0.3},
+        "byzantine_fraction = 0.3 does nothing beside aggregator = 'median'",
+    ),
+    (
+        "adversaries",
+        {"attack_scale": 3.0},
+        "attack_scale = 3 does nothing without alie_fraction, inner_product_fraction, sign_flip_fraction",
+    ),
+    ("evaluation", {"min_delta": 0.1}, "min_delta = 0.1 does nothing beside patience = 0"),
+    (
+        "devices",
+        {"fractions": {"laptop": 1.0}, "assignment": "blocks"},
+        "assignment = 'blocks' does nothing beside profiles = []",
+    ),
+]
+HYPERPARAMETERS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+    (
+        FedIN,
+        {"noise_std": 0.8, "noise_where": "message", "exchange_features": False},
+        "noise_where = 'message' does nothing beside",
+    ),
+    (
+        FedIN,
+        {"num_pairs": 3, "exchange_features": False},
+        "num_pairs = 3 does nothing beside exchange_features = false; set exchange_features to true",
+    ),
+    (
+        FedIN,
+        {"projection": "fixed", "exchange_features": False},
+        "projection = 'fixed' does nothing beside exchange_features = false",
+    ),
+    (FedIN, {"noise_where": "forward"}, "noise_where = 'forward' does nothing beside noise_std = 0.0"),
+    (FedIN, {"combine": "none", "local_weight": 2.0}, "local_weight = 2.0 does nothing beside combine = 'none'"),
+    (
+        FedHeNN,
+        {"kernel": {"width": 2.0}},
+        "width = 2.0 does nothing beside similarity = 'linear'; set",
+    ),
+    (
+        FedHeNN,
+        {"setting": "homogeneous", "kernel": {"rank": 4}},
+        "kernel.rank = 4 does nothing beside setting",
+    ),
+    (
+        LGFedAvg,
+        {"shared_part": "none", "weighting": "uniform"},
+        "weighting = 'uniform' does nothing beside shared_part = 'none'",
+    ),
+]
+
+
+def recipe(**sections: dict[str, Any]) -> Recipe:
+    whole: dict[str, dict[str, Any]] = {
+        "data": {"dataset": "digits"},
+        "models": {"architectures": ["digits-cnn1"]},
+        "method": {"name": "local"},
+    }
+    return Recipe.from_dict({**whole, **{name: {**whole.get(name, {}), **keys} for name, keys in sections.items()}})
+
+
+def line(made: Callable[[], Any]) -> str:
+    with pytest.raises(ConfigError) as refused:
+        made()
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("section", "keys", "said"), SAID)
+def test_a_section_refuses_what_does_nothing(section: str, keys: dict[str, Any], said: str) -> None:
+    assert line(lambda: recipe(**{section: keys})).startswith(f"{section}: {said}")
+
+
+@pytest.mark.parametrize(("section", "keys", "said"), [entry for entry in SAID if entry[0] not in ("data",)])
+def test_python_says_the_same(section: str, keys: dict[str, Any], said: str) -> None:
+    kind = getattr(pf, section.title().replace("_", ""))
+    x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    client = pf.Client(torch.nn.Linear(2, 2), (x, y), (x, y))
+    made = lambda: pf.Federation([client], pf.methods.Local(), **grouped(**{section: kind(**keys)}))  # noqa: E731
+    assert line(made).startswith(f"{section}: {said}")
+
+
+def test_a_deal_in_python_says_the_same() -> None:
+    source = pf.from_tensors((torch.zeros(40, 2), torch.arange(40) % 4))
+    said = line(lambda: pf.federate(source, 2, "iid", classes_per_client=3))
+    assert said.startswith("classes_per_client = 3 does nothing beside partition = 'iid'")
+    assert "'a deal of your own'" in line(lambda: pf.federate(source, 2, lambda y, k, rng: [], dirichlet_alpha=0.1))
+    assert len(pf.federate(source, 2, "by_class", classes_per_client=4).clients) == 2
+
+
+@pytest.mark.parametrize(("kind", "hyperparameters", "said"), HYPERPARAMETERS)
+def test_a_hyperparameter_that_does_nothing(kind: Any, hyperparameters: dict[str, Any], said: str) -> None:
+    table = ".kernel" if said.startswith("width") else ""  # said of the table alone
+    assert line(lambda: kind(**hyperparameters)).startswith(f"{kind.name}{table}: {said}")
+    spelled = {name.rstrip("_"): value for name, value in hyperparameters.items()}
+    assert line(lambda: recipe(method={"name": kind.name, **spelled})).startswith(f"method{table}: {said}")
+
+
+def test_what_was_not_given_is_not_told() -> None:
+    defaults = {"dirichlet_alpha": 0.5, "classes_per_client": 2}
+    assert recipe(data=defaults, availability={"delay_rounds": 1}).availability.delay_rounds == 1
+    behind_a_deadline = recipe(availability={"delay_rounds": 3}, devices={"profiles": ["laptop"], "round_timeout": 1.0})
+    assert behind_a_deadline.availability.delay_rounds == 3
+
+
+def test_what_was_switched_off_on_purpose_takes_its_own_with_it() -> None:
+    assert pf.Availability(dropout_rate=0.0, dropout_stage="after").effective() == {}
+    assert pf.Adversaries(sign_flip_fraction=0.0, attack_scale=3.0).effective() == {}
+    assert pf.Compression(top_k_fraction=1.0, error_feedback=False).effective() == {}
+    FedIN(noise_std=0.0, noise_where="message")
+    recipe(availability={"delay_rate": 0.0, "delay_rounds": 3})
+
+
+def test_a_resolved_recipe_reads_again() -> None:
+    off = recipe(
+        availability={"dropout_rate": 0.0, "dropout_stage": "after"},
+        adversaries={"sign_flip_fraction": 0.0, "attack_scale": 3.0},
+    )
+    assert Recipe.from_dict(off.to_dict()).to_dict() == off.to_dict()
+    for kind in METHODS.values():
+        resolved = recipe(method={"name": kind.name}).to_dict()
+        assert Recipe.from_dict(resolved).to_dict() == resolved
+
+
+TEXT = """
+[data]
+dataset = "digits"
+partition = "dirichlet"
+dirichlet_alpha = 0.1
+
+[models]
+architectures = ["digits-cnn1"]
+
+[method]
+name = "fedin"
+local_weight = 2.0
+
+[methods.fedin]
+projection = "fixed"
+projection_grid = 2
+
+[methods.fedhenn.kernel]
+similarity = "rbf"
+width = 2.0
+
+[presets.alike.data]
+partition = "iid"
+
+[presets.wrong.data]
+partition = "iid"
+min_samples = 5
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(TEXT.partition("[presets.wrong")[0])
+    return file
+
+
+def test_what_is_laid_over_takes_along_what_was_said_of_the_old_value(path: Path) -> None:
+    assert Recipe.load(path).data.dirichlet_alpha == 0.1
+    for laid in (Recipe.load(path, ["data.partition=iid"]), Recipe.load(path, preset="alike")):
+        assert (laid.data.partition, laid.data.dirichlet_alpha) == ("iid", 0.5)
+    assert Recipe.load(path, ["data.partition=quantity"]).data.dirichlet_alpha == 0.1  # acts there, too
+    assert Recipe.load(path, ["method.combine=none"]).chosen_method == FedIN(
+        combine="none", projection="fixed", projection_grid=2
+    )
+    assert Recipe.load(path, ["method.projection=none"]).chosen_method == FedIN(local_weight=2.0)
+    assert Recipe.load(path, ["method.kernel.similarity=linear"], method="fedhenn").chosen_method == FedHeNN()
+    assert path.read_text() == TEXT.partition("[presets.wrong")[0]
+
+
+def test_what_was_itself_laid_over_is_told(path: Path) -> None:
+    said = line(lambda: Recipe.load(path, ["data.partition=iid", "data.dirichlet_alpha=0.2"]))
+    assert said == (
+        "data: dirichlet_alpha = 0.2 does nothing beside partition = 'iid'; set partition to 'dirichlet' or "
+        "'quantity', or leave dirichlet_alpha at 0.5"
+    )
+    assert line(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
+    path.write_text(TEXT)
+    assert line(lambda: Recipe.load(path)).startswith("presets.wrong: data: min_samples = 5 does nothing beside")

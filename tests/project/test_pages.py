@@ -18,7 +18,7 @@ from tests.project.test_method_pages import check
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
     "gpu.md",
-    *("python.md", "own-method.md", "own-plugin.md", "evaluation.md", "reproducibility.md", "uploads.md", "devices.md"),
+    *("python.md", "own-method.md", "own-plugin.md", "devices.md"),
     "federation-worth.md",
 )
 

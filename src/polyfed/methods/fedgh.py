@@ -28,14 +28,15 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
 from polyfed.core.message import Message, get_group, get_tensor, nbytes
-from polyfed.core.method import Context, Exposed, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import as_split_model, load_state
+from polyfed.core.method import Exposed, TrainingResult, hyperparameters
+from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.functional.class_prototypes import class_means, header_sgd_step
+from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
 
 @hyperparameters
-class FedGH(Method):
+class FedGH(TrainedHeader):
     """A global header, trained by the server on class means of representations."""
 
     name: ClassVar[str] = "fedgh"
@@ -56,24 +57,7 @@ class FedGH(Method):
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
     max_grad_norm: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
 
-    @property
-    def requirements(self) -> Requirements:
-        instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Requirements(split_model=True, same_feature_dim=True, same_head=True, linear_head=True, hint=instead)
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True  # a LAR of an earlier round is a pair like any other
-
     # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        first = server.architectures[0]
-        head = as_split_model(server.model(first, server.initial_state(first))).head
-        server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"header": get_group(server.state, "header")}
-
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = [message for message in uploads.values() if "lars" in message and len(get_tensor(message, "labels"))]
         if not sent:
@@ -105,10 +89,6 @@ class FedGH(Method):
                 yield from torch.randperm(count, generator=generator).split(self.header_batch)
 
     # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(as_split_model(client.model).head, get_group(message, "header"))
-        return {}
-
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
         z_ND = representations(client.model, train.x, client.prepare).cpu()

@@ -28,16 +28,16 @@ from polyfed.core import upload_forms
 from polyfed.core.client import Client
 from polyfed.core.inference import representations
 from polyfed.core.message import Message, get_group, get_tensor
-from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import as_split_model, load_state
+from polyfed.core.method import TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.entanglement import entangle, soft_header_sgd_step
+from polyfed.methods.building_blocks.trained_header import TrainedHeader
 
 
 @hyperparameters
-class FedRE(Method):
+class FedRE(TrainedHeader):
     """A global header, trained by the server on one random mixture of class means per client."""
 
     name: ClassVar[str] = "fedre"
@@ -56,31 +56,14 @@ class FedRE(Method):
     header_batch: Annotated[int, Field(ge=1)] = 32  # mixtures per header step, shuffled; their losses are summed
 
     @property
-    def requirements(self) -> Requirements:
-        instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Requirements(split_model=True, same_feature_dim=True, same_head=True, linear_head=True, hint=instead)
-
-    @property
     def evaluation_stage(self) -> Stage:
         return "received"
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        return True  # a mixture of an earlier round is one like any other
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:
         return {"encoding": "the mixture's weights, which noise would leave none"}
 
     # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        first = server.architectures[0]
-        head = as_split_model(server.model(first, server.initial_state(first))).head
-        server.state["header"] = {name: t.detach().cpu().clone() for name, t in head.state_dict().items()}
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"header": get_group(server.state, "header")}
-
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = [message for message in uploads.values() if "encoding" in message]
         if not sent:
@@ -99,10 +82,6 @@ class FedRE(Method):
         server.state["header"] = {"weight": theta, "bias": bias}
 
     # client ------------------------------------------------------------------------------------------------
-    def receive(self, client: Client, message: Message) -> Context:
-        load_state(as_split_model(client.model).head, get_group(message, "header"))
-        return {}
-
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
         z_ND = representations(client.model, train.x, client.prepare).cpu()

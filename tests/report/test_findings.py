@@ -30,6 +30,13 @@ def test_one_seed_or_two_claim_nothing(found: Any) -> None:
     )
 
 
+def test_a_difference_on_some_of_locals_seeds_does_not_stand_beside_the_mean_of_all(found: Any) -> None:
+    said = found(local=(0.5, 0.1), fedgh=(0.625,))
+    assert said.startswith(
+        "fedgh leads with 62.50 %, 12.50 points above Local on the seeds that both have. With one seed"
+    )
+
+
 def test_two_seeds_claim_nothing_however_clear_they_look(found: Any) -> None:
     said = found(local=(0.5, 0.5), fedgh=(0.9, 0.9))
     assert said.endswith("With two seeds nothing can be claimed: it takes three to tell a difference from chance.")

@@ -40,7 +40,10 @@ def _compared(known: Sequence[ComparisonRow]) -> str:
     local = alone[0]
     others = [row for row in known if row is not local]
     named = leader
-    told = f"{_leads(leader)}, {_points(leader.difference)} Local ({percent(local.accuracy)} %)"
+    level = f"({percent(local.accuracy)} %)"
+    if leader.difference_seeds and leader.seeds != local.seeds:
+        level = "on the seeds that both have"
+    told = f"{_leads(leader)}, {_points(leader.difference)} Local {level}"
     if leader is local:
         named = max(others, key=lambda row: row.accuracy or 0.0)
         told = f"{_leads(local)}: no method is above it. {named.name} comes next, {_points(named.difference)} it"

@@ -31,7 +31,7 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "deploy")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import polyfed as pf  # noqa: E402
 from polyfed.config.recipe import Recipe  # noqa: E402
@@ -98,7 +98,7 @@ def resumed(recipe: Recipe, out: Path) -> None:
 
 def deployed(recipe: Recipe, out: Path) -> None:
     """A server and its nodes in this process."""
-    from nearby import Nearby
+    from tests.helpers.nearby import Nearby
 
     from polyfed.deploy.server import serve
 

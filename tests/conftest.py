@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 _kept: list[Any] = []  # what torch.library declares lives as long as its handle
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as of a job in the background: programs would ignore Ctrl-C, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _let_torchvision_import() -> None:

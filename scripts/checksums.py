@@ -98,9 +98,8 @@ def resumed(recipe: Recipe, out: Path) -> None:
 
 def deployed(recipe: Recipe, out: Path) -> None:
     """A server and its nodes in this process."""
-    from tests.helpers.nearby import Nearby
-
     from polyfed.deploy.server import serve
+    from tests.helpers.nearby import Nearby
 
     recipe = recipe.with_run(executor="serial")
     with tempfile.TemporaryDirectory() as disks:

@@ -388,7 +388,7 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_whole_round_and_no_orphans(
         "data.num_clients=2",
         "data.max_train_per_client=10",
         "data.max_test_per_client=10",
-        "training.rounds=2000",
+        "training.rounds=1000000",
     ):
         words += ["--set", setting]
     words += ["--set", "run.executor=processes", "--set", "run.workers=2", "--set", "run.checkpoint_every=1000"]

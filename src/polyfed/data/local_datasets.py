@@ -6,11 +6,11 @@ not ask of a data set that has no use for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from polyfed.data import image_folders, parquet_images, per_client_folders, pflib_npz, tabular, text_files
+from polyfed.data import image_folders, leaf_json, parquet_images, per_client_folders, pflib_npz, tabular, text_files
 from polyfed.data.dataset import DatasetSource, as_samples, channel_statistics, from_tensors, statistics
 from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import LabeledSamples
@@ -107,8 +107,21 @@ def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource
     return from_images(name, read, statistics(read.train.x))
 
 
+def _own_leaf(name: str, place: Path, options: SourceOptions) -> DatasetSource:
+    """The rows of LEAF's JSON files, with the further column that says whose they are."""
+    _refuse_columns(name, replace(options, columns=tuple(c for c in options.columns if c != leaf_json.COLUMN)))
+    reject_splits(name, options.train_splits)
+    return leaf_json.read(name, place, options.words)
+
+
 # what stands before a path -> function of (name, path, what was asked for)
-READERS = {"images:": _own_images, "csv:": _own_table, "clients:": _own_clients, "npz:": _own_arrays}
+READERS: dict[str, Callable[[str, Path, SourceOptions], DatasetSource]] = {
+    "images:": _own_images,
+    "csv:": _own_table,
+    "clients:": _own_clients,
+    "npz:": _own_arrays,
+    "leaf:": _own_leaf,
+}
 
 
 # one reader each --------------------------------------------------------------------------------------------------

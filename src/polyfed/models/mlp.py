@@ -44,14 +44,16 @@ class CategoryVectors(nn.Module):
         super().__init__()
         self.numbers = [place for place, count in enumerate(categories) if not count]
         self.places = [place for place, count in enumerate(categories) if count]
+        widths = [min(_WIDEST, (categories[place] + 1) // 2) for place in self.places]
+        self._width = sum(widths)
         self.vectors = nn.ModuleList(
-            nn.Embedding(categories[place], min(_WIDEST, (categories[place] + 1) // 2)) for place in self.places
+            nn.Embedding(categories[place], width) for place, width in zip(self.places, widths, strict=True)
         )
 
     @property
     def width(self) -> int:
         """How many numbers a row becomes."""
-        return len(self.numbers) + sum(vectors.weight.shape[1] for vectors in self.vectors)  # type: ignore[misc]
+        return len(self.numbers) + self._width
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""

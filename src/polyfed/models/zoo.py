@@ -73,8 +73,8 @@ def build(
             parameter of this name.
 
     Raises:
-        ConfigError: no such model or builder, or one without the parameter `categories` for a table with some; the data do not fit the network; the builder failed or returned
-            something else.
+        ConfigError: no such model or builder, or one without the parameter `categories` for a table with some; the data
+            do not fit the network; the builder failed or returned something else.
 
     >>> build("digits-cnn1", (1, 8, 8), 10).feature_dim
     64

@@ -1,7 +1,7 @@
 """LEAF's JSON files (Caldas et al., arXiv 1812.01097), ``train/*.json`` and ``test/*.json``, with several users each.
 
-A file is an object of ``users`` (names), ``num_samples`` (a count per user), ``user_data`` (name -> lists ``x`` and ``y``)
-and sometimes ``hierarchies``, which is not read. Inputs are one of:
+A file is an object of ``users`` (names), ``num_samples`` (a count per user), ``user_data`` (name -> lists ``x`` and
+``y``) and sometimes ``hierarchies``, which is not read. Inputs are one of:
 
     numbers      lists of one shape, however deep (FEMNIST: 784 each); flat images of n x n numbers stay flat
     texts        strings, or lists of strings of which the last is the text (Sentiment140); read by words
@@ -140,7 +140,7 @@ def _labels(rows: _Side, where: Path) -> NDArray[Any]:
     if len({type(label) for label in rows.y}) > 1:
         raise ConfigError(f"expected labels of one kind in {where}, got numbers and strings")
     try:
-        return np.array(rows.y)
+        return np.array(rows.y, dtype=np.str_ if isinstance(rows.y[0], str) else np.int64)
     except OverflowError:
         raise ConfigError(f"expected labels below 2^63 in {where}, got a larger one") from None
 

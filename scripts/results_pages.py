@@ -85,7 +85,7 @@ def read_page(text: str) -> list[Comparison]:
 
 def _read_part(part: str) -> Comparison:
     lines = part.strip().splitlines()
-    heading = re.fullmatch(r"[^:]+: (\w+), (\d+) clients?(?: \(\d+\))?", lines[0])
+    heading = re.fullmatch(r"[^:]+: (\S+), (\d+) clients?(?: \(\d+\))?", lines[0])
     if heading is None:
         raise ValueError(f"expected 'PLACE: DATASET, N clients' as a heading, got '{lines[0]}'")
     return Comparison(
@@ -171,9 +171,14 @@ class Best(NamedTuple):
     interval: str
 
 
+def _is_control(name: str) -> bool:
+    """Whether a row is no method that federates."""
+    return name.startswith(("local", "pooled")) or name.endswith("-alone")
+
+
 def _best(one: Comparison) -> Best:
     main = one.tables[0]
-    methods = [row[0] for row in main.rows[1:] if row[0] != "local"]
+    methods = [row[0] for row in main.rows[1:] if not _is_control(row[0])]
     name = max(methods, key=lambda method: float(main.column("accuracy", method).split()[0]))
     interval = next((cell for table in one.tables if (cell := table.column("minus Local", name))), "")
     return Best(name, main.column("accuracy", name), main.column("vs Local", name), interval)

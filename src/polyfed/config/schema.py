@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Evaluation, Positive, Privacy, Settings, Training
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
+from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
@@ -133,6 +134,13 @@ class Data(Settings):
         if isinstance(given, Mapping) and str(given.get("dataset")).startswith(_BY_CLIENT) and "partition" not in given:
             column = "user" if str(given.get("dataset")).startswith(_LEAF) else "client"
             return {"group_by": column, **given, "partition": "by_group"}
+        return given
+
+    @field_validator("label_column", mode="before")
+    @classmethod
+    def _one_label(cls, given: Any) -> Any:
+        if isinstance(given, list):
+            raise ValueError(f"expected one column, got {shown(given)}{ONE_LABEL}")
         return given
 
     @field_validator("partition")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data.column_schema import column_values
-from polyfed.data.samples import LabeledSamples, classes_up_to, from_dataset, refuse_negative
+from polyfed.data.samples import ONE_LABEL, LabeledSamples, classes_up_to, from_dataset, refuse_negative
 from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
@@ -256,6 +256,7 @@ def as_samples(side: Any, what: str, name: str) -> LabeledSamples:
     if y.shape != (len(x),):
         raise ConfigError(
             f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), got {tuple(y.shape)}"
+            f"{ONE_LABEL if y.dim() > 1 else ''}"
         )
     refuse_negative(y, f"{what} labels from 0 on in '{name}'")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):

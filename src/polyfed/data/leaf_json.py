@@ -27,7 +27,7 @@ from polyfed.data import bounds
 from polyfed.data.column_schema import Columns
 from polyfed.data.dataset import DatasetSource, statistics
 from polyfed.data.label_encoding import encode_labels
-from polyfed.data.samples import LabeledSamples
+from polyfed.data.samples import ONE_LABEL, LabeledSamples
 from polyfed.data.text import RawTexts, TextConfig, encode_dataset
 from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
@@ -130,8 +130,8 @@ def _labels(rows: _Side, where: Path) -> NDArray[Any]:
     for number, label in enumerate(rows.y):
         if isinstance(label, list | dict):
             raise ConfigError(
-                f"expected one label for every sample, got several in row {number} of {where}: {str(label)[:40]}; "
-                "multi-label data are not supported"
+                f"expected one label for every sample, got several in row {number} of {where}: {str(label)[:40]}"
+                f"{ONE_LABEL}"
             )
         if not isinstance(label, str) and (isinstance(label, bool) or not isinstance(label, int)):
             raise ConfigError(

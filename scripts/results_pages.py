@@ -23,6 +23,7 @@ FOLDER = DOCS / "results" / "tables"
 BEGIN = "<!-- begin table -->\n"
 END = "<!-- end table -->"
 EXPLAINED_ONCE = ("accuracy in % after", "by ...:", "two seeds:", "beside the paper:", "scaled down:")  # notes
+_CONTROL = re.compile(r"local|local-longer-\d+|pooled|pooled-steps|.+-alone")  # rows that are no method's own
 _OTHER_STAGE = re.compile(r"(\S+): its stage (\w+) is compared with Local's stage (\w+)")
 
 
@@ -163,7 +164,7 @@ def _shown_notes(notes: Sequence[str]) -> Iterator[str]:
 
 
 class Best(NamedTuple):
-    """The method with the highest accuracy on a page, Local aside."""
+    """The method with the highest accuracy on a page, Local and the other controls aside."""
 
     name: str
     accuracy: str
@@ -171,14 +172,9 @@ class Best(NamedTuple):
     interval: str
 
 
-def _is_control(name: str) -> bool:
-    """Whether a row is no method that federates."""
-    return name.startswith(("local", "pooled")) or name.endswith("-alone")
-
-
 def _best(one: Comparison) -> Best:
     main = one.tables[0]
-    methods = [row[0] for row in main.rows[1:] if not _is_control(row[0])]
+    methods = [row[0] for row in main.rows[1:] if not _CONTROL.fullmatch(row[0])]
     name = max(methods, key=lambda method: float(main.column("accuracy", method).split()[0]))
     interval = next((cell for table in one.tables if (cell := table.column("minus Local", name))), "")
     return Best(name, main.column("accuracy", name), main.column("vs Local", name), interval)

@@ -44,7 +44,11 @@ RECIPE: dict[str, Any] = {
     "robust_aggregation": {"aggregator": "multi_krum"},
     "adversaries": {"label_flip_fraction": 0.1},
 }
-NOT_HERE = {"ModelEntry.modules", "RoundRecord.plugins"}  # a run without code of one's own has none
+NOT_HERE = {  # a run without code of one's own, on images
+    "ModelEntry.modules",
+    "ModelEntry.table",
+    "RoundRecord.plugins",
+}
 
 
 @pytest.fixture(scope="module")

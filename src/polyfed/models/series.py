@@ -37,7 +37,9 @@ from polyfed.models.vit import Block
 
 _FEATURES = 64  # D
 _VECTOR = 16  # numbers of an id's vector
-_PATCH, _WIDTH, _HEADS = 10, 48, 3  # of the transformer
+_PATCH = 10  # steps of a piece that the transformer reads as one
+_WIDTH = 48  # of the transformer
+_HEADS = 3
 
 
 class IdVectors(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(absent, reason=f"{package} is not installed: pip install 'polyfed[naturals]'")
 
 
-def counts(source: DatasetSource, column: str) -> dict[str, int]:
+def counts(source: DatasetSource, column: str) -> dict[Any, int]:
     """How many training rows each client has."""
     names, numbers = np.unique(source.train_columns[column], return_counts=True)
     return dict(zip(names.tolist(), numbers.tolist(), strict=True))

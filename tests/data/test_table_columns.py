@@ -28,10 +28,10 @@ PEOPLE = """age,color,weight,clinic,label
 OPTIONS = {"category_columns": ("color",), "may_be_missing": True, "columns": ("clinic",)}
 
 
-def dealt(place: Path, text: str = PEOPLE, **declared: list[float]) -> list[Tensor]:
+def dealt(place: Path, text: str = PEOPLE, declared: dict[str, list[float]] | None = None) -> list[Tensor]:
     """Each clinic's rows, all of its sides: (N, 5)."""
     place.write_text(text)
-    source = with_declared(load_dataset(f"csv:{place}", **OPTIONS), **declared)  # type: ignore[arg-type]
+    source = with_declared(load_dataset(f"csv:{place}", **OPTIONS), None, *(declared or {}).values())  # type: ignore[arg-type]
     data = pf.federate(source, None, "by_group", group_by="clinic", split="1:0:1")
     return [torch.cat([client.train.x, client.test.x]) for client in data.clients]
 
@@ -66,11 +66,14 @@ def test_no_other_clients_row_has_a_say(tmp_path: Path) -> None:
     """Clinic a's inputs stay as they are, bit for bit, whatever clinic b's rows are; its own training rows count."""
     other = PEOPLE.replace("20,green,NA,b", "99,green,5,b").replace("40,blue,?,b", "1,blue,1000,b")
     declared = {"mean": [40.0, 70, 0, 0, 0], "std": [10.0, 10, 1, 1, 1]}
+    settings: dict[str, list[float]]
     for settings in ({}, declared):
-        assert torch.equal(dealt(tmp_path / "a.csv", **settings)[0], dealt(tmp_path / "b.csv", other, **settings)[0])
+        assert torch.equal(
+            dealt(tmp_path / "a.csv", declared=settings)[0], dealt(tmp_path / "b.csv", other, settings)[0]
+        )
     own = PEOPLE.replace("30,red,70,a", "30,red,10,a").replace("50,red,60,a", "50,red,20,a")
     assert not torch.equal(dealt(tmp_path / "a.csv")[0][:, 1], dealt(tmp_path / "b.csv", own)[0][:, 1])
-    weightless = dealt(tmp_path / "a.csv", **declared)[1]
+    weightless = dealt(tmp_path / "a.csv", declared=declared)[1]
     assert weightless[:, 1].tolist() == [70, 70, 70]
 
 

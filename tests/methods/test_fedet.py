@@ -196,6 +196,7 @@ def test_without_teaching_one_architecture_is_averaged():
     assert same(idle[-1].after["model deep"], plain[-1].after["model union"])
 
 
+@pytest.mark.slow
 def test_the_kit_layer_wise():
     method = FedET(server_steps=2, server_batch=8, aggregation="layer-wise", weighting="samples")
     assert testing.violations(method, only=["state_is_explicit", "any_subset", "nothing_aliased"]) == {}

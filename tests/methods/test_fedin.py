@@ -70,6 +70,7 @@ def resnets():
     return rounds(FedIN(), members, builders, classes=10, rounds=2, batch_size=16, lr=1e-3, optimizer="adam")
 
 
+@pytest.mark.slow
 def test_bytes_of_resnet10(resnets):
     first, second = resnets
     floats, pairs = 4_910_922 + 5_760, 73_728

@@ -227,6 +227,7 @@ def test_without_guidance_it_is_local():
         assert not any(b.up.values())
 
 
+@pytest.mark.slow
 def test_the_kit_for_representations():
     asked = [
         "loss_is_pure",

@@ -205,6 +205,7 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
     ]
 
 
+@pytest.mark.slow
 def test_the_kit_with_transfer_learning():
     method = FedMD(public_epochs=1, private_epochs=1, public_rows=8, weighting="samples")
     assert testing.violations(method, only=["state_is_explicit", "any_subset", "batchnorm", "order_of_uploads"]) == {}

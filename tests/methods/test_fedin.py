@@ -38,16 +38,12 @@ from tests.helpers.toys import (
     rounds,
     same,
     samples,
+    shared,
     worker,
 )
 
 ROOT = Path(__file__).parents[2]
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
-
-
-def shared(state):
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 def off(**hyperparameters):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import gpu
 import pytest
 import torch
@@ -19,17 +22,21 @@ MOST = {
 }
 
 
-def counted(executor: str, rounds: int) -> tuple[dict[str, int], Federation]:
-    """What is done in so many rounds of clients of one small network."""
+def counted(
+    executor: str, rounds: int, clients: int = CLIENTS, widths: Sequence[int] = (4,)
+) -> tuple[dict[str, int], Federation]:
+    """What is done in so many rounds of clients of small networks of these widths."""
     among = world(
-        [lambda: tiny_model(1, 4, 6)],
+        [functools.partial(tiny_model, 1, width, 6) for width in widths],
         public=0,
-        sizes=(8 * STEPS,) * CLIENTS,
-        labels=(tuple(range(CLASSES)),) * CLIENTS,
+        sizes=(8 * STEPS,) * clients,
+        labels=(tuple(range(CLASSES)),) * clients,
         device="cuda",
     )
     training = Training(rounds=rounds, local_epochs=1, batch_size=8, lr=0.1)
-    federation = among.federation(FedAvg(), training, evaluation=Evaluation(every_n_rounds=1), executor=executor)
+    federation = among.federation(
+        FedAvg(aggregation="same-shape"), training, evaluation=Evaluation(every_n_rounds=1), executor=executor
+    )
     with gpu.counting() as done:
         federation.run()
     return done, federation
@@ -52,3 +59,17 @@ def test_data_stream_where_the_device_has_no_room(executor: str, monkeypatch: py
     streamed, again = counted(executor, 2)
     assert streamed["h2d_bytes"] > 1.2 * kept["h2d_bytes"]
     assert difference(all_state(held), all_state(again)) is None
+
+
+def test_a_few_clients_of_a_network_are_no_stack() -> None:
+    """Three of each network train one after the other: trials and a stack's step would take longer than they save."""
+    serial, one_by_one = counted("serial", 2, clients=6, widths=(4, 5))
+    vectorized, asked = counted("vectorized", 2, clients=6, widths=(4, 5))
+    assert {name: vectorized[name] for name in MOST["serial"]} == {name: serial[name] for name in MOST["serial"]}
+    assert difference(all_state(one_by_one), all_state(asked)) is None
+
+
+def test_four_clients_of_a_network_are_a_stack() -> None:
+    serial, _ = counted("serial", 2, clients=4)
+    vectorized, _ = counted("vectorized", 2, clients=4)
+    assert vectorized["kernels"] != serial["kernels"]

@@ -35,6 +35,7 @@ from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
+_WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
 
 
 def clients_per_batch(executor: str, device: str, workers: int | None) -> int:
@@ -47,7 +48,8 @@ class VectorizedExecutor:
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
     Args:
-        context: what is worked on. size: of a stack, at most. say: told what is not stacked, and why.
+        context: what is worked on. size: of a stack, at most; one of fewer than 4 is not worth it on a GPU, unless
+            the size is smaller. say: told what is not stacked, and why.
     """
 
     workers = 1
@@ -55,6 +57,7 @@ class VectorizedExecutor:
     def __init__(self, context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
         self._context = context
         self._size = size
+        self._least = 2 if context.model_factory.device.type == "cpu" else min(_WORTH, size)
         self._say = say
         self._serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
         self._known = SignatureCache()
@@ -97,7 +100,7 @@ class VectorizedExecutor:
         """What came of jobs of one kind."""
         first = jobs[0]
         kind = (first.client.architecture, first.variant, first.exchange.name)
-        if len(jobs) > 1 and first.exchange.trains:
+        if len(jobs) >= self._least and first.exchange.trains:
             try:
                 yield from self._stacked(jobs, kind)
                 return

@@ -4,39 +4,48 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import gpu
 import pytest
 import torch
 
+from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.methods import FedAvg
+from polyfed.methods import FedAvg, FedHeNN
+from polyfed.methods.building_blocks.kernel_alignment import AlignmentData
 from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
 
 CLIENTS = 20
 STEPS = 5  # of a client in a round
+PUBLIC = 24  # rows that everybody may see
+AVERAGE = FedAvg(aggregation="same-shape")
 MOST = {
-    "serial": {"kernels": 4520, "syncs": 140, "h2d": 180, "h2d_bytes": 144320, "d2h": 140, "d2h_bytes": 75440},
-    "vectorized": {"kernels": 1222, "syncs": 121, "h2d": 93, "h2d_bytes": 158400, "d2h": 121, "d2h_bytes": 75440},
+    "serial": {"kernels": 4520, "syncs": 140, "h2d": 100, "h2d_bytes": 144320, "d2h": 140, "d2h_bytes": 75440},
+    "vectorized": {"kernels": 1218, "syncs": 121, "h2d": 82, "h2d_bytes": 157280, "d2h": 121, "d2h_bytes": 75440},
 }
 
 
 def counted(
-    executor: str, rounds: int, clients: int = CLIENTS, widths: Sequence[int] = (4,)
+    executor: str,
+    rounds: int,
+    clients: int = CLIENTS,
+    widths: Sequence[int] = (4,),
+    steps: Sequence[int] = (STEPS,),
+    method: Method = AVERAGE,
+    **training: Any,
 ) -> tuple[dict[str, int], Federation]:
-    """What is done in so many rounds of clients of small networks of these widths."""
+    """What is done in so many rounds of clients of small networks of these widths, who take so many steps in turn."""
     among = world(
         [functools.partial(tiny_model, 1, width, 6) for width in widths],
-        public=0,
-        sizes=(8 * STEPS,) * clients,
+        public=PUBLIC,
+        sizes=[8 * steps[place % len(steps)] for place in range(clients)],
         labels=(tuple(range(CLASSES)),) * clients,
         device="cuda",
     )
-    training = Training(rounds=rounds, local_epochs=1, batch_size=8, lr=0.1)
-    federation = among.federation(
-        FedAvg(aggregation="same-shape"), training, evaluation=Evaluation(every_n_rounds=1), executor=executor
-    )
+    settings = Training(rounds=rounds, local_epochs=1, batch_size=8, lr=0.1, **training)
+    federation = among.federation(method, settings, evaluation=Evaluation(every_n_rounds=1), executor=executor)
     with gpu.counting() as done:
         federation.run()
     return done, federation
@@ -49,6 +58,29 @@ def test_a_round_costs_no_more(executor: str) -> None:
     three, _ = counted(executor, 3)
     found = {name: three[name] - two[name] for name in MOST[executor]}
     assert all(found[name] <= most for name, most in MOST[executor].items()), found
+
+
+@pytest.mark.parametrize("executor", MOST)
+@pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
+def test_a_step_waits_for_nothing_and_copies_nothing(executor: str, augmentation: str) -> None:
+    """However many steps there are; augmentation copies what it draws, as one for the vectorized executor."""
+    short, _ = counted(executor, 1, clients=4, steps=(2, 3), augmentation=augmentation)
+    long, _ = counted(executor, 1, clients=4, steps=(12, 13), augmentation=augmentation)
+    assert long["kernels"] > short["kernels"]
+    assert long["syncs"] == short["syncs"]
+    drawn = 4 * 10 if (executor, augmentation) == ("serial", "crop-flip") else 0
+    assert long["h2d"] - short["h2d"] == drawn
+
+
+@pytest.mark.parametrize("executor", MOST)
+@pytest.mark.parametrize(("rows", "copies"), [(PUBLIC, 0), (PUBLIC - 1, 1)])
+def test_alignment_data_are_where_the_steps_are(executor: str, rows: int, copies: int) -> None:
+    """A step of FedHeNN copies the numbers of the rows that a client draws, and nothing where it takes all rows."""
+    method = FedHeNN(alignment_data=AlignmentData(size=PUBLIC, batch=rows))
+    short, _ = counted(executor, 2, clients=4, steps=(2,), method=method)
+    long, _ = counted(executor, 2, clients=4, steps=(12,), method=method)
+    assert long["h2d"] - short["h2d"] == 4 * 10 * copies  # in the second round, the first that aligns
+    assert long["syncs"] == short["syncs"]
 
 
 @pytest.mark.parametrize("executor", MOST)

@@ -43,6 +43,7 @@ from polyfed.engine.executors.stack_parts import (
     LossOf,
     NextStep,
     PhaseData,
+    RowIndices,
     StepSignature,
     Tensors,
     are_near,
@@ -102,6 +103,7 @@ class StackedClients:
         self._walks = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
+        self._indices = RowIndices(self._device)
         self._losses: list[
             tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]
         ] = []  # of the steps; they stay on the device
@@ -154,16 +156,18 @@ class StackedClients:
     # a phase --------------------------------------------------------------------------------------------------
 
     def _pass(self, place: int, phase: Phase, names: Sequence[str]) -> None:
-        held = PhaseData([walk.client for walk in self._walks], phase, self._device)
+        held = PhaseData([walk.client for walk in self._walks], phase, self._device, self._indices)
         for walk in self._walks:
             walk.start(phase, held.counts[walk.place])
+        held.plan(self._walks)
         label = (self._label, place)
         if label not in self._known.inputs:
             self._known.inputs[label] = _trouble(self._try_inputs)
         if self._known.inputs[label]:
             raise NotVectorizable(self._known.inputs[label])
         masks = self._masks(phase.mask, names)
-        together = [ActiveGroup(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
+        tensors = {name: t.clone() for name, t in self.rows.items()}
+        together = [ActiveGroup(self._walks, tensors, names, phase, masks, self._indices)]
         while together:
             part = together.pop()
             turns = part.turns(self._method)
@@ -204,7 +208,8 @@ class StackedClients:
             part.move(found[0][0])
             return [part]
         if all(grads.keys() == found[0][0].keys() for grads, _, _ in found):
-            order = torch.tensor([row for some in rows for row in some]).argsort().to(self._device)
+            placed = [row for some in rows for row in some]
+            order = self._indices.at(sorted(range(len(placed)), key=placed.__getitem__))
             part.move({n: torch.cat([grads[n] for grads, _, _ in found])[order] for n in found[0][0]})
             return [part]
         parts = [part.take(some) for some in rows]
@@ -244,7 +249,7 @@ class StackedClients:
     def _account(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], loss: Tensor, sums: Tensors) -> None:
         self._losses.append((walks, turns, loss))
         if sums:
-            rows = torch.tensor([walk.place for walk in walks]).to(self._device)
+            rows = self._indices.at([walk.place for walk in walks])
         for name, value in sums.items():
             if name not in self._sums:
                 self._sums[name] = value.new_zeros(len(self._walks), *value.shape[1:])
@@ -257,20 +262,20 @@ class StackedClients:
     # a step -----------------------------------------------------------------------------------------------------
 
     def gradients(
-        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature, trial: bool = False
+        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature
     ) -> tuple[Tensors, Tensor, Tensors]:
         with self._block():
-            return self._passes(part, turns, held, kind, trial)
+            return self._passes(part, turns, held, kind)
 
     def _passes(
-        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature, trial: bool
+        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature
     ) -> tuple[Tensors, Tensor, Tensors]:
         """Gradients by name, losses and sums of some of the part's clients, (K, ...) each."""
         walks = [part.walks[turn.row] for turn in turns]
         rows = [turn.row for turn in turns]
         whole = rows == list(range(len(part.walks)))
         tensors = part.tensors if whole else part.some(rows)
-        batch = held.batch(walks, turns, augmented=not trial)
+        batch = held.batch(walks, turns)
         names = {**walks[0].client.context, **turns[0].inputs}
         static = part.packed(walks, kind.read.difference(turns[0].inputs))
         moving = StackedContext([only_of(turn.inputs, kind.read) for turn in turns])
@@ -320,14 +325,15 @@ class StackedClients:
             count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
         turns = [NextStep(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
         walks = [part.walks[turn.row] for turn in turns]
-        pair = ActiveGroup(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
+        tensors = part.some([turn.row for turn in turns])
+        pair = ActiveGroup(walks, tensors, part.names, part.phase, {}, self._indices)
         read: set[str] = set()
         try:
             expected = []
             for walk, turn in zip(walks, turns, strict=True):
                 load_state(self._template, {name: t[turn.row].detach() for name, t in part.tensors.items()})
                 watched = RecordingContext({**walk.client.context, **turn.inputs})
-                batch = held.batch([walk], [turn], False)
+                batch = held.batch([walk], [turn])
                 alone = Batch(*(t[0] for t in batch if t is not None))
                 with self._block():
                     expected.append(self._method.gradients(self._template, alone, watched))
@@ -336,7 +342,7 @@ class StackedClients:
             kind = StepSignature(frozenset(read), fills=False)
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-                found = self.gradients(pair, turns, held, kind, trial=True)
+                found = self.gradients(pair, turns, held, kind)
             if not self._agree(found, expected):
                 return "the gradients of two clients as one are not those of one after the other"
         except NotVectorizable as reason:
@@ -363,7 +369,7 @@ class StackedClients:
             filled = [*turns]
             filled[place] = replace(turn, chosen=torch.cat([turn.chosen, extra[: turn.count]]))
             try:
-                return self._agree(self.gradients(pair, filled, held, kind, trial=True), expected)
+                return self._agree(self.gradients(pair, filled, held, kind), expected)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # a loss that wants batches of one size

@@ -7,12 +7,13 @@ same stacks. What cannot be stacked is done as `Serial` does it, and one line sa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from polyfed.core.client import Client
+from polyfed.core.message import first_nonfinite
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.engine.executors.base import (
     EvalJob,
@@ -33,6 +34,7 @@ from polyfed.engine.executors.stack_parts import Tensors
 from polyfed.engine.executors.stacked_clients import SignatureCache, StackedClients
 from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
+from polyfed.functional.device_copies import copy_once, move_together
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
 _WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
@@ -134,36 +136,35 @@ class VectorizedExecutor:
         template = model_factory.module(network, variant)
         if reason := "gradients are bounded row by row" if jobs[0].client.privacy.max_grad_norm else _draws(template):
             raise NotVectorizable(reason)
+        before = [client_weights(job.client, variant, model_factory) for job in jobs]
         clients = []
-        before = []
         operations = []
-        rows: list[Tensors] = []
-        for job in jobs:
-            weights = client_weights(job.client, variant, model_factory)
-            client = working_copy(job.client, variant, model_factory, weights)
-            with own_layers(client, job):
-                operations.append(receive(client, job, method, model_factory))
-            clients.append(client)
-            before.append(weights)
-            rows.append({name: t.detach().clone() for name, t in _tensors(template).items()})
+        stacked: Tensors = {}
+        with copy_once():  # of what all are sent
+            for place, (job, weights) in enumerate(zip(jobs, _together(before, model_factory.device), strict=True)):
+                client = working_copy(job.client, variant, model_factory, weights)
+                with own_layers(client, job):
+                    operations.append(receive(client, job, method, model_factory))
+                clients.append(client)
+                _put(stacked, place, len(jobs), _tensors(template))
         phases = method.phases(clients[0].training) if jobs[0].exchange.phases is None else jobs[0].exchange.phases
         try:
             _check_data(clients, phases)
-            stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-            del rows
             stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
             trained = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
+        nonfinite = _first_nonfinite(stacked, list(model_factory.state(network, variant)))
         for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
             tensors = {name: t[place] for name, t in stacked.items()}
             client.bound = model_factory.load(network, variant, tensors).train()
             fresh = functools.partial(store.allocate, network, variant)
             with own_layers(client, job):
+                known = (trained[place], nonfinite[place])
                 outcome = finish_job(
-                    client, job, trained[place], method, model_factory, fresh, before[place], operations[place]
+                    client, job, *known, method, model_factory, fresh, before[place], operations[place]
                 )
             yield outcome
 
@@ -173,6 +174,33 @@ def _tensors(module: nn.Module) -> Tensors:
     held = module.state_dict()
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     return {name: t for name, t in named.items() if name in held}
+
+
+def _together(weights: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:
+    """Several clients' weights on the device, in one copy for each type."""
+    tensors = [tensor for each in weights for tensor in each.values()]
+    there = iter(move_together(tensors, [device] * len(tensors)))
+    return [{name: next(there) for name in each} for each in weights]
+
+
+def _put(stacked: Tensors, place: int, count: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write a client's tensors into those of `count` clients, which the first one's make."""
+    if not stacked:
+        for name, t in tensors.items():
+            laid = torch.stack([torch.empty_like(t, device="meta")] * count)
+            stacked[name] = torch.empty_like(laid, device=t.device)
+    torch._foreach_copy_([t[place] for t in stacked.values()], [t.detach() for t in tensors.values()])
+
+
+def _first_nonfinite(stacked: Tensors, names: Sequence[str]) -> list[str | None]:
+    """`first_nonfinite` of each client's network, asked for together, as that stops a GPU. names: in their order."""
+    floats = {name: stacked[name] for name in names if name in stacked and stacked[name].is_floating_point()}
+    sums = torch.stack([t.detach().reshape(len(t), -1).sum(dim=1).float() for t in floats.values()])
+    suspected = (~sums.isfinite().all(dim=0)).tolist()  # a sum may also have run over
+    return [
+        first_nonfinite({"model": {name: t[place].detach() for name, t in floats.items()}}) if suspect else None
+        for place, suspect in enumerate(suspected)
+    ]
 
 
 def _draws(template: nn.Module) -> str | None:

@@ -67,7 +67,7 @@ def test_several_architectures(executor: str) -> None:
 
 @executors
 def test_dropout(executor: str) -> None:
-    """A GPU draws other masks than a CPU; here both draw alike."""
+    """A GPU draws other masks than a CPU; here both draw alike, one after the other as well as together."""
     compare(FedAvg(), models=[dropping], one=True, executor=executor)
 
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import get_tensor
-from polyfed.core.method import Batch, Context, Method, Phase
+from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.context_stacking import StackedContext
 from polyfed.engine.local_training import phase_data, shuffled_batches
 from polyfed.engine.optimizers import Optimizer
 
 Tensors = dict[str, Tensor]
+_RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,21 @@ class StepSignature:
 
     read: frozenset[str]
     fills: bool
+
+
+@dataclass
+class SignatureCache:
+    """What was tried before: kinds of steps, and phases whose `inputs` must not look at the weights.
+
+    Refusals are kept as text: an exception that was raised would hold the frames it passed, and these the stack.
+
+    Attributes:
+        kinds: what is known of a kind of steps, or why it cannot be stacked.
+        inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
+    """
+
+    kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
+    inputs: dict[Hashable, str] = field(default_factory=dict)
 
 
 def only_of(context: Context, names: frozenset[str]) -> Context:
@@ -295,3 +311,14 @@ def _filled(chosen: Tensor, width: int) -> Tensor:
 
 def begins(counts: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(counts)][: len(counts)]
+
+
+def summed(step: StepResult) -> Tensors:
+    """All that is summed over the steps: numbers, and raw gradients under names of their own."""
+    return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
+
+
+def parted(sums: Tensors) -> tuple[Tensors, Tensors]:
+    """The sums of numbers, and those of raw gradients."""
+    raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
+    return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw

@@ -17,7 +17,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from polyfed.core.method import (
     TrainingResult,
 )
 from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.engine.executors.context_stacking import PartialContext, RecordingContext, StackedContext, structure
 from polyfed.engine.executors.stack_parts import (
     ActiveGroup,
@@ -44,34 +45,21 @@ from polyfed.engine.executors.stack_parts import (
     NextStep,
     PhaseData,
     RowIndices,
+    SignatureCache,
     StepSignature,
     Tensors,
     are_near,
     floats_of,
     only_of,
+    parted,
+    summed,
 )
 from polyfed.engine.local_training import train_only
-from polyfed.functional.modes import has_batchnorm
+from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
 from polyfed.profiling import timed
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
 _ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
-_RAW = "raw gradient "  # before a name, among what is summed over the steps
-
-
-@dataclass
-class SignatureCache:
-    """What was tried before: kinds of steps, and phases whose `inputs` must not look at the weights.
-
-    Refusals are kept as text: an exception that was raised would hold the frames it passed, and these the stack.
-
-    Attributes:
-        kinds: what is known of a kind of steps, or why it cannot be stacked.
-        inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
-    """
-
-    kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
-    inputs: dict[Hashable, str] = field(default_factory=dict)
 
 
 class StackedClients:
@@ -110,6 +98,7 @@ class StackedClients:
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
         self._normed = has_batchnorm(template)
+        self._drops = bool(dropout_layers(template))
         self._numbers: dict[Hashable, int] = {}  # of outlines, which are long
         self._kinds: dict[Hashable, StepSignature] = {}
         for walk in self._walks:
@@ -137,7 +126,7 @@ class StackedClients:
                 walk.steps,
                 walk.samples,
                 total / max(walk.samples, 1),
-                *_parted({name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed}),
+                *parted({name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed}),
             )
             for walk, total in zip(self._walks, self._totals(), strict=True)
         ]
@@ -289,7 +278,8 @@ class StackedClients:
 
         given = (tuple(static.tensors), tuple(moving.tensors))
         axes = (tuple(static.axes), tuple(moving.axes))
-        losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes))(tensors, batch, *given)
+        drawn = "different" if self._drops else "error"  # a mask for each client
+        losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes), randomness=drawn)(tensors, batch, *given)
         leaves = {name: tensors[name] for name in part.names}
         taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
@@ -304,7 +294,7 @@ class StackedClients:
             told = context(*given)
             solved = PrecomputedGradients(StepResult({name: grads.get(name) for name in leaves}, loss, sums), told)
             made = self._method.gradients(solved, batch, told)
-            return {name: g for name, g in made.grads.items() if g is not None}, made.loss, _summed(made)
+            return {name: g for name, g in made.grads.items() if g is not None}, made.loss, summed(made)
 
         found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *axes))(
             grads, losses, sums, batch, *given
@@ -327,31 +317,47 @@ class StackedClients:
         walks = [part.walks[turn.row] for turn in turns]
         tensors = part.some([turn.row for turn in turns])
         pair = ActiveGroup(walks, tensors, part.names, part.phase, {}, self._indices)
-        read: set[str] = set()
         try:
-            expected = []
-            for walk, turn in zip(walks, turns, strict=True):
-                load_state(self._template, {name: t[turn.row].detach() for name, t in part.tensors.items()})
-                watched = RecordingContext({**walk.client.context, **turn.inputs})
-                batch = held.batch([walk], [turn])
-                alone = Batch(*(t[0] for t in batch if t is not None))
-                with self._block():
-                    expected.append(self._method.gradients(self._template, alone, watched))
-                read |= watched.read
-            turns = [turn.at(row) for row, turn in enumerate(turns)]
-            kind = StepSignature(frozenset(read), fills=False)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-                found = self.gradients(pair, turns, held, kind)
-            if not self._agree(found, expected):
-                return "the gradients of two clients as one are not those of one after the other"
+            with seeded_global_rng(0):  # dropout draws nothing of the training's
+                with without_dropout(self._template):
+                    kind, turns, expected = self._compared(pair, turns, held)
+                    fills = not self._normed and self._fills(pair, turns, held, kind, expected)
+                if self._drops:
+                    self.gradients(pair, turns, held, kind)
         except NotVectorizable as reason:
             return str(reason)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone
             return self._no_way(error)
-        return replace(kind, fills=not self._normed and self._fills(pair, turns, held, kind, expected))
+        return replace(kind, fills=fills)
+
+    def _compared(
+        self, pair: ActiveGroup, turns: Sequence[NextStep], held: PhaseData
+    ) -> tuple[StepSignature, Sequence[NextStep], Sequence[StepResult]]:
+        """What the steps of a pair read, and what they give one by one, which is what they give as one.
+
+        Raises:
+            NotVectorizable: it is not.
+        """
+        read: set[str] = set()
+        expected = []
+        for row, (walk, turn) in enumerate(zip(pair.walks, turns, strict=True)):
+            load_state(self._template, {name: t[row].detach() for name, t in pair.tensors.items()})
+            watched = RecordingContext({**walk.client.context, **turn.inputs})
+            batch = held.batch([walk], [turn])
+            alone = Batch(*(t[0] for t in batch if t is not None))
+            with self._block():
+                expected.append(self._method.gradients(self._template, alone, watched))
+            read |= watched.read
+        turns = [turn.at(row) for row, turn in enumerate(turns)]
+        kind = StepSignature(frozenset(read), fills=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
+            found = self.gradients(pair, turns, held, kind)
+        if not self._agree(found, expected):
+            raise NotVectorizable("the gradients of two clients as one are not those of one after the other")
+        return kind, turns, expected
 
     def _fills(
         self,
@@ -391,12 +397,12 @@ class StackedClients:
             plain = {name: grad for name, grad in one.grads.items() if grad is not None}
             if not all(bool(t.isfinite().all()) for t in (one.loss, *plain.values())):
                 continue
-            if grads.keys() != plain.keys() or sums.keys() != _summed(one).keys():
+            if grads.keys() != plain.keys() or sums.keys() != summed(one).keys():
                 return False
             if not are_near({n: grads[n][row] for n in grads}, plain, close, 1e-9):
                 return False
             own = {n: sums[n][row] for n in sums} | {"": losses[row]}
-            theirs = {**_summed(one), "": one.loss}
+            theirs = {**summed(one), "": one.loss}
             if not all(are_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
                 return False
         return True
@@ -425,17 +431,6 @@ class StackedClients:
             return self._method.step_inputs(walk.client, walk.steps, draws)
         except Exception as error:
             raise NotVectorizable(self._no_way(error)) from error
-
-
-def _summed(step: StepResult) -> Tensors:
-    """All that is summed over the steps: numbers, and raw gradients under names of their own."""
-    return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
-
-
-def _parted(sums: Tensors) -> tuple[Tensors, Tensors]:
-    """The sums of numbers, and those of raw gradients."""
-    raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
-    return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw
 
 
 def _trouble(trial: Callable[[], None]) -> str:

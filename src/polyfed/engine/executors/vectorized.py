@@ -1,13 +1,14 @@
 """Clients of one network trained together, as one stack: for a GPU, where one client's steps are too small to fill it.
 
-What comes of it is what `Serial` gives, up to rounding, and the same bits again whenever the same clients train in the
-same stacks. What cannot be stacked is done as `Serial` does it, and one line says so.
+What comes of it is what `Serial` gives, up to rounding and the masks of dropout, and the same bits again whenever the
+same clients train in the same stacks. What cannot be stacked is done as `Serial` does it, and one line says so.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import first_nonfinite
 from polyfed.core.method import NotVectorizable, Phase
+from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.executors.base import (
     EvalJob,
     JobResult,
@@ -30,11 +32,12 @@ from polyfed.engine.executors.base import (
     run_job,
     working_copy,
 )
-from polyfed.engine.executors.stack_parts import Tensors
-from polyfed.engine.executors.stacked_clients import SignatureCache, StackedClients
+from polyfed.engine.executors.stack_parts import SignatureCache, Tensors
+from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, move_together
+from polyfed.functional.modes import dropout_layers
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
 _WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
@@ -107,7 +110,7 @@ class VectorizedExecutor:
                 yield from self._stacked(jobs, kind)
                 return
             except NotVectorizable as reason:
-                self._tell(f"{first.client.architecture}: {reason}")
+                self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
             except torch.OutOfMemoryError as error:
                 raise RunError(
                     f"client {first.client.id} ({first.client.architecture}), round {first.round}, training: the "
@@ -117,11 +120,10 @@ class VectorizedExecutor:
             fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
             yield run_job(job, self._context.method, self._context.model_factory, fresh)
 
-    def _tell(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            name = self._context.method.display_name
-            self._say(f"{name}: clients train one after the other; {text}")
+            self._say(f"{self._context.method.display_name}: {text}")
 
     def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> Iterator[JobResult]:
         """Receive one after the other, train as one, hand in one after the other.
@@ -134,8 +136,8 @@ class VectorizedExecutor:
         store = self._context.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = model_factory.module(network, variant)
-        if reason := "gradients are bounded row by row" if jobs[0].client.privacy.max_grad_norm else _draws(template):
-            raise NotVectorizable(reason)
+        if jobs[0].client.privacy.max_grad_norm:
+            raise NotVectorizable("gradients are bounded row by row")
         before = [client_weights(job.client, variant, model_factory) for job in jobs]
         clients = []
         operations = []
@@ -151,11 +153,14 @@ class VectorizedExecutor:
         try:
             _check_data(clients, phases)
             stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
-            trained = stack.train(phases)
+            with _common_layers(clients, jobs[0]):
+                trained = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
+        if dropout_layers(template):
+            self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
         nonfinite = _first_nonfinite(stacked, list(model_factory.state(network, variant)))
         for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
             tensors = {name: t[place] for name, t in stacked.items()}
@@ -203,12 +208,11 @@ def _first_nonfinite(stacked: Tensors, names: Sequence[str]) -> list[str | None]
     ]
 
 
-def _draws(template: nn.Module) -> str | None:
-    """Why the network's layers cannot be run for several clients at once, or None."""
-    kinds = (nn.modules.dropout._DropoutNd,)
-    if any(isinstance(module, kinds) and module.p > 0 for module in template.modules()):
-        return "dropout draws for every client anew"
-    return None
+def _common_layers(clients: Sequence[Client], job: TrainJob) -> AbstractContextManager[None]:
+    """As `own_layers`, for clients whose layers draw as one."""
+    first = clients[0]
+    numbers = [client.id for client in clients]
+    return seeded_global_rng(derive_seed(first.seed, "layers", job.exchange.name, job.round, *numbers))
 
 
 def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:

@@ -23,7 +23,7 @@ PUBLIC = 24  # rows that everybody may see
 AVERAGE = FedAvg(aggregation="same-shape")
 MOST = {
     "serial": {"kernels": 4520, "syncs": 120, "h2d": 100, "h2d_bytes": 144320, "d2h": 120, "d2h_bytes": 70880},
-    "vectorized": {"kernels": 905, "syncs": 82, "h2d": 44, "h2d_bytes": 124524, "d2h": 82, "d2h_bytes": 70260},
+    "vectorized": {"kernels": 539, "syncs": 24, "h2d": 8, "h2d_bytes": 94328, "d2h": 24, "d2h_bytes": 38740},
 }
 
 
@@ -51,12 +51,16 @@ def counted(
     return done, federation
 
 
+def third_round(executor: str, clients: int) -> dict[str, int]:
+    """What is done in a round when everything that is brought to the device once is there."""
+    two, _ = counted(executor, 2, clients)
+    three, _ = counted(executor, 3, clients)
+    return {name: three[name] - two[name] for name in MOST[executor]}
+
+
 @pytest.mark.parametrize("executor", MOST)
 def test_a_round_costs_no_more(executor: str) -> None:
-    """The third round, when everything that is brought to the device once is there."""
-    two, _ = counted(executor, 2)
-    three, _ = counted(executor, 3)
-    found = {name: three[name] - two[name] for name in MOST[executor]}
+    found = third_round(executor, CLIENTS)
     assert all(found[name] <= most for name, most in MOST[executor].items()), found
 
 
@@ -70,6 +74,22 @@ def test_a_step_waits_for_nothing_and_copies_nothing(executor: str, augmentation
     assert long["syncs"] == short["syncs"]
     drawn = 4 * 10 if (executor, augmentation) == ("serial", "crop-flip") else 0
     assert long["h2d"] - short["h2d"] == drawn
+
+
+def test_a_step_of_a_stack_costs_the_same_however_many_clients_there_are() -> None:
+    costs = []
+    for clients in (4, 12):
+        short, _ = counted("vectorized", 1, clients, steps=(2,))
+        long, _ = counted("vectorized", 1, clients, steps=(12,))
+        costs.append((long["kernels"] - short["kernels"]) / 10)
+    assert costs == [62, 62]  # of which the optimizer's is one
+
+
+def test_another_client_of_a_stack_costs_a_wait_and_no_copy_to_the_device() -> None:
+    """What it uploads is fetched; losses, a look for NaN and scores are those of all."""
+    few, many = (third_round("vectorized", clients) for clients in (4, 12))
+    assert many["syncs"] - few["syncs"] == 8
+    assert many["h2d"] == few["h2d"]
 
 
 @pytest.mark.parametrize("executor", MOST)

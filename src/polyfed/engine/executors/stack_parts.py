@@ -19,6 +19,7 @@ from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.context_stacking import StackedContext
 from polyfed.engine.local_training import phase_data, shuffled_batches
 from polyfed.engine.optimizers import Optimizer
+from polyfed.functional.device_copies import move_together
 
 Tensors = dict[str, Tensor]
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
@@ -322,3 +323,26 @@ def parted(sums: Tensors) -> tuple[Tensors, Tensors]:
     """The sums of numbers, and those of raw gradients."""
     raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
     return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw
+
+
+def own_tensors(module: nn.Module) -> Tensors:
+    """Parameters and buffers that are part of a client's weights, tied ones once."""
+    held = module.state_dict()
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: t for name, t in named.items() if name in held}
+
+
+def weights_on(weights: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:
+    """Several clients' weights on the device, in one copy for each type."""
+    tensors = [tensor for each in weights for tensor in each.values()]
+    there = iter(move_together(tensors, [device] * len(tensors)))
+    return [{name: next(there) for name in each} for each in weights]
+
+
+def put_row(stacked: Tensors, place: int, count: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write a client's tensors into those of `count` clients, which the first one's make."""
+    if not stacked:
+        for name, t in tensors.items():
+            laid = torch.stack([torch.empty_like(t, device="meta")] * count)
+            stacked[name] = torch.empty_like(laid, device=t.device)
+    torch._foreach_copy_([t[place] for t in stacked.values()], [t.detach() for t in tensors.values()])

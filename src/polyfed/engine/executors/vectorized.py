@@ -7,16 +7,16 @@ same clients train in the same stacks. What cannot be stacked is done as `Serial
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import first_nonfinite
 from polyfed.core.method import NotVectorizable, Phase
 from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import (
     EvalJob,
     JobResult,
@@ -32,11 +32,12 @@ from polyfed.engine.executors.base import (
     run_job,
     working_copy,
 )
-from polyfed.engine.executors.stack_parts import SignatureCache, Tensors
+from polyfed.engine.executors.stack_parts import SignatureCache, Tensors, own_tensors, put_row, weights_on
 from polyfed.engine.executors.stacked_clients import StackedClients
+from polyfed.engine.executors.stacked_scoring import can_score_together, score_together
 from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
-from polyfed.functional.device_copies import copy_once, move_together
+from polyfed.functional.device_copies import copy_once
 from polyfed.functional.modes import dropout_layers
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
@@ -67,6 +68,7 @@ class VectorizedExecutor:
         self._serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
         self._known = SignatureCache()
         self._said: set[str] = set()
+        self._scored_alone: set[str] = set()  # networks whose outputs cannot be vectorized
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
@@ -79,8 +81,17 @@ class VectorizedExecutor:
         return [found[place] for place in range(len(jobs))]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`; one client after the other."""
-        return self._serial.score(asked)
+        """See `Executor`; clients of one network together."""
+        found: dict[int, Scores] = {}
+        for places in self._scored_together(asked):
+            some = [asked[place] for place in places]
+            try:
+                found |= dict(zip(places, score_together(some, self._context), strict=True))
+            except NotVectorizable:  # as its training, of which a line says so
+                self._scored_alone.add(some[0].client.architecture)
+        alone = [place for place in range(len(asked)) if place not in found]
+        found |= dict(zip(alone, self._serial.score([asked[place] for place in alone]), strict=True))
+        return [found[place] for place in range(len(asked))]
 
     def close(self) -> None:
         """See `Executor`."""
@@ -90,16 +101,28 @@ class VectorizedExecutor:
         kinds: dict[Hashable, list[int]] = {}
         prepares: list[object] = []
         for place, job in enumerate(jobs):
-            prepare = job.client.prepare
-            if prepare not in prepares:
-                prepares.append(prepare)
-            x = job.client.data.train.x
-            key = (job.client.architecture, job.variant, x.shape[1:], x.dtype, prepares.index(prepare))
+            key = _kind(job.client, job.variant, [job.client.data.train], prepares)
             kinds.setdefault(key, []).append(place)
         for places in kinds.values():
             places.sort(key=lambda place: -len(jobs[place].client.data.train))
             for first in range(0, len(places), self._size):
                 yield sorted(places[first : first + self._size])
+
+    def _scored_together(self, asked: Sequence[EvalJob]) -> Iterator[list[int]]:
+        """The places of those who may be scored together; who is in none is scored alone."""
+        kinds: dict[Hashable, list[int]] = {}
+        prepares: list[object] = []
+        for place, each in enumerate(asked):
+            client = each.client
+            if client.architecture in self._scored_alone or not can_score_together(each, self._context.method):
+                continue
+            samples = [getattr(client.data, part) for part in each.parts]
+            key = (*each.parts, _kind(client, each.variant, samples, prepares))
+            kinds.setdefault(key, []).append(place)
+        for places in kinds.values():
+            for first in range(0, len(places), self._size):
+                if len(places[first : first + self._size]) >= self._least:
+                    yield places[first : first + self._size]
 
     def _together(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
         """What came of jobs of one kind."""
@@ -143,12 +166,12 @@ class VectorizedExecutor:
         operations = []
         stacked: Tensors = {}
         with copy_once():  # of what all are sent
-            for place, (job, weights) in enumerate(zip(jobs, _together(before, model_factory.device), strict=True)):
+            for place, (job, weights) in enumerate(zip(jobs, weights_on(before, model_factory.device), strict=True)):
                 client = working_copy(job.client, variant, model_factory, weights)
                 with own_layers(client, job):
                     operations.append(receive(client, job, method, model_factory))
                 clients.append(client)
-                _put(stacked, place, len(jobs), _tensors(template))
+                put_row(stacked, place, len(jobs), own_tensors(template))
         phases = method.phases(clients[0].training) if jobs[0].exchange.phases is None else jobs[0].exchange.phases
         try:
             _check_data(clients, phases)
@@ -174,29 +197,6 @@ class VectorizedExecutor:
             yield outcome
 
 
-def _tensors(module: nn.Module) -> Tensors:
-    """Parameters and buffers that are part of a client's weights, tied ones once."""
-    held = module.state_dict()
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: t for name, t in named.items() if name in held}
-
-
-def _together(weights: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:
-    """Several clients' weights on the device, in one copy for each type."""
-    tensors = [tensor for each in weights for tensor in each.values()]
-    there = iter(move_together(tensors, [device] * len(tensors)))
-    return [{name: next(there) for name in each} for each in weights]
-
-
-def _put(stacked: Tensors, place: int, count: int, tensors: Mapping[str, Tensor]) -> None:
-    """Write a client's tensors into those of `count` clients, which the first one's make."""
-    if not stacked:
-        for name, t in tensors.items():
-            laid = torch.stack([torch.empty_like(t, device="meta")] * count)
-            stacked[name] = torch.empty_like(laid, device=t.device)
-    torch._foreach_copy_([t[place] for t in stacked.values()], [t.detach() for t in tensors.values()])
-
-
 def _first_nonfinite(stacked: Tensors, names: Sequence[str]) -> list[str | None]:
     """`first_nonfinite` of each client's network, asked for together, as that stops a GPU. names: in their order."""
     floats = {name: stacked[name] for name in names if name in stacked and stacked[name].is_floating_point()}
@@ -206,6 +206,14 @@ def _first_nonfinite(stacked: Tensors, names: Sequence[str]) -> list[str | None]
         first_nonfinite({"model": {name: t[place].detach() for name, t in floats.items()}}) if suspect else None
         for place, suspect in enumerate(suspected)
     ]
+
+
+def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepares: list[object]) -> Hashable:
+    """What clients who work together have in common: network and kind of inputs. prepares: those seen before; grows."""
+    if client.prepare not in prepares:
+        prepares.append(client.prepare)
+    inputs = tuple((own.x.shape[1:], own.x.dtype) for own in samples)
+    return client.architecture, variant, prepares.index(client.prepare), inputs
 
 
 def _common_layers(clients: Sequence[Client], job: TrainJob) -> AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, clone, contiguous, first_nonfinite, freeze, shallow_copy
-from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics
+from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics, uses_default_predict
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.evaluation import ClientScore, ScoreCache, evaluate_model
@@ -334,7 +334,7 @@ def only_head_differs(
 ) -> bool:
     """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
     model = method.personal_model(client.model)
-    if not isinstance(model, SplitModel):
+    if not isinstance(model, SplitModel) or not uses_default_predict(method):  # nobody asks
         return False
     head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
     tensors = model_factory.state(client.architecture, variant)
@@ -383,10 +383,15 @@ def client_weights(client: Client, variant: str, model_factory: ModelFactory) ->
 
 
 def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
-    """Whether a network is bit for bit as it was."""
-    tensors = [*after.values(), *(before[name] for name in after)]
+    """Whether a network is bit for bit as it was; of one that is not, the first tensor mostly tells."""
+    names = list(after)
+    return all(_equal(before, after, some) for some in (names[:1], names[1:]))
+
+
+def _equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Sequence[str]) -> bool:
+    tensors = [found[name] for found in (before, after) for name in names]
     here = move_together(tensors, [torch.device("cpu")] * len(tensors))
-    return all(map(torch.equal, here[: len(after)], here[len(after) :]))
+    return all(map(torch.equal, here[: len(names)], here[len(names) :]))
 
 
 def _untrained(job: TrainJob, trained: TrainingResult, nonfinite: str | None) -> str | None:

@@ -106,7 +106,7 @@ class PrototypeUploads(Method):
         return self._means(client, counts=False)
 
     def _means(self, client: Client, counts: bool) -> Message:
-        z = representations(client.model, client.data.train.x, client.prepare).cpu()
+        z = representations(client.model, client.data.train, client.prepare).cpu()
         return class_means_message(client, z, "prototypes", counts)
 
     @property

@@ -59,7 +59,7 @@ class FedORGP(prototypes.PrototypeMethod):
         return prototypes.known(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "prototypes")
+        sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
         orthogonal = functools.partial(prototype_network.orthogonality, gamma=self.gamma)

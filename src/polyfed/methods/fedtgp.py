@@ -53,7 +53,7 @@ class FedTGP(prototypes.PrototypeMethod):
         return prototypes.known(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "prototypes")
+        sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
         _, centers = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))

@@ -179,8 +179,9 @@ class RoundRecord(Record):
         None, description="only with a deadline: clients whose upload missed it; they are listed in `late`, too"
     )
     aggregated: IfPresent[list[BufferedUpload]] = Field(
-        None, description="only with `devices.buffer_size`: the uploads that were aggregated, each with its `client` and the round in which "
-        "that began, `from`"
+        None,
+        description="only with `devices.buffer_size`: the uploads that were aggregated, each with its `client` "
+        "and the round in which that began, `from`",
     )
     epsilon: dict[Unit, Loss] = Field(
         {},

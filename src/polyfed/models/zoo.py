@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.models import third_party
@@ -100,7 +102,7 @@ def build(
 def describe() -> list[dict[str, Any]]:
     """One row per registered model: name, in_shape, classes, parameters and feature_dim on its home data, and paper.
 
-    Counted on networks built without memory (device "meta"). A model of your own has no home data: its counts are None.
+    Counted on networks built `without_memory`. A model of your own has no home data: its counts are None.
     """
     rows = []
     for name in MODELS:
@@ -111,12 +113,31 @@ def describe() -> list[dict[str, Any]]:
         row |= {"name": name, "paper": ""}
         if homes:
             (in_shape, classes), paper = homes[0]
-            with torch.device("meta"):
+            with without_memory():
                 model = build(name, in_shape, classes)
             row |= {"in_shape": in_shape, "classes": classes, "feature_dim": model.feature_dim, "paper": paper}
             row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         rows.append(row)
     return rows
+
+
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Networks made within the block have shapes and no values (device "meta"): they can be counted, nothing else."""
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    """Skips the drawing of weights, for which PyTorch would load its compiler where tensors have no memory."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = named or {}
+        if getattr(function, "__name__", "").endswith(("normal_", "uniform_")):
+            return named["tensor"] if "tensor" in named else arguments[0]
+        return function(*arguments, **named)
 
 
 def _is_ours(name: str) -> bool:

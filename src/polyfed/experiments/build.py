@@ -135,7 +135,7 @@ def _with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evalua
         ConfigError: there is no such group, or its client has others, too.
     """
     asked = evaluation.held_out
-    if isinstance(asked, int) or all(isinstance(value, int) for value in asked):
+    if isinstance(asked, int | str) or all(isinstance(value, int) for value in asked):
         return evaluation
     if not federated.groups:
         named = next(value for value in asked if isinstance(value, str))

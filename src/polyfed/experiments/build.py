@@ -108,6 +108,7 @@ def build_federation(
             feature_names=source.feature_names,
             vocabulary=source.vocabulary,
             label_column=source.label_column,
+            columns=source.columns,
         ),
         executor=Execution(
             recipe.run.executor,
@@ -121,7 +122,16 @@ def build_federation(
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
         builders={
-            name: functools.partial(build, name, in_shape, federated.classes, width, source.words, beside=recipe.beside)
+            name: functools.partial(
+                build,
+                name,
+                in_shape,
+                federated.classes,
+                width,
+                source.words,
+                beside=recipe.beside,
+                categories=source.columns.counts,
+            )
             for name in (*names, *auxiliary_candidates(method))
         },
         trackers=watching,

@@ -230,6 +230,7 @@ METHODS = Registry(
         "fedl2g": "polyfed.methods.fedl2g:FedL2G",
         "fedkd": "polyfed.methods.fedkd:FedKD",
         "fedkwaz": "polyfed.methods.fedkwaz:FedKWAZ",
+        "fedlora": "polyfed.methods.fedlora:FedLoRA",
         "fedmd": "polyfed.methods.fedmd:FedMD",
         "fedmrl": "polyfed.methods.fedmrl:FedMRL",
         "fednova": "polyfed.methods.fednova:FedNova",

@@ -209,6 +209,9 @@ class Method:
     # that they need not be sent
     common_head: ClassVar[bool] = False
 
+    # True: all clients of an architecture start with the same weights, a function of the seed, which need not be sent
+    common_start: ClassVar[bool] = False
+
     def __repr__(self) -> str:
         """Hyperparameters that differ from their defaults."""
         return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"

@@ -279,6 +279,8 @@ MODELS = Registry(
         "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
         **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
         **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
+        "vit-xs": f"{_VIT}:vit_xs",
+        "text-transformer": "polyfed.models.text_transformer:text_transformer",
     },
 )
 

@@ -59,7 +59,7 @@ from polyfed.config.loading import module_folders, read_recipe, recipe_stem, wit
 from polyfed.config.overrides import apply_overrides
 from polyfed.config.own_plugins import OwnPlugin, read_plugin
 from polyfed.config.presets import LABEL, apply_presets, preset_names
-from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
+from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
 from polyfed.core.settings import Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
 from polyfed.engine.alone import alone
@@ -83,6 +83,7 @@ class Recipe(Settings):
 
     data: Data
     models: Models
+    pretraining: Pretraining = Field(default_factory=Pretraining)
     method: MethodChoice
     methods: dict[str, MethodChoice] = Field(default_factory=dict)
     training: Training = Field(default_factory=Training)
@@ -345,7 +346,7 @@ class Recipe(Settings):
         if self.method.alone:
             settings["method"]["alone"] = True
         optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")
-        for section in ("data", "training", "evaluation", *optional, "run"):
+        for section in ("data", "pretraining", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).effective()
         settings["availability"] = effective_availability(self.availability, self.devices)
         settings["run"].pop("modules", None)

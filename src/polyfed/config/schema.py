@@ -257,6 +257,22 @@ class Models(Settings):
         return names
 
 
+class Pretraining(Settings):
+    """``[pretraining]``: networks begin with weights that were trained on the hold-out rows; off by default."""
+
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="passes over the hold-out rows; 0: off")
+    batch_size: Annotated[Positive, ActsWith("epochs")] = Field(64, description="rows of a batch")
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], ActsWith("epochs")] = Field(
+        "adam", description="made afresh every epoch"
+    )
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("epochs")] = Field(
+        0.001, description="learning rate at the start; falls to 0 along a cosine"
+    )
+
+    def _inactive_keys(self) -> set[str]:
+        return super()._inactive_keys() | ({"epochs"} if not self.epochs else set())
+
+
 class MethodChoice(BaseModel):
     """``[method]``: the method; every key but these is one of its hyperparameters."""
 
@@ -355,6 +371,7 @@ class RunSettings(Settings):
 SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method has its own
     "data": Data,
     "models": Models,
+    "pretraining": Pretraining,
     "training": Training,
     "evaluation": Evaluation,
     "availability": Availability,

@@ -29,6 +29,7 @@ R = TypeVar("R", bound=Record)
 EXPERIMENT = (
     "training",
     "models",
+    "pretraining",
     "availability",
     "privacy",
     "compression",

@@ -61,6 +61,7 @@ class StoredRecipe(Record):
     privacy: Section = Field({})
     compression: Section = Field({})
     robust_aggregation: Section = Field({})
+    pretraining: Section = Field({})
     adversaries: Section = Field({})
     devices: Section = Field({})
     plugins: list[Section] = Field([])

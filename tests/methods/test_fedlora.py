@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from polyfed.core.adapters import adapted_layers, adapters_of, merge_adapters
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.functional import lora
 from polyfed.methods import FedLoRA
-from polyfed.methods.building_blocks.adapters import adapted_layers, adapters_of, merge_adapters
 from tests.helpers.toys import Round, clients, federation, moved, rounds, same, worker
 
 RULES = ["stack", "svd", "slices", "pad", "select-and-fold"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyfed.core.model_factory import Precision
-from polyfed.core.settings import Evaluation, Positive, Privacy, Settings, Training
+from polyfed.core.settings import AdapterSettings, Evaluation, Positive, Privacy, Settings, Training
 from polyfed.data.options import PartitionOptions, SourceOptions
 from polyfed.data.text import TextConfig
 from polyfed.plugins.device_profiles import Devices
@@ -282,6 +282,9 @@ class MethodChoice(BaseModel):
         description="a method of `polyfed methods`, a name of [methods], or 'package.module:Class' of your own"
     )
     alone: bool = Field(False, description="every client is a federation of its own")
+    adapters: AdapterSettings | None = Field(
+        None, description="a table with ranks, alpha and layers: clients train adapters and heads of frozen networks"
+    )
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

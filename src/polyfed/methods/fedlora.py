@@ -35,18 +35,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group, get_tensor
-from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
-from polyfed.core.modules import load_state
-from polyfed.core.server import Server
-from polyfed.core.settings import Stage, Training
-from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, alike, as_sent
-from polyfed.functional import lora
-from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.lora import Adapter
-from polyfed.methods.building_blocks.adapters import (
-    Ranks,
+from polyfed.core.adapters import (
     adapted_layers,
     adapter_state,
     adapters_of,
@@ -58,6 +47,16 @@ from polyfed.methods.building_blocks.adapters import (
     head_state,
     parse_ranks,
 )
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import load_state
+from polyfed.core.server import Server
+from polyfed.core.settings import Ranks, Stage, Training
+from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, alike, as_sent
+from polyfed.functional import lora
+from polyfed.functional.averaging import weighted_mean
+from polyfed.functional.lora import Adapter
 
 Aggregation = Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"]
 

@@ -9,10 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfed.core.modules import float_state
-from polyfed.errors import ConfigError
-from polyfed.functional.lora import product
-from polyfed.methods.building_blocks.adapters import (
+from polyfed.core.adapters import (
     adapted_layers,
     adapter_state,
     adapters_of,
@@ -22,6 +19,9 @@ from polyfed.methods.building_blocks.adapters import (
     group_of,
     merge_adapters,
 )
+from polyfed.core.modules import float_state
+from polyfed.errors import ConfigError
+from polyfed.functional.lora import product
 from polyfed.models.adapt import split
 from polyfed.models.split import SplitModel
 from polyfed.models.vit import vision_transformer

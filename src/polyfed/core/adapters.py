@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import AfterValidator
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,15 +34,6 @@ def client_rank(text: str, client_id: int) -> str:
     """A client's rank, as the list has it."""
     ranks = text.split()
     return ranks[client_id % len(ranks)]
-
-
-def _checked(text: str) -> str:
-    if not re.fullmatch(r"[1-9]\d*( [1-9]\d*)*", text):
-        raise ValueError(f"expected ranks of at least 1, as in '2 4 8'; got '{text}'")
-    return text
-
-
-Ranks = Annotated[str, AfterValidator(_checked)]
 
 
 class AdaptedLinear(nn.Module):

@@ -44,10 +44,8 @@ class AdaptedLinear(nn.Module):
 
     Attributes:
         lora_a, lora_b: A (r, I), drawn as PyTorch draws a linear layer, and B (O, r), zero.
-        offset: (O, I), is added to the weight; None: nothing is.
+        offset: (O, I), is added to the weight and takes no gradient; None: nothing is.
     """
-
-    offset: Tensor | None
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float, with_offset: bool = False) -> None:
         super().__init__()
@@ -59,7 +57,8 @@ class AdaptedLinear(nn.Module):
         self.bias = None if layer.bias is None else layer.bias.requires_grad_(False)
         self.lora_a = nn.Parameter(draw_a(layer.weight.new_empty(rank, layer.in_features)))
         self.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
-        self.register_buffer("offset", torch.zeros_like(layer.weight) if with_offset else None)
+        zeros = torch.zeros_like(layer.weight)
+        self.offset = nn.Parameter(zeros, requires_grad=False) if with_offset else None
 
     @property
     def adapter(self) -> Adapter:

@@ -106,7 +106,11 @@ def _trained(
     )
     federation.run()
     model = as_split_model(federation.export(0))
-    weights = {key: t for key, t in model.state_dict().items() if model.part_of(key) != "head"}
+    weights = {
+        part: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for part, tensor in model.state_dict().items()
+        if model.part_of(part) != "head"
+    }
     seconds = time.perf_counter() - began
     save_entry(key, weights, {"seconds": f"{seconds:.1f}"})
     return weights, seconds

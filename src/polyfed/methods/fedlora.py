@@ -80,8 +80,8 @@ class FedLoRA(Method):
     name: ClassVar[str] = "fedlora"
     paper: ClassVar[str] = "HETLoRA, FlexLoRA, FLoRA, raFLoRA, Fed-PLoRA, 2024 to 2026"
     differs: ClassVar[str] = "rank of the adapters of one network"
-    down: ClassVar[str] = "L(r) + H; stack: sum of L(r) + H + 1; select-and-fold: L(R) + H"
-    up: ClassVar[str] = "L(r) + H; stack: 1 more"
+    down: ClassVar[str] = "P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R))"
+    up: ClassVar[str] = "P_A(r) + P_h"
     states: ClassVar[str] = "server: A, B, head; stack: the sum of updates"
     delta_entries: ClassVar[tuple[str, ...]] = ("adapters", "head")
     form: ClassVar[Form | None] = {

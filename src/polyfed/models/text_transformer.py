@@ -2,7 +2,7 @@
 
 Inputs are (N, L) int64 ids with padding 0 behind the words (`polyfed.data.text`). No word attends to padding, and the
 mean is over words, so that padding changes nothing. Cuts: extractor = everything up to the mean (s_in: 64),
-intermediate = LayerNorm, head = Linear 64-C; D = 64. `text-transformer` has 101 760 parameters besides word vectors
+intermediate = LayerNorm, head = Linear 64-C; D = 64. `text-transformer` has 101 826 parameters besides word vectors
 for 25 words and 2 classes; these are learned (V x 64 more), or given and fixed, and then mapped to 64 numbers.
 """
 

@@ -17,7 +17,7 @@ channels and 10 classes:
 FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones, and as
 `vit-s8?pretrained` (for images of 128 pixels a side and more) from the first blocks of timm's ViT-S/16 or ViT-Ti/16.
 `vit-sN-half` is half as wide (192, 3 heads, 768: the width of DeiT-Ti), for machines that carry no more; `vit-xs` has 4
-blocks of width 96 with 3 heads (460 234 parameters for 32 x 32 images of 3 channels and 10 classes). Another depth,
+blocks of width 96 with 3 heads and patches of 8 x 8 (468 778 parameters for 32 x 32 images). Another depth,
 width or patch, or dropout: `vision_transformer`, called from a builder of your own.
 
 Shapes: N images, T tokens (class token first), W width.

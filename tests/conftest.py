@@ -90,7 +90,7 @@ def pytest_configure() -> None:
     os.fsync = _do_not_wait
 
 
-def _do_not_wait(handle: object) -> None:
+def _do_not_wait(fd: object) -> None:
     """In place of `os.fsync`: no test cuts the power, and a run waits for the disk forty times."""
 
 

@@ -242,6 +242,7 @@ METHODS = Registry(
         "fedl2g": "polyfed.methods.fedl2g:FedL2G",
         "fedkd": "polyfed.methods.fedkd:FedKD",
         "fedkwaz": "polyfed.methods.fedkwaz:FedKWAZ",
+        "fedlora": "polyfed.methods.fedlora:FedLoRA",
         "fedmd": "polyfed.methods.fedmd:FedMD",
         "fedmrl": "polyfed.methods.fedmrl:FedMRL",
         "fednova": "polyfed.methods.fednova:FedNova",
@@ -295,6 +296,8 @@ MODELS = Registry(
         "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
         **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
         **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
+        "vit-xs": f"{_VIT}:vit_xs",
+        "text-transformer": "polyfed.models.text_transformer:text_transformer",
     },
 )
 

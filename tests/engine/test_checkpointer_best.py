@@ -45,7 +45,8 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> pf.Run:
     return pf.run(recipe(), out=tmp_path_factory.mktemp("straight") / "run")
 
 
-def models(folder: Path) -> dict[str, bytes]:
+def models(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
     return {path.name: path.read_bytes() for path in (folder / "models").glob("*.safetensors")}
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyfed.core.model_factory import Precision
-from polyfed.core.settings import Evaluation, Positive, Privacy, Settings, Training
+from polyfed.core.settings import AdapterSettings, Evaluation, Positive, Privacy, Settings, Training
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
@@ -286,6 +286,22 @@ class Models(Settings):
         return names
 
 
+class Pretraining(Settings):
+    """``[pretraining]``: networks begin with weights that were trained on the hold-out rows; off by default."""
+
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="passes over the hold-out rows; 0: off")
+    batch_size: Annotated[Positive, ActsWith("epochs")] = Field(64, description="rows of a batch")
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], ActsWith("epochs")] = Field(
+        "adam", description="made afresh every epoch"
+    )
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("epochs")] = Field(
+        0.001, description="learning rate at the start; falls to 0 along a cosine"
+    )
+
+    def _inactive_keys(self) -> set[str]:
+        return super()._inactive_keys() | ({"epochs"} if not self.epochs else set())
+
+
 class MethodChoice(BaseModel):
     """``[method]``: the method; every key but these is one of its hyperparameters."""
 
@@ -295,6 +311,9 @@ class MethodChoice(BaseModel):
         description="a method of `polyfed methods`, a name of [methods], or 'package.module:Class' of your own"
     )
     alone: bool = Field(False, description="every client is a federation of its own")
+    adapters: AdapterSettings | None = Field(
+        None, description="a table with ranks, alpha and layers: clients train adapters and heads of frozen networks"
+    )
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -384,6 +403,7 @@ class RunSettings(Settings):
 SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method has its own
     "data": Data,
     "models": Models,
+    "pretraining": Pretraining,
     "training": Training,
     "evaluation": Evaluation,
     "availability": Availability,

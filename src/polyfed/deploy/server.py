@@ -266,6 +266,8 @@ def check_recipe(recipe: Recipe) -> None:
     """Refuse what nodes cannot do."""
     if recipe.devices.enabled:
         raise ConfigError("[devices]: expected none, as nodes are devices of their own, got a section that deals some")
+    if recipe.pretraining.epochs:
+        raise ConfigError("[pretraining]: expected none, as nodes begin with weights as drawn, got some epochs")
     if recipe.run.keep != "last":
         raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
     if recipe.privacy.target_epsilon:

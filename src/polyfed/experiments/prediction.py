@@ -30,10 +30,12 @@ from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
 from polyfed.data.table_columns import TableColumns
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
+from polyfed.engine.adapted import adapted
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError, described
@@ -315,6 +317,8 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
         for name in (own, auxiliary)
         if name is not None
     }
+    if entry.get("adapters") is not None:
+        method = adapted(method, AdapterSettings(**entry["adapters"]))
     model_factory = build_model_factory(method, builders, 0, torch.device("cpu"), auxiliary=auxiliary)
     return model_factory.module(own, entry["variant"])
 

@@ -35,6 +35,8 @@ _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the 
     ("resnet*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
     ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
+    ("vit-xs", _CIFAR10, "polyfed; width 96, 3 heads"),
+    ("text-transformer", _SENTIMENT140, "polyfed; width 64, 4 heads"),
     ("vit-s*", ((3, 224, 224), 10), "FedIN, Chan et al., arXiv 2304.00759"),
     ("digits-*", _DIGITS, "polyfed"),
     ("cnn1d-*", _WINDOWS, "polyfed; for series and texts, here of 6 channels and 100 steps"),

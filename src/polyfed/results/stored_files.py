@@ -44,6 +44,7 @@ class _Models(Record):
 class _Method(Record):
     name: IfPresent[Text] = None
     alone: IfPresent[Flag] = None
+    adapters: IfPresent[dict[str, Any]] = None
 
 
 _TYPED_SECTIONS: dict[str, type[Record]] = {"training": _Training, "models": _Models, "method": _Method}
@@ -61,6 +62,7 @@ class StoredRecipe(Record):
     privacy: Section = Field({})
     compression: Section = Field({})
     robust_aggregation: Section = Field({})
+    pretraining: Section = Field({})
     adversaries: Section = Field({})
     devices: Section = Field({})
     plugins: list[Section] = Field([])
@@ -175,6 +177,9 @@ class ModelEntry(Record):
     method: IfPresent[Text] = Field(None, description="the method whose `build` and `predict` the network went through")
     hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="hyperparameters of the method")
     variant: IfPresent[Text] = Field(None, description="variant of the network, if the method has several")
+    adapters: IfPresent[dict[str, Any]] = Field(
+        None, description="settings of `method.adapters`, if clients trained adapters of frozen networks"
+    )
     auxiliary_model: Text | None = Field(
         None, description="name of the auxiliary network that the method adds; null if there is none"
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import polyfed as pf
-from polyfed.core.message import Group, get_group
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Requirements
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
@@ -141,10 +141,11 @@ def step(server: Server, aggregation: Aggregation, sent: dict[int, Group], **how
 def test_a_whole_step_is_the_target_bit_for_bit() -> None:
     server = begun("layer-wise")
     before = kept(server, "model union")
-    step(server, "layer-wise", {0: sent_by(server, 0, -3.1), 2: sent_by(server, 2, 5.3)})
+    low, high = -3.1e-3, 5.3e-3  # small beside the weights, so that a detour would be rounded
+    step(server, "layer-wise", {0: sent_by(server, 0, low), 2: sent_by(server, 2, high)})
     after = kept(server, "model union")
-    assert torch.equal(after[WEIGHT], torch.stack([torch.full_like(after[WEIGHT], gap) for gap in (-3.1, 5.3)]).mean(0))
-    assert torch.equal(after["intermediate.block0.conv.bias"], torch.full((4,), -3.1)), "of the one client that has it"
+    assert torch.equal(after[WEIGHT], torch.stack([torch.full((6, 36), low), torch.full((6, 36), high)]).mean(0))
+    assert torch.equal(after["intermediate.block0.conv.bias"], torch.full((4,), low)), "of the one client that has it"
     assert torch.equal(after[DEEPEST], before[DEEPEST]), "nobody sent it"
     assert not [name for name in server.state if name.startswith("velocity")]
 
@@ -157,6 +158,7 @@ def test_half_a_step_moves_parameters_half_the_way_and_buffers_all_of_it() -> No
     assert torch.equal(after[WEIGHT], before[WEIGHT] + 0.5 * (4.0 - before[WEIGHT]))
     assert torch.equal(after[STATISTIC], torch.full((4,), 4.0))
     assert torch.equal(after[DEEPEST], before[DEEPEST])
+    assert "velocity union" not in server.state
 
 
 def test_momentum_is_kept_by_tensor_and_waits_for_those_that_nobody_sent() -> None:
@@ -188,15 +190,17 @@ def test_within_an_architecture_each_model_has_its_own_momentum_and_the_others_s
     assert all(kept(server, name) is group for name, group in others.items())
 
 
-@pytest.mark.parametrize("aggregation", BOTH)
-def test_means_are_weighted_and_rated(aggregation: Aggregation) -> None:
+@pytest.mark.parametrize(("aggregation", "other"), [("layer-wise", 3), ("same-shape", 4)])
+def test_means_are_weighted_and_rated(aggregation: Aggregation, other: int) -> None:
+    """Layer by layer also among different networks: clients 1 and 4 have the same one."""
     server = begun(aggregation)
     before = averaging.weights_for(server, aggregation, "net1")
-    averaging.average(
-        server, aggregation, {1: sent_by(server, 1, 1.0), 4: sent_by(server, 4, -7.0)}, {1: 3.0, 4: 1.0}, 0.25
-    )
+    sent = {1: sent_by(server, 1, 1.0), other: sent_by(server, other, -7.0)}
+    averaging.average(server, aggregation, sent, {1: 3.0, other: 1.0}, 0.25)
     after = averaging.weights_for(server, aggregation, "net1")
     torch.testing.assert_close(after[WEIGHT], before[WEIGHT] + 0.25 * (-1.0 - before[WEIGHT]))
+    alone = 1.0 if aggregation == "layer-wise" else -1.0
+    torch.testing.assert_close(after[DEEPEST], before[DEEPEST] + 0.25 * (alone - before[DEEPEST]))
 
 
 @pytest.mark.parametrize("aggregation", BOTH)
@@ -234,7 +238,7 @@ def test_tensors_that_are_set_are_copies_and_all_else_stays(aggregation: Aggrega
 
 
 def test_shares_are_the_samples_as_sent_or_one() -> None:
-    uploads = {3: {"model": {}, "n": torch.tensor(5)}, 7: {"model": {}, "n": torch.tensor(2)}}
+    uploads: dict[int, Message] = {3: {"model": {}, "n": torch.tensor(5)}, 7: {"model": {}, "n": torch.tensor(2)}}
     assert averaging.client_shares(uploads, "samples") == {3: 5.0, 7: 2.0}
     assert averaging.client_shares({3: {"model": {}}, 7: {"model": {}}}, "uniform") == {3: 1.0, 7: 1.0}
     assert averaging.client_weights(uploads) == {3: {}, 7: {}}

@@ -96,11 +96,11 @@ format: install-dev ## let ruff put the style right
 install: ## .venv with polyfed and what it needs
 	$(call environment)
 
-install-dev: ## .venv with the tools of the tests, and the extras `flower`, `privacy` and `ray`, besides
-	$(call environment,dev flower privacy ray)
+install-dev: ## .venv with the tools of the tests, and the extras `flower`, `naturals`, `privacy` and `ray`, besides
+	$(call environment,dev flower naturals privacy ray)
 
 install-all: ## .venv with all that any test can use
-	$(call environment,dev docs flower privacy ray vision)
+	$(call environment,dev docs flower naturals privacy ray vision)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)

@@ -165,7 +165,8 @@ def small(name: str) -> tuple[int, int, int]:
     return DIGIT if name.startswith(("digits", "resnet")) else (1, 28, 28)
 
 
-LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", "fedhenn-lstm"))]
+SERIES = ("cnn1d", "gru", "tcn", "series")  # tests/models/test_series.py
+LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", "fedhenn-lstm", *SERIES))]
 
 
 @pytest.mark.parametrize("name", [*LIGHT, "resnet10", "resnet18", "resnet10-cifar"])

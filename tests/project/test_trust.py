@@ -306,6 +306,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.comparison.write",
     "report.bar_chart.variants",
     "report.atomic_files.make_folder",
+    "experiments.held_out_turns.plan_turns",
     "experiments.planned_runs.check_planned_runs",
     "experiments.planned_runs.nothing_learnt_in",
 }

@@ -45,7 +45,11 @@ RECIPE: dict[str, Any] = {
     "adversaries": {"label_flip_fraction": 0.1},
 }
 BUFFERED = {"devices": {"profiles": ["laptop"], "buffer_size": 2}}  # in a run of its own, as nothing is late in it
-NOT_HERE = {"ModelEntry.modules", "RoundRecord.plugins"}  # a run without code of one's own has none
+NOT_HERE = {  # a run without code of one's own, on images
+    "ModelEntry.modules",
+    "ModelEntry.table",
+    "RoundRecord.plugins",
+}
 
 
 @pytest.fixture(scope="module")

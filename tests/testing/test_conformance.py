@@ -4,11 +4,13 @@ which.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from polyfed import testing
 from polyfed.core.message import flatten
@@ -32,6 +34,7 @@ from polyfed.methods import (
     FedKD,
     FedKWAZ,
     FedL2G,
+    FedLoRA,
     FedMD,
     FedMRL,
     FedNova,
@@ -54,6 +57,7 @@ from polyfed.methods import (
     LocalMutual,
     ScaleFL,
 )
+from polyfed.models.split import SequentialSplit
 from polyfed.registry import METHODS
 from polyfed.testing import ChangedValue, Reduction
 from polyfed.testing.fixtures import SHORT, SIZES, tiny_model
@@ -1149,6 +1153,51 @@ test_fiarse_by_layer = also(
         models=WIDE,
         reference_loss=pruned,
         skip={"client_order_invariant": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},
+    )
+)
+
+
+def two_linear_layers() -> SequentialSplit:
+    """Inputs 36, then 24 and 12, and a head of 3."""
+    extractor = nn.Sequential(OrderedDict(flat=nn.Flatten(), one=nn.Linear(36, 24), tanh=nn.Tanh()))
+    body = nn.Sequential(OrderedDict(two=nn.Linear(24, 12), tanh=nn.Tanh()))
+    return SequentialSplit(extractor, body, nn.Linear(12, 3), "linear")
+
+
+def fedlora_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Ranks 1, 2 and 4 in turn, 14 of six clients; 36 + 24 and 24 + 12 numbers for each; the head has 39."""
+    rank = (1, 2, 4)[client_id % 3]
+    return 4 * (14 * 96 + 39) + 8, 4 * (rank * 96 + 39) + 8
+
+
+ADAPTED: dict[str, Any] = {"models": [two_linear_layers], "reference_loss": cross_entropy}
+ONE_RULE: dict[str, Any] = {
+    **ADAPTED,
+    "skip": {"client_order_invariant": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},
+}
+
+test_fedlora = testing.conformance(
+    FedLoRA(ranks="1 2 4", alpha=4.0),
+    expected_bytes=fedlora_bytes,
+    skip={"client_order_invariant": BY_NUMBER},
+    changed_values={"ranks": "1 3 6", "layers": "one", "aggregation": "slices"},
+    **ADAPTED,
+)
+
+test_fedlora_svd = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="svd"), **ONE_RULE))
+test_fedlora_slices = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="slices"), **ONE_RULE))
+test_fedlora_pad = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="pad"), **ONE_RULE))
+test_fedlora_fold = also(
+    testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="select-and-fold"), **ONE_RULE)
+)
+test_fedlora_average = also(
+    testing.conformance(
+        FedLoRA(ranks="2", alpha=4.0, aggregation="average"),
+        skip={"hyperparameters_matter": "asked of the plain form"},
+        reductions=[
+            Reduction({"aggregation": "pad"}, FedLoRA(ranks="2", alpha=4.0, aggregation="average"), "received")
+        ],
+        **ADAPTED,
     )
 )
 

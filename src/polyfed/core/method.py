@@ -22,7 +22,7 @@ from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage, Training
+from polyfed.core.settings import AdapterSettings, Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import Part
@@ -205,9 +205,15 @@ class Method:
     # True: every client is a federation of its own (engine/alone.py), without communication between clients
     alone: ClassVar[bool] = False
 
+    # set: clients train adapters and heads only, of frozen networks (engine/adapted.py)
+    adapters: ClassVar[AdapterSettings | None] = None
+
     # True: heads with the same layers start with the same weights on all clients. They are a function of the seed, so
     # that they need not be sent
     common_head: ClassVar[bool] = False
+
+    # True: all clients of an architecture start with the same weights, a function of the seed, which need not be sent
+    common_start: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Hyperparameters that differ from their defaults."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polyfed.validation.effect import ActsWith, idle, without_effect
 from polyfed.validation.error_lines import in_one_line, one_line
@@ -61,6 +62,25 @@ class Settings(BaseModel):
         if said := without_effect(type(self).model_fields, vars(self), self.model_fields_set):
             raise ValueError(said)
         return self
+
+
+def _check_ranks(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*( [1-9]\d*)*", text):
+        raise ValueError(f"expected ranks of at least 1, as in '2 4 8'; got '{text}'")
+    return text
+
+
+Ranks = Annotated[str, AfterValidator(_check_ranks)]
+
+
+class AdapterSettings(Settings):
+    """``method.adapters``: clients train adapters and heads of frozen networks; see `core.adapters`."""
+
+    _place: ClassVar[tuple[str, ...]] = ("method", "adapters")
+
+    ranks: Ranks = Field("4", description="dealt to the clients in turn")
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(16.0, description="an update counts alpha / rank")
+    layers: str = Field("", description="last names of the layers with adapters; '': all linear ones but the head")
 
 
 class Training(Settings):

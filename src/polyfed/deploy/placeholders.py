@@ -104,7 +104,16 @@ def placeholder_builder(said: ClientHello, recipe: Recipe, classes: int) -> Buil
     words = said.words or None
     width = recipe.models.feature_dim
     shape = tuple(said.shape)
-    return functools.partial(build, said.architecture, shape, classes, width, words, beside=recipe.beside)
+    return functools.partial(
+        build,
+        said.architecture,
+        shape,
+        classes,
+        width,
+        words,
+        beside=recipe.beside,
+        categories=said.categories,
+    )
 
 
 def check_size(said: ClientHello, recipe: Recipe, classes: int) -> None:
@@ -113,7 +122,7 @@ def check_size(said: ClientHello, recipe: Recipe, classes: int) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if not can_build(said, recipe) or max(math.prod(said.shape), said.words) <= _SMALL:
+    if not can_build(said, recipe) or max(math.prod(said.shape), said.words, *said.categories) <= _SMALL:
         return
     try:
         with without_memory():

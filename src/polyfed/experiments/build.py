@@ -12,6 +12,7 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
+from polyfed.core.model_factory import Builder
 from polyfed.core.randomness import numpy_generator
 from polyfed.core.settings import Evaluation
 from polyfed.data.federated_dataset import FederatedDataset
@@ -24,6 +25,7 @@ from polyfed.engine.unread_settings import unread_settings
 from polyfed.errors import ConfigError, described
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled, pooled_method, with_pooled_rows
+from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
 from polyfed.places import check_name
 from polyfed.registry import MODELS, TRACKERS, suggest
@@ -39,6 +41,7 @@ def build_federation(
     data: DataCache | None = None,
     timings: bool = False,
     wrap_executor: Callable[[Executor], Executor] | None = None,
+    pretrained: bool = True,
 ) -> Federation:
     """The federation that a recipe describes; nothing is written.
 
@@ -49,6 +52,7 @@ def build_federation(
         data: where data are kept between calls.
         timings: whether the records tell where the time of each round went.
         wrap_executor: makes the executor that is used of the recipe's.
+        pretrained: False: networks begin as drawn, whatever ``[pretraining]`` says, for who does not let it run.
 
     Raises:
         ConfigError: data that are not there or cannot be dealt so, models or a method that do not fit.
@@ -93,12 +97,31 @@ def build_federation(
     if recipe.evaluation.missing_classes:
         for client, rows in zip(clients, federated.clients, strict=True):
             client.own_classes = rows.train.y.unique().tolist()  # not those of pooled rows
+    builders: dict[str, Builder] = {
+        name: functools.partial(
+            build,
+            name,
+            in_shape,
+            federated.classes,
+            width,
+            source.words,
+            beside=recipe.beside,
+            categories=source.columns.counts,
+        )
+        for name in (*names, *auxiliary_candidates(method))
+    }
+    plugins = recipe.build_plugins()
+    if recipe.pretraining.epochs:
+        own = {name: builders[name] for name in dict.fromkeys(names)}
+        trained, told = pretrain(recipe, own, data.public(recipe), federated.classes, pretrained)
+        builders |= trained
+        plugins.append(told)
     return Federation(
         clients,
         method,
         recipe.training,
         _with_numbers(recipe.evaluation, federated),
-        plugins=recipe.build_plugins(),
+        plugins=plugins,
         task=Task(
             classes=federated.classes,
             class_names=source.class_names,
@@ -108,6 +131,7 @@ def build_federation(
             feature_names=source.feature_names,
             vocabulary=source.vocabulary,
             label_column=source.label_column,
+            columns=source.columns,
         ),
         executor=Execution(
             recipe.run.executor,
@@ -120,10 +144,7 @@ def build_federation(
         ),
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
-        builders={
-            name: functools.partial(build, name, in_shape, federated.classes, width, source.words, beside=recipe.beside)
-            for name in (*names, *auxiliary_candidates(method))
-        },
+        builders=builders,
         trackers=watching,
     )
 

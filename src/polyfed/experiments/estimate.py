@@ -49,7 +49,7 @@ def check(
     """
     resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=profile)
     data = DataCache()
-    federation = build_federation(resolved, data=data)
+    federation = build_federation(resolved, data=data, pretrained=False)
     if method is None:
         refuse_unread_settings(federation)
     federated = data.federated(resolved)

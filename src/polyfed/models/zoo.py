@@ -21,6 +21,7 @@ _CIFAR10 = ((3, 32, 32), 10)
 _CIFAR100 = ((3, 32, 32), 100)
 _DIGITS = ((1, 8, 8), 10)
 _SENTIMENT140 = ((25,), 2)
+_WINDOWS = ((6, 100), 7)
 _FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
 _PREACT = "He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it"
 _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the first that fits counts
@@ -34,8 +35,14 @@ _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the 
     ("resnet*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
     ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
+    ("vit-xs", _CIFAR10, "polyfed; width 96, 3 heads"),
+    ("text-transformer", _SENTIMENT140, "polyfed; width 64, 4 heads"),
     ("vit-s*", ((3, 224, 224), 10), "FedIN, Chan et al., arXiv 2304.00759"),
     ("digits-*", _DIGITS, "polyfed"),
+    ("cnn1d-*", _WINDOWS, "polyfed; for series and texts, here of 6 channels and 100 steps"),
+    ("gru-*", _WINDOWS, "polyfed; likewise"),
+    ("tcn-*", _WINDOWS, "Bai et al., arXiv 1803.01271; likewise"),
+    ("series-transformer", _WINDOWS, "polyfed; likewise"),
     ("mlp-*", ((30,), 2), "polyfed; for tables, here of 30 features"),
 )
 
@@ -48,6 +55,7 @@ def build(
     words: int | Tensor | None = None,
     fetch: bool = True,
     beside: Sequence[str] = (),
+    categories: Sequence[int] = (),
 ) -> SplitModel:
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
@@ -65,10 +73,12 @@ def build(
             this name, and to no others.
         fetch: whether ``"timm:resnet10t?pretrained"`` gets its weights; False: they are drawn, for who loads others.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+        categories: of a table with categories: per feature, how many there are, 0 for a number; goes to a builder's
+            parameter of this name.
 
     Raises:
-        ConfigError: no such model or builder; the data do not fit the network; the builder failed or returned
-            something else.
+        ConfigError: no such model or builder, or one without the parameter `categories` for a table with some; the data
+            do not fit the network; the builder failed or returned something else.
 
     >>> build("digits-cnn1", (1, 8, 8), 10).feature_dim
     64
@@ -77,7 +87,7 @@ def build(
     builder = third_party.builder_for(called, fetch)
     if builder is None:
         builder = import_object("model", called, beside) if ":" in called else MODELS[called]
-    made = _call(name, builder, in_shape, classes, words)
+    made = _call(name, builder, in_shape, classes, {"words": words, "categories": tuple(categories) or None})
     if end and isinstance(made, SplitModel):
         raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
     model = made if isinstance(made, SplitModel) else third_party.auto_split(made, name, classes, end or None)
@@ -137,12 +147,19 @@ def _is_ours(name: str) -> bool:
 
 
 def _call(
-    name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int, words: int | Tensor | None
+    name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int, further: Mapping[str, Any]
 ) -> nn.Module:
+    """What a builder makes. further: what it also gets where it has a parameter of the name; None: there is none."""
     if not callable(builder):
         raise ConfigError(f"model '{name}' should be a function (in_shape, classes), got a {type(builder).__name__}")
     try:
-        more = {} if words is None or "words" not in inspect.signature(builder).parameters else {"words": words}
+        takes = inspect.signature(builder).parameters
+        more = {what: value for what, value in further.items() if value is not None and what in takes}
+        if further["categories"] is not None and "categories" not in more:
+            raise ConfigError(
+                f"'{name}' cannot embed the categories of a table; expected a network with a parameter 'categories', "
+                "such as mlp-64-32"
+            )
         model = builder(tuple(in_shape), classes, **more)
     except PolyfedError:
         raise

@@ -309,6 +309,10 @@ class RunResult(Record):
     )
     precision: IfPresent[Text] = Field(None, description="number format of training: `float32` or `bf16`")
     evaluation: EvaluationFacts = Field(description="how clients were evaluated")
+    pretraining: dict[str, Any] = Field(
+        {},
+        description="only with `[pretraining]`: its settings, `rows` trained on and `seconds` of training; else absent",
+    )
     availability: dict[str, Any] = Field(
         {}, description="settings of the section `[availability]` that are on; absent if none is"
     )

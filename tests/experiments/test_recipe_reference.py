@@ -138,7 +138,7 @@ def test_the_schema_has_every_key_with_its_meaning() -> None:
             }
     for name in METHODS:
         rules = keys_of(SCHEMA["definitions"][name])
-        assert {"name", "alone", *(key.name for key in recipe_reference.of_method(name).keys)} == set(rules)
+        assert {"name", "alone", "adapters", *(key.name for key in recipe_reference.of_method(name).keys)} == set(rules)
     assert '"null"' not in json.dumps(SCHEMA), "TOML has none"
 
 

@@ -45,7 +45,9 @@ RECIPE: dict[str, Any] = {
     "adversaries": {"label_flip_fraction": 0.1},
 }
 BUFFERED = {"devices": {"profiles": ["laptop"], "buffer_size": 2}}  # in a run of its own, as nothing is late in it
-NOT_HERE = {  # a run without code of one's own, on images
+NOT_HERE = {  # a run without code of one's own, on images, with networks that are trained whole
+    "ModelEntry.adapters",
+    "RunResult.pretraining",
     "ModelEntry.modules",
     "ModelEntry.table",
     "RoundRecord.plugins",

@@ -403,8 +403,8 @@ class RunSettings(Settings):
 SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method has its own
     "data": Data,
     "models": Models,
-    "pretraining": Pretraining,
     "training": Training,
+    "pretraining": Pretraining,
     "evaluation": Evaluation,
     "availability": Availability,
     "privacy": Privacy,

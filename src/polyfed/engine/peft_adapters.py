@@ -68,7 +68,8 @@ def load_peft(network: nn.Module, folder: str | Path) -> None:
     found: dict[str, Tensor] = {}
     for name, layer in adapted_layers(network).items():
         plain = _plain(name)
-        a, b = stored.get(f"{plain}.lora_A.weight"), stored.get(f"{plain}.lora_B.weight")
+        a = stored.get(f"{plain}.lora_A.weight")
+        b = stored.get(f"{plain}.lora_B.weight")
         if a is None or b is None or a.shape != layer.lora_a.shape or b.shape != layer.lora_b.shape:
             came = "none" if a is None or b is None else f"one of rank {len(a)}"
             raise ConfigError(f"expected an adapter of rank {len(layer.lora_a)} for '{plain}', got {came} in {folder}")

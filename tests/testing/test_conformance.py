@@ -1244,7 +1244,11 @@ def test_personal_methods_in_another_form(method: Any) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [FML(weighting="uniform"), FedKD(energy_start=0.5, energy_end=0.9), FedMRL(feature_dim=3)],
+    [
+        FML(weighting="uniform"),
+        pytest.param(FedKD(energy_start=0.5, energy_end=0.9), marks=pytest.mark.slow),
+        pytest.param(FedMRL(feature_dim=3), marks=pytest.mark.slow),
+    ],
     ids=lambda method: method.name,
 )
 def test_auxiliary_models_with_batchnorm(method: Any) -> None:

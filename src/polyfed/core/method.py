@@ -254,6 +254,16 @@ class Method:
         return False
 
     @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        """How uploads of earlier rounds count less where the server does not wait (`devices.buffer_size`).
+
+        "changes": uploads are `delta_entries`, beside counts; the engine scales the change and adds it to the present
+        weights. "uploads": `aggregate` multiplies each upload by `server.upload_weight`, which needs
+        `accepts_stale_uploads`. "none": they do not.
+        """
+        return "none"
+
+    @property
     def fixed_entries(self) -> Mapping[str, str]:
         """Entries of an upload that cannot be clipped, noised, compressed or replaced: name -> reason, for errors."""
         return {}

@@ -15,6 +15,8 @@ from polyfed.validation.error_lines import in_one_line, one_line
 Stage = Literal["received", "after_training", "personal"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
 Accountant = Literal["rdp", "pld"]
+EachGroup = Literal["each group"]  # of `Evaluation.held_out`
+EACH_GROUP: EachGroup = "each group"
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -261,10 +263,10 @@ class Evaluation(Settings):
         False,
         description="score clients also on the classes that they have no training rows of, with all clients' test rows",
     )
-    held_out: Annotated[int, Field(ge=0)] | Annotated[list[int | str], Field(min_length=1)] = Field(
+    held_out: Annotated[int, Field(ge=0)] | Annotated[list[int | str], Field(min_length=1)] | EachGroup = Field(
         0,
-        description="clients that never train and are scored as newcomers: how many, drawn; or a list of clients' "
-        "numbers, or of values of data.group_by",
+        description="clients that never train and are scored as newcomers: how many, drawn; a list of clients' "
+        "numbers, or of values of data.group_by; or 'each group': `compare` holds out each of these in turn",
     )
     held_out_epochs: Annotated[int, Field(ge=0), ActsWith("held_out")] = Field(
         0, description="held_out: also score them after so many local epochs; 0: only as they receive"
@@ -289,7 +291,7 @@ class Evaluation(Settings):
             )
         for key in ("extra_stages", "metrics", "held_out"):
             names = getattr(self, key) or []
-            if isinstance(names, int):
+            if isinstance(names, int | str):
                 continue
             if len({*names}) < len(names):
                 raise ValueError(f"{key}: expected every name once, got one again")

@@ -25,6 +25,7 @@ from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
 from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group
 from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.data.table_columns import fill_missing, own_means
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 
@@ -123,8 +124,9 @@ def build_federated_dataset(
     if common_test is not None:
         used += len(common_test)
     test = None if common_test is None else pool.select(common_test)
+    of_clients = [_client_data(pool, rows, client, shift, test) for client, rows in enumerate(clients)]
     return FederatedDataset(
-        clients=tuple(_client_data(pool, rows, client, shift, test) for client, rows in enumerate(clients)),
+        clients=tuple(_filled(source, data, common=test is not None) for data in of_clients),
         holdout=pool.select(sides.holdout),
         test=test,
         classes=source.classes,
@@ -220,6 +222,17 @@ def _client_data(
         shift(pool.select(rows.validation), client, "validation"),
         shift(pool.select(rows.test), client, "test") if common_test is None else common_test,
     )
+
+
+def _filled(source: DatasetSource, data: ClientData, common: bool) -> ClientData:
+    """A client's rows with means of its own training rows in place of missing values; a common test set as it is."""
+    if not source.columns.flags:
+        return data
+    values = own_means(data.train.x, source.columns, source.mean)
+    train, validation, test = (
+        fill_missing(part, source.columns, values) for part in (data.train, data.validation, data.test)
+    )
+    return ClientData(train, validation, data.test if common else test)
 
 
 # checks -----------------------------------------------------------------------------------------------------------

@@ -137,6 +137,7 @@ class DeployedFederation(Federation):
                 recipe.models.feature_dim,
                 max(first.words, 0) or None,
                 beside=recipe.beside,
+                categories=first.categories,
             )
             for name in auxiliary_candidates(method)
         }
@@ -286,7 +287,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def kind(said: ClientHello) -> tuple[object, ...]:
     """What clients of one federation have alike more often than not."""
-    alike = (said.shape, said.dtype, said.table, said.feature_names, said.words, said.class_names)
+    alike = (said.shape, said.dtype, said.table, said.feature_names, said.words, said.categories, said.class_names)
     return tuple(repr(value) for value in alike)
 
 

@@ -91,6 +91,7 @@ def evaluate_model(
     from_scores: Collection[str] = (),
     others: bool = True,
     represented: Sequence[Tensor] | None = None,
+    outputs: Sequence[Tensor] | None = None,
 ) -> ClientScore:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
@@ -100,10 +101,11 @@ def evaluate_model(
         others: also by the other predictors that the method names, from the same weights and state; and on the classes
             that the client never had, where it has samples of them.
         represented: of a split model's, the samples' representations, `CHUNK` rows each, where they are known.
+        outputs: likewise what `predict` gives, on the CPU.
     """
     named = method.alternative_predictors if others else {}
     return replace(
-        _score(client, method, samples, from_scores, represented),
+        _score(client, method, samples, from_scores, represented, outputs),
         others={name: _score(client, other, samples) for name, other in named.items()},
         missing=_score(client, method, client.missing) if others and client.missing is not None else None,
     )
@@ -115,6 +117,7 @@ def _score(
     samples: LabeledSamples | SelectedSamples,
     from_scores: Collection[str] = (),
     represented: Sequence[Tensor] | None = None,
+    outputs: Sequence[Tensor] | None = None,
 ) -> ClientScore:
     model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
@@ -122,7 +125,9 @@ def _score(
     kept = []
     with torch.inference_mode(), eval_mode(model):
         for place, x in enumerate(samples.chunks(CHUNK, device)):
-            if represented is None:
+            if outputs is not None:
+                scores = outputs[place]
+            elif represented is None:
                 scores = method.predict(model, client.prepare(x.to(device)), client.state)
             else:
                 scores = as_split_model(model).head(represented[place])

@@ -10,18 +10,31 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pydantic import Field
 from torch import Tensor, nn
 
 from polyfed.core.adapters import AdaptedLinear, adapted_layers, head_state
 from polyfed.core.modules import as_split_model, load_state
 from polyfed.errors import ConfigError
 from polyfed.functional.lora import Adapter, rescale
+from polyfed.results.fields import Count, Number, Record, validated
+from polyfed.results.read import parse_json
 
 __all__ = ["load_peft", "save_peft"]
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _WRAPPER = "original."  # before the names of a module that `polyfed.split` has cut
+
+
+class _Config(Record):
+    """Of adapter_config.json what says how much an update counts: alpha / rank, by layer."""
+
+    r: Count
+    lora_alpha: Number
+    rank_pattern: dict[str, Count] = Field({})
+    alpha_pattern: dict[str, Number] = Field({})
 
 
 def save_peft(network: nn.Module, folder: str | Path) -> None:
@@ -58,13 +71,9 @@ def load_peft(network: nn.Module, folder: str | Path) -> None:
     """Read adapters and head into a network that has adapters for the same layers, of the same ranks.
 
     Raises:
-        ConfigError: the files are of other layers or ranks.
+        ConfigError: there are no such files, or they are of other layers or ranks.
     """
-    from safetensors.torch import load_file
-
-    place = Path(folder)
-    told = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-    stored = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(place / WEIGHTS).items()}
+    told, stored = _read(Path(folder))
     found: dict[str, Tensor] = {}
     for name, layer in adapted_layers(network).items():
         plain = _plain(name)
@@ -73,11 +82,24 @@ def load_peft(network: nn.Module, folder: str | Path) -> None:
         if a is None or b is None or a.shape != layer.lora_a.shape or b.shape != layer.lora_b.shape:
             came = "none" if a is None or b is None else f"one of rank {len(a)}"
             raise ConfigError(f"expected an adapter of rank {len(layer.lora_a)} for '{plain}', got {came} in {folder}")
-        scale = told["alpha_pattern"].get(plain, told["lora_alpha"]) / told["rank_pattern"].get(plain, told["r"])
+        scale = told.alpha_pattern.get(plain, told.lora_alpha) / told.rank_pattern.get(plain, told.r)
         adapter = rescale(Adapter(a, b, scale), layer.scale)
         found |= {f"{name}.lora_a": adapter.a, f"{name}.lora_b": adapter.b}
     found |= {name: stored[_plain(name)] for name in head_state(network) if _plain(name) in stored}
     load_state(network, found)
+
+
+def _read(folder: Path) -> tuple[_Config, dict[str, Tensor]]:
+    """What the files say, and their tensors by name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        told = validated(_Config, parse_json((folder / CONFIG).read_bytes()))
+        tensors = load((folder / WEIGHTS).read_bytes())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"expected {CONFIG} and {WEIGHTS} of peft in {folder}, got others: {error}") from None
+    return told, {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def _config(network: nn.Module, layers: dict[str, AdaptedLinear]) -> dict[str, object]:

@@ -98,7 +98,16 @@ def build_federation(
         for client, rows in zip(clients, federated.clients, strict=True):
             client.own_classes = rows.train.y.unique().tolist()  # not those of pooled rows
     builders: dict[str, Builder] = {
-        name: functools.partial(build, name, in_shape, federated.classes, width, source.words, beside=recipe.beside)
+        name: functools.partial(
+            build,
+            name,
+            in_shape,
+            federated.classes,
+            width,
+            source.words,
+            beside=recipe.beside,
+            categories=source.columns.counts,
+        )
         for name in (*names, *auxiliary_candidates(method))
     }
     plugins = recipe.build_plugins()
@@ -122,6 +131,7 @@ def build_federation(
             feature_names=source.feature_names,
             vocabulary=source.vocabulary,
             label_column=source.label_column,
+            columns=source.columns,
         ),
         executor=Execution(
             recipe.run.executor,
@@ -146,7 +156,7 @@ def _with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evalua
         ConfigError: there is no such group, or its client has others, too.
     """
     asked = evaluation.held_out
-    if isinstance(asked, int) or all(isinstance(value, int) for value in asked):
+    if isinstance(asked, int | str) or all(isinstance(value, int) for value in asked):
         return evaluation
     if not federated.groups:
         named = next(value for value in asked if isinstance(value, str))

@@ -32,6 +32,7 @@ from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
+from polyfed.data.table_columns import TableColumns
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.adapted import adapted
@@ -44,7 +45,7 @@ from polyfed.own_methods import method_class
 from polyfed.registry import check_trusted
 from polyfed.results.fields import validated
 from polyfed.results.read import SUM_FILE, check_links, parse_json
-from polyfed.results.stored_files import ModelEntry, Normalization
+from polyfed.results.stored_files import ModelEntry, Normalization, TableForm
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
@@ -239,6 +240,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
             tuple(entry.get("feature_names", ())),
             entry.get("label_column"),
             _vocabulary(entry, folder),
+            *_table(entry),
         )
         prepare = _prepare(entry["prepare"], client)
         method = _method(entry["method"], entry["hyperparameters"], entry.get("modules", []))
@@ -279,6 +281,22 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
     return Vocabulary(tuple(words), entry["input"]["shape"][0], texts["column"], entry["vocabulary"])
 
 
+def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
+    """Which features are categories or may be missing, and what stands for those that are."""
+    said = entry.get("table")
+    if said is None:
+        return TableColumns(), ()
+    form = validated(TableForm, said, "table")
+    count = len(entry["feature_names"])
+    pairs = [tuple(pair) for pair in form.flags]
+    if len(form.categories) not in (0, count) or any(len(pair) != 2 or max(pair) >= count for pair in pairs):
+        raise ValueError(f"expected categories and flags of {count} features, got others")
+    if len(form.fill) != len(pairs):
+        raise ValueError(f"expected {len(pairs)} values for missing ones, got {len(form.fill)}")
+    columns = TableColumns(tuple(map(tuple, form.categories)), tuple((one, other) for one, other in pairs))
+    return columns, tuple(form.fill)
+
+
 def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own = entry["architecture"]
@@ -294,6 +312,7 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
             words,
             fetch=False,
             beside=entry.get("modules", []),
+            categories=_table(entry)[0].counts,
         )
         for name in (own, auxiliary)
         if name is not None

@@ -78,7 +78,7 @@ class FedLoRA(Method):
     """Low-rank adapters of unequal rank on a frozen network."""
 
     name: ClassVar[str] = "fedlora"
-    paper: ClassVar[str] = "HETLoRA, FlexLoRA, FLoRA, raFLoRA, Fed-PLoRA, 2024 to 2026"
+    paper: ClassVar[str] = "FLoRA, FlexLoRA, HETLoRA and others, 2024"
     differs: ClassVar[str] = "rank of the adapters of one network"
     down: ClassVar[str] = "P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R))"
     up: ClassVar[str] = "P_A(r) + P_h"

@@ -62,6 +62,10 @@ class LGFedAvg(Method):
             split_model=some, same_head=some, shared_shapes=inner, shared_parts=parts or None, hint=instead
         )
 
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "changes"
+
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         models = {a: server.initial_state(a) for a in server.architectures}

@@ -17,7 +17,9 @@ from polyfed.models.lstm import IDS, PADDING
 from polyfed.models.split import SequentialSplit, SplitModel
 from polyfed.models.vit import Block
 
-_WIDTH, _HEADS, _DEPTH = 64, 4, 2
+_WIDTH = 64
+_HEADS = 4
+_DEPTH = 2
 
 
 class TextEncoder(nn.Module):

@@ -133,7 +133,8 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     ]
     title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
     axes = {axis: AXES[axis] for axis in axes_of(run for group in groups for run in group.runs)}
-    told = {"axes": axes, "metrics": METRICS, "polyfed": __version__}
+    overview = [_sub_table(title, columns) for title, columns in table.overview]
+    told = {"overview": overview, "axes": axes, "metrics": METRICS, "polyfed": __version__}
     return {"title": title, "notes": list(table.notes), **told, "sections": sections}
 
 

@@ -70,6 +70,13 @@ class LateUpload(Record):
     sent_in: Count = Field(alias="from", description="the round in which it was sent")
 
 
+class BufferedUpload(Record):
+    """An upload that filled the buffer of a server that does not wait for all."""
+
+    client: Count = Field(description="the client that sent it")
+    begun_in: Count = Field(alias="from", description="the round in which it began to train")
+
+
 class Refusal(Record):
     """An upload that was rejected and not aggregated."""
 
@@ -170,6 +177,11 @@ class RoundRecord(Record):
     )
     stragglers: IfPresent[list[Count]] = Field(
         None, description="only with a deadline: clients whose upload missed it; they are listed in `late`, too"
+    )
+    aggregated: IfPresent[list[BufferedUpload]] = Field(
+        None,
+        description="only with `devices.buffer_size`: the uploads that were aggregated, each with its `client` "
+        "and the round in which that began, `from`",
     )
     epsilon: dict[Unit, Loss] = Field(
         {},

@@ -130,6 +130,16 @@ class Normalization(Record):
     )
 
 
+class TableForm(Record):
+    """How the columns of a table became numbers, where not all hold plain numbers."""
+
+    categories: list[list[Text]] = Field(
+        description="per feature, names of its categories, the i-th of which is stored as i + 1; empty for a number"
+    )
+    flags: list[list[Count]] = Field(description="pairs of features: the second is 1 where the first is missing")
+    fill: list[Number] = Field(description="per pair, what stands for the client's missing values")
+
+
 class ModelEntry(Record):
     """One client's model, an entry of models/index.json."""
 
@@ -141,6 +151,7 @@ class ModelEntry(Record):
     feature_names: IfPresent[list[Text]] = Field(
         None, description="of tables: names of the columns, in order; empty for other inputs"
     )
+    table: IfPresent[TableForm] = Field(None, description="only of tables with categories, or with missing numbers")
     label_column: Text | None = Field(
         None,
         description="of files: the column that the run read labels from, named in the recipe or found; null for other "

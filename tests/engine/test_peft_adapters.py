@@ -58,6 +58,30 @@ def test_what_such_files_cannot_hold_is_refused(tmp_path):
         save_peft(model, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("adapter_config.json", None),
+        ("adapter_config.json", b"{"),
+        ("adapter_config.json", b'{"r": 2}'),
+        ("adapter_config.json", b'{"r": "two", "lora_alpha": 6.0}'),
+        ("adapter_model.safetensors", None),
+        ("adapter_model.safetensors", b"no tensors"),
+    ],
+)
+def test_files_that_are_none_are_refused_in_one_line(file, content, tmp_path):
+    model = add_adapters(net(), 2, 6.0, "")
+    before = copy.deepcopy(model.state_dict())
+    save_peft(model, tmp_path)
+    (tmp_path / file).unlink() if content is None else (tmp_path / file).write_bytes(content)
+    with pytest.raises(
+        ConfigError, match=r"expected adapter_config\.json and adapter_model\.safetensors of peft"
+    ) as told:
+        load_peft(model, tmp_path)
+    assert "\n" not in str(told.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
 def test_peft_gives_the_same_logits(tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed")
     base = plain()
@@ -80,9 +104,12 @@ def test_networks_of_transformers_have_adapters_in_their_attention_and_peft_read
     base = transformers.ViTForImageClassification(config).eval()
     x = torch.randn(2, 3, 8, 8)
     before = base(x).logits
-    model = add_adapters(split(copy.deepcopy(base), head="classifier", extractor=None), 2, 6.0, "query value")
+    linear = {name.rpartition(".")[2] for name, part in base.named_modules() if isinstance(part, nn.Linear)}
+    names = linear & {"query", "value", "q_proj", "v_proj"}  # versions of transformers differ
+    model = add_adapters(split(copy.deepcopy(base), head="classifier", extractor=None), 2, 6.0, " ".join(sorted(names)))
     assert torch.allclose(model.eval()(x), before, atol=1e-6)
-    assert {name.rpartition(".")[2] for name in adapted_layers(model)} == {"query", "value"}
+    assert {name.rpartition(".")[2] for name in adapted_layers(model)} == names
+    assert len(names) == 2
     drawn(model)
     assert not torch.allclose(model(x), before, atol=1e-3)
     assert torch.allclose(merge_adapters(model)(x), model(x), atol=1e-5)

@@ -166,7 +166,8 @@ def small(name: str) -> tuple[int, int, int]:
 
 
 SERIES = ("cnn1d", "gru", "tcn", "series")  # tests/models/test_series.py
-LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", "fedhenn-lstm", *SERIES))]
+TEXTS = ("fedhenn-lstm", "text-transformer")
+LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", *TEXTS, *SERIES))]
 
 
 @pytest.mark.parametrize("name", [*LIGHT, "resnet10", "resnet18", "resnet10-cifar"])

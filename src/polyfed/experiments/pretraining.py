@@ -56,7 +56,9 @@ def pretrain(
         ConfigError: there are no hold-out rows.
     """
     if public is None or public.origin != "holdout":
-        raise ConfigError("[pretraining]: expected rows to train on, got none; set data.holdout, and no public_dataset")
+        raise ConfigError(
+            "pretraining.epochs: expected hold-out rows to train on, got none; set data.holdout, and no public_dataset"
+        )
     told: dict[str, Any] = {**recipe.pretraining.effective(), "rows": len(public)}
     if not train:
         return dict(builders), PretrainedNetworks(told)

@@ -23,8 +23,8 @@ image_quality       PSNR, SSIM and total variation of images
 kernel_factor       a low-rank factor of the mean of linear kernels
 kernel_similarity   linear and RBF alignment and Procrustes behind one front
 kernels             linear CKA and its gradient
-losses              weighted cross entropy, distances, divergence and contrast of outputs
 lora                low-rank adapters: products, means of unequal ranks, stacks, decompositions
+losses              weighted cross entropy, distances, divergence and contrast of outputs
 low_rank            tensors as their largest singular triples
 magnitudes          sub-models of the entries largest in magnitude: thresholds, a gradient that knows them
 masks               which entries of tensors are shared: growth, what is sent, means

@@ -113,6 +113,6 @@ def _trained(
         for part, tensor in model.state_dict().items()
         if model.part_of(part) != "head"
     }
-    seconds = time.perf_counter() - began
-    save_entry(key, weights, {"seconds": f"{seconds:.1f}"})
+    seconds = round(time.perf_counter() - began, 1)
+    save_entry(key, weights, {"seconds": str(seconds)})
     return weights, seconds

@@ -55,6 +55,11 @@ class Data(Settings):
     word_vectors: str | None = Field(
         None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
     )
+    task: Literal["regression"] | None = Field(
+        None,
+        description="csv, and clients of CSV files: 'regression' predicts the numbers of label_column; default: labels "
+        "are classes. Other data sets say themselves what they are",
+    )
     train_splits: Annotated[list[str], Field(min_length=1)] = Field(
         ["train"], description="stored splits that make the training side; cinic10 also has 'validation', svhn 'extra'"
     )
@@ -211,6 +216,7 @@ class Data(Settings):
             self.config,
             self.revision,
             tuple(beside),
+            self.task == "regression",
         )
 
     def _inactive_keys(self) -> set[str]:

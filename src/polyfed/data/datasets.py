@@ -70,6 +70,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
     feature_columns: Sequence[str] | None = None,
     image_size: int | None = None,
     beside: Sequence[str] = (),
+    regression: bool = False,
 ) -> DatasetSource:
     """Load a data set by name.
 
@@ -94,6 +95,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
         image_size: of image folders, pixels a side; needed where images differ in size. Others are not resized here.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+        regression: whether the labels of a table are numbers to predict.
 
     Raises:
         ConfigError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
@@ -110,6 +112,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         subset,
         revision,
         beside,
+        regression,
     )
     return load_source(str(name), root, options)
 
@@ -118,6 +121,16 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> D
     """`load_dataset` with its options as one object."""
     if not name.startswith(("csv:", "clients:")):
         reject_options(name, feature_columns=options.feature_columns)
+    source = _load_any(name, root, options)
+    if options.regression and not source.is_regression:
+        raise ConfigError(
+            f"data.task 'regression': expected a table, csv:PATH or clients:PATH, or a data set of numbers to predict, "
+            f"got '{name}', whose labels are classes"
+        )
+    return source
+
+
+def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
     if name.startswith(_HUB):
         return _from_hub(name, options)
     if options.subset is not None or options.revision is not None:

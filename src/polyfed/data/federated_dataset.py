@@ -24,7 +24,7 @@ from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
 from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group
-from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.data.samples import ClientData, LabeledSamples, target_scale
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 
@@ -40,11 +40,12 @@ class FederatedDataset:
             common object.
         holdout: rows that belong to the server alone; may be empty.
         test: the common test set of ``test="global"``, else None.
-        classes: C.
+        classes: C; 0: numbers are predicted. Each client's are standardized by the mean and the deviation of its own
+            training rows; those of the holdout and of a common test set are as they stand.
         source: what it was made from.
         unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train_per_client` and
             `max_test_per_client`.
-        label_table: (K, C) int64 counts of the clients' training labels.
+        label_table: (K, C) int64 counts of the clients' training labels; (K, 1) where numbers are predicted.
         groups: of a deal by group, the values that each client holds; empty for other deals.
     """
 
@@ -61,7 +62,8 @@ class FederatedDataset:
         rows = [len(client.train) for client in self.clients]
         each = f"{min(rows)} to {max(rows)}" if len(set(rows)) > 1 else f"{rows[0]}"
         who = f"{len(rows)} clients with {each} training samples"
-        return f"FederatedDataset({self.source.name}, {who}, {self.classes} classes)"
+        what = f"{self.classes} classes" if self.classes else "numbers to predict"
+        return f"FederatedDataset({self.source.name}, {who}, {what})"
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def build_federated_dataset(
         classes=source.classes,
         source=source,
         unused=pool.size - used,
-        label_table=np.stack([np.bincount(pool.y[rows.train], minlength=source.classes) for rows in clients]),
+        label_table=np.stack([np.bincount(pool.y[rows.train], minlength=pool.classes) for rows in clients]),
         groups=groups_of(partition, pool, sides.dealt, options),
     )
 
@@ -215,11 +217,14 @@ def _client_data(
     pool: PooledRows, rows: _ClientRows, client: int, shift: FeatureShift, common_test: LabeledSamples | None
 ) -> ClientData:
     """A client's samples as it sees them; a common test set as it is."""
-    return ClientData(
-        shift(pool.select(rows.train), client, "train"),
-        shift(pool.select(rows.validation), client, "validation"),
-        shift(pool.select(rows.test), client, "test") if common_test is None else common_test,
-    )
+    train = shift(pool.select(rows.train), client, "train")
+    validation = shift(pool.select(rows.validation), client, "validation")
+    test = shift(pool.select(rows.test), client, "test") if common_test is None else common_test
+    if not pool.source.is_regression:
+        return ClientData(train, validation, test)
+    scale = target_scale(train.y)
+    own_test = test.standardized(scale) if common_test is None else test
+    return ClientData(train.standardized(scale), validation.standardized(scale), own_test)
 
 
 # checks -----------------------------------------------------------------------------------------------------------

@@ -175,7 +175,14 @@ def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> DatasetSource:
 
 
 def _table(place: Path, options: SourceOptions) -> tabular.LabeledTable:
-    return tabular.read(place, options.label_column, options.feature_columns, options.train_splits, options.columns)
+    return tabular.read(
+        place,
+        options.label_column,
+        options.feature_columns,
+        options.train_splits,
+        options.columns,
+        options.regression,
+    )
 
 
 def _from_table(name: str, read: tabular.LabeledTable, where: Path) -> DatasetSource:

@@ -26,6 +26,7 @@ class SourceOptions:
         subset: which configuration, of a Hub data set with several.
         revision: branch, tag or commit on the Hub; default: the newest.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+        regression: whether the labels of a table are numbers to predict, no classes.
     """
 
     image_column: str | None = None
@@ -38,6 +39,7 @@ class SourceOptions:
     subset: str | None = None
     revision: str | None = None
     beside: Sequence[str] = ()
+    regression: bool = False
 
 
 @dataclass(frozen=True)

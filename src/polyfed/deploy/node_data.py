@@ -31,6 +31,15 @@ _OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
 
 def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[FederatedDataset, int]:
     """Rows dealt to clients, and whose of them are this node's."""
+    dealt, number = _dealt(recipe, place, data)
+    if dealt.source.is_regression:
+        raise ConfigError(
+            f"deployment: expected classes as labels, got numbers to predict (regression) in '{dealt.source.name}'"
+        )
+    return dealt, number
+
+
+def _dealt(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[FederatedDataset, int]:
     if place.data is None:
         dealt = data.federated(recipe)
         if place.client >= len(dealt.clients):

@@ -63,6 +63,7 @@ class ModelReadme:
         if (as_built and about.get("vectors") is None) or (not as_built and about["zoo"]):
             self._loadable.add(number)
         form = {key: about.get(key) for key in ("input", "prepare", "texts", "feature_names", "class_names")}
+        form["numbers"] = "target" in about
         self._inputs.setdefault(json.dumps(form), []).append(number)
 
     def text(self) -> str:
@@ -78,7 +79,8 @@ class ModelReadme:
         lines = _prepared(form, f"client-{numbers[0]:03d}.safetensors")
         if self._loadable.issuperset(numbers):
             lines.append("outputs = model(x)")
-            lines.append(_said_of_outputs(form["class_names"]) if self._scores else _NO_SCORES)
+            said = _said_of_numbers(form["feature_names"]) if form["numbers"] else _said_of_outputs(form["class_names"])
+            lines.append(said if self._scores else _NO_SCORES)
         head = _INPUTS.format(whose=whose, shape=shape, type=form["input"]["type"])
         return "\n".join([head, "```python", *lines, "```\n"])
 
@@ -113,7 +115,7 @@ class ModelReadme:
             words = None if about.get("vocabulary") is None else TextConfig(vocabulary=about["vocabulary"]).ids
             shape = tuple(about["input"]["shape"])
             beside = about.get("modules", ())
-            return python_source(name, own, shape, about["classes"], about["feature_dim"], words, beside)
+            return python_source(name, own, shape, about["classes"] or 1, about["feature_dim"], words, beside)
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]
@@ -134,6 +136,13 @@ def _said_of_outputs(class_names: Sequence[str]) -> str:
     shown = [f"{number}: {name}" for number, name in enumerate(class_names[:_SHOWN])]
     names = ", ".join([*shown, *(["..."] if len(class_names) > _SHOWN else [])])
     return f"classes = outputs.argmax(dim=1)  # {visible(' '.join(names.split()))}"
+
+
+def _said_of_numbers(feature_names: Sequence[str]) -> str:
+    """The line that turns outputs into the numbers that are predicted; of tables `about` has been read."""
+    if feature_names:
+        return 'numbers = about["target"]["mean"] + about["target"]["std"] * outputs[:, 0]'
+    return "# numbers = mean + std * outputs[:, 0], with the target's mean and std in index.json"
 
 
 # inputs --------------------------------------------------------------------------------------------------------------

@@ -121,7 +121,9 @@ def build_federation(
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
         builders={
-            name: functools.partial(build, name, in_shape, federated.classes, width, source.words, beside=recipe.beside)
+            name: functools.partial(
+                build, name, in_shape, federated.classes or 1, width, source.words, beside=recipe.beside
+            )
             for name in (*names, *auxiliary_candidates(method))
         },
         trackers=watching,

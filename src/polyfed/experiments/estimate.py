@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
@@ -157,6 +156,8 @@ def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int
 
 def _first(samples: LabeledSamples, rows: int) -> LabeledSamples:
     """The first `rows` rows of every class."""
+    if samples.are_numbers:
+        return samples.head(rows)
     places = [(samples.y == label).nonzero().flatten()[:rows] for label in samples.y.unique()]
     return samples.select(torch.cat(places).sort().values) if places else samples
 
@@ -251,5 +252,5 @@ def _facts(client: Client) -> dict[str, Any]:
         "train": len(data.train),
         "validation": len(data.validation),
         "test": len(data.test),
-        "labels": dict(sorted(Counter(data.train.y.tolist()).items())),
+        "labels": {int(label): count for label, count in data.train.counts().items()},
     }

@@ -31,12 +31,14 @@ from polyfed.core.method import Method
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
+from polyfed.data.samples import TargetScale
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError, described
 from polyfed.escaping import csv_text
+from polyfed.functional import metrics
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
 from polyfed.registry import check_trusted
@@ -69,6 +71,7 @@ class ClientModel:
 
     client: number. architecture: name. network: in eval mode, on `device`. method: whose `predict` makes the scores.
     state: the named tensors that `predict` sees. form: how inputs are stored. prepare: stored inputs to the network's.
+    scale: where numbers are predicted, what they were standardized with.
     """
 
     client: int
@@ -79,6 +82,7 @@ class ClientModel:
     form: InputSpec
     prepare: Callable[[Tensor], Tensor]
     device: torch.device
+    scale: TargetScale | None = None
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
@@ -94,8 +98,9 @@ class Predictions:
     """What a model says.
 
     names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
-    class_names: one per class. unknown: names of the texts of which the run knew no word, so that nothing but their
-    length speaks in their scores.
+    class_names: one per class. scale: where numbers are predicted, what they were standardized with; scores are then
+    (N, 1), labels floats, and there are no classes. unknown: names of the texts of which the run knew no word, so that
+    nothing but their length speaks in their scores.
     """
 
     names: tuple[str, ...]
@@ -103,8 +108,12 @@ class Predictions:
     labels: Tensor | None
     class_names: tuple[str, ...]
     unknown: tuple[str, ...] = ()
+    scale: TargetScale | None = None
 
     def __repr__(self) -> str:
+        if self.scale is not None:
+            error = "" if self.rmse is None else f", RMSE {self.rmse:.4g}"
+            return f"Predictions({len(self.names)} inputs, numbers{error})"
         right = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
         return f"Predictions({len(self.names)} inputs, {self.scores.shape[1]} classes{right})"
 
@@ -120,11 +129,35 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """The share that is right; None without labels."""
-        return None if self.labels is None else float((self.classes == self.labels).double().mean())
+        """The share that is right; None without labels, or where numbers are predicted."""
+        if self.labels is None or self.scale is not None:
+            return None
+        return float((self.classes == self.labels).double().mean())
+
+    @property
+    def values(self) -> Tensor:
+        """The predicted numbers, (N,) float64, in their own unit.
+
+        Raises:
+            ConfigError: classes are predicted.
+        """
+        if self.scale is None:
+            raise ConfigError("expected a model that predicts numbers, got one of classes; see `classes`")
+        return self.scale.restored(self.scores[:, 0])
+
+    @property
+    def rmse(self) -> float | None:
+        """The RMSE of the predicted numbers; None without labels, or where classes are predicted."""
+        return None if self.labels is None or self.scale is None else metrics.rmse(self.values, self.labels)
 
     def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
-        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes."""
+        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes.
+
+        Where numbers are predicted: name, prediction.
+        """
+        if self.scale is not None:
+            pairs = zip(self.names, self.values.tolist(), strict=True)
+            return [{"name": name, "prediction": value} for name, value in pairs]
         rows = []
         for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
             called = self.class_names[label] if label < len(self.class_names) else str(label)
@@ -192,7 +225,7 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
             raise
         low, high = inputs.x.aminmax()
         raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
-    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown)
+    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown, model.scale)
 
 
 # loading ----------------------------------------------------------------------------------------------------------
@@ -252,7 +285,11 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
     state = {
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }
-    return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
+    target = entry.get("target")
+    scale = None if target is None else TargetScale(target["mean"], target["std"])
+    return ClientModel(
+        client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place, scale
+    )
 
 
 def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
@@ -287,7 +324,7 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
             build,
             name,
             shape,
-            entry["classes"],
+            entry["classes"] or 1,
             entry["feature_dim"],
             words,
             fetch=False,
@@ -314,7 +351,8 @@ def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
     of_images = []
     if size is not None:
         of_images = size if isinstance(size, list) else [size]
-    numbers = [entry[key] for key in ("classes", "feature_dim", "vocabulary") if entry.get(key) is not None]
+    numbers = [entry[key] for key in ("feature_dim", "vocabulary") if entry.get(key) is not None]
+    numbers.append(entry["classes"] if entry.get("target") is None else 1)
     if not shape or not all(isinstance(n, int) and 1 <= n <= _MOST for n in [*shape, *of_images, *numbers]):
         raise ValueError(f"expected sizes from 1 to {_MOST}, got {shape}, {size} and {numbers}")
     if size is not None and ([size, size] if isinstance(size, int) else size) != shape[1:]:

@@ -4,6 +4,9 @@ The engine checks what it writes by these models, reports read it by them, and d
 descriptions by ``scripts/records_page.py``. A key that an older version, or a run without the feature, does not write
 is None, or empty, when it is read.
 
+Where numbers are predicted (regression), keys that begin with "accuracy" begin with "rmse" and hold the RMSE, in the
+unit of the numbers; reports read it as the attributes of the accuracy.
+
 Accuracies and other figures are shares in [0, 1], bytes are exact sizes of tensors, times are in seconds. Clients are
 numbered from 0, rounds from 1.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from polyfed.results.fields import (
     Count,
@@ -31,6 +34,7 @@ from polyfed.results.fields import (
     number_between,
     one_of,
 )
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore, as_accuracy
 
 Whole = Annotated[int, count_between(0, 2**40)]
 Unit = Annotated[str, one_of("client", "sample")]  # what noise hides: whether a client takes part, or one of its rows
@@ -48,7 +52,7 @@ class Summary(Record):
     min: IfPresent[Number] = Field(None, description="the lowest client")
     max: IfPresent[Number] = Field(None, description="the highest client")
     bottom_decile: IfPresent[Number] = Field(
-        None, description="accuracy only: mean of the lowest tenth of the clients, rounded up"
+        None, description="main score only: mean of the worst tenth of the clients, rounded up"
     )
     n: IfPresent[Number] = Field(None, description="number of clients with test data for which the figure is defined")
 
@@ -124,7 +128,19 @@ class ReleaseRecord(Record):
     clients: list[Whole] = Field(description="the clients that made it")
 
 
-class RoundRecord(Record):
+class ScoredRecord(Record):
+    """A record with a main score, the accuracy or the RMSE."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_one_name(cls, said: Any) -> Any:
+        """The RMSE as the attributes of the accuracy."""
+        if not isinstance(said, Mapping) or RMSE.name not in said:
+            return said
+        return as_accuracy(said)
+
+
+class RoundRecord(ScoredRecord):
     """One round, a line of rounds.jsonl."""
 
     round: Count = Field(description="counted from 1; a closing round has the number after the last one")
@@ -228,7 +244,7 @@ class RoundRecord(Record):
     )
 
     def mean_accuracy(self, stage: str) -> float | None:
-        """The accuracy over clients in a stage; None where it was not scored."""
+        """The main score over clients in a stage; None where it was not scored."""
         scored = self.accuracy.get(stage)
         return None if scored is None else scored.mean
 
@@ -260,7 +276,7 @@ class EvaluationFacts(Record):
     )
 
 
-class ClientRow(Record):
+class ClientRow(ScoredRecord):
     """One client of a run. A deployed run has neither `parameters` nor `labels`, which are with the nodes."""
 
     id: Count = Field(description="number of the client")
@@ -281,14 +297,19 @@ class ClientRow(Record):
     )
 
 
-class RunResult(Record):
+class RunResult(ScoredRecord):
     """A finished run, result.json: first the run's facts, then what its records add up to."""
 
     method: Text = Field(description="name of the method")
     hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="all hyperparameters of the method")
     label: Text | None = Field(None, description="name of the variant, if it has one")
     dataset: Text = Field(description="name of the data set")
-    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
+    score: Annotated[str, one_of(ACCURACY.name, RMSE.name)] = Field(
+        ACCURACY.name,
+        description="only where numbers are predicted: `rmse`, the main score, which all keys below and in "
+        "`rounds.jsonl` have in place of `accuracy`",
+    )
+    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order; empty: numbers")
     clients: Count = Field(description="number of clients")
     rounds: Count = Field(description="number of rounds that were asked for")
     seed: Count = Field(description="seed of every random draw")
@@ -384,8 +405,13 @@ class RunResult(Record):
         "the first one with the best validation accuracy",
     )
 
+    @property
+    def main_score(self) -> MainScore:
+        """What the attributes of the accuracy hold."""
+        return RMSE if self.score == RMSE.name else ACCURACY
+
     def mean_accuracy(self, stage: str) -> float | None:
-        """The accuracy over clients in a stage, after the last scored round; None where it was not scored."""
+        """The main score over clients in a stage, after the last scored round; None where it was not scored."""
         if stage == self.evaluation.stage:
             return self.accuracy
         scored = self.accuracy_by_stage.get(stage)
@@ -418,8 +444,9 @@ _NEEDED_TO_GO_ON = (
 
 def in_order(said: Mapping[str, Any], kind: type[Record]) -> dict[str, Any]:
     """The entries in the order of a model's fields; what the model does not know stands behind them."""
-    known = {name: said[name] for name in kind.model_fields if name in said}
-    return {**known, **said}
+    places = {name: place for place, name in enumerate(kind.model_fields)}
+    order = {name: places.get(fields, len(places)) for name, fields in zip(said, as_accuracy(said), strict=True)}
+    return {name: said[name] for name in sorted(said, key=lambda name: order[name])}
 
 
 def check_complete(record: RoundRecord) -> None:

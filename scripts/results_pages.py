@@ -23,6 +23,7 @@ FOLDER = DOCS / "results" / "tables"
 BEGIN = "<!-- begin table -->\n"
 END = "<!-- end table -->"
 EXPLAINED_ONCE = ("accuracy in % after", "by ...:", "two seeds:", "beside the paper:", "scaled down:")  # notes
+_CONTROL = re.compile(r"local|local-longer-\d+|pooled|pooled-steps|.+-alone")  # rows that are no method's own
 _OTHER_STAGE = re.compile(r"(\S+): its stage (\w+) is compared with Local's stage (\w+)")
 
 
@@ -163,7 +164,7 @@ def _shown_notes(notes: Sequence[str]) -> Iterator[str]:
 
 
 class Best(NamedTuple):
-    """The method with the highest accuracy on a page, Local aside."""
+    """The method with the highest accuracy on a page, Local and the other controls aside."""
 
     name: str
     accuracy: str
@@ -173,7 +174,7 @@ class Best(NamedTuple):
 
 def _best(one: Comparison) -> Best:
     main = one.tables[0]
-    methods = [row[0] for row in main.rows[1:] if row[0] != "local"]
+    methods = [row[0] for row in main.rows[1:] if not _CONTROL.fullmatch(row[0])]
     name = max(methods, key=lambda method: float(main.column("accuracy", method).split()[0]))
     interval = next((cell for table in one.tables if (cell := table.column("minus Local", name))), "")
     return Best(name, main.column("accuracy", name), main.column("vs Local", name), interval)

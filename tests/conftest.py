@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 _kept: list[Any] = []  # what torch.library declares lives as long as its handle
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as of a job in the background: programs would ignore Ctrl-C, too
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts the tests in the background, or under nohup, ignores these, and so would every program they start.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 def _let_torchvision_import() -> None:

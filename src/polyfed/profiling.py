@@ -3,7 +3,7 @@
     train        local steps                  align      the alignment of representations in them (FedHeNN's term)
     prototypes   representation passes and    aggregate  the server's part: planning, aggregation
                  class means                  score      evaluation
-    messages     loading, receiving, upload, copying; mailboxes and broadcasting
+    messages     loading, receiving, upload, copying; shared buffers and broadcasting
     other        what else the round does     idle       workers that wait
 
 Off, which it is outside of `profile`, a section costs a fraction of a microsecond. Work that a GPU has only been asked

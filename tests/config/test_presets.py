@@ -72,7 +72,7 @@ def test_tables_say_it_and_keep_presets_apart(recipe: str, capsys: pytest.Captur
     found = sweep(recipe, {"training.lr": [0.01, 0.02]}, preset="small", out="runs/three")
     assert found.table is not None
     assert SAID in found.table.caption
-    assert found.table.is_complete.startswith("--preset small ")
+    assert found.table.chosen_options.startswith("--preset small ")
 
 
 def test_a_recipe_that_is_made_already_takes_no_preset(recipe: str) -> None:

@@ -68,7 +68,7 @@ def test_the_noise_of_a_round_is_not_averaged_away(tmp_path: Path) -> None:
     wire, envelope = asked(tmp_path, **NOISY)
     answers = [wire.ask(FIRST_NODE, moved(envelope, 1e-7 * number)) for number in range(1, 201)]
     assert {str(answer) for answer in answers} == {
-        "expected at most 1 different requests for training in round 1, passage 0 "
+        "expected at most 1 different requests for training in round 1, exchange 0 "
         "(answers, in this node's configuration), got one more"
     }
     assert all(isinstance(answer, NodeError) for answer in answers)
@@ -146,14 +146,14 @@ def test_a_closing_round_comes_once(tmp_path: Path) -> None:
     assert [envelope.facts["round"] for envelope in envelopes] == [3]
     for number in (1, 2, 3):
         asked = Envelope("train", {**envelopes[0].facts, "round": number}, serialize({}))
-        assert "for training in the closing round, passage 0" in str(wire.ask(FIRST_NODE, asked))
+        assert "for training in the closing round, exchange 0" in str(wire.ask(FIRST_NODE, asked))
 
 
 def test_what_was_counted_is_on_the_disk(tmp_path: Path) -> None:
     wire, envelope = asked(tmp_path, **NOISY)
     (file,) = (tmp_path / "nodes" / "node-0" / "answered").iterdir()
     kinds = [json.loads(line)[0] for line in file.read_text().splitlines()]
-    assert kinds.count("training in round 1, passage 0") == 1
+    assert kinds.count("training in round 1, exchange 0") == 1
     file.unlink()  # its keeper's word
     assert isinstance(wire.ask(FIRST_NODE, moved(envelope, 1e-7)), Envelope)
 

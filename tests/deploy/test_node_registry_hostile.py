@@ -147,7 +147,7 @@ FAST = {"fedavg", "fedgh", "fedproto", "fedin", "fedkd"}
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])
 def test_no_odd_answer_counts_or_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Every change to one client's answer, in every passage; what the server is stays as it was."""
+    """Every change to one client's answer, in every exchange; what the server is stays as it was."""
     rounds = 1 + METHODS[method]().requirements.warmup
     data = {"limit_train": 400, "holdout": 40}
     recipe = recipe_of(method, **ONE, data=data, hyperparameters=SMALL.get(method), training={"rounds": rounds})

@@ -123,7 +123,7 @@ def test_a_shelf_keeps_the_last_and_the_one_before(tmp_path: Path) -> None:
         checkpoints.read("000005-00")
 
 
-def test_the_state_before_a_round_outlives_its_passages(tmp_path: Path) -> None:
+def test_the_state_before_a_round_outlives_its_exchanges(tmp_path: Path) -> None:
     checkpoints = NodeCheckpoints(tmp_path)
     checkpoints.write("000001-00", kept(1), "")
     checkpoints.write("000002-00", kept(2), "000001-00")

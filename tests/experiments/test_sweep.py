@@ -147,7 +147,7 @@ def test_a_variant_of_the_recipe_and_methods_own_tables(tiny: Path) -> None:
     stored = tomllib.loads(Path("grid/header_lr=1/seed-0/recipe.toml").read_text())
     assert (stored["method"]["header_batch"], stored["method"]["header_lr"]) == ("round", 1.0)
     assert done.table is not None
-    assert done.table.is_complete.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
+    assert done.table.chosen_options.startswith("--method fedgh-round --set methods.fedgh-round.header_lr=")
     for row in done.table.rows:
         runs = [run_of(run.path) for run in row.runs]
         assert [run["seed"] for run in runs] == [0, 3] == list(row.seeds)
@@ -167,12 +167,12 @@ def test_the_line_to_copy_asks_for_the_chosen_run(tiny: Path) -> None:
     done = sweep(tiny, settings, out="grid")
     assert done.table is not None
     assert done.chosen is not None
-    words = shlex.split(done.table.is_complete)
+    words = shlex.split(done.table.chosen_options)
     assert words[::2] == ["--set"] * 3
     again = polyfed.run(tiny, overrides=words[1::2])
     run = run_of(done.chosen.runs[0].path)
     assert again.result["accuracy_per_client"] == run["accuracy_per_client"]
-    assert f"chosen by validation: {done.table.is_complete}" in str(done)
+    assert f"chosen by validation: {done.table.chosen_options}" in str(done)
 
 
 def test_values_that_are_no_folder_names(tiny: Path) -> None:
@@ -221,7 +221,7 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
     assert table.chosen.settings == {"method.header_lr": 0.1}
     assert (table.chosen.accuracy, table.chosen.difference) == (0.40, pytest.approx(-0.10))
     assert [row.chosen for row in table.rows] == [False, False, True, False]
-    assert table.is_complete == "--set method.header_lr=0.1"
+    assert table.chosen_options == "--set method.header_lr=0.1"
     text = to_text(table)
     assert [line.split()[1] for line in text.splitlines() if line.endswith(" yes")] == ["0.1"]
     assert "| fedgh | 0.1 | 80.00 | 40.00 | 40.00 | -10.00 | 10 B | 20 B | 1.0 s | yes |" in to_markdown(table)
@@ -230,7 +230,7 @@ def test_chosen_is_the_best_by_validation_where_test_says_otherwise() -> None:
         ("", "False"), ("0.01", "False"), ("0.1", "True"), ("1", "False"),
     ]  # fmt: skip
     stored = json.loads(to_json(table))
-    assert (stored["chosen"], stored["ready"]) == ({"method.header_lr": 0.1}, table.is_complete)
+    assert (stored["chosen"], stored["chosen_options"]) == ({"method.header_lr": 0.1}, table.chosen_options)
     assert stored["rows"][2]["runs"] == [{"seed": 0, "path": "0.1", "validation": 0.8, "accuracy": 0.4}]
 
 

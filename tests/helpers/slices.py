@@ -40,7 +40,7 @@ def order_of(member: Client, number: int, seed: int = 0, round: int = 1) -> Tens
 
 
 class TrainingWatch(Watch):
-    """Keeps what happens in training; what is lost is lost in every passage."""
+    """Keeps what happens in training; what is lost is lost in every exchange."""
 
     def run(self, jobs: Any, done: Any) -> list[JobResult]:
         if not jobs or jobs[0].exchange.trains:

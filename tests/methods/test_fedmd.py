@@ -90,7 +90,7 @@ def test_two_rounds_by_hand(weighting):
                 np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
 
 
-def test_samples_and_passages_of_a_round():
+def test_samples_and_exchanges_of_a_round():
     method = FedMD(public_epochs=2, private_epochs=3, digest_epochs=4)
     first, second = played(method, local_epochs=5)
     once, each = 3 * (2 * 20 + 3 * 12), 3 * (4 * 20 + 5 * 12)

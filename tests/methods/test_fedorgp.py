@@ -165,14 +165,14 @@ def test_the_loss_against_numpy() -> None:
         away = 1 - cosines(z, p)[np.arange(len(y)), y]
         task = torch.nn.functional.cross_entropy(at.model(whole.x), whole.y)
         assert float(value.detach()) == pytest.approx(float(task.detach()) + 0.5 * away.mean(), rel=1e-5)
-        assert float(sums["angle"].detach()) == pytest.approx(away.mean(), rel=1e-5)
+        assert float(sums["distance"].detach()) == pytest.approx(away.mean(), rel=1e-5)
         assert (away > 0).all()
 
 
 def test_lambda_turns_representations_to_the_prototypes() -> None:
     def angle(prototype_weight: float) -> float:
         method = FedORGP(prototype_weight=prototype_weight, server_lr=0.0)
-        return float(rounds(method, members(), rounds=4, lr=0.02)[-1].record["sums"]["angle"])
+        return float(rounds(method, members(), rounds=4, lr=0.02)[-1].record["sums"]["distance"])
 
     assert angle(1.0) < angle(1e-9) * 0.9
     plain, local = (rounds(m, members(), rounds=2)[-1].weights for m in (FedORGP(prototype_weight=0.0), Local()))

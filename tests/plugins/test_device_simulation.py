@@ -108,7 +108,7 @@ def test_who_sends_nothing_has_no_latency() -> None:
         assert record["simulated_seconds"] == pytest.approx(2 * 7 * STEP / 1e3)
 
 
-def test_training_is_the_same_and_passages_add_up() -> None:
+def test_training_is_the_same_and_exchanges_add_up() -> None:
     method = FedHeNN(alignment_data={"size": 8}, eta0=0.1)
     kit, devices = ConformanceKit(method=method), Devices(profiles=["laptop", "phone-low"], server_flops=1e9)
     training = Training(rounds=2, batch_size=8)

@@ -33,7 +33,7 @@ from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.experiments import prediction, privacy_report
 from polyfed.registry import file_of, is_own
-from polyfed.report import comparison, html_report, results_page, sensitivity
+from polyfed.report import benchmark_page, benchmark_results, comparison, html_report, results_page, sensitivity
 from polyfed.report.run_records import load_runs
 from tests.helpers.processes import forked
 from tests.helpers.small_recipe import small_recipe
@@ -166,8 +166,8 @@ READERS: dict[str, tuple[Callable[[Path], list[Any]], bool]] = {
     "deploy release": (lambda run: [run, "0"], False),
     "deploy local": (lambda run: ["--recipe", "mine.toml", "--out", run, "--resume", "-q"], False),
 }
-# read no run folder
-OTHERS = {"check", "methods", "models", "datasets", "recipe"}
+# read no run folder, or those that sweep and compare read for them
+OTHERS = {"benchmark", "check", "methods", "models", "datasets", "recipe"}
 OTHERS |= {"deploy init", "deploy certify", "deploy key", "deploy server", "deploy node"}
 
 
@@ -258,6 +258,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "report.results_page.read_command": (lambda run: results_page.read_command(run), False),
     "report.results_page.results_page": (lambda run: results_page.results_page([run]), False),
     "report.results_page.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
+    "report.benchmark_page.write_page": (lambda run: benchmark_page.write_page(run, "title", ["labels"]), False),
+    "report.benchmark_results.read_results": (lambda run: benchmark_results.read_results(run, ["labels"]), False),
+    "report.benchmark_results.read_seconds": (lambda run: benchmark_results.read_seconds(run), False),
     "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),
     "report.sensitivity.read_sweep": (lambda run: sensitivity.read_sweep(run), False),
     "report.sensitivity.sensitivity": (lambda run: sensitivity.sensitivity(run), False),
@@ -297,6 +300,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.plot_style.save",
     "report.sweep_figure.draw",
     "report.sweeps.write",
+    "report.benchmark_results.write_result",
     "report.comparison.compare_runs",
     "report.decomposition_figure.decompositions",
     "report.decomposition_figure.write_decompositions",

@@ -26,7 +26,7 @@ LONGER = (0.58, 0.60, 0.62)  #      together minus it: 0.02, 0.04, 0.06
 def made(make: Any) -> Any:
     """Local, FedGH together and alone, and the ceiling; so many seeds."""
 
-    def of(seeds: int = 3, **more: tuple[float, ...]) -> Any:
+    def of(seeds: int = 3, pooled: tuple[float, ...] = POOLED) -> Any:
         for seed in range(seeds):
             make(f"local-{seed}", "local", seed, (LOCAL[seed],))
             make(f"together-{seed}", "fedgh", seed, (TOGETHER[seed],), {"header_lr": 0.1})
@@ -35,7 +35,7 @@ def made(make: Any) -> Any:
             folder = make(f"alone-{seed}", "fedgh", seed, (ALONE[seed],), alone, label="fedgh-alone")
             stored = json.loads((folder / "result.json").read_text()) | {"hyperparameters": hyperparameters}
             (folder / "result.json").write_text(json.dumps(stored))
-            make(f"pooled-{seed}", "local", seed, (POOLED[seed],), run={"control": "pooled"}, label="pooled")
+            make(f"pooled-{seed}", "local", seed, (pooled[seed],), run={"control": "pooled"}, label="pooled")
             control = {"control": "longer", "control_of": ["fedgh"]}
             make(f"longer-{seed}", "local", seed, (LONGER[seed],), run=control, label="local-longer-4")
         return compare_runs(load_runs(make.root))
@@ -66,6 +66,13 @@ def test_the_sum_is_exact_on_the_seeds_that_all_have(made: Any, make: Any) -> No
     assert one.gain.seeds == one.alone.seeds == one.federated.seeds == (0, 1, 2)
     assert one.gain.mean == pytest.approx(one.alone.mean + one.federated.mean)
     assert one == table.sections[0].decompositions[0]
+
+
+@pytest.mark.parametrize("pooled", [(0.52, 0.51, 0.56), (0.40, 0.42, 0.44)])
+def test_there_is_no_way_to_what_may_be_no_better(pooled: tuple[float, ...], made: Any) -> None:
+    (one,) = made(pooled=pooled).sections[0].decompositions
+    assert one.pooled == pytest.approx(sum(pooled) / 3)
+    assert one.way is None
 
 
 def test_one_seed_claims_nothing(made: Any) -> None:

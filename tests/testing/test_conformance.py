@@ -370,7 +370,7 @@ def guided(model: Any, batch: Any, context: Any) -> float:
 
 
 def fedmd_bytes(server: Any, client_id: int) -> tuple[int, int]:
-    """16 of the 32 public rows: three scores of each, both ways, and their seed in both passages down."""
+    """16 of the 32 public rows: three scores of each, both ways, and their seed in both exchanges down."""
     return 8 + 8 + 4 * 16 * 3, 4 * 16 * 3
 
 
@@ -1208,7 +1208,7 @@ def test_auxiliary_models_with_batchnorm(method: Any) -> None:
 
 @also
 def test_slices_with_batchnorm() -> None:
-    """What depends on the passage in which statistics are reported, with rates that change."""
+    """What depends on the exchange in which statistics are reported, with rates that change."""
     asked = ["any_subset", "bytes_metered", "broadcast_without_side_effects", "nothing_aliased"]
     asked += ["nothing_written_in_place", "scoring_changes_nothing", "state_is_explicit"]
     assert not testing.violations(

@@ -28,6 +28,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (  # in the order in which --help li
     run_commands.run,
     run_commands.compare,
     run_commands.sweep,
+    run_commands.benchmark,
     run_commands.check,
     report_commands.report,
     report_commands.epsilon,

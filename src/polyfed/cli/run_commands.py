@@ -209,6 +209,39 @@ def sweep(
     print_table(to_text, done)
 
 
+def benchmark(
+    suite: Annotated[
+        Path, typer.Argument(metavar="SUITE", help="A folder with a protocol.toml and recipes.", show_default=False)
+    ],
+    settings: Annotated[
+        str | None, typer.Option("--settings", metavar="A,B,...", help="Only these settings of the suite [all].")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for its runs [runs/SUITE].")] = None,
+    results: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for figures and page [OUT/results].")
+    ] = None,
+    workers: Workers = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a suite: tune, compare over seeds, rank.
+
+    Each method is tuned by validation with as many trials, on seeds that are not scored; then all are compared, in
+    every setting. Writes a small JSON file per setting and a page of all. What is done already is not run again, what
+    was interrupted goes on.
+
+    \b
+    polyfed benchmark suites/digits
+    polyfed benchmark suites/small --settings cifar10-few --results results/small
+    """  # noqa: D301  (an escape, which tells the help not to wrap)
+    from polyfed.experiments.benchmark import benchmark
+    from polyfed.report.benchmark_page import to_text
+
+    named = None if settings is None else parse_names(settings, "--settings", "digits,tweets")
+    done = benchmark(suite, out, settings=named, results=results, progress=not quiet, workers=workers, device=device)
+    print_table(to_text, done)
+
+
 def check(
     recipe: RecipePath,
     method: MethodName = None,

@@ -12,7 +12,7 @@ from polyfed.config.schema import SECTIONS
 from polyfed.errors import ConfigError
 from polyfed.results.read import parse_toml
 
-__all__ = ["apply_overrides", "parse_override"]
+__all__ = ["apply_overrides", "parse_override", "to_toml"]
 
 
 def apply_overrides(settings: dict[str, Any], overrides: Sequence[str], method: str | None) -> dict[str, Any]:
@@ -69,10 +69,20 @@ def _changes(settings: Mapping[str, Any], keys: Sequence[str], value: Any) -> bo
 
 
 def _plain(value: Any) -> str:
-    """A value on one line, as --set takes it."""
-    if isinstance(value, str):
-        return value
-    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+    """A value on one line; text without quotes."""
+    return value if isinstance(value, str) else to_toml(value)
+
+
+def to_toml(value: Any) -> str:
+    """A value as TOML writes it, and as ``--set KEY=`` takes it.
+
+    Raises:
+        ConfigError: a recipe cannot hold it.
+    """
+    try:
+        return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+    except TypeError:
+        raise ConfigError(f"expected values that a recipe can hold, got {value!r}") from None
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:

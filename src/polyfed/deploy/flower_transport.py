@@ -6,8 +6,8 @@ A Flower app needs two lines, one in each of its components:
     client_app = make_client_app("recipe.toml")
 
 What a node is (its client's number, data, network, disk) stands in its node configuration, how a run goes in the run
-configuration; docs/deployment.md lists both. Letters travel as one record: plain facts as JSON, a message as the bytes
-of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled.
+configuration; docs/deployment.md lists both. Envelopes travel as one record: plain facts as JSON, a message as
+the bytes of one array, so that any type survives and equal broadcasts travel once. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def client_app(answer: Callable[[Envelope, Context], Envelope]) -> ClientApp:
 
 
 class FlowerTransport:
-    """Letters as Flower's messages, one per node."""
+    """Envelopes as Flower's messages, one per node."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid

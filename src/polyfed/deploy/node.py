@@ -113,7 +113,7 @@ class Node:
         most = self._place.answers or _ANSWERS[bool(privacy.upload_noise_multiplier or privacy.noise_multiplier)]
         if envelope.kind == "train":
             when = "the closing round" if task.is_final else f"round {task.round}"  # which comes once in a run
-            ledger.count(f"training in {when}, passage {task.exchange_index}", turn.request(envelope), most)
+            ledger.count(f"training in {when}, exchange {task.exchange_index}", turn.request(envelope), most)
         elif envelope.kind == "score":
             ledger.count(f"scores in round {task.round}", turn.request(envelope), _SCORINGS * most)
         else:
@@ -260,7 +260,7 @@ class NodeTask:
         exchanges = method.final_exchanges() if task.is_final else method.exchanges(task.round)
         if task.exchange_index >= len(exchanges):
             raise RunError(
-                f"expected one of {len(exchanges)} passages in round {task.round}, got {task.exchange_index}"
+                f"expected one of {len(exchanges)} exchanges in round {task.round}, got {task.exchange_index}"
             )
         exchange = exchanges[task.exchange_index]
         job = TrainJob(

@@ -36,7 +36,7 @@ class ClientSnapshot:
 
 
 def checkpoint_id(round: int, place: int) -> str:
-    """The name of what a client is after passage `place` of a round; they sort in time."""
+    """The name of what a client is after exchange `place` of a round; they sort in time."""
     return f"{round:06d}-{place:02d}"
 
 
@@ -45,7 +45,7 @@ def _round(name: str) -> str:
 
 
 class NodeCheckpoints:
-    """A folder with what a client was after its last passages, by their marks. It is made with the first of them."""
+    """A folder with what a client was after its last exchanges, by their marks. It is made with the first of them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -79,7 +79,7 @@ class NodeCheckpoints:
     def write(self, name: str, kept: ClientSnapshot, base: str) -> None:
         """Keep it under this mark; of the others only `base`, on which it was made, and the last of an earlier round.
 
-        A round of several passages may be undone as a whole.
+        A round of several exchanges may be undone as a whole.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         facts = {"variant": kept.variant, "own": kept.weights is not None}

@@ -50,7 +50,7 @@ from polyfed.plugins.robust_aggregation import DefenseLog, apply_rule
 _PARTS = ("test", "validation")
 _LONGEST = 300  # characters that are told of an error
 _NOT_TAKEN = "the upload cannot be taken in"
-_HELD = "held"  # the entry of a client's state at the server: round and passage after which it last counted
+_HELD = "held"  # the entry of a client's state at the server: round and exchange after which it last counted
 
 
 class DeployedParts(FederationParts, Protocol):
@@ -76,8 +76,8 @@ class DeployedParts(FederationParts, Protocol):
 class NodeExecutor:
     """The executor of a deployed federation: every job is an envelope to a node.
 
-    A round is one passage, with the scores of personal models in the same answer. What is scored after receiving
-    something needs another passage, in rounds that are evaluated.
+    A round is one exchange, with the scores of personal models in the same answer. What is scored after receiving
+    something needs another exchange, in rounds that are evaluated.
 
     Args:
         federation: whose jobs they are. told: facts of every task. broker, registry: reach the nodes. event_log: where

@@ -21,7 +21,7 @@ from polyfed.registry import MODELS
 
 _SMALL = 2**18  # numbers of an input, or words, for which no network is too large
 _LARGEST = 2**28  # numbers of a network
-UNSEEN = "extractor.unseen"  # the tensor by which an `PlaceholderModel` network in a message is known
+UNSEEN = "extractor.unseen"  # the tensor by which a `PlaceholderModel` network in a message is known
 
 
 class RemoteStore(WeightStore):

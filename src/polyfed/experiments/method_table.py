@@ -23,6 +23,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from polyfed.registry import METHODS
+from polyfed.validation.hyperparameters import flat_hints
 
 __all__ = ["Hyperparameter", "describe", "format_value", "list_hyperparameters", "page", "to_markdown", "to_text"]
 
@@ -85,7 +86,7 @@ def page(name: str, beside: Sequence[str] = ()) -> dict[str, Any]:
     text, head, deviations = (own or whole).partition("Deviations from the paper")
     return {
         **_described(name, kind),
-        "kinds": _kinds(kind),
+        "kinds": {setting: kind_of(hint) for setting, hint in flat_hints(kind).items()},
         "summary": " ".join(summary.split()),
         "text": text.strip("\n"),
         "deviations": " ".join(f"{head}{deviations}".split()),
@@ -98,18 +99,6 @@ def _described(name: str, kind: Any) -> dict[str, Any]:
     told = {key: getattr(kind, key) for key in ("paper", "differs", "down", "up", "states")}
     row = {"name": name, **told, "scored": method.evaluation_stage, "needs": _needs(method.requirements)}
     return row | {"hyperparameters": {k.name: k.default for k in own}, "about": {k.name: k.about for k in own}}
-
-
-def _kinds(kind: type[Any]) -> dict[str, str]:
-    """What values each setting of a class takes, by its dotted name."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    found: dict[str, str] = {}
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(field.default):
-            found |= {f"{field.name}.{inner}": words for inner, words in _kinds(type(field.default)).items()}
-        else:
-            found[field.name] = kind_of(hints[field.name])
-    return found
 
 
 def kind_of(hint: Any) -> str:

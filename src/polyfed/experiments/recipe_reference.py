@@ -24,6 +24,7 @@ from polyfed.experiments.method_table import format_value, kind_of, list_hyperpa
 from polyfed.own_methods import method_class, with_hyperparameters
 from polyfed.plugins.device_profiles import Profile
 from polyfed.registry import suggest
+from polyfed.validation.hyperparameters import flat_hints
 
 __all__ = ["Key", "Section", "find", "sections", "to_markdown"]
 
@@ -96,7 +97,7 @@ def of_method(name: str, beside: Sequence[str] = ()) -> Section:
         ConfigError: no such method.
     """
     kind = with_hyperparameters(name, method_class(name, beside))
-    hints = _hints(kind)
+    hints = flat_hints(kind)
     keys = tuple(
         Key(one.name, _without_none(kind_of(hints[one.name])), _written(one.default), one.about, hints[one.name])
         for one in list_hyperparameters(kind)
@@ -153,18 +154,6 @@ def _keys(kind: type[BaseModel], given_by_its_name: bool = False) -> tuple[Key, 
             words = _TABLE
         found.append(Key(name, _without_none(kind_of(hints[name])), words, field.description or "", hints[name]))
     return tuple(found)
-
-
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    """Dotted name -> type, of all hyperparameters of a class and of its tables."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if dataclasses.is_dataclass(field.default):
-            found |= {f"{field.name}.{name}": hint for name, hint in _hints(type(field.default)).items()}
-        else:
-            found[field.name] = hints[field.name]
-    return found
 
 
 def _written(default: Any) -> str:

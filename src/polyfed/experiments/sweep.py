@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
-from polyfed.config.overrides import parse_override
+from polyfed.config.overrides import parse_override, to_toml
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
@@ -114,7 +112,7 @@ def _split(text: str) -> list[str]:
     return [piece.strip() for piece in pieces]
 
 
-def sweep(
+def sweep(  # noqa: PLR0913 - what a user may choose, each by its name
     recipe: str | Path,
     settings: Mapping[str, Any],
     *,
@@ -126,6 +124,7 @@ def sweep(
     device: str | None = None,
     workers: int | None = None,
     preset: str | None = None,
+    local: bool = True,
 ) -> Sweep:
     """Run all combinations of settings x seeds, and choose one by validation accuracy. Local runs beside them.
 
@@ -143,6 +142,7 @@ def sweep(
         force: run again what is already done.
         progress: show how it gets on, on standard error.
         device, workers, preset: as for `polyfed.run`.
+        local: False: without Local beside them.
 
     Raises:
         ConfigError: the request is wrong, or there are no validation rows; nothing has been written.
@@ -154,7 +154,7 @@ def sweep(
     points = list(_points(recipe, values, swept, **options))
     _check_different(points)
     folder = Path(out if out is not None else points[0].recipe.run.out or f"runs/{points[0].recipe.stem}-sweep")
-    beside = {point.slug: _local(point) for point in points if point.recipe.method.name != "local"}
+    beside = {point.slug: _local(point) for point in points if local and point.recipe.method.name != "local"}
     every = [*{local.slug: local for local in beside.values()}.values(), *points]
     members = [
         PlannedRun(point.name, point.recipe.with_run(seed=seed, out=None), folder / point.slug / f"seed-{seed}")
@@ -216,7 +216,7 @@ def _points(
     named = [word for key in ("preset", "method") if options[key] for word in (f"--{key}", options[key])]
     for combination in itertools.product(*values.values()):
         asked = dict(zip(values, combination, strict=True))
-        resolved = Recipe.load(recipe, [f"{key}={_toml(value)}" for key, value in asked.items()], **options)
+        resolved = Recipe.load(recipe, [f"{key}={to_toml(value)}" for key, value in asked.items()], **options)
         words = itertools.chain(*(("--set", f"{key}={_word(key, value)}") for key, value in asked.items()))
         settings = {key: asked[key] for key in swept}
         yield _Point(_name(settings), _slug(settings), resolved, settings, (*named, *words))
@@ -244,18 +244,10 @@ def _slug(settings: Mapping[str, Any]) -> str:
     return slug if slug == plain else f"{slug}-{hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()}"
 
 
-def _toml(value: Any) -> str:
-    """A value as TOML writes it."""
-    try:
-        return tomli_w.dumps({"value": value}).partition(" = ")[2].strip()
-    except TypeError:
-        raise ConfigError(f"expected values that a recipe can hold, got {value!r}") from None
-
-
 def _word(key: str, value: Any) -> str:
     """The same as short as ``--set`` takes it: text that reads as nothing else needs no quotes."""
     bare = isinstance(value, str) and _split(value) == [value] and parse_override(f"{key}={value}")[1] == value
-    return str(value) if bare else _toml(value)
+    return str(value) if bare else to_toml(value)
 
 
 def _check_different(points: Sequence[_Point]) -> None:

@@ -20,64 +20,35 @@ has no momentum and so nothing to keep.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.message import Message, get_tensor
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import align, most_similar
-from polyfed.functional.losses import cross_entropy
-from polyfed.methods.building_blocks import prototypes
+from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
 
 
 @hyperparameters
-class FedORGP(prototypes.PrototypeMethod):
+class FedORGP(TrainedPrototypes):
     """Server-trained prototypes at right angles to other classes, approached by cosine."""
 
     name: ClassVar[str] = "fedorgp"
     paper: ClassVar[str] = "Guo et al., arXiv:2502.16119"
-    down: ClassVar[str] = "C D + C"
-    up: ClassVar[str] = "S D + S"
-    states: ClassVar[str] = "client: last P received; server: prototype network, P"
-    unaligned_entries: ClassVar[tuple[str, ...]] = ("prototypes",)
 
-    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the angles to the prototypes; 0: Local
+    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of 1 - cosine to the prototypes; 0: Local
     gamma: Annotated[float, Field(ge=0)] = 1.0  # weight of orthogonality to other classes; 0: off
-    server_epochs: Annotated[int, Field(ge=1)] = 1  # passes over the received means per round
-    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
 
     # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        prototypes.start_network(server)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return prototypes.known(server)
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "prototypes")
-        if sent is None:
-            return
-        orthogonal = functools.partial(prototype_network.orthogonality, gamma=self.gamma)
-        loss = prototypes.train_network(server, sent, orthogonal, self.server_epochs, self.server_lr)
-        server.log["prototype_loss"] = loss
+    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> prototype_network.Loss:
+        return functools.partial(prototype_network.orthogonality, gamma=self.gamma)
 
     # client ------------------------------------------------------------------------------------------------
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        z = model.represent(batch.x)
-        task = cross_entropy(model.head(z), batch.y, batch.w)
-        if "prototypes" not in context:
-            return task
-        away = align(z, batch.y, batch.w, context["prototypes"], context["known"])
-        return task + self.prototype_weight * away, {"angle": away}
+    def distance(self, z: Tensor, batch: Batch, context: Context) -> Tensor:
+        return align(z, batch.y, batch.w, context["prototypes"], context["known"])
 
-    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        z = model.represent(x)
-        scores: Tensor = model.head(z)
-        if self.predictor == "head" or "prototypes" not in context:
-            return scores
-        return most_similar(z, get_tensor(context, "prototypes").to(z), get_tensor(context, "labels"), scores.shape[1])
+    def prototype_scores(self, z: Tensor, prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
+        return most_similar(z, prototypes, labels, classes)

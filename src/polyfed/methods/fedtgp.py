@@ -18,46 +18,33 @@ From the authors' code: it collects the means from the network as it was before 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from polyfed.core.message import Message
 from polyfed.core.method import hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional import prototype_network
 from polyfed.functional.class_targets import merge
-from polyfed.methods.building_blocks import prototypes
+from polyfed.methods.building_blocks.trained_prototypes import TrainedPrototypes
 
 
 @hyperparameters
-class FedTGP(prototypes.PrototypeMethod):
+class FedTGP(TrainedPrototypes):
     """Server-trained prototypes with a margin between classes."""
 
     name: ClassVar[str] = "fedtgp"
     paper: ClassVar[str] = "Zhang et al., AAAI 2024"
-    states: ClassVar[str] = "client: last P received; server: prototype network, P"
 
     prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance; 0: Local
     margin: Annotated[float, Field(ge=0)] = 100.0  # tau, upper bound of delta; 0: off
     server_epochs: Annotated[int, Field(ge=1)] = 100  # passes over the received means per round
-    server_lr: Annotated[float, Field(ge=0)] = 0.01  # learning rate of the server's SGD; 0: P stays random
 
-    # server ------------------------------------------------------------------------------------------------
-    def init_server(self, server: Server) -> None:
-        prototypes.start_network(server)
-
-    def broadcast(self, server: Server, client_id: int) -> Message:
-        return prototypes.known(server)
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "prototypes")
-        if sent is None:
-            return
-        _, centers = merge(sent.rows, sent.labels, torch.ones_like(sent.counts))
+    def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> prototype_network.Loss:
+        """Own prototypes must be nearer than others by the margin that the mean means have."""
+        _, centers = merge(means, labels, torch.ones(len(labels)))
         delta = prototype_network.margin(centers, self.margin)
-        apart = functools.partial(prototype_network.margin_loss, margin=delta)
-        loss = prototypes.train_network(server, sent, apart, self.server_epochs, self.server_lr)
-        server.log |= {"prototype_loss": loss, "margin": delta}
+        server.log["margin"] = delta
+        return functools.partial(prototype_network.margin_loss, margin=delta)

@@ -178,7 +178,7 @@ def collude(
     """What clients that know all honest uploads send in place of theirs; the very same `uploads` where there are none.
 
     Args:
-        liars: all hostile clients, of any kind. uploads: of one passage, by client. sent: what each was sent.
+        liars: all hostile clients, of any kind. uploads: of one exchange, by client. sent: what each was sent.
     """
     knowing = {i for i in uploads if liars.get(i) in ("inner_product", "alie")}
     honest = uploads.keys() - liars.keys()

@@ -61,7 +61,7 @@ class Devices(Settings):
     )
     custom: dict[str, Profile] = Field({}, description="your own; of a built-in one, what is not told stays")
     round_timeout: Rate | None = Field(
-        None, description="seconds that the server waits for uploads, in each passage; what comes later is late"
+        None, description="seconds that the server waits for uploads, in each exchange; what comes later is late"
     )
     on_out_of_memory: Literal["refuse", "leave out"] = Field(
         "refuse", description="clients whose network does not fit their memory: none are run with, or without them"

@@ -189,7 +189,7 @@ def apply_rule(
     """What the method gets in place of `uploads`; the very same where no rule is set.
 
     Args:
-        server: in the passage that the uploads are of, before their aggregation: what it would send now is where the
+        server: in the exchange that the uploads are of, before their aggregation: what it would send now is where the
             clients' changes began. watch: is told what is done.
     """
     if settings.aggregator == "none" or not uploads:

@@ -5,7 +5,8 @@
 
 "Alone" is the row of the same method with the same hyperparameters in which every client is a federation of its own.
 All three differences are paired by seed, on the seeds that together, alone and Local have, so that the sum is exact.
-The way to pooled is the mean gain over the mean difference of pooled data to Local, on the seeds that all three have.
+The way to pooled is the mean gain over the mean difference of pooled data to Local, on the seeds that all three have;
+it is told where that difference is distinguishable from zero, as a share of what may be chance says nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Decomposition:
         gain: together minus Local. alone: alone minus Local. federated: together minus alone.
         longer: together minus a Local that takes as many steps; of no seeds where there is no such row.
         pooled: Local's mean accuracy plus the mean difference of pooled data to it.
-        way: the share of the way from Local to pooled; None where pooled data are not above Local.
+        way: the share of the way from Local to pooled; None where pooled data are not distinguishably above Local.
     """
 
     name: str
@@ -101,7 +102,7 @@ def _decomposition(
 
 def _share(gain: Paired, ceiling: Paired) -> float | None:
     """The gain as a share of that of pooled data."""
-    if gain.mean is None or ceiling.mean is None or ceiling.mean <= 0:
+    if gain.mean is None or ceiling.mean is None or ceiling.mean <= 0 or not is_distinguishable(ceiling):
         return None
     return gain.mean / ceiling.mean
 

@@ -117,7 +117,7 @@ class SweepTable:
         return next((row for row in self.rows if row.chosen), None)
 
     @property
-    def is_complete(self) -> str:
+    def chosen_options(self) -> str:
         """The chosen settings as the command line takes them; empty where nothing is chosen."""
         return "" if self.chosen is None else shlex.join(self.chosen.words)
 
@@ -125,7 +125,7 @@ class SweepTable:
         return to_text(self)
 
     def __repr__(self) -> str:
-        return f"SweepTable({', '.join(self.keys)}: {len(self.rows)} rows, chosen: {self.is_complete or 'none'})"
+        return f"SweepTable({', '.join(self.keys)}: {len(self.rows)} rows, chosen: {self.chosen_options or 'none'})"
 
     def _repr_html_(self) -> str:
         return to_html(self)
@@ -283,7 +283,7 @@ def to_text(table: SweepTable, width: int = 100) -> str:
     """Aligned plain text, and the chosen settings ready for the command line."""
     notes = [wrapped(note, width) for note in table.notes]
     lines = [wrapped(table.caption, width), "", "\n\n".join(_text_blocks(table, width)), "", *notes]
-    return "\n".join([*lines, "", f"chosen by validation: {table.is_complete or 'none'}"]) + "\n"
+    return "\n".join([*lines, "", f"chosen by validation: {table.chosen_options or 'none'}"]) + "\n"
 
 
 def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
@@ -301,8 +301,8 @@ def _text_blocks(table: SweepTable, width: int) -> Iterator[str]:
 def to_markdown(table: SweepTable) -> str:
     """GitHub's table under its caption."""
     notes = "\n".join(f"- {markdown_text(note)}" for note in table.notes)
-    ready = visible(" ".join(table.is_complete.split())).replace("`", "'")
-    chosen = f"Chosen by validation: `{ready}`\n" if ready else "Nothing was chosen.\n"
+    options = visible(" ".join(table.chosen_options.split())).replace("`", "'")
+    chosen = f"Chosen by validation: `{options}`\n" if options else "Nothing was chosen.\n"
     return f"**{markdown_text(table.caption)}**\n\n" + markdown_table(_columns(table)) + f"\n\n{chosen}\n{notes}\n"
 
 
@@ -312,7 +312,7 @@ def to_html(table: SweepTable) -> str:
     headings = [column.heading.replace("\n", " ") for column in columns]
     words = [place for place, column in enumerate(columns) if column.words]
     shown = as_html(headings, list(zip(*(column.cells for column in columns), strict=True)), words)
-    chosen = paragraph(f"Chosen by validation: {table.is_complete or 'none'}", strong=True)
+    chosen = paragraph(f"Chosen by validation: {table.chosen_options or 'none'}", strong=True)
     return "".join([chosen, paragraph(table.caption), shown, notes(table.notes)])
 
 
@@ -332,7 +332,12 @@ def to_csv(table: SweepTable) -> str:
 def to_json(table: SweepTable) -> str:
     """Everything, exact, with each run."""
     chosen = None if table.chosen is None else dict(table.chosen.settings)
-    about = {"caption": table.caption, "keys": list(table.keys), "chosen": chosen, "ready": table.is_complete}
+    about = {
+        "caption": table.caption,
+        "keys": list(table.keys),
+        "chosen": chosen,
+        "chosen_options": table.chosen_options,
+    }
     about |= {} if table.score is ACCURACY else {"score": table.score.name}
     content = {**about, "rows": [_plain(row, table.score) for row in table.rows], "notes": list(table.notes)}
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

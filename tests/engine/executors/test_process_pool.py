@@ -155,9 +155,9 @@ def test_dropout_batchnorm_and_a_shared_test_set() -> None:
 
 
 class Passages(FedAvg):
-    """Two passages in a round and a closing one, with phases that no message could carry."""
+    """Two exchanges in a round and a closing one, with phases that no message could carry."""
 
-    name: ClassVar[str] = "passages"
+    name: ClassVar[str] = "exchanges"
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         heads = Phase(1, trains=lambda name: name.startswith("head"), name="heads")
@@ -176,7 +176,7 @@ class Passages(FedAvg):
             super().aggregate(server, {i: {"model": m["model"], "n": m["n"]} for i, m in uploads.items()})
 
 
-def test_passages_phases_and_the_closing_round() -> None:
+def test_exchanges_phases_and_the_closing_round() -> None:
     method = Passages()
     kit = ConformanceKit(method=method)
     a, b = (kit.world(one=True).run(method, TRAINING, executor=executor) for executor in ("serial", "processes"))

@@ -1,4 +1,4 @@
-"""What is put into a mailbox comes out bit for bit, in another process as in this one."""
+"""What is put into a shared buffer comes out bit for bit, in another process as in this one."""
 
 from __future__ import annotations
 

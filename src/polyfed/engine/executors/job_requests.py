@@ -63,7 +63,7 @@ class Worker(Protocol):
         ...
 
     def receive(self) -> tuple[Any, float]:
-        """What came of it, an `JobResult` or `Scores`, in tensors of its own; and how many seconds it took.
+        """What came of it, a `JobResult` or `Scores`, in tensors of its own; and how many seconds it took.
 
         Raises:
             Died: it is no more. PolyfedError: that of the work, as if it had been done here.

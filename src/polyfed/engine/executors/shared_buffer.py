@@ -87,7 +87,7 @@ class TensorBuffer:
 class SharedBuffer(TensorBuffer):
     """Shared memory with one writer and one reader, one of them forked from the other.
 
-    Memory is used for what was put in at most, and freed with the last process that holds the mailbox.
+    Memory is used for what was put in at most, and freed with the last process that holds the buffer.
     """
 
     def __init__(self) -> None:

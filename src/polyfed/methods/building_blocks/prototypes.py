@@ -1,7 +1,7 @@
 """Rows by class: what clients send and a server remembers of them, and learning towards class prototypes.
 
 `PrototypeUploads` is the upload of class means alone (FedSA, FedSAF). `PrototypeMethod` is a whole method but for how
-the server makes its prototypes (FedProto, FedTGP, FedORGP):
+the server makes its prototypes (FedProto; `trained_prototypes` for FedTGP and FedORGP):
 
 Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(x) - P[y])^2;
            C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
@@ -26,7 +26,6 @@ from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import COUNTS, LABELS, Form, rows_of
-from polyfed.functional import prototype_network
 from polyfed.functional.class_prototypes import class_means
 from polyfed.functional.class_targets import nearest_prototype_scores, prototype_distance, to_dense
 from polyfed.functional.losses import cross_entropy
@@ -82,47 +81,6 @@ def mask_owned_classes(server: Server, client_id: int, labels: Tensor) -> Tensor
     owned: Group = get_group(server.state, _OWNED) if _OWNED in server.state else {}
     own = owned.get(str(client_id), labels)
     return torch.isin(labels, own)
-
-
-# prototypes that the server trains ------------------------------------------------------------------------------------
-
-
-def start_network(server: Server) -> None:
-    """Draw the network behind trained prototypes, as `server.state["network"]`; its hidden layer is as wide as D."""
-    features = as_split_model(server.model(server.architectures[0], {})).feature_dim
-    draws = server.generator("prototypes")
-    server.state["network"] = prototype_network.init_network(server.classes, features, features, draws)
-
-
-def train_network(server: Server, sent: ClassRows, loss: prototype_network.Loss, epochs: int, lr: float) -> float:
-    """Fit the network to the rows that came; keep "labels" and "prototypes" of all classes that ever came.
-
-    Returns:
-        The mean loss of the last epoch.
-    """
-    weights, value = prototype_network.train_network(
-        get_group(server.state, "network"),
-        sent.rows,
-        sent.labels,
-        loss,
-        epochs,
-        server.training.batch_size,
-        lr,
-        server.generator("means"),
-    )
-    before = [get_tensor(server.state, "labels")] if "labels" in server.state else []
-    labels = torch.cat([*before, sent.labels]).unique()
-    rows = prototype_network.prototypes(weights)[labels.long()]
-    server.state |= {"network": weights, "labels": labels, "prototypes": rows}
-    return value
-
-
-def known(server: Server) -> Message:
-    """The "labels" and "prototypes" that the server has; nothing before there are any."""
-    return {name: server.state[name] for name in ("labels", "prototypes") if name in server.state}
-
-
-# learning towards prototypes -----------------------------------------------------------------------------------------
 
 
 class PrototypeUploads(Method):
@@ -198,8 +156,12 @@ class PrototypeMethod(PrototypeUploads):
         task = cross_entropy(model.head(z), batch.y, batch.w)
         if "prototypes" not in context:
             return task
-        distance = prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
+        distance = self.distance(z, batch, context)
         return task + self.prototype_weight * distance, {"distance": distance}
+
+    def distance(self, z: Tensor, batch: Batch, context: Context) -> Tensor:
+        """How far representations z (N, D) are from their classes' prototypes: the loss term that is weighted."""
+        return prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
         """By the prototypes that the client keeps, or by the head; also by the head before there are any."""
@@ -207,9 +169,12 @@ class PrototypeMethod(PrototypeUploads):
         scores: Tensor = model.head(z)
         if self.predictor == "head" or "prototypes" not in context:
             return scores
-        return nearest_prototype_scores(
-            z, get_tensor(context, "prototypes").to(z), get_tensor(context, "labels"), scores.shape[1]
-        )
+        prototypes = get_tensor(context, "prototypes").to(z)
+        return self.prototype_scores(z, prototypes, get_tensor(context, "labels"), scores.shape[1])
+
+    def prototype_scores(self, z: Tensor, prototypes: Tensor, labels: Tensor, classes: int) -> Tensor:
+        """Scores (N, C) of representations z (N, D) by the prototypes (S, D) of `labels` (S,)."""
+        return nearest_prototype_scores(z, prototypes, labels, classes)
 
     def nbytes_in_paper(self, message: Message) -> int:
         """Prototypes of the client's own classes alone: no labels, no counts, nothing for choosing among the others."""

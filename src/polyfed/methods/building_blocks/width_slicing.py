@@ -3,8 +3,8 @@
 The server keeps the large network; a client is sent the channels that its rate and the method's window say, and sends
 them back; every entry becomes the mean over those who hold it. Windows are made again from the round's number, so that
 none is sent. Where the network has BatchNorm, its running statistics are by default not kept in training (the widths'
-would not agree): after the average, clients report the statistics of the new sub-models on their data, in a passage of
-its own, and the server averages these rate by rate.
+would not agree): after the average, clients report the statistics of the new sub-models on their data, in an exchange
+of its own, and the server averages these rate by rate.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from polyfed.methods.building_blocks import static_batchnorm, weight_averaging
 from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
 
 RATES = {"a": 1.0, "b": 1 / 2, "c": 1 / 4, "d": 1 / 8, "e": 1 / 16}
-STATISTICS = "statistics"  # the passage in which they are reported
+STATISTICS = "statistics"  # the exchange in which they are reported
 Weighting = weight_averaging.Weighting
 Statistics = Literal["all", "selected", "running"]
 
@@ -141,12 +141,12 @@ def make_slimmable(model: nn.Module, rates: Sequence[float]) -> nn.Module:
 
 
 def num_widths(model: nn.Module) -> int:
-    """At how many widths an `make_slimmable` network can be run."""
+    """At how many widths a `make_slimmable` network can be run."""
     return len(_prefixes(model).kept)
 
 
 def forward_at_width(model: nn.Module, place: int, x: Tensor) -> Tensor:
-    """What an `make_slimmable` network gives at one of its widths, counted from the narrowest, 0.
+    """What a `make_slimmable` network gives at one of its widths, counted from the narrowest, 0.
 
     The gradient reaches the parameters that the width has.
     """
@@ -169,7 +169,7 @@ def _prefixes(model: nn.Module) -> _Prefixes:
 
 
 def level_exchanges(statistics: Statistics) -> Sequence[Exchange]:
-    """Training, and the passage in which BatchNorm's statistics are reported by "all" or by the "selected"."""
+    """Training, and the exchange in which BatchNorm's statistics are reported by "all" or by the "selected"."""
     if statistics == "running":
         return (Exchange(),)
     return Exchange(), Exchange(STATISTICS, who=statistics, trains=False)
@@ -219,7 +219,7 @@ def average(
     Rows of the classes are averaged over those who say that they have the class, where clients say so.
 
     Args:
-        server: holds the large network. uploads: of the present passage.
+        server: holds the large network. uploads: of the present exchange.
         variants, kept: client number -> its variant, its channels. weighting: how much each client's weights count.
     """
     plan = channel_plan(_large(server))
@@ -350,7 +350,7 @@ class SlicedMethod(Method):
         init(server)
 
     def nbytes_in_paper(self, message: Message) -> int:
-        """Of the sub-model alone, in training; the papers do not count the passage for statistics."""
+        """Of the sub-model alone, in training; the papers do not count the exchange for statistics."""
         return nbytes({"model": get_group(message, "model")}) if "model" in message else 0
 
 

@@ -1,0 +1,143 @@
+"""The protocol of a suite: settings, methods, what is tuned, seeds. A suite is a folder with one, `protocol.toml`.
+
+title = "Two settings of the handwritten digits"
+methods = ["fedgh", "fedproto"]   # of every setting; Local is always among them
+seeds = [0, 1, 2]                 # that are scored
+tuning_seeds = [100]              # others, that are not
+controls = true                   # each method alone, Local for longer, training on all rows
+
+[tuning.fedgh]                    # the values tried; as many combinations for every method that is tuned
+header_lr = [0.01, 0.1, 1.0]
+
+[tuning.fedproto]
+prototype_weight = [0.1, 1.0, 10.0]
+
+[settings.two-classes]
+recipe = "digits.toml"            # beside the protocol
+
+[settings.skewed]
+recipe = "digits.toml"
+preset = "skewed"
+overrides = ["training.rounds=5"]
+seeds = [0, 1, 2, 3, 4]
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polyfed.config.loading import read_recipe
+from polyfed.errors import ConfigError
+from polyfed.validation.error_lines import one_line
+
+__all__ = ["Protocol", "Setting"]
+
+FILE = "protocol.toml"
+
+Seed = Annotated[int, Field(ge=0)]
+Seeds = Annotated[list[Seed], Field(min_length=1)]
+Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Values = Annotated[list[Any], Field(min_length=1)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Setting(_Table):
+    """``[settings.NAME]``: one recipe, and what is changed of it.
+
+    Attributes:
+        recipe: its file, relative to the suite's folder.
+        preset: one of its presets, or several with commas between.
+        overrides: changes, as ``--set`` takes them: ``"training.rounds=5"``.
+        seeds: those that are scored here, in place of the protocol's.
+        methods: likewise.
+    """
+
+    recipe: Annotated[str, Field(min_length=1)]
+    preset: str | None = None
+    overrides: list[str] = Field(default_factory=list)
+    seeds: Seeds | None = None
+    methods: Names | None = None
+
+
+class Protocol(_Table):
+    """How a suite is run.
+
+    Attributes:
+        title: what it is about, in a line.
+        methods: names of methods, or of variants in the recipes' ``[methods]``.
+        seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
+        controls: whether the controls of `polyfed compare --controls` run, too.
+        tuning: method -> hyperparameter -> values tried.
+        settings: name -> its recipe.
+    """
+
+    title: Annotated[str, Field(min_length=1)]
+    methods: Names
+    seeds: Seeds
+    tuning_seeds: list[Seed] = Field(default_factory=list)
+    controls: bool = False
+    tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
+    settings: Annotated[dict[str, Setting], Field(min_length=1)]
+
+    @classmethod
+    def load(cls, suite: str | Path) -> Protocol:
+        """Read ``protocol.toml`` in a suite's folder.
+
+        Raises:
+            ConfigError: no such file, an unknown key, a wrong type or value; seeds that are both tuned with and scored;
+                unequal numbers of trials.
+        """
+        path = Path(suite) / FILE
+        if not path.is_file():
+            raise ConfigError(f"expected a suite, a folder with a {FILE}, got '{suite}'")
+        found = read_recipe(path)
+        try:
+            protocol = cls.model_validate(found)
+        except ValidationError as complaints:
+            raise ConfigError(f"{path}: {one_line(complaints, cls)}") from None
+        for problem in protocol._problems():
+            raise ConfigError(f"{path}: {problem}")
+        return protocol
+
+    def seeds_of(self, setting: str) -> list[int]:
+        """The seeds that are scored in a setting."""
+        return self.settings[setting].seeds or self.seeds
+
+    def methods_of(self, setting: str) -> list[str]:
+        """The methods that are compared in a setting."""
+        return self.settings[setting].methods or self.methods
+
+    def trials(self, method: str) -> int:
+        """How many combinations of hyperparameters are tried for a method; 0 for one that is not tuned."""
+        grid = self.tuning.get(method)
+        return math.prod(map(len, grid.values())) if grid else 0
+
+    def _problems(self) -> Iterator[str]:
+        if bool(self.tuning) != bool(self.tuning_seeds):
+            given, missing = ("tuning", "tuning_seeds") if self.tuning else ("tuning_seeds", "tuning")
+            yield f"{missing}: expected some beside {given}, got none"
+        scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
+        if both := sorted(scored & set(self.tuning_seeds)):
+            yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"
+        compared = set(itertools.chain(self.methods, *(one.methods or () for one in self.settings.values())))
+        if strange := sorted(set(self.tuning) - compared):
+            yield f"tuning: expected methods that are compared ({', '.join(sorted(compared))}), got {strange[0]}"
+        numbers = {name: self.trials(name) for name in self.tuning}
+        if len(set(numbers.values())) > 1:
+            told = ", ".join(f"{name} {number}" for name, number in numbers.items())
+            yield f"tuning: expected as many trials for every method, got {told}"
+        if any(number < 2 for number in numbers.values()):
+            yield "tuning: expected at least two trials for a method, got one"
+
+    def recipe_of(self, setting: str, suite: str | Path) -> Path:
+        """The recipe's file of a setting."""
+        return Path(suite) / self.settings[setting].recipe

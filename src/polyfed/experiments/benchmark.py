@@ -1,0 +1,224 @@
+"""A suite: every method tuned with as many trials, then compared over seeds, in several settings. Python's
+`polyfed benchmark`.
+
+What is done is not run again. Runs lie in ``<out>/tuning/SETTING/METHOD`` and ``<out>/SETTING``; the page is made of
+one small JSON file per setting (`polyfed.report.benchmark_results`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyfed.config.overrides import parse_override, to_toml
+from polyfed.config.protocol import Protocol
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
+from polyfed.experiments.compare import Comparison, compare
+from polyfed.experiments.method_compatibility import check_methods
+from polyfed.experiments.sweep import sweep
+from polyfed.registry import suggest
+from polyfed.report.atomic_files import make_folder
+from polyfed.report.benchmark_page import ranking, to_text, write_page
+from polyfed.report.benchmark_ranks import Ranking
+from polyfed.report.benchmark_results import SettingResult, setting_result, write_result
+from polyfed.tracking.base import Tracker
+from polyfed.tracking.console import Console
+from polyfed.units import human_count, human_seconds
+
+__all__ = ["Benchmark", "benchmark"]
+
+_SET = "methods.{}.{}"  # a hyperparameter of one method, as --set names it
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What `benchmark` leaves behind.
+
+    Attributes:
+        folder: of its runs. table: methods ranked over settings; None where no run was finished.
+        settings: the figures of each setting. files: these and the page.
+        failures: ``"digits: fedgh, seed 0"`` -> why. unlearnt: likewise, the line on a run that learnt nothing.
+    """
+
+    folder: Path
+    table: Ranking | None
+    settings: tuple[SettingResult, ...] = ()
+    files: tuple[Path, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+    unlearnt: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "no run was finished" if self.table is None else to_text(self.table)
+
+
+@dataclass(frozen=True)
+class _Suite:
+    """A suite as it is asked for."""
+
+    folder: Path
+    protocol: Protocol
+    out: Path
+    progress: bool
+    workers: int | None
+    device: str | None
+
+    @property
+    def watchers(self) -> list[Tracker]:
+        return [Console()] if self.progress else []
+
+    def tell(self, line: str) -> None:
+        """A line of progress."""
+        for watcher in self.watchers:
+            watcher.message(line)
+
+
+def benchmark(
+    suite: str | Path,
+    out: str | Path | None = None,
+    *,
+    settings: Sequence[str] | None = None,
+    results: str | Path | None = None,
+    progress: bool = False,
+    workers: int | None = None,
+    device: str | None = None,
+) -> Benchmark:
+    """Run a suite, or go on with it: tune, compare, write each setting's figures and a page of all.
+
+    Args:
+        suite: a folder with a ``protocol.toml`` (`polyfed.config.protocol`) and recipes.
+        out: the folder of its runs; default ``runs/<suite>``.
+        settings: only these of the suite's; the page has all whose figures are there.
+        results: the folder of figures and page; default ``<out>/results``.
+        progress: show how it gets on, on standard error. workers, device: as for `polyfed.compare`.
+
+    Raises:
+        ConfigError: the request is wrong; nothing has been written.
+        RunInterrupted: Ctrl-C; call it again to go on.
+    """
+    protocol = Protocol.load(suite)
+    names = list(dict.fromkeys(settings or protocol.settings))
+    for name in names:
+        if name not in protocol.settings:
+            raise ConfigError(f"expected a setting of the suite, got '{name}'{suggest(name, protocol.settings)}")
+    place = Path(out if out is not None else f"runs/{Path(suite).resolve().name}")
+    asked = _Suite(Path(suite), protocol, place, progress, workers, device)
+    recipes = {name: _recipe(asked, name) for name in names}  # what is wrong is told before the first run
+    figures = make_folder(place / "results" if results is None else results)
+    failures: dict[str, str] = {}
+    unlearnt: dict[str, str] = {}
+    for number, name in enumerate(names, start=1):
+        asked.tell(f"setting {name} ({number} of {len(names)}): {_work_left(asked, name, recipes[name])}")
+        chosen = _tune(asked, name, failures)
+        done = _compare(asked, name, chosen, figures)
+        failures |= {f"{name}: {title}": why for title, why in done.failures.items()}
+        unlearnt |= {f"{name}: {title}": why for title, why in done.unlearnt.items()}
+    found, files = write_page(figures, protocol.title, list(protocol.settings))
+    return Benchmark(place, ranking(found) if found else None, found, files, failures, unlearnt)
+
+
+def _recipe(asked: _Suite, setting: str) -> Recipe:
+    """A setting's recipe with its preset and changes, in which all methods are known."""
+    own = asked.protocol.settings[setting]
+    path = asked.protocol.recipe_of(setting, asked.folder)
+    recipe = Recipe.load(path, own.overrides, preset=own.preset, workers=asked.workers, device=asked.device)
+    for method in asked.protocol.methods_of(setting):
+        recipe.choose(method)
+    return recipe
+
+
+# what is left -------------------------------------------------------------------------------------------------------
+
+
+def _work_left(asked: _Suite, setting: str, recipe: Recipe) -> str:
+    """How many runs are to be done, and about how long they take, as a few batches of each tell."""
+    left = {name: number for name, number in _runs(asked, setting).items() if number}
+    if not left:
+        return "all runs are done"
+    seconds = 0.0
+    for one in check_methods(recipe, methods=["local", *(name for name in left if name != "local")], timed=True):
+        seconds += left.get(one.method, 0) * (one.seconds or 0.0) * recipe.training.rounds
+    return f"{human_count(sum(left.values()), 'run')} left, about {human_seconds(seconds)}"
+
+
+def _runs(asked: _Suite, setting: str) -> dict[str, int]:
+    """Method -> its runs that are not done; a control counts as a run of its method, or of Local."""
+    protocol = asked.protocol
+    found: dict[str, int] = {}
+    for method in ("local", *protocol.methods_of(setting)):
+        trials = protocol.trials(method) * len(protocol.tuning_seeds)
+        found[method] = trials - _done(asked.out / "tuning" / setting / method)
+        rows = [method]
+        if protocol.controls:
+            rows += ["pooled", "pooled-steps"] if method == "local" else [f"{method}-alone"]
+        for row in rows:
+            found[method] += len(protocol.seeds_of(setting)) - _done(asked.out / setting / row)
+    return found
+
+
+def _done(folder: Path) -> int:
+    """Finished runs at or below a folder."""
+    return sum(1 for _ in folder.rglob("result.json"))
+
+
+# tuning, comparing --------------------------------------------------------------------------------------------------
+
+
+def _tune(asked: _Suite, setting: str, failures: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Method -> the hyperparameters chosen by validation, of the methods that are tuned."""
+    protocol = asked.protocol
+    own = protocol.settings[setting]
+    changes = {".".join(keys): [value] for keys, value in map(parse_override, own.overrides)}
+    chosen: dict[str, dict[str, Any]] = {}
+    for method in protocol.methods_of(setting):
+        grid = protocol.tuning.get(method)
+        if not grid:
+            continue
+        tried = sweep(
+            protocol.recipe_of(setting, asked.folder),
+            changes | {_SET.format(method, name): values for name, values in grid.items()},
+            method=method,
+            seeds=protocol.tuning_seeds,
+            out=asked.out / "tuning" / setting / method,
+            progress=asked.progress,
+            device=asked.device,
+            workers=asked.workers,
+            preset=own.preset,
+            local=False,
+        )
+        failures |= {f"{setting}, tuning: {title}": why for title, why in tried.failures.items()}
+        if tried.chosen is None:
+            raise ConfigError(f"{setting}: expected a trial of {method} with all tuning seeds, got none")
+        chosen[method] = {key.rpartition(".")[2]: value for key, value in tried.chosen.settings.items()}
+    return chosen
+
+
+def _compare(asked: _Suite, setting: str, chosen: Mapping[str, Mapping[str, Any]], figures: Path) -> Comparison:
+    """Run the methods as they were chosen, over the seeds that are scored, and write the setting's figures."""
+    protocol = asked.protocol
+    own = protocol.settings[setting]
+    done = compare(
+        protocol.recipe_of(setting, asked.folder),
+        protocol.methods_of(setting),
+        protocol.seeds_of(setting),
+        asked.out / setting,
+        overrides=[*own.overrides, *_overrides(chosen)],
+        progress=asked.progress,
+        device=asked.device,
+        workers=asked.workers,
+        preset=own.preset,
+        controls=protocol.controls,
+    )
+    if done.table is not None:
+        result, seconds = setting_result(setting, done.table, chosen)
+        write_result(result, seconds, figures)
+    return done
+
+
+def _overrides(chosen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Tuned hyperparameters as ``--set`` takes them."""
+    for method, settings in chosen.items():
+        for name, value in settings.items():
+            yield f"{_SET.format(method, name)}={to_toml(value)}"

@@ -1,0 +1,192 @@
+"""The page of a benchmark, in Markdown: ranks over settings, federated gains, a table per setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from polyfed.escaping import markdown_text
+from polyfed.report.atomic_files import write_whole
+from polyfed.report.benchmark_ranks import Ranking, rank
+from polyfed.report.benchmark_results import Gain, Gains, RowResult, SettingResult, read_results, read_seconds
+from polyfed.report.run_records import format_setting
+from polyfed.report.statistics import ci_half_width, paired_difference
+from polyfed.report.text_tables import (
+    Column,
+    format_mean_std,
+    interval,
+    interval_of_share,
+    markdown_table,
+    mean_of,
+    percent,
+    render_text,
+    std_of,
+    wrap_columns,
+    wrapped,
+)
+from polyfed.units import human_bytes, human_seconds
+
+__all__ = ["ranking", "to_markdown", "to_text", "write_page"]
+
+PAGE = "benchmark.md"
+
+_Seconds = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+
+
+def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
+    """Make the page of the figures that a folder has; none where it has none.
+
+    Returns:
+        The figures, and the files that were written.
+
+    Raises:
+        ConfigError: a file is no such figures.
+    """
+    found = read_results(folder, settings)
+    if not found:
+        return (), ()
+    missing = [name for name in settings if name not in {one.setting for one in found}]
+    page = to_markdown(title, found, read_seconds(folder), missing)
+    return tuple(found), (write_whole(folder / PAGE, page.encode()),)
+
+
+def to_markdown(title: str, found: Sequence[SettingResult], seconds: _Seconds, missing: Sequence[str] = ()) -> str:
+    """The page. seconds: see `read_seconds`. missing: settings of the suite without figures."""
+    parts = [f"# {markdown_text(title)}"]
+    if missing:
+        parts.append(f"Not finished: {', '.join(map(markdown_text, missing))}.")
+    parts += [*_about_ranks(found), *_about_gains(found)]
+    for one in found:
+        parts += [*_about_setting(one, seconds.get(one.setting, {}))]
+    spent = sum(value or 0.0 for rows in seconds.values() for by_seed in rows.values() for value in by_seed.values())
+    parts.append(f"All scored runs together: {human_seconds(spent)} of wall-clock time, without tuning.")
+    return "\n\n".join(parts) + "\n"
+
+
+# over settings ------------------------------------------------------------------------------------------------------
+
+
+def ranking(found: Sequence[SettingResult]) -> Ranking:
+    """The methods, ranked over settings by their mean accuracy."""
+    return rank({one.setting: _means(one) for one in found})
+
+
+def _columns(ranked: Ranking) -> list[Column]:
+    names = list(ranked.ranks)
+    columns = [Column("method", names, words=True), Column("mean rank", [f"{ranked.mean(m):.2f}" for m in names])]
+    for at, setting in enumerate(ranked.settings):
+        columns.append(Column(setting, [f"{ranked.ranks[m][at]:g}" for m in names]))
+    return columns
+
+
+def to_text(ranked: Ranking, width: int = 120) -> str:
+    """The ranks for a terminal. width: its columns."""
+    blocks = [render_text(block, width) for block in wrap_columns(_columns(ranked), width)]
+    return "\n\n".join([*blocks, wrapped(_what_ranks_tell(ranked), width)])
+
+
+def _about_ranks(found: Sequence[SettingResult]) -> Iterator[str]:
+    ranked = ranking(found)
+    yield "## Mean ranks"
+    yield markdown_table(_columns(ranked))
+    yield _what_ranks_tell(ranked)
+
+
+def _what_ranks_tell(ranked: Ranking) -> str:
+    told = "Rank 1 is the highest mean accuracy of a setting, each method in its own evaluation stage."
+    if ranked.p_value is None or ranked.critical_difference is None:
+        return f"{told} Too few methods or settings for a test."
+    return (
+        f"{told} Friedman's test: p = {ranked.p_value:.2g}. Mean ranks that differ by less than "
+        f"{ranked.critical_difference:.2f} cannot be told apart (Nemenyi, 95 %)."
+    )
+
+
+def _means(one: SettingResult) -> dict[str, float]:
+    means = {row.name: mean_of(list(row.accuracy.values())) for row in one.methods}
+    return {name: mean for name, mean in means.items() if mean is not None}
+
+
+def _about_gains(found: Sequence[SettingResult]) -> Iterator[str]:
+    names = list(dict.fromkeys(gains.name for one in found for gains in one.gains))
+    if not names:
+        return
+    yield "## Federated gains"
+    columns = [Column("method", names, words=True)]
+    for one in found:
+        by_name = {gains.name: gains.federated for gains in one.gains}
+        cells = [_with_interval(by_name.get(name)) for name in names]
+        bold = frozenset(at for at, name in enumerate(names) if _leaves_out_zero(by_name.get(name)))
+        columns.append(Column(one.setting, cells, bold=bold))
+    yield markdown_table(columns)
+    yield (
+        "Accuracy together minus accuracy alone (every client a federation of its own), in percentage points, paired "
+        "by seed, with the 95 % interval; bold where that leaves out zero."
+    )
+
+
+def _with_interval(gain: Gain | None) -> str:
+    if gain is None or gain.mean is None:
+        return "-"
+    told = percent(gain.mean, "+")
+    return told if gain.margin is None else f"{told} {interval(gain.mean, gain.margin, '+')}"
+
+
+def _leaves_out_zero(gain: Gain | None) -> bool:
+    return gain is not None and gain.mean is not None and gain.margin is not None and abs(gain.mean) > gain.margin
+
+
+# a setting ----------------------------------------------------------------------------------------------------------
+
+
+def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float | None]]) -> Iterator[str]:
+    yield f"## {markdown_text(one.setting)}"
+    yield markdown_text(one.caption)
+    local = next((row for row in one.rows if row.method == "local" and not row.control), None)
+    gains = {gain.name: gain for gain in one.gains}
+    scores = [list(row.accuracy.values()) for row in one.rows]
+    columns = [
+        Column("method", [row.name for row in one.rows], words=True),
+        Column("accuracy", format_mean_std([(mean_of(found), std_of(found)) for found in scores])),
+        Column("95 % interval", [interval_of_share(mean_of(found), ci_half_width(found)) for found in scores]),
+        Column("to Local", [_to_local(row, local) for row in one.rows]),
+        Column("alone", [_gain_of(gains.get(row.name), "alone") for row in one.rows]),
+        Column("federated", [_gain_of(gains.get(row.name), "federated") for row in one.rows]),
+        Column("way to pooled", [_way(gains.get(row.name)) for row in one.rows]),
+        Column("bytes", [_bytes(row) for row in one.rows]),
+        Column("time", [_time(seconds.get(row.name, {})) for row in one.rows]),
+    ]
+    yield markdown_table(columns)
+    if one.tuned:
+        told = "; ".join(f"{method}: {_settings(values)}" for method, values in one.tuned.items())
+        yield f"Chosen by validation: {markdown_text(told)}."
+
+
+def _to_local(row: RowResult, local: RowResult | None) -> str:
+    if local is None or row is local:
+        return "-"
+    found = paired_difference(row.by_seed, local.by_seed)
+    return _with_interval(Gain(mean=found.mean, margin=found.margin))
+
+
+def _gain_of(gains: Gains | None, part: str) -> str:
+    return "-" if gains is None else percent(getattr(gains, part).mean, "+")
+
+
+def _way(gains: Gains | None) -> str:
+    return "-" if gains is None or gains.way is None else f"{100 * gains.way:.0f} %"
+
+
+def _bytes(row: RowResult) -> str:
+    if row.bytes_up is None or row.bytes_down is None:
+        return "-"
+    return human_bytes(row.bytes_up + row.bytes_down)
+
+
+def _time(by_seed: Mapping[str, float | None]) -> str:
+    mean = mean_of(list(by_seed.values()))
+    return "-" if mean is None else human_seconds(mean)
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} = {format_setting(value)}" for name, value in values.items())

@@ -1,0 +1,187 @@
+"""The figures of a benchmark: one small JSON file per setting, and one with all seconds.
+
+A setting's file holds what does not depend on the machine's speed or on interruptions: equal runs, equal files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from polyfed.errors import ConfigError
+from polyfed.report.atomic_files import write_whole
+from polyfed.report.comparison_formats import Table
+from polyfed.report.comparison_rows import ComparisonRow
+from polyfed.report.decomposition import Decomposition
+from polyfed.report.statistics import Paired
+from polyfed.report.text_tables import finite
+from polyfed.results.fields import Count, Number, Record, Text, validated
+from polyfed.results.read import parse_json
+
+__all__ = [
+    "Gain",
+    "Gains",
+    "RowResult",
+    "SettingResult",
+    "read_results",
+    "read_seconds",
+    "setting_result",
+    "write_result",
+]
+
+SECONDS = "seconds.json"
+
+Seed = Annotated[str, Field(pattern=r"^\d+$")]
+
+
+class RowResult(Record):
+    """A row of a setting. accuracy: seed -> in [0, 1], after the last round. Bytes: of one run, mean over seeds."""
+
+    name: Text
+    method: Text
+    control: Text
+    stage: Text
+    accuracy: dict[Seed, Number | None]
+    bytes_up: Number | None
+    bytes_down: Number | None
+
+    @property
+    def by_seed(self) -> dict[int, float | None]:
+        """Seed -> accuracy."""
+        return {int(seed): value for seed, value in self.accuracy.items()}
+
+
+class Gain(Record):
+    """A difference in accuracy, paired by seed: its mean and half its 95 % interval; None: not known."""
+
+    mean: Number | None
+    margin: Number | None
+
+
+class Gains(Record):
+    """A method's gain over Local, taken apart (`polyfed.report.decomposition`)."""
+
+    name: Text
+    gain: Gain
+    alone: Gain
+    federated: Gain
+    way: Number | None
+
+
+class SettingResult(Record):
+    """What was measured in a setting. tuned: method -> hyperparameter -> the value that validation chose."""
+
+    setting: Text
+    caption: Text
+    rounds: Count
+    clients: Count
+    tuned: dict[str, dict[str, Any]]
+    versions: dict[str, Text]
+    rows: list[RowResult]
+    gains: list[Gains]
+
+    def row(self, name: str) -> RowResult | None:
+        """The row of a name."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    @property
+    def methods(self) -> list[RowResult]:
+        """The rows that are no controls; Local is among them."""
+        return [row for row in self.rows if not row.control]
+
+
+def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, Any]]) -> tuple[SettingResult, Any]:
+    """The figures of a comparison, and row -> seed -> seconds.
+
+    Raises:
+        ConfigError: the comparison has several tables, as its runs cannot be compared.
+    """
+    if len(table.sections) != 1:
+        raise ConfigError(f"{setting}: expected runs that one table can hold, got {len(table.sections)} tables")
+    section = table.sections[0]
+    result = SettingResult(
+        setting=setting,
+        caption=section.caption,
+        rounds=section.facts.rounds,
+        clients=section.facts.clients,
+        tuned={method: dict(values) for method, values in tuned.items()},
+        versions=dict(section.versions),
+        rows=[_row(row) for row in section.rows],
+        gains=[_gains(one) for one in section.decompositions],
+    )
+    return result, {row.name: {str(run.seed): run.seconds for run in row.runs} for row in section.rows}
+
+
+def _row(row: ComparisonRow) -> RowResult:
+    return RowResult(
+        name=row.name,
+        method=row.method,
+        control=row.control,
+        stage=row.stage,
+        accuracy={str(run.seed): finite(run.accuracy) for run in row.runs},
+        bytes_up=row.bytes_up,
+        bytes_down=row.bytes_down,
+    )
+
+
+def _gains(found: Decomposition) -> Gains:
+    return Gains(
+        name=found.name,
+        gain=_gain(found.gain),
+        alone=_gain(found.alone),
+        federated=_gain(found.federated),
+        way=found.way,
+    )
+
+
+def _gain(found: Paired) -> Gain:
+    return Gain(mean=found.mean, margin=found.margin)
+
+
+# files --------------------------------------------------------------------------------------------------------------
+
+
+def write_result(result: SettingResult, seconds: Mapping[str, Mapping[str, float | None]], folder: Path) -> None:
+    """Write ``SETTING.json``, and the setting's entry of ``seconds.json``."""
+    _write(folder / f"{result.setting}.json", result.model_dump(mode="json"))
+    _write(folder / SECONDS, read_seconds(folder) | {result.setting: seconds})
+
+
+def _write(path: Path, content: Any) -> None:
+    write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_results(folder: Path, settings: Sequence[str]) -> list[SettingResult]:
+    """The figures of the settings that a folder has, in this order.
+
+    Raises:
+        ConfigError: a file is no such figures.
+    """
+    there = [folder / f"{name}.json" for name in settings if (folder / f"{name}.json").is_file()]
+    return [_read(path) for path in there]
+
+
+def _read(path: Path) -> SettingResult:
+    try:
+        return validated(SettingResult, parse_json(path.read_bytes()))
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"expected figures of a benchmark in {path}, got something else: {error}") from None
+
+
+def read_seconds(folder: Path) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Setting -> row -> seed -> seconds; empty where there are none."""
+    path = folder / SECONDS
+    if not path.is_file():
+        return {}
+    try:
+        found = parse_json(path.read_bytes())
+        return {
+            str(setting): {str(row): {str(s): finite(v) for s, v in by.items()} for row, by in rows.items()}
+            for setting, rows in found.items()
+        }
+    except (ValueError, AttributeError, OSError) as error:
+        raise ConfigError(f"expected seconds of a benchmark in {path}, got something else: {error}") from None

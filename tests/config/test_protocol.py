@@ -1,0 +1,103 @@
+"""What a suite's protocol may say, and what is refused in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polyfed.config.protocol import Protocol
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
+
+SUITES = sorted(path.parent for path in (Path(__file__).parents[2] / "suites").glob("*/protocol.toml"))
+
+PROTOCOL = """
+title = "Two settings"
+methods = ["fedgh", "fedproto"]
+seeds = [0, 1]
+tuning_seeds = [100]
+
+[tuning.fedgh]
+header_lr = [0.01, 0.1]
+header_epochs = [1, 10]
+
+[tuning.fedproto]
+prototype_weight = [0.1, 1.0, 3.0, 10.0]
+
+[settings.plain]
+recipe = "plain.toml"
+
+[settings.more]
+recipe = "plain.toml"
+seeds = [2, 3, 4]
+methods = ["fedgh"]
+"""
+
+
+def load(folder: Path, text: str) -> Protocol:
+    (folder / "protocol.toml").write_text(text)
+    return Protocol.load(folder)
+
+
+def test_a_setting_may_have_seeds_and_methods_of_its_own(tmp_path: Path) -> None:
+    protocol = load(tmp_path, PROTOCOL)
+    assert protocol.seeds_of("plain") == [0, 1]
+    assert protocol.seeds_of("more") == [2, 3, 4]
+    assert protocol.methods_of("plain") == ["fedgh", "fedproto"]
+    assert protocol.methods_of("more") == ["fedgh"]
+    assert protocol.recipe_of("more", tmp_path) == tmp_path / "plain.toml"
+
+
+def test_trials_are_all_combinations(tmp_path: Path) -> None:
+    protocol = load(tmp_path, PROTOCOL)
+    assert protocol.trials("fedgh") == protocol.trials("fedproto") == 4
+    assert protocol.trials("local") == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("header_epochs = [1, 10]", "", "expected as many trials for every method, got fedgh 2, fedproto 4"),
+        ("tuning_seeds = [100]", "tuning_seeds = [3]", "tuning_seeds: expected seeds that are not scored, got 3"),
+        ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside tuning, got none"),
+        ("[tuning.fedproto]", "[tuning.fd]", "tuning: expected methods that are compared (fedgh, fedproto), got fd"),
+        ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
+        ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
+        ("title =", "name =", "unknown key 'name'"),
+        ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
+        ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(old: str, new: str, said: str, tmp_path: Path) -> None:
+    assert old in PROTOCOL
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, PROTOCOL.replace(old, new))
+    assert said in str(caught.value)
+    assert "protocol.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_with_a_single_trial_is_not_tuned(tmp_path: Path) -> None:
+    text = (
+        PROTOCOL.split("[tuning.fedgh]")[0] + "[tuning.fedgh]\nheader_lr = [0.1]\n[settings.one]\nrecipe = 'a.toml'\n"
+    )
+    with pytest.raises(ConfigError, match="expected at least two trials for a method, got one"):
+        load(tmp_path, text)
+
+
+def test_a_folder_without_a_protocol_is_no_suite(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a suite, a folder with a protocol\.toml, got"):
+        Protocol.load(tmp_path)
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+def test_the_suites_recipes_have_all_methods_and_what_is_tuned_of_them(suite: Path) -> None:
+    protocol = Protocol.load(suite)
+    for name, setting in protocol.settings.items():
+        for method in protocol.methods_of(name):
+            grid = protocol.tuning.get(method, {})
+            tuned = [f"methods.{method}.{key}={values[-1]}" for key, values in grid.items()]
+            path = protocol.recipe_of(name, suite)
+            recipe = Recipe.load(path, [*setting.overrides, *tuned], preset=setting.preset, method=method)
+            assert recipe.name == method

@@ -11,7 +11,7 @@ from typing import Any
 
 from polyfed.errors import NothingLearnt, RunError
 from polyfed.escaping import visible
-from polyfed.results.main_score import RMSE, main_score_of
+from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
 
@@ -76,8 +76,9 @@ def _print_scores(result: Mapping[str, Any]) -> None:
         mean, std, low, high = (main.text(found[key]) for key in ("mean", "std", "min", "max"))
         beside = f"clients: std {std}, lowest {low}, highest {high}"
         print_text(f"{main.title} {stage:<12} {mean:>6}{main.unit}  ({beside})")
-        for name, summary in result["metrics"].get(stage, {}).items() if main is RMSE else ():
-            print_text(f"{name.upper():<4} {stage:<12} {summary['mean']:6.3f}")
+        summary = result["metrics"].get(stage, {}).get("r2")
+        if summary is not None:
+            print_text(f"R2   {stage:<12} {summary['mean']:6.3f}")
     for parts in result.get("accuracy_by_classes", {}).items():
         _print_classes(*parts)
     for stage, score in result.get("held_out", {}).items():

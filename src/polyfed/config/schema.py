@@ -109,6 +109,10 @@ class Data(Settings):
     halved_client_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"
     )
+    label_space: Literal["shared", "own"] = Field(
+        "shared",
+        description="own: each client's classes are those of its training rows, and its network has as many outputs",
+    )
     feature_shift: Literal["none", "rotation", "noise", "color"] = Field(
         "none", description="how clients' images differ, test rows of their own included"
     )
@@ -223,6 +227,7 @@ class Data(Settings):
         off = {
             "num_clients": self.client_count is None,
             "feature_shift": self.feature_shift == "none",
+            "label_space": self.label_space == "shared",
             "halved_client_fraction": not self.halved_client_fraction,
             "train_splits": self.train_splits == ["train"],
             "feature_columns": self.feature_columns is None,

@@ -71,6 +71,8 @@ class Client:
         test: test samples, likewise; without any, the client is not evaluated.
         validation: samples for choosing the best round; optional.
         prepare: converts stored inputs to model inputs; default: bytes to [0, 1], floats unchanged.
+        class_names: what the client's classes are called, where clients have label spaces of their own: its labels 0,
+            1, ... are these, and its network has as many outputs.
 
     Attributes:
         id: number, from 0.
@@ -96,6 +98,7 @@ class Client:
         validation: LabeledSamples | tuple[Any, Any] | Any | None = None,
         *,
         prepare: Prepare = to_float,
+        class_names: Sequence[str] = (),
     ) -> None:
         _check_model(model)
         self.given = model if isinstance(model, nn.Module) else None
@@ -106,6 +109,7 @@ class Client:
         if not callable(prepare):
             raise ConfigError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
         self.prepare = prepare
+        self.class_names = tuple(class_names)
         self.n = len(self.data.train)
         if self.n == 0:
             raise ConfigError("expected at least one training sample per client, got none")
@@ -146,6 +150,13 @@ class Client:
     def lr(self) -> float:
         """Learning rate of the present round, by the schedule of `training`."""
         return self.training.lr_at(self.round)
+
+    def label_facts(self) -> dict[str, Any]:
+        """For the records: rows of each class, and what its classes are called, where these are its own."""
+        return {
+            "labels": self.data.train.counts(),
+            **({"class_names": list(self.class_names)} if self.class_names else {}),
+        }
 
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this exchange and round."""

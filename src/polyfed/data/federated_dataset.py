@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from polyfed.data.dataset import DatasetSource
@@ -108,6 +109,8 @@ def build_federated_dataset(
     plan = _parse_split(options.split)
     _check_options(options)
     _check_test_side(source, plan, options)
+    if source.is_regression and options.label_space == "own":
+        raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
     pool = PooledRows(source)
     sides = _set_aside(pool, plan, options, generators)
     partition = assign_rows(pool, sides.dealt, options, generators)
@@ -126,7 +129,7 @@ def build_federated_dataset(
         used += len(common_test)
     test = None if common_test is None else pool.select(common_test)
     return FederatedDataset(
-        clients=tuple(_client_data(pool, rows, client, shift, test) for client, rows in enumerate(clients)),
+        clients=tuple(_client_data(pool, rows, client, shift, test, options) for client, rows in enumerate(clients)),
         holdout=pool.select(sides.holdout),
         test=test,
         classes=source.classes,
@@ -214,17 +217,43 @@ def _halve(pool: PooledRows, clients: Sequence[_ClientRows], share: float, gener
 
 
 def _client_data(
-    pool: PooledRows, rows: _ClientRows, client: int, shift: FeatureShift, common_test: LabeledSamples | None
+    pool: PooledRows,
+    rows: _ClientRows,
+    client: int,
+    shift: FeatureShift,
+    common_test: LabeledSamples | None,
+    options: PartitionOptions,
 ) -> ClientData:
     """A client's samples as it sees them; a common test set as it is."""
     train = shift(pool.select(rows.train), client, "train")
     validation = shift(pool.select(rows.validation), client, "validation")
     test = shift(pool.select(rows.test), client, "test") if common_test is None else common_test
     if not pool.source.is_regression:
-        return ClientData(train, validation, test)
+        data = ClientData(train, validation, test)
+        return own_label_space(data, pool.source.class_names, client) if options.label_space == "own" else data
     scale = target_scale(train.y)
     own_test = test.standardized(scale) if common_test is None else test
     return ClientData(train.standardized(scale), validation.standardized(scale), own_test)
+
+
+def own_label_space(data: ClientData, class_names: Sequence[str], client: int) -> ClientData:
+    """A client's rows with its classes numbered from 0; those of classes that it has no training rows of are left out.
+
+    Args:
+        class_names: of the whole task. client: number, for errors.
+
+    Raises:
+        ConfigError: fewer than two classes.
+    """
+    own = data.train.y.unique()
+    if len(own) < 2:
+        raise ConfigError(f"data.label_space 'own': expected two or more classes at each client, {client} has one")
+    parts = []
+    for part in (data.train, data.validation, data.test):
+        kept = part.select(torch.isin(part.y, own).nonzero().flatten())
+        parts.append(LabeledSamples(kept.x, torch.searchsorted(own, kept.y)))
+    train, validation, test = parts
+    return ClientData(train, validation, test, tuple(class_names[label] for label in own.tolist()))
 
 
 # checks -----------------------------------------------------------------------------------------------------------
@@ -255,6 +284,10 @@ def _check_options(options: PartitionOptions) -> None:
     if options.num_clients is not None or not is_by_group(options.partition):
         check_integer("num_clients", options.num_clients, 1)
     check_integer("holdout", options.holdout, 0)
+    if options.label_space not in ("shared", "own"):
+        raise ConfigError(f"label_space: expected 'shared' or 'own', got '{options.label_space}'")
+    if options.label_space == "own" and options.test == "global":
+        raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
     if not 0 <= options.halved_client_fraction <= 1:
         raise ConfigError(
             f"halved_client_fraction: expected a share of the clients between 0 and 1, got "

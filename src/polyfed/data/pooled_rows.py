@@ -27,7 +27,9 @@ class PooledRows:
         self.source = source
         self._sides = [samples for _, samples in source.splits()]
         labels = torch.cat([side.y for side in self._sides])
-        self.y: Rows = (torch.zeros_like(labels, dtype=torch.int64) if source.is_regression else labels).numpy()
+        if source.is_regression:
+            labels = torch.zeros(len(labels), dtype=torch.int64)
+        self.y: Rows = labels.numpy()
         self.classes = source.classes or 1
         self.size = len(self.y)
 

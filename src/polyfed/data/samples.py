@@ -303,11 +303,15 @@ def of_so_many(count: int) -> str:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's own rows; validation and test may be empty."""
+    """One client's own rows; validation and test may be empty.
+
+    class_names: of its classes, where these are its own.
+    """
 
     train: LabeledSamples
     validation: LabeledSamples
     test: LabeledSamples
+    class_names: tuple[str, ...] = ()
 
 
 def classes_up_to(largest: int, where: object) -> int:

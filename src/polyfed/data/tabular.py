@@ -327,7 +327,8 @@ def infer_types(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[s
 def _targets(cells: Sequence[str], label: str, place: object) -> NDArray[np.float32]:
     """Labels as numbers to predict."""
     with np.errstate(over="ignore"):
-        values = np.array([np.nan if (value := _number(cell)) is None else value for cell in cells], dtype=np.float32)
+        found = map(_number, cells)
+        values = np.array([np.nan if value is None else value for value in found], dtype=np.float32)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
         raise ConfigError(

@@ -36,6 +36,8 @@ def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[Fe
         raise ConfigError(
             f"deployment: expected classes as labels, got numbers to predict (regression) in '{dealt.source.name}'"
         )
+    if recipe.data.label_space == "own":
+        raise ConfigError("deployment: expected one label space, got data.label_space 'own'")
     return dealt, number
 
 
@@ -72,7 +74,8 @@ def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> Cl
         raise ConfigError(f"expected the classes {', '.join(names)}, got '{missing[0]}' in this node's data")
     number = torch.tensor([names.index(name) for name in own])
     parts = (data.train, data.validation, data.test)
-    return ClientData(*(LabeledSamples(part.x, number[part.y]) for part in parts))
+    train, validation, test = (LabeledSamples(part.x, number[part.y]) for part in parts)
+    return ClientData(train, validation, test)
 
 
 def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from polyfed.core.client import Client, PublicData, samples_of, to_float
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder
+from polyfed.core.model_factory import Builder, with_classes
 from polyfed.core.settings import Evaluation, Settings
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to
@@ -209,7 +209,11 @@ def builders_by_name(
         _check_named(client, own)
         words = None if vocabulary is None or vocabulary.most is None else TextConfig(vocabulary=vocabulary.most).ids
         shape = tuple(client.data.train.x.shape[1:])
-        found.setdefault(name, functools.partial(build, name, shape, classes or 1, words=words))
+        outputs = classes or 1
+        if client.class_names:
+            outputs = len(client.class_names)
+            client.architecture = with_classes(name, outputs)
+        found.setdefault(client.architecture, functools.partial(build, name, shape, outputs, words=words))
     return found
 
 
@@ -267,6 +271,8 @@ def complete_task(task: Task, clients: Sequence[Client]) -> Task:
     test = None if task.test is None else samples_of(task.test, "test")
     if _are_numbers(clients, test):
         return _complete_regression(task, test)
+    if any(client.class_names for client in clients):
+        return _complete_own_spaces(task, clients, test)
     largest = max(_largest_label(client.data, test) for client in clients)
     known = classes_up_to(largest, "the clients' data")
     classes = known if task.classes is None else check_integer("classes", task.classes, 1)
@@ -302,6 +308,30 @@ def _are_numbers(clients: Sequence[Client], test: LabeledSamples | None) -> bool
     return are_numbers
 
 
+def _complete_own_spaces(task: Task, clients: Sequence[Client], test: LabeledSamples | None) -> Task:
+    """The task of clients that each have classes of their own."""
+    for name, given in (("classes", task.classes), ("class_names", task.class_names), ("test", test)):
+        if given is not None:
+            raise ConfigError(f"task: expected no {name}, as clients have class_names of their own")
+    for number, client in enumerate(clients):
+        if len({*client.class_names}) < 2 or len({*client.class_names}) < len(client.class_names):
+            told = ", ".join(client.class_names) or "none"
+            raise ConfigError(f"client {number}: expected two or more different class_names, as of others, got {told}")
+        largest = _largest_label(client.data, None)
+        if largest >= len(client.class_names):
+            raise ConfigError(
+                f"client {number}: expected labels below its {len(client.class_names)} class_names, got {largest}"
+            )
+    classes = max(len(client.class_names) for client in clients)
+    return replace(
+        task,
+        classes=classes,
+        class_names=list(map(str, range(classes))),
+        public=public_of(task.public),
+        feature_names=tuple(task.feature_names),
+    )
+
+
 def _complete_regression(task: Task, test: LabeledSamples | None) -> Task:
     """The task of predicting numbers."""
     for name, given in (("classes", task.classes), ("class_names", task.class_names)):
@@ -320,7 +350,9 @@ def _complete_regression(task: Task, test: LabeledSamples | None) -> Task:
     )
 
 
-def check_evaluation(task: Task, evaluation: Evaluation, metrics: Mapping[str, object]) -> None:
+def check_evaluation(
+    task: Task, evaluation: Evaluation, metrics: Mapping[str, object], clients: Sequence[Client]
+) -> None:
     """Whether what is to be scored can be, where numbers are predicted and where classes are.
 
     Raises:
@@ -335,6 +367,13 @@ def check_evaluation(task: Task, evaluation: Evaluation, metrics: Mapping[str, o
                 "metrics: expected none where numbers are predicted, as they are functions of the counts of classes, "
                 f"got {', '.join(metrics)}"
             )
+    if any(client.class_names for client in clients):
+        for key, asked in (
+            ("missing_classes", evaluation.missing_classes),
+            ("metrics 'confusion'", "confusion" in evaluation.metrics),
+        ):
+            if asked:
+                raise ConfigError(f"evaluation.{key}: expected one label space, got clients with classes of their own")
     default = Evaluation.model_fields["metrics"].default
     wrong = [name for name in evaluation.metrics if name not in score.metrics]
     if wrong and (score is ACCURACY or evaluation.metrics != default):

@@ -205,6 +205,11 @@ def _check_together(method: Method, model_factory: ModelFactory, first: Mapping[
         _check_forward(client, method.personal_model(model_factory.module(architecture)))
 
 
+def _few(names: Sequence[str]) -> str:
+    """The first names."""
+    return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])])
+
+
 def _check_classes(name: str, needs: Requirements, clients: Sequence[Client]) -> None:
     """Whether labels are what the method is made for."""
     if needs.classes and not clients[0].classes:
@@ -212,6 +217,15 @@ def _check_classes(name: str, needs: Requirements, clients: Sequence[Client]) ->
             f"{name} needs classes as labels, as {needs.classes}; got numbers to predict (regression); "
             "`polyfed methods --compatible-with RECIPE` lists methods that take them"
         )
+    first = clients[0]
+    reason = needs.classes or needs.shared_outputs
+    for client in clients:
+        if reason and client.class_names != first.class_names:
+            raise ConfigError(
+                f"{name} needs the same classes at all clients, as {reason}; client {client.id} has "
+                f"{_few(client.class_names)}, client {first.id} {_few(first.class_names)}; use fedhenn, or fedrep, "
+                "which averages extractors alone"
+            )
 
 
 def _check_public(name: str, needs: Requirements, public: PublicData | None) -> None:

@@ -122,7 +122,7 @@ class Federation:
         self.stages = self.evaluation.stages(method.evaluation_stage)
         self.task = complete_task(task_of(task), self.clients)
         check_texts(self.task, self.output, self.metrics)
-        check_evaluation(self.task, self.evaluation, self.metrics)
+        check_evaluation(self.task, self.evaluation, self.metrics, self.clients)
         self._shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
         self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
@@ -188,7 +188,7 @@ class Federation:
             if self._shared_test is not None:
                 client.data = ClientData(client.data.train, client.data.validation, self._shared_test)
             client.id = number
-            client.classes = self.classes
+            client.classes = len(client.class_names) or self.classes
             client.seed = self.seed
             client.training = self.training
             client.public = self.task.public
@@ -418,10 +418,7 @@ class Federation:
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""
         parameters = trained_counts(self.model_factory, self.clients)
-        return [
-            {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
-            for client in self.clients
-        ]
+        return [{"parameters": parameters[client.architecture], **client.label_facts()} for client in self.clients]
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyfed.core.model_factory import ModelFactory
+from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import export_state
 from polyfed.data.text import FIRST_WORD, PATTERN, TextConfig
 from polyfed.escaping import markdown_text, visible
@@ -115,7 +115,9 @@ class ModelReadme:
             words = None if about.get("vocabulary") is None else TextConfig(vocabulary=about["vocabulary"]).ids
             shape = tuple(about["input"]["shape"])
             beside = about.get("modules", ())
-            return python_source(name, own, shape, about["classes"] or 1, about["feature_dim"], words, beside)
+            return python_source(
+                network_of(name), own, shape, about["classes"] or 1, about["feature_dim"], words, beside
+            )
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]

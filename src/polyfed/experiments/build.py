@@ -12,6 +12,7 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
+from polyfed.core.model_factory import with_classes
 from polyfed.core.randomness import numpy_generator
 from polyfed.core.settings import Evaluation
 from polyfed.data.federated_dataset import FederatedDataset
@@ -80,6 +81,20 @@ def build_federation(
         wrap_executor = SharedByNetwork
     in_shape = tuple(source.train.x.shape[1:])
     width = recipe.models.feature_dim
+    builders = {
+        name: functools.partial(
+            build, name, in_shape, federated.classes or 1, width, source.words, beside=recipe.beside
+        )
+        for name in (*names, *auxiliary_candidates(method))
+    }
+    if recipe.data.label_space == "own":
+        counts = [len(own.class_names) for own in federated.clients]
+        pairs = list(zip(names, counts, strict=True))
+        names = [with_classes(name, count) for name, count in pairs]
+        for architecture, (name, count) in zip(names, pairs, strict=True):
+            builders[architecture] = functools.partial(
+                build, name, in_shape, count, width, source.words, beside=recipe.beside
+            )
     clients = [
         Client(
             name,
@@ -87,6 +102,7 @@ def build_federation(
             test=own.test if federated.test is None else None,
             validation=own.validation,
             prepare=prepare,
+            class_names=own.class_names,
         )
         for name, own in zip(names, rows_of_clients, strict=True)
     ]
@@ -100,8 +116,8 @@ def build_federation(
         _with_numbers(recipe.evaluation, federated),
         plugins=recipe.build_plugins(),
         task=Task(
-            classes=federated.classes,
-            class_names=source.class_names,
+            classes=None if recipe.data.label_space == "own" else federated.classes,
+            class_names=None if recipe.data.label_space == "own" else source.class_names,
             public=data.public(recipe),
             test=federated.test,
             dataset=source.name,
@@ -120,12 +136,7 @@ def build_federation(
         ),
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,
-        builders={
-            name: functools.partial(
-                build, name, in_shape, federated.classes or 1, width, source.words, beside=recipe.beside
-            )
-            for name in (*names, *auxiliary_candidates(method))
-        },
+        builders=builders,
         trackers=watching,
     )
 

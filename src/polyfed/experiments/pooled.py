@@ -50,6 +50,8 @@ def check_pooled(recipe: Recipe) -> None:
         wrong = f"training.client_fraction = {recipe.training.client_fraction:g}"
     elif recipe.run.executor == "ray":
         wrong = "run.executor 'ray'"
+    elif recipe.data.label_space == "own":
+        wrong = "data.label_space 'own'"
     elif recipe.evaluation.held_out:
         wrong = "evaluation.held_out"
     if wrong:

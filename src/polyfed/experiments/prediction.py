@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from polyfed.core.client import to_float
 from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
+from polyfed.core.model_factory import network_of
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
@@ -322,7 +323,7 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     builders = {
         name: functools.partial(
             build,
-            name,
+            network_of(name),
             shape,
             entry["classes"] or 1,
             entry["feature_dim"],

@@ -146,8 +146,10 @@ def metric_title(group: Group, metric: str) -> str:
 
 def metric_factor(group: Group, metric: str) -> float:
     """What a figure is multiplied by to be shown: 100 for a share, in percent."""
-    is_main = metric in ("accuracy", "bottom_decile")
-    return 100.0 if (group.score.is_share if is_main else metric != "r2") else 1.0
+    is_share = metric != "r2"
+    if metric in ("accuracy", "bottom_decile"):
+        is_share = group.score.is_share
+    return 100.0 if is_share else 1.0
 
 
 def axes_of(runs: Iterable[RunRecord]) -> list[str]:

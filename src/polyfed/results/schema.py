@@ -4,9 +4,7 @@ The engine checks what it writes by these models, reports read it by them, and d
 descriptions by ``scripts/records_page.py``. A key that an older version, or a run without the feature, does not write
 is None, or empty, when it is read.
 
-Where numbers are predicted (regression), keys that begin with "accuracy" begin with "rmse" and hold the RMSE, in the
-unit of the numbers; reports read it as the attributes of the accuracy.
-
+Where numbers are predicted, keys that begin with "accuracy" begin with "rmse"; reports read them under one name.
 Accuracies and other figures are shares in [0, 1], bytes are exact sizes of tensors, times are in seconds. Clients are
 numbered from 0, rounds from 1.
 """
@@ -16,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from polyfed.results.fields import (
     Count,
@@ -28,6 +26,7 @@ from polyfed.results.fields import (
     NullIsEmptyList,
     Number,
     Record,
+    ScoredRecord,
     Text,
     check_present,
     count_between,
@@ -126,18 +125,6 @@ class ReleaseRecord(Record):
     )
     times: Annotated[int, count_between(1, 2**40)] = Field(description="how often it was made")
     clients: list[Whole] = Field(description="the clients that made it")
-
-
-class ScoredRecord(Record):
-    """A record with a main score, the accuracy or the RMSE."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _under_one_name(cls, said: Any) -> Any:
-        """The RMSE as the attributes of the accuracy."""
-        if not isinstance(said, Mapping) or RMSE.name not in said:
-            return said
-        return as_accuracy(said)
 
 
 class RoundRecord(ScoredRecord):
@@ -287,6 +274,7 @@ class ClientRow(ScoredRecord):
         None,
         description="class -> number of training samples; with flipped labels as the client trains on them",
     )
+    class_names: IfPresent[list[Text]] = Field(None, description="only with a label space of its own: its classes")
     device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
     held_out: IfPresent[Flag] = Field(None, description="only with `held_out`: it is in no round")
     accuracy: Number | None = Field(None, description="accuracy in the main stage, last evaluation")

@@ -12,6 +12,7 @@ from polyfed.results.fields import (
     IfPresent,
     Number,
     Record,
+    ScoredRecord,
     Setting,
     Text,
     check_present,
@@ -19,7 +20,6 @@ from polyfed.results.fields import (
     validated,
 )
 from polyfed.results.main_score import ACCURACY, RMSE
-from polyfed.results.schema import ScoredRecord
 
 Section = dict[str, Any]  # settings by name, as the recipe's own model has checked them
 

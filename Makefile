@@ -13,6 +13,10 @@ ARGS ?=
 # One process of tests per core.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
+# Lines and branches that the tests went through, in percent, by folder.
+COVERAGE = for folder in src/polyfed/*/; do printf '%-28s' "$$folder"; \
+	.venv/bin/python -m coverage report --include="$$folder*" --format=total || exit; done
+
 # What `make quick` runs: of the reports, what draws nothing.
 DRAWN = $(addprefix tests/report/test_,$(addsuffix .py,bar_chart clients decomposition figures \
 	html_report_in_a_browser plot_style sensitivity))
@@ -51,9 +55,10 @@ test: lint ## install, then lint, types and all tests but the slow ones
 quick: install-dev ## the tests of maths, recipes and tables, and one tiny federation: seconds, between two edits
 	$(PYTEST) -m "not slow" $(QUICK) $(ARGS)
 
-test-all: install-all lint ## the same with the slow tests, every extra and the report page in a browser, all installed by it
+test-all: install-all lint ## the same with the slow tests, every extra, a browser, all installed by it, and coverage by folder
 	.venv/bin/python scripts/browser.py
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --cov --cov-report= $(ARGS)
+	@$(COVERAGE)
 
 repeat: install-all ## before a release: the whole suite ten times on a clean clone, in random order, beside load, on one core
 	.venv/bin/python scripts/browser.py
@@ -67,7 +72,8 @@ mutants: install-dev ## errors put into maths, messages, averaging and the batch
 	$(MUTANTS) src/polyfed/functional --tests tests/functional
 	$(MUTANTS) src/polyfed/core/message.py src/polyfed/methods/building_blocks/weight_averaging.py \
 		src/polyfed/engine/local_training.py --tests tests/core tests/engine/test_*training.py \
-		$(patsubst %,tests/methods/test_%.py,fedavg fednova scaffold fedselect)
+		$(patsubst %,tests/methods/test_%.py,fedavg fednova scaffold fedselect) \
+		tests/methods/building_blocks/test_weight_averaging.py
 
 docs: install-docs ## the documentation as a site, into site/; a warning is an error
 	$(MKDOCS) build --strict
@@ -90,11 +96,11 @@ format: install-dev ## let ruff put the style right
 install: ## .venv with polyfed and what it needs
 	$(call environment)
 
-install-dev: ## .venv with the tools of the tests, and the extras `flower`, `privacy` and `ray`, besides
-	$(call environment,dev flower privacy ray)
+install-dev: ## .venv with the tools of the tests, and the extras `flower`, `naturals`, `privacy` and `ray`, besides
+	$(call environment,dev flower naturals privacy ray)
 
 install-all: ## .venv with all that any test can use
-	$(call environment,dev docs flower privacy ray vision)
+	$(call environment,dev docs flower naturals privacy ray vision)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)
@@ -103,5 +109,5 @@ install-docs: ## .venv with the tools of the documentation besides
 	$(call environment,docs)
 
 clean: ## remove what can be made again; keeps .venv and runs/
-	rm -rf build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site src/*.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -path ./runs -prune -o -name __pycache__ -type d -exec rm -rf {} +

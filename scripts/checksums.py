@@ -40,7 +40,16 @@ from polyfed.registry import METHODS  # noqa: E402
 RECIPE = ROOT / "recipes" / "quickstart.toml"
 TIMES = {"seconds", "seconds_per_round", "samples_per_second", "seal", "timings", "versions"}
 ONE_NETWORK = ('models.architectures=["digits-cnn4"]',)
-SLICES = ("depthfl", "fedrolex", "fiarse", "fjord", "heterofl", "inclusivefl", "scalefl")  # of one large network
+SLICES = (
+    "depthfl",
+    "fedlora",
+    "fedrolex",
+    "fiarse",
+    "fjord",
+    "heterofl",
+    "inclusivefl",
+    "scalefl",
+)  # of one network
 BY_LAYER = (  # methods that average layer by layer unless told otherwise
     "feddpa", "fedfomo", "fedgen", "fednova", "fedprox", "fedrep", "fedselect", "incoavg", "moon", "scaffold",
 )  # fmt: skip

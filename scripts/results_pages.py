@@ -86,7 +86,7 @@ def read_page(text: str) -> list[Comparison]:
 
 def _read_part(part: str) -> Comparison:
     lines = part.strip().splitlines()
-    heading = re.fullmatch(r"[^:]+: (\w+), (\d+) clients?(?: \(\d+\))?", lines[0])
+    heading = re.fullmatch(r"[^:]+: (\S+), (\d+) clients?(?: \(\d+\))?", lines[0])
     if heading is None:
         raise ValueError(f"expected 'PLACE: DATASET, N clients' as a heading, got '{lines[0]}'")
     return Comparison(

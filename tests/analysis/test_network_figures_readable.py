@@ -69,8 +69,14 @@ def alike(name: str, networks: tuple[str, ...], places: tuple[str, ...]) -> RunS
     return similarity(record(name), who, len(who), kernels, inputs)
 
 
-@pytest.mark.parametrize("networks", [NETWORKS, ("cnn",) * 20], ids=["twenty", "one"])
-@pytest.mark.parametrize("places", [("extractor", "representation", "logits"), ("logits",)], ids=["three", "one"])
+@pytest.mark.parametrize(
+    "networks", [NETWORKS, pytest.param(("cnn",) * 20, marks=pytest.mark.slow)], ids=["twenty", "one"]
+)
+@pytest.mark.parametrize(
+    "places",
+    [pytest.param(("extractor", "representation", "logits"), marks=pytest.mark.slow), ("logits",)],
+    ids=["three", "one"],
+)
 def test_maps_of_cka(group: Group, networks: tuple[str, ...], places: tuple[str, ...]) -> None:
     found = [alike(name, networks, places) for name in (LONG, f"{LONG}-and-more")]
     assert unreadable(draw_maps(group, found).figure) == []

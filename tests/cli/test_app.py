@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +16,8 @@ import pytest
 import polyfed
 from polyfed.cli import app as cli
 from polyfed.errors import RunError
+from tests.helpers.processes import forked
+from tests.helpers.quick import others_slow
 
 pytestmark = pytest.mark.usefixtures("unrendered")
 
@@ -324,7 +323,7 @@ def test_the_list_of_datasets_says_what_is_here(polyfed_: Terminal, monkeypatch:
     assert (here["digits"], here["cifar10"], here["mine"]) == (True, False, True)
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("columns", others_slow(["80", "120"], quick=["80"]))
 def test_lists_and_help_fit_the_terminal(polyfed_: Terminal, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     commands = ("run", "compare", "sweep", "check", "report", "predict", "methods", "models", "datasets")
@@ -410,29 +409,41 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, text=True, start_new_session=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
+CTRL_C = """
+import os
+import signal
+from pathlib import Path
+
+import polyfed
+
+
+class CtrlC(polyfed.Plugin):
+    name = "ctrl-c"
+
+    def should_stop(self, history, rounds, final=False):
+        if rounds[-1] == 4 and not Path("pressed").exists():
+            Path("pressed").touch()
+            os.kill(os.getpid(), signal.SIGINT)
+        return None
+"""
+
+
 def test_ctrl_c_writes_a_checkpoint_and_resume_gives_the_undisturbed_run(polyfed_: Terminal) -> None:
-    many = ["run", "tiny.toml", "--set", "training.rounds=100", "--set", "run.checkpoint_every=1000"]
-    stopped = polyfed_.folder / "stopped"
-    process = start(polyfed_.folder, *many, "--out", "stopped")
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline and process.poll() is None:
-        written = stopped / "rounds.jsonl"
-        if written.exists() and written.read_bytes().count(b"\n") >= 3:
-            break
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, error
-    assert "Traceback" not in error
-    assert "interrupted in round" in error.splitlines()[-1]
-    assert error.rstrip().endswith("go on with --resume")
-    assert not (stopped / "result.json").exists()
-    done = len(rounds(stopped))
-    assert 3 <= done < 100
-    polyfed_(*many, "--out", "stopped", "--resume", "-q")
-    polyfed_(*many, "--out", "undisturbed", "-q")
-    assert rounds(stopped) == rounds(polyfed_.folder / "undisturbed")
-    assert models(stopped) == models(polyfed_.folder / "undisturbed")
+    folder = polyfed_.folder
+    (folder / "pressing.py").write_text(CTRL_C)
+    (folder / "tiny.toml").write_text(f'{RECIPE}\n[[plugins]]\nname = "pressing:CtrlC"\n')
+    many = ["run", "tiny.toml", "--set", "training.rounds=6", "--set", "run.checkpoint_every=1000"]
+    ended = forked([*many, "--out", "stopped"], folder)
+    assert ended.status == 130, ended
+    assert "Traceback" not in ended.stderr
+    assert "interrupted " in ended.stderr.splitlines()[-1]
+    assert ended.stderr.rstrip().endswith("go on with --resume")
+    assert not (folder / "stopped" / "result.json").exists()
+    assert len(rounds(folder / "stopped")) == 3, "round 4 is not over"
+    for more in (["--out", "stopped", "--resume", "-q"], ["--out", "undisturbed", "-q"]):
+        assert forked([*many, *more], folder).status == 0
+    assert rounds(folder / "stopped") == rounds(folder / "undisturbed")
+    assert models(folder / "stopped") == models(folder / "undisturbed")
 
 
 def test_help_answers_at_once(tmp_path: Path) -> None:

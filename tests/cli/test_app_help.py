@@ -10,11 +10,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import typer.main
 from PIL import Image
 
 from polyfed.cli import app as cli
@@ -23,11 +21,12 @@ from polyfed.deploy.protocol import ClientHello
 from polyfed.experiments import method_table
 from polyfed.registry import METHODS
 from tests.helpers.processes import forked
+from tests.helpers.quick import others_slow
 from tests.project.test_method_pages import check
 from tests.project.test_site import at_work
 
 ROOT = Path(__file__).resolve().parents[2]
-TOP: Any = typer.main.get_command(cli.app)
+TOP = cli.parser()
 COMMANDS = {
     **{name: command for name, command in TOP.commands.items() if name != "deploy"},
     **{f"deploy {name}": command for name, command in TOP.commands["deploy"].commands.items()},
@@ -252,7 +251,7 @@ def test_the_script_for_a_shell_can_be_had(tmp_path: Path) -> None:
 # lists --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", ["80", "120"])
+@pytest.mark.parametrize("columns", others_slow(["80", "120"], quick=["80"]))
 def test_tables_of_models_and_data_sets(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def packed(path: Path, megabytes: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_small_archive_of_many_zeros(tmp_path: Path) -> None:
     path = packed(tmp_path / "train" / "0.npz", 300)
     assert path.stat().st_size < 2**20

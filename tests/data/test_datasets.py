@@ -14,6 +14,7 @@ import torch
 from polyfed.data import cache, parquet_images
 from polyfed.data.dataset import with_declared
 from polyfed.data.datasets import DatasetSource, channel_statistics, from_tensors, load_dataset
+from polyfed.data.package_datasets import NEEDED
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import DATASETS
@@ -448,7 +449,7 @@ def test_every_registered_source_has_the_common_signature() -> None:
     for name in DATASETS:
         parameters = list(inspect.signature(DATASETS[name]).parameters)
         assert parameters[:3] == ["root", "image_column", "label_column"]
-        more = [] if name == "digits" else ["train_splits", "columns"]
+        more = [] if name in ("digits", *NEEDED) else ["train_splits", "columns"]
         assert parameters[3:] in (more, [*more, "words"])
 
 

@@ -101,7 +101,7 @@ number = 7
     [
         ("own_data:pairs", "cannot import data set 'own_data:pairs': AttributeError"),
         ("no.such:function", "cannot import data set 'no.such:function': ModuleNotFoundError"),
-        ("imags:photos", "before a path: 'images:', 'csv:', 'clients:' or 'npz:'"),
+        ("imags:photos", "before a path: 'images:', 'csv:', 'clients:', 'npz:' or 'leaf:'"),
         ("own_data:number", "should be a function without arguments, got a int"),
         ("own_data:failing", "data set 'own_data:failing' failed: ValueError: first line"),
         ("own_data:nothing", "got NoneType"),

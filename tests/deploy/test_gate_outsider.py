@@ -12,7 +12,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,11 @@ from polyfed.deploy.local_cluster import LocalCluster
 from polyfed.deploy.process_group import ProcessGroup, free_ports
 from polyfed.deploy.requirements import OFFLINE
 from polyfed.deploy.tls import make_node_key, make_server_certificate
+from tests.helpers.on_flower import PATIENCE, recipe_for_two, until
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-PATIENCE = 600.0  # seconds
 PROTOBUF = "application/protobuf"
 NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 OURS = "from flwr.cli.app import app; app()"
@@ -46,24 +46,7 @@ socket.socket.__init__ = make
 from flwr.cli.app import app
 app()
 """
-RECIPE = """
-[data]
-dataset = "digits"
-num_clients = 2
-split = "6:1:3"
-max_train_per_client = 40
-max_test_per_client = 20
-
-[models]
-architectures = ["digits-cnn1"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 1
-batch_size = 10
-"""
+RECIPE = recipe_for_two(["digits-cnn1"])
 OTHER_CODE = """
 import pathlib
 from polyfed.deploy.flower_transport import make_client_app
@@ -78,13 +61,6 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE)
     return path
-
-
-def until(happened: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 class Caller:

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +22,11 @@ from polyfed.deploy import app_template
 from polyfed.deploy.local_cluster import LocalCluster, local
 from polyfed.deploy.process_group import free_ports
 from polyfed.experiments.run import run
+from tests.helpers.on_flower import PATIENCE, recipe_for_two, until
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
-PATIENCE = 600.0  # seconds; a busy machine takes a minute for what takes seconds
-RECIPE = """
-[data]
-dataset = "digits"
-num_clients = 2
-split = "6:1:3"
-max_train_per_client = 40
-max_test_per_client = 20
-
-[models]
-architectures = ["digits-cnn1", "digits-cnn2"]
-
-[method]
-name = "fedgh"
-
-[training]
-rounds = 4
-batch_size = 10
-lr = 0.05
-"""
+RECIPE = recipe_for_two(["digits-cnn1", "digits-cnn2"], rounds=4, lr=0.05)
 
 
 @pytest.fixture
@@ -61,13 +43,6 @@ def loopback(recipe: Path, tmp_path: Path) -> Iterator[LocalCluster]:
     with LocalCluster(tmp_path, tmp_path / "kept", 2) as made:
         made.prepare()
         yield made
-
-
-def until(happened: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
 
 
 def records(out: Path, name: str = "rounds.jsonl") -> list[dict[str, Any]]:

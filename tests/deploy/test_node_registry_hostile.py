@@ -142,7 +142,7 @@ ODD: Mapping[str, Change] = {
     "a loss of 1e308": tell(loss=1e308),
     "a loss that is none": tell(loss=float("nan")),
 }
-FAST = {"fedavg", "fedgh", "fedproto", "fedin", "fedkd"}
+FAST = {"fedavg", "fedgh"}
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])

@@ -89,6 +89,7 @@ class TestWithThePackage:
         assert compute_epsilon(mixed, DELTA, "rdp") == pytest.approx(exact, rel=1e-3)
         assert compute_epsilon(mixed, DELTA, "pld") == pytest.approx(exact, rel=1e-3)
 
+    @pytest.mark.slow
     def test_records_tell_of_pairs_and_a_tighter_accountant(self) -> None:
         method, two = FedIN(num_pairs=2, feature_clip=1.0, noise_std=2.0), Training(rounds=2, batch_size=64)
         found = {}

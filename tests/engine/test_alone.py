@@ -25,6 +25,7 @@ from polyfed.registry import METHODS
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import ConformanceKit
+from tests.helpers.quick import others_slow
 
 THREE = SHORT.model_copy(update={"rounds": 3, "client_fraction": 0.7})
 
@@ -72,7 +73,7 @@ def test_a_server_that_passes_nothing_on_is_worth_nothing() -> None:
 OTHERS = [FD(), FedAvg(aggregation="same-shape"), FedGH(), FedProto(), FedRE(), FedSA(), FedSAF(), FedTGP()]
 
 
-@pytest.mark.parametrize("method", OTHERS, ids=repr)
+@pytest.mark.parametrize("method", others_slow(OTHERS, quick=[FedGH(), FedTGP()]), ids=repr)
 def test_the_others_are_gone(method: Method) -> None:
     kit = ConformanceKit(method=method)
     assert not same(kit.run(training=THREE), kit.run(alone(method), THREE))
@@ -88,7 +89,7 @@ def test_every_method_can_be_alone(name: str) -> None:
 # executors, resume ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FedTGP(), FedProto()], ids=repr)
+@pytest.mark.parametrize("method", others_slow([FedTGP(), FedProto()], quick=[FedProto()]), ids=repr)
 def test_processes_do_as_one_after_the_other(method: Method) -> None:
     kit = ConformanceKit(method=method)
     assert same(kit.run(alone(method)), kit.run(alone(method), executor="processes", workers=2))
@@ -102,7 +103,7 @@ def test_clients_as_one_do_as_one_after_the_other(method: Method) -> None:
     assert worlds.difference(serial, stacked, 1e-4) is None
 
 
-@pytest.mark.parametrize("method", [FD(), FedTGP()], ids=repr)
+@pytest.mark.parametrize("method", others_slow([FD(), FedTGP()], quick=[FD()]), ids=repr)
 def test_resumed_as_if_never_stopped(method: Method, tmp_path: Path) -> None:
     kit = ConformanceKit(method=method)
     four = SHORT.model_copy(update={"rounds": 4})

@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, Any] = {
     "training": {"rounds": 8, "batch_size": 10, "lr": 0.3},  # so large that it goes up and down
     "run": {"executor": "serial", "checkpoint_every": 3},
 }
-CLOSING = {"name": "fedrep", "final_head_epochs": 1}
+CLOSING = {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}
 
 
 def recipe(keep: str = "best", **sections: Mapping[str, Any]) -> Recipe:
@@ -39,7 +39,14 @@ def recipe(keep: str = "best", **sections: Mapping[str, Any]) -> Recipe:
     return Recipe.from_dict({**settings, "run": {**settings["run"], "keep": keep}})
 
 
-def models(folder: Path) -> dict[str, bytes]:
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> pf.Run:
+    """The run that nothing disturbs."""
+    return pf.run(recipe(), out=tmp_path_factory.mktemp("straight") / "run")
+
+
+def models(folder: Path | None) -> dict[str, bytes]:
+    assert folder is not None
     return {path.name: path.read_bytes() for path in (folder / "models").glob("*.safetensors")}
 
 
@@ -95,8 +102,8 @@ def _varying(run: pf.Run) -> dict[str, Any]:
     return {key: run.result[key] for key in ("seconds", "samples_per_second")}
 
 
-def test_without_a_folder_too(tmp_path: Path) -> None:
-    run, kept = pf.run(recipe()), pf.run(recipe(), out=tmp_path / "run")
+def test_without_a_folder_too(straight: pf.Run) -> None:
+    run, kept = pf.run(recipe()), straight
     assert run.result["models_of_round"] == kept.result["models_of_round"] < 8
     for client, network in run.models.items():
         ours, theirs = export_state(network), export_state(kept.models[client])
@@ -104,9 +111,7 @@ def test_without_a_folder_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stops", others_slow([[1], [4], [6], [2, 5, 7]], quick=[[4], [2, 5, 7]]))
-def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path) -> None:
-    straight = pf.run(recipe(), out=tmp_path / "straight")
-
+def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path, straight: pf.Run) -> None:
     class Stop:
         def __init__(self, number: int) -> None:
             self.number = number
@@ -120,18 +125,19 @@ def test_after_resuming_bit_for_bit(stops: list[int], tmp_path: Path) -> None:
             pf.run(recipe(), out=tmp_path / "run", resume=True, trackers=[Stop(number)])
     run = pf.run(recipe(), out=tmp_path / "run", resume=True)
     assert run.result["models_of_round"] == straight.result["models_of_round"]
-    assert models(tmp_path / "run") == models(tmp_path / "straight")
+    assert models(tmp_path / "run") == models(straight.path)
     again = pf.run(recipe(), out=tmp_path / "run", resume=True)
     for client, network in again.models.items():
         theirs = export_state(straight.models[client])
         assert all(torch.equal(tensor, theirs[name]) for name, tensor in export_state(network).items())
 
 
-def test_killed_at_any_checkpoint_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_any_checkpoint_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: pf.Run
+) -> None:
     """As by a power cut right after a checkpoint was written."""
     from polyfed.engine import checkpoint
 
-    pf.run(recipe(), out=tmp_path / "straight")
     write, written = checkpoint.write, []
 
     def dies(folder: Path, snapshot: Any, *best: Any) -> None:
@@ -148,7 +154,7 @@ def test_killed_at_any_checkpoint_bit_for_bit(tmp_path: Path, monkeypatch: pytes
             continue
         break
     assert len(written) > 3
-    assert models(tmp_path / "run") == models(tmp_path / "straight")
+    assert models(tmp_path / "run") == models(straight.path)
 
 
 def test_a_run_that_goes_on_keeps_the_best_of_all_its_rounds(tmp_path: Path) -> None:
@@ -173,8 +179,8 @@ def test_a_closing_round_may_be_the_best(tmp_path: Path) -> None:
     assert kept == {"round-000008", "round-000009", f"round-{number:06d}"}
 
 
-def test_a_damaged_checkpoint_of_the_best_round_is_no_silent_loss(tmp_path: Path) -> None:
-    best = pf.run(recipe()).result["models_of_round"]
+def test_a_damaged_checkpoint_of_the_best_round_is_no_silent_loss(tmp_path: Path, straight: pf.Run) -> None:
+    best = straight.result["models_of_round"]
 
     class Stop:
         def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:

@@ -98,7 +98,7 @@ def test_methods_that_take_numbers(name: str) -> None:
     assert math.isfinite(found.result["rmse"])
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - set(TAKE_NUMBERS)))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {*TAKE_NUMBERS, "fedlora"}))  # fedlora needs adapters
 def test_the_others_refuse_before_round_1_and_say_why(name: str) -> None:
     with pytest.raises(ConfigError) as said:
         run(METHODS[name](), clients=regression.clients((4, 4, 4)))

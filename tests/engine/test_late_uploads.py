@@ -33,6 +33,7 @@ from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, received, records, state, weights
 from polyfed.testing.spy import Spy
+from tests.helpers.quick import others_slow
 
 ALL = range(6)
 METHODS = (Local(), FedAvg(), FedGH(), FedHeNN(alignment_data={"size": 8}, eta0=0.1), FedIN())
@@ -326,7 +327,10 @@ STORMY = Availability(
 )
 
 
-@pytest.mark.parametrize("where", [{"after": 2}, {"after": 3}, {"within": 3}, {"within": 5}])
+WHERE = ({"after": 2}, {"after": 3}, {"within": 3}, {"within": 5})
+
+
+@pytest.mark.parametrize("where", others_slow(WHERE, quick=({"after": 3}, {"within": 5})))
 def test_a_run_that_is_stopped_and_resumed_is_the_undisturbed_one(tmp_path: Path, where: dict[str, int]) -> None:
     whole = ran(Patient(), STORMY, 5, 0.8)
     first = federation(Patient(), STORMY, 5, 0.8, out=tmp_path / "run", trackers=[Stopper(**where)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ SETTINGS: Mapping[str, Any] = {
     "training": {"rounds": 3, "batch_size": 10, "lr": 0.05},
     "run": {"executor": "serial", "checkpoint_every": 2},
 }
-CLOSING = {"method": {"name": "fedrep", "final_head_epochs": 1}}
+CLOSING = {"method": {"name": "fedrep", "head_epochs": 1, "final_head_epochs": 1}}
 AVERAGE = {
     "method": {"name": "fedhenn", "alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}
 }
@@ -44,6 +45,32 @@ def recipe(rounds: int, **sections: Mapping[str, Any]) -> Recipe:
     settings = {**SETTINGS, **laid, **method}
     settings["training"] = {**settings["training"], "rounds": rounds}
     return Recipe.from_dict(settings)
+
+
+@functools.cache
+def _finished(rounds: int, sections: str, home: Path) -> Path:
+    pf.run(recipe(rounds, **json.loads(sections)), out=home / f"{len(list(home.iterdir()))}")
+    return max(home.iterdir(), key=lambda folder: int(folder.name))
+
+
+class Finished:
+    """Runs from start to end, each made once."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def content(self, rounds: int, **sections: Mapping[str, Any]) -> dict[str, Any]:
+        """What such a run leaves."""
+        return content(_finished(rounds, json.dumps(sections), self.home))
+
+    def copy(self, folder: Path, rounds: int, **sections: Mapping[str, Any]) -> None:
+        """Such a run in a folder of its own."""
+        shutil.copytree(_finished(rounds, json.dumps(sections), self.home), folder)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return Finished(tmp_path_factory.mktemp("finished"))
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -109,23 +136,21 @@ def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
     assert again.result == longer.result, "finished: it is only read"
 
 
-def test_in_worker_processes_too(tmp_path: Path) -> None:
+def test_in_worker_processes_too(tmp_path: Path, finished: Finished) -> None:
     pool = {"run": {"executor": "processes", "workers": 2}}
     pf.run(recipe(3, **CLOSING, **pool), out=tmp_path / "longer")
     run = pf.run(recipe(5, **CLOSING, **pool), out=tmp_path / "longer", resume=True)
     assert run.result["workers"] == 2
-    pf.run(recipe(5, **CLOSING), out=tmp_path / "straight")
-    assert content(tmp_path / "longer") == content(tmp_path / "straight")
+    assert content(tmp_path / "longer") == finished.content(5, **CLOSING)
 
 
-def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path) -> None:
+def test_also_twice_and_from_one_that_was_interrupted(tmp_path: Path, finished: Finished) -> None:
     folder = tmp_path / "longer"
     with pytest.raises(RunInterrupted):
         pf.run(recipe(3, **CLOSING), out=folder, trackers=[Stop(2)])
     for rounds in (4, 5):
         pf.run(recipe(rounds, **CLOSING), out=folder, resume=True)
-    pf.run(recipe(5, **CLOSING), out=tmp_path / "straight")
-    assert content(folder) == content(tmp_path / "straight")
+    assert content(folder) == finished.content(5, **CLOSING)
 
 
 class Stop:
@@ -139,11 +164,11 @@ class Stop:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("number", [4, 5, 6])
-def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", others_slow((4, 5, 6), quick=(5,)))
+def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_path: Path, finished: Finished) -> None:
     """After a round, after the last one, after the closing one."""
     folder = tmp_path / "longer"
-    pf.run(recipe(3, **CLOSING), out=folder)
+    finished.copy(folder, 3, **CLOSING)
     before = {path.name: path.read_bytes() for path in [folder / "result.json", *(folder / "models").iterdir()]}
     with pytest.raises(RunInterrupted):
         pf.run(recipe(5, **CLOSING), out=folder, resume=True, trackers=[Stop(number)])
@@ -155,8 +180,7 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     with pytest.raises(ConfigError, match=r"training\.rounds was 5, now 3"):
         pf.run(recipe(3, **CLOSING), out=folder, resume=True)
     pf.run(recipe(5, **CLOSING), out=folder, resume=True)
-    pf.run(recipe(5, **CLOSING), out=tmp_path / "straight")
-    assert content(folder) == content(tmp_path / "straight")
+    assert content(folder) == finished.content(5, **CLOSING)
 
 
 STEPS = ("remove", "rounds", "replace_last", "write_recipe", "write_result")
@@ -164,19 +188,18 @@ STEPS = ("remove", "rounds", "replace_last", "write_recipe", "write_result")
 
 @pytest.mark.parametrize("step", others_slow(STEPS, quick=("rounds", "write_recipe")))
 def test_killed_between_any_two_steps_the_same_command_goes_on(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Finished
 ) -> None:
     sections = {**CLOSING, "evaluation": {"every_n_rounds": 2}}
     folder = tmp_path / "longer"
-    pf.run(recipe(3, **sections), out=folder)
+    finished.copy(folder, 3, **sections)
     owner: Any = checkpoint if step == "remove" else RunFolder
     with monkeypatch.context() as patch:
         patch.setattr(owner, step, killed(getattr(owner, step)))
         with pytest.raises(RuntimeError, match="killed"):
             pf.run(recipe(5, **sections), out=folder, resume=True)
     pf.run(recipe(5, **sections), out=folder, resume=True)
-    pf.run(recipe(5, **sections), out=tmp_path / "straight")
-    assert content(folder) == content(tmp_path / "straight")
+    assert content(folder) == finished.content(5, **sections)
 
 
 def killed(function: Any) -> Any:
@@ -189,8 +212,8 @@ def killed(function: Any) -> Any:
     return die
 
 
-def test_what_was_made_of_the_shorter_run_goes_when_the_new_result_is_there(tmp_path: Path) -> None:
-    pf.run(recipe(3), out=tmp_path / "run")
+def test_what_was_made_of_the_shorter_run_goes_when_the_new_result_is_there(tmp_path: Path, finished: Finished) -> None:
+    finished.copy(tmp_path / "run", 3)
     for name in ("analysis", "attack"):
         (tmp_path / "run" / name).mkdir()
         (tmp_path / "run" / name / "labels.png").write_text("")
@@ -276,9 +299,9 @@ def test_a_closing_round_that_gave_something_away_is_not_taken_back(tmp_path: Pa
 
 
 @pytest.mark.parametrize("gone", ["all", "the last regular one"])
-def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path) -> None:
+def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path, finished: Finished) -> None:
     folder = tmp_path / "run"
-    pf.run(recipe(3, **CLOSING), out=folder)
+    finished.copy(folder, 3, **CLOSING)
     before = {path.name: path.read_bytes() for path in folder.glob("*.*")}
     for written in (folder / "checkpoint").iterdir():
         if gone == "all" or written.name == "round-000003":
@@ -289,17 +312,16 @@ def test_without_a_checkpoint_nothing_begins_anew(gone: str, tmp_path: Path) -> 
     assert pf.run(recipe(3, **CLOSING), out=folder, resume=True).result["rounds"] == 3
 
 
-def test_a_damaged_last_checkpoint_costs_rounds_and_no_bits(tmp_path: Path) -> None:
-    pf.run(recipe(3), out=tmp_path / "run")
+def test_a_damaged_last_checkpoint_costs_rounds_and_no_bits(tmp_path: Path, finished: Finished) -> None:
+    finished.copy(tmp_path / "run", 3)
     (tmp_path / "run" / "checkpoint" / "round-000003" / "index.json").write_text("{}")
     with pytest.warns(UserWarning, match="is damaged"):
         pf.run(recipe(5), out=tmp_path / "run", resume=True)
-    pf.run(recipe(5), out=tmp_path / "straight")
-    assert content(tmp_path / "run") == content(tmp_path / "straight")
+    assert content(tmp_path / "run") == finished.content(5)
 
 
-def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path) -> None:
-    pf.run(recipe(3), out=tmp_path / "run")
+def test_fewer_rounds_and_other_settings_are_still_another_run(tmp_path: Path, finished: Finished) -> None:
+    finished.copy(tmp_path / "run", 3)
     for other, says in (
         (recipe(2), "training.rounds was 3, now 2"),
         (recipe(5, training={"lr": 0.1}), "training.lr was 0.05, now 0.1"),

@@ -24,6 +24,7 @@ from polyfed.report.comparison import compare_runs, to_csv, to_json, to_text
 from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import LABELS, SHORT, difference, draw, records, state
+from tests.helpers.quick import others_slow
 
 MISSING = Evaluation(missing_classes=True, extra_stages=["received", "after_training", "personal"])
 
@@ -127,7 +128,9 @@ def test_selected_samples_are_rows_of_others() -> None:
 # the same everywhere --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedProto()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", others_slow([FedAvg(), FedProto()], quick=[FedAvg()]), ids=lambda method: method.name
+)
 def test_no_bit_of_training_changes_and_workers_agree(method: Method) -> None:
     asked = run(method)
     plain = run(method, MISSING.model_copy(update={"missing_classes": False}))

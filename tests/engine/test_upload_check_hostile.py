@@ -31,6 +31,7 @@ from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import TinyFederation, all_state, difference, records
 from polyfed.testing.spy import Spy
+from tests.helpers.quick import others_slow
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 THREE = Training(rounds=3, batch_size=8, lr=0.1)
@@ -279,7 +280,7 @@ class Stops:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("options", [ALL, COLLUDE], ids=["alone", "colluding"])
+@pytest.mark.parametrize("options", others_slow([ALL, COLLUDE], quick=[ALL]), ids=["alone", "colluding"])
 def test_serial_pool_and_resumed_are_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
     world = among(FedAvg(), one=options is COLLUDE)
     straight = world.run(FedAvg(), THREE, **options)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from polyfed.cli import app as cli
 from polyfed.cli import command_reference, completion
@@ -101,7 +100,7 @@ def test_the_page_is_what_is_made(page: str, made: Callable[[], str]) -> None:
 
 def test_the_page_of_commands_names_every_command_and_option() -> None:
     text = command_reference.to_markdown()
-    top: Any = typer.main.get_command(cli.app)
+    top = cli.parser()
     commands = [*top.commands.items()]
     for name, command in commands:
         inner = getattr(command, "commands", None)
@@ -139,14 +138,18 @@ def test_the_schema_has_every_key_with_its_meaning() -> None:
             }
     for name in METHODS:
         rules = keys_of(SCHEMA["definitions"][name])
-        assert {"name", "alone", *(key.name for key in recipe_reference.of_method(name).keys)} == set(rules)
+        assert {"name", "alone", "adapters", *(key.name for key in recipe_reference.of_method(name).keys)} == set(rules)
     assert '"null"' not in json.dumps(SCHEMA), "TOML has none"
+
+
+def test_the_schema_is_one() -> None:
+    validator = pytest.importorskip("jsonschema").Draft7Validator
+    assert [error.message for error in validator(validator.META_SCHEMA).iter_errors(SCHEMA)] == []
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_recipes_follow_the_schema(path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.Draft7Validator.check_schema(SCHEMA)
     checked = jsonschema.Draft7Validator(SCHEMA).iter_errors(tomllib.loads(path.read_text(encoding="utf-8")))
     assert [error.message for error in checked] == []
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfed.functional.device_copies import move_together
+from polyfed.functional.device_copies import copy_once, move_together
 
 HERE, THERE = torch.device("cpu"), torch.device("cpu:0")
 
@@ -51,3 +51,35 @@ def test_every_tensor_goes_to_its_own_device() -> None:
     assert [t.device.type for t in found] == ["meta", "cpu", "meta"]
     assert [t.shape for t in found] == [t.shape for t in tensors]
     assert move_together([], []) == []
+
+
+def test_within_the_block_a_tensor_crosses_once_until_it_changes() -> None:
+    tensor, other = torch.arange(3.0), torch.arange(4.0)
+    with Copies() as copies:
+        with copy_once():
+            (first,) = move_together([tensor], [THERE])
+            same, new = move_together([tensor.detach(), other], [THERE, THERE])  # other objects, one memory
+            assert copies.joined == [1, 1]
+            assert same.data_ptr() == first.data_ptr()
+            assert torch.equal(new, other)
+            part, turned = move_together([tensor[:2], tensor.flip(0)], [THERE, THERE])
+            assert torch.equal(part, tensor[:2])
+            assert torch.equal(turned, tensor.flip(0))
+            tensor.add_(1)
+            (changed,) = move_together([tensor], [THERE])
+            assert torch.equal(changed, tensor)
+            assert not torch.equal(first, tensor)
+            assert copies.joined == [1, 1, 2, 1]
+        move_together([tensor], [THERE])
+        assert copies.joined == [1, 1, 2, 1, 1]
+
+
+def test_tensors_that_tell_of_no_change_always_cross() -> None:
+    with torch.inference_mode():
+        tensor = torch.arange(3.0)
+    with copy_once():
+        move_together([tensor], [THERE])
+        with torch.inference_mode():
+            tensor.add_(1)
+        (found,) = move_together([tensor], [THERE])
+    assert torch.equal(found, tensor)

@@ -147,6 +147,12 @@ def test_ranges_are_checked(given: tuple[float, float, float], said: str) -> Non
             function(*given)
 
 
+@pytest.mark.parametrize("given", [(0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, -1.0, 1.0), (1.0, 1.0, 0.0)])
+def test_delta_is_of_positive_numbers(given: tuple[float, float, float]) -> None:
+    with pytest.raises(ValueError, match="above 0 and finite"):
+        gaussian_delta(*given)
+
+
 def test_sigma_is_checked() -> None:
     with pytest.raises(ValueError, match="expected sigma above 0 and finite, got 0"):
         gaussian_delta(0.0, 1.0, 1.0)

@@ -18,7 +18,14 @@ from polyfed.functional.losses import (
     task_loss,
     weighted_mean,
 )
-from polyfed.functional.modes import channels_first, eval_mode, frozen_running_stats, has_batchnorm
+from polyfed.functional.modes import (
+    channels_first,
+    dropout_layers,
+    eval_mode,
+    frozen_running_stats,
+    has_batchnorm,
+    without_dropout,
+)
 from polyfed.functional.noise import add_noise
 
 
@@ -269,6 +276,21 @@ def test_evaluating_restores_each_flag_also_after_an_error():
         raise RuntimeError("inside")
     assert flags(net) == before
     assert all(torch.equal(v, weights[k]) for k, v in net.state_dict().items())
+
+
+def test_without_dropout_restores_each_flag_also_after_an_error():
+    net = nn.Sequential(network(), nn.Dropout2d(0.5).eval(), nn.AlphaDropout(0.0))
+    before, x = flags(net), torch.ones(3, 4)
+    assert dropout_layers(net) == [net[0][2], net[1]]
+    with without_dropout(net[0]) as inner:
+        assert inner is net[0]
+        assert torch.equal(net[0][2](x), x)
+        assert net[0][1].training
+    assert flags(net) == before
+    assert not torch.equal(net[0][2](x), x)
+    with pytest.raises(ValueError, match="no"), without_dropout(net):
+        raise ValueError("no")
+    assert flags(net) == before
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -249,3 +249,15 @@ def bits(message: Message) -> dict[str, Tensor]:
     for name, value in message.items():
         flat |= {name: value} if isinstance(value, Tensor) else {f"{name}/{k}": v for k, v in value.items()}
     return flat
+
+
+def softmax(scores: Any) -> Any:
+    """Of each row of a NumPy array."""
+    e = np.exp(scores - scores.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def shared(state: Mapping[str, Any]) -> Any:
+    """The one model in a server's state."""
+    (model,) = (state[name] for name in state if name.startswith("model"))
+    return model

@@ -25,6 +25,7 @@ from tests.helpers.toys import (
     rounds,
     same,
     samples,
+    shared,
     two_gradient,
     two_parameter_clients,
 )
@@ -51,11 +52,6 @@ def test_two_clients_two_parameters(weighting, shares, aggregation):
         (model,) = (round.after[name] for name in round.after if name.startswith("model"))
         np.testing.assert_allclose(model["w"].numpy(), w, atol=1e-6)
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
-
-
-def shared(state):
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 def test_one_client_has_all_the_weight():

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.client import Client, PublicData
+from polyfed.core.client import PublicData
 from polyfed.core.message import nbytes
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedDF
+from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import (
     CLASSES,
     NETS,
@@ -25,24 +26,16 @@ from tests.helpers.toys import (
     public,
     rounds,
     same,
-    samples,
+    softmax,
 )
 
 HELD = public(20)
-MIXED, SIZES = ["shallow", "broad", "shallow", "broad"], (12, 8, 16, 12)  # heads of different tensors, too
+MIXED = ["shallow", "broad", "shallow", "broad"]  # heads of different tensors, too
 WHOLE = {"server_batch": 20, "server_steps": 3, "server_lr": 0.02}  # all inputs in every step
 
 
 def played(method, architectures=MIXED, held=HELD, **options):
-    """Among clients of unlike classes."""
-    data = [samples(SIZES[i], i, ((0, 1), (0, 1, 2), (2, 0), (0, 1, 2))[i]) for i in range(len(architectures))]
-    members = [Client(a, own) for a, own in zip(architectures, data, strict=True)]
-    return rounds(method, members, held=held, **options)
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+    return rounds(method, disagreeing(architectures), held=held, **options)
 
 
 def distilled(model, targets, steps, lr):

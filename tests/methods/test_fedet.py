@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from polyfed import testing
-from polyfed.core.client import Client, PublicData
+from polyfed.core.client import PublicData
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedET
+from tests.helpers.few_classes import SIZES, disagreeing
 from tests.helpers.toys import (
     CLASSES,
     NETS,
@@ -24,25 +25,17 @@ from tests.helpers.toys import (
     public,
     rounds,
     same,
-    samples,
+    softmax,
 )
 
 HELD = public(20)
-MIXED, SIZES = ["shallow", "wide", "shallow", "wide"], (12, 8, 16, 12)
+MIXED = ["shallow", "wide", "shallow", "wide"]
 WHOLE = {"server_batch": 20, "server_steps": 1, "server_lr": 0.5, "diversity_weight": 0.7}  # all inputs in one step
 HEAD = ("head.weight", "head.bias")
 
 
 def played(method, architectures=MIXED, held=HELD, **options):
-    """Among clients of unlike classes, so that some disagree."""
-    data = [samples(SIZES[i], i, ((0, 1), (0, 1, 2), (2, 0), (0, 1, 2))[i]) for i in range(len(architectures))]
-    members = [Client(a, own) for a, own in zip(architectures, data, strict=True)]
-    return rounds(method, members, held=held, **options)
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
+    return rounds(method, disagreeing(architectures), held=held, **options)
 
 
 def agreed(scores):
@@ -196,6 +189,7 @@ def test_without_teaching_one_architecture_is_averaged():
     assert same(idle[-1].after["model deep"], plain[-1].after["model union"])
 
 
+@pytest.mark.slow
 def test_the_kit_layer_wise():
     method = FedET(server_steps=2, server_batch=8, aggregation="layer-wise", weighting="samples")
     assert testing.violations(method, only=["state_is_explicit", "any_subset", "nothing_aliased"]) == {}

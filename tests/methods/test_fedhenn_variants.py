@@ -22,6 +22,7 @@ from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 from tests.helpers.nested import nested
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     INPUTS,
     NETS,
@@ -157,7 +158,7 @@ def test_combinations_that_cannot_be(hyperparameters, text):
 
 
 @pytest.mark.parametrize("setting", ["heterogeneous", "homogeneous"])
-@pytest.mark.parametrize("refresh", [1, 2, 0])
+@pytest.mark.parametrize("refresh", others_slow([1, 2, 0], quick=[2]))
 def test_transports_are_alike_but_for_bytes(setting, refresh):
     members = clients(["deep"] * 3)
     hyperparameters = {"setting": setting, "refresh": refresh}

@@ -38,16 +38,12 @@ from tests.helpers.toys import (
     rounds,
     same,
     samples,
+    shared,
     worker,
 )
 
 ROOT = Path(__file__).parents[2]
 MIXED = ["shallow", "deep", "shallow", "deep"]  # nested, equal cuts: 6 in, 5 out
-
-
-def shared(state):
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 def off(**hyperparameters):
@@ -70,6 +66,7 @@ def resnets():
     return rounds(FedIN(), members, builders, classes=10, rounds=2, batch_size=16, lr=1e-3, optimizer="adam")
 
 
+@pytest.mark.slow
 def test_bytes_of_resnet10(resnets):
     first, second = resnets
     floats, pairs = 4_910_922 + 5_760, 73_728

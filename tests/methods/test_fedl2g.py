@@ -16,7 +16,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, Local, fedl2g
-from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 MIXED = ["shallow", "wide", "broad"]
@@ -27,11 +27,6 @@ def halves(client, seed=0, size=4):
     """The quiz's rows and the study set's; of a client with so many samples that the quiz is whole."""
     order = torch.randperm(client.n, generator=generator(seed, "quiz", client.id))
     return order[:size], order[size:]
-
-
-def softmax(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def stepped(w, x, y, g, lr):
@@ -227,6 +222,7 @@ def test_without_guidance_it_is_local():
         assert not any(b.up.values())
 
 
+@pytest.mark.slow
 def test_the_kit_for_representations():
     asked = [
         "loss_is_pure",

@@ -19,7 +19,7 @@ from polyfed.functional.losses import l1_loss
 from polyfed.methods import FedMD, Local
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
-from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples
+from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
 NO_TRANSFER = {"public_epochs": 0, "private_epochs": 0}
@@ -38,11 +38,6 @@ def played(method, architectures=MIXED, held=HELD, **options):
 # ---- a round by hand ----
 
 
-def probabilities(z):
-    e = np.exp(z - z.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
-
-
 def arrays(data):
     return data.x.double().numpy(), data.y.numpy()
 
@@ -58,7 +53,7 @@ def stepped(w, x, dz, lr=0.1):
 
 def learnt(w, data):
     x, y = arrays(data)
-    return stepped(w, x, (probabilities(scored(w, x)) - np.eye(CLASSES)[y]) / len(y))
+    return stepped(w, x, (softmax(scored(w, x)) - np.eye(CLASSES)[y]) / len(y))
 
 
 def digested(w, x, target):
@@ -205,6 +200,7 @@ def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():
     ]
 
 
+@pytest.mark.slow
 def test_the_kit_with_transfer_learning():
     method = FedMD(public_epochs=1, private_epochs=1, public_rows=8, weighting="samples")
     assert testing.violations(method, only=["state_is_explicit", "any_subset", "batchnorm", "order_of_uploads"]) == {}

@@ -21,14 +21,10 @@ from tests.helpers.toys import (
     moved,
     numpy_mean,
     rounds,
+    shared,
     two_gradient,
     two_parameter_clients,
 )
-
-
-def shared(state):
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 def walked(w, data, lr, steps, rho, mu):

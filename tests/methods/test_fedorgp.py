@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional import prototype_network
 from polyfed.methods import FedORGP, Local
+from tests.helpers.few_classes import members
 from tests.helpers.table3 import kib, second_round
 from tests.helpers.toys import (
     CLASSES,
@@ -26,18 +24,10 @@ from tests.helpers.toys import (
     moved,
     rounds,
     same,
-    samples,
     worker,
 )
 
-MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
 QUICK = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
-
-
-def members(classes: Any = SOME, test: int = 0) -> list[Client]:
-    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
-    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -18,24 +18,9 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, Local
+from tests.helpers.few_classes import SOME, class_means, members
 from tests.helpers.table3 import kib, second_round
 from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, rounds, same, samples, worker
-
-MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
-
-
-def members(test: int = 0, classes: tuple[tuple[int, ...], ...] = SOME) -> list[Client]:
-    data = [samples(9 + i, i, own) for i, own in enumerate(classes)]
-    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
-    return [Client(MIXED[i % 3], train, held[i]) for i, train in enumerate(data)]
-
-
-def means(client: Client, weights: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
-    """Class means of the representations in float64."""
-    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach().double().numpy()
-    y = client.data.train.y.numpy()
-    return {int(c): z[y == c].mean(0) for c in np.unique(y)}
 
 
 def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -49,7 +34,7 @@ def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
 def test_uploads_and_prototypes_against_numpy(weighting: str) -> None:
     people = members()
     for round in rounds(FedProto(weighting=weighting), people):
-        sent = {i: means(client, round.trained[i]) for i, client in enumerate(people)}
+        sent = {i: class_means(client, round.trained[i]) for i, client in enumerate(people)}
         for i, message in round.up.items():
             assert message["labels"].tolist() == sorted(sent[i])
             assert message["prototypes"].numpy() == pytest.approx(np.stack(list(sent[i].values())), abs=1e-6)

@@ -6,22 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.methods import FedProto, Local
+from tests.helpers.few_classes import members
 from tests.helpers.table3 import second_round
-from tests.helpers.toys import CLASSES, federation, moved, rounds, same, samples, worker
+from tests.helpers.toys import CLASSES, federation, moved, rounds, same, worker
 
-MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
 NORMED = FedProto(weighting="uniform", spread_steps=20, scale=3.0)
-
-
-def members(classes: tuple[tuple[int, ...], ...] = SOME, test: int = 0) -> list[Client]:
-    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
-    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
 
 
 def by_hand(rows: np.ndarray, steps: int, scale: float) -> np.ndarray:

@@ -18,15 +18,11 @@ from tests.helpers.toys import (
     moved,
     rounds,
     same,
+    shared,
     two_gradient,
     two_parameter_clients,
     worker,
 )
-
-
-def shared(state):
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 def cross_entropy(w, data):

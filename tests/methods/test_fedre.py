@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, nbytes
@@ -19,29 +18,15 @@ from polyfed.core.settings import Privacy
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.methods import FedGH, FedRE
+from tests.helpers.few_classes import class_means, members
 from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same, samples
-
-MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
-
-
-def members(classes: tuple[tuple[int, ...], ...] = SOME, test: int = 0) -> list[Client]:
-    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
-    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
-
-
-def means(client: Client, weights: Mapping[str, Tensor]) -> dict[int, np.ndarray[Any, Any]]:
-    """Class means of the representations in float64."""
-    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach().double().numpy()
-    y = client.data.train.y.numpy()
-    return {int(c): z[y == c].mean(0) for c in np.unique(y)}
+from tests.helpers.toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same
 
 
 def sound(people: list[Client], round: Round, number: int) -> bool:
     """Whether every upload is the mixture of the trained network's class means, by the weights of its round."""
     for i, client in enumerate(people):
-        rows = means(client, round.trained[i])
+        rows = class_means(client, round.trained[i])
         drawn = 1 - torch.rand(len(rows), generator=generator(0, "entangle", "train", number, i)).double().numpy()
         shares = dict(zip(rows, drawn / drawn.sum(), strict=True))
         encoding = [shares.get(c, 0.0) for c in range(CLASSES)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
 from polyfed.functional.semantic_anchors import draw_anchors, mean_nearest_distance
 from polyfed.methods import FedSA, Local
+from tests.helpers import few_classes
+from tests.helpers.few_classes import SOME, mean_rows
 from tests.helpers.table3 import second_round
 from tests.helpers.toys import (
     CLASSES,
@@ -30,32 +33,19 @@ from tests.helpers.toys import (
     moved,
     rounds,
     same,
-    samples,
     worker,
 )
 
-MIXED = ["deep", "wide", "shallow"]  # different extractors, one feature width
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
 QUICK = FedSA(anchor_weight=0.7, contrast=0.4, calibration=0.3, momentum=0.8)
 ONE_STEP: dict[str, Any] = {"batch_size": 64, "lr": 0.2, "local_epochs": 1}
-
-
-def members(classes: tuple[tuple[int, ...], ...] = SOME, test: int = 0) -> list[Client]:
-    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
-    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
-
-
-def means(client: Client, weights: Mapping[str, Tensor]) -> Tensor:
-    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach()
-    y = client.data.train.y
-    return torch.stack([z[y == c].mean(0) for c in y.unique()])
+members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
 
 
 def margin(client: Client, anchors: Tensor, before: Mapping[str, Tensor] | None) -> float:
     """The larger of the two gaps; that of the anchors alone in round 1 and for a single class."""
     gaps = [float(mean_nearest_distance(anchors))]
     if before is not None and len(client.data.train.y.unique()) > 1:
-        gaps.append(float(mean_nearest_distance(means(client, before))))
+        gaps.append(float(mean_nearest_distance(mean_rows(client, before))))
     return max(gaps)
 
 
@@ -105,7 +95,7 @@ def test_a_step_against_autograd_by_hand() -> None:
     assert sound(people, history)
     for i, client in enumerate(people):
         if len(SOME[i]) > 1:
-            gap = float(mean_nearest_distance(means(client, history[0].trained[i])))
+            gap = float(mean_nearest_distance(mean_rows(client, history[0].trained[i])))
             assert float(history[0].states[i]["gap"]) == pytest.approx(gap, rel=1e-5)
         else:
             assert "gap" not in history[0].states[i]
@@ -126,7 +116,7 @@ def test_anchors_move_to_the_clients_mean_means(momentum: float) -> None:
     method = FedSA(momentum=momentum)
     for round in rounds(method, people, rounds=3, lr=0.01):
         for i, client in enumerate(people):
-            assert torch.allclose(round.up[i]["prototypes"], means(client, round.trained[i]), atol=1e-6)
+            assert torch.allclose(round.up[i]["prototypes"], mean_rows(client, round.trained[i]), atol=1e-6)
             assert round.up[i]["labels"].tolist() == list(SOME[i])
         for c in range(CLASSES):
             rows = [m["prototypes"][m["labels"].tolist().index(c)] for m in round.up.values() if c in m["labels"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from itertools import permutations, product
 from typing import Any
@@ -20,24 +21,14 @@ from polyfed.errors import ConfigError
 from polyfed.functional.class_structure import Measure
 from polyfed.functional.class_targets import prototype_distance
 from polyfed.methods import FedSAF, Local
+from tests.helpers import few_classes
+from tests.helpers.few_classes import mean_rows
 from tests.helpers.table3 import second_round
-from tests.helpers.toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same, samples
+from tests.helpers.toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same
 
-MIXED = ["deep", "wide", "shallow"]  # different extractors, one feature width
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
 MEASURES: tuple[Measure, ...] = ("cka", "gram", "distance")
 ONE_STEP: dict[str, Any] = {"batch_size": 64, "lr": 0.2, "local_epochs": 1}
-
-
-def members(classes: tuple[tuple[int, ...], ...] = SOME, test: int = 0) -> list[Client]:
-    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
-    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
-
-
-def means(client: Client, weights: Mapping[str, Tensor]) -> Tensor:
-    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach()
-    y = client.data.train.y
-    return torch.stack([z[y == c].mean(0) for c in y.unique()])
+members = functools.partial(few_classes.members, architectures=few_classes.WITHOUT_NORM)
 
 
 def gap(m: Tensor, p: Tensor, measure: str) -> Tensor | float:
@@ -92,7 +83,7 @@ def test_prototypes_are_the_clients_mean_means() -> None:
     people = members()
     for round in rounds(FedSAF(), people, rounds=3):
         for i, client in enumerate(people):
-            assert torch.allclose(round.up[i]["prototypes"], means(client, round.trained[i]), atol=1e-6)
+            assert torch.allclose(round.up[i]["prototypes"], mean_rows(client, round.trained[i]), atol=1e-6)
             assert set(round.up[i]) == {"labels", "prototypes"}
         for c in range(CLASSES):
             rows = [m["prototypes"][m["labels"].tolist().index(c)] for m in round.up.values() if c in m["labels"]]

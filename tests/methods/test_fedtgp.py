@@ -8,40 +8,29 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional import prototype_network
 from polyfed.methods import FedTGP, Local
+from tests.helpers.few_classes import mean_rows, members
 from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, moved, rounds, same, samples
+from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, moved, rounds, same
 
-MIXED = ["bn", "deep", "wide"]  # different extractors, one feature width
-SOME = ((0, 1), (1, 2), (0, 1, 2), (2,))  # classes of four clients
 QUICK = FedTGP(prototype_weight=1.0, server_epochs=4, server_lr=0.1)
-
-
-def members(classes=SOME, test=0):
-    held = [samples(test, 50 + i) if test else None for i in range(len(classes))]
-    return [Client(MIXED[i % 3], samples(9 + i, i, own), held[i]) for i, own in enumerate(classes)]
-
-
-def means(client, weights):
-    z = model_with(NETS[client.architecture], weights).represent(client.data.train.x).detach().double().numpy()
-    y = client.data.train.y.numpy()
-    return np.stack([z[y == c].mean(0) for c in np.unique(y)])
 
 
 def test_means_come_from_the_network_after_training():
     people = members()
     for round in rounds(QUICK, people):
         for i, client in enumerate(people):
-            assert round.up[i]["prototypes"].numpy() == pytest.approx(means(client, round.trained[i]), abs=1e-6)
+            assert round.up[i]["prototypes"].numpy() == pytest.approx(
+                mean_rows(client, round.trained[i]).numpy(), abs=1e-6
+            )
             assert "counts" not in round.up[i]
     first, second = rounds(QUICK, people)
     for i, client in enumerate(people):
-        before = means(client, first.trained[i])  # what the client had when it received
+        before = mean_rows(client, first.trained[i]).numpy()  # what the client had when it received
         assert np.abs(second.up[i]["prototypes"].numpy() - before).max() > 1e-3
 
 

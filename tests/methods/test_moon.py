@@ -22,13 +22,9 @@ from tests.helpers.toys import (
     rounds,
     same,
     samples,
+    shared,
     worker,
 )
-
-
-def shared(state):
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 def of(reference):

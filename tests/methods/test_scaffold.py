@@ -34,15 +34,11 @@ from tests.helpers.toys import (
     rounds,
     same,
     samples,
+    shared,
     two_gradient,
     two_parameter_clients,
     worker,
 )
-
-
-def shared(state):
-    (model,) = (state[name] for name in state if name.startswith("model"))
-    return model
 
 
 def total(state):

@@ -367,3 +367,20 @@ def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) ->
     one, other = (all_state(federation(FedAvg(), ["vit", "deeper"], executor)) for executor in ("serial", "vectorized"))
     assert difference(one, other, 1e-5) is None
     assert max(sizes) == 2
+
+
+def test_tokens_that_are_not_there_change_nothing():
+    torch.manual_seed(0)
+    block = Block(12, 3)
+    tokens = torch.randn(2, 5, 12)
+    there = torch.tensor([[True, True, True, False, False], [True] * 5])
+    seen = block(tokens, there)
+    assert torch.allclose(seen[:1, :3], block(tokens[:1, :3]), atol=1e-6)
+    assert torch.allclose(seen[1:], block(tokens[1:]), atol=1e-6)
+    assert not torch.allclose(seen[:1, :3], block(tokens)[:1, :3], atol=1e-3)
+
+
+def test_the_smallest_has_patches_of_eight_pixels():
+    model = on_meta("vit-xs", (3, 32, 32))
+    assert model.get_parameter("extractor.tokens.patches.weight").shape == (96, 3, 8, 8)
+    assert count(model) == 468_778

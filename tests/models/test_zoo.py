@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from polyfed.errors import ConfigError
 from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, describe
+from polyfed.models.zoo import without_memory
 from polyfed.registry import MODELS
 
 RGB32, DIGIT = (3, 32, 32), (1, 8, 8)
@@ -129,6 +130,18 @@ def test_digits_networks_differ_but_share_their_cuts() -> None:
     assert len({tuple(t.shape for t in m.intermediate.state_dict().values()) for m in models}) == 5
 
 
+@pytest.mark.parametrize("name", ["digits-cnn1", "resnet10-cifar", "vit-s8-half"])
+def test_without_memory_there_are_shapes_and_no_values(name: str) -> None:
+    shape = (1, 8, 8) if name == "digits-cnn1" else (3, 32, 32) if name == "resnet10-cifar" else (3, 224, 224)
+    with without_memory():
+        weightless = build(name, shape, 10).state_dict()
+    weighty = build(name, shape, 10).state_dict()
+    assert {key: tensor.shape for key, tensor in weightless.items()} == {k: t.shape for k, t in weighty.items()}
+    assert {tensor.device.type for tensor in weightless.values()} == {"meta"}
+    drawn = [tensor for key, tensor in weighty.items() if key.endswith("weight") and tensor.dim() > 1]
+    assert all(len(tensor.unique()) > 1 for tensor in drawn), "afterwards weights are drawn again"
+
+
 def test_home_data_are_described_truthfully() -> None:
     rows = {row["name"]: row for row in describe()}
     assert set(rows) == set(MODELS)
@@ -152,7 +165,8 @@ def small(name: str) -> tuple[int, int, int]:
     return DIGIT if name.startswith(("digits", "resnet")) else (1, 28, 28)
 
 
-LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", "fedhenn-lstm"))]
+SERIES = ("cnn1d", "gru", "tcn", "series")  # tests/models/test_series.py
+LIGHT = [name for name in MODELS if not name.startswith(("resnet", "vit", "fedhenn-lstm", *SERIES))]
 
 
 @pytest.mark.parametrize("name", [*LIGHT, "resnet10", "resnet18", "resnet10-cifar"])

@@ -167,6 +167,7 @@ def test_both_layouts_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert row["registered"] == "channels_last"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("data_root")
 def test_the_reference_job_beside_a_bare_loop(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

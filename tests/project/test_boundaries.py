@@ -38,6 +38,8 @@ MAY_IMPORT = {
         *(
             "core",
             "data",
+            "engine.adapted",
+            "engine.adapted",
             "engine.alone",
             "engine.plugin",
             "engine.uploads",

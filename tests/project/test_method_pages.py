@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
@@ -81,7 +80,7 @@ def commands(text: str) -> list[list[str]]:
 
 def check(words: list[str]) -> None:
     """Parse the command as the program would, read its recipe and make its methods; write nothing."""
-    group: Any = typer.main.get_command(cli.app)
+    group = cli.parser()
     assert words[1] in group.commands, f"expected a command of polyfed, got '{words[1]}'"
     given = group.commands[words[1]].make_context(words[1], words[2:]).params
     if "recipe" not in given:

@@ -104,6 +104,16 @@ def test_methods_that_accept_stale_uploads_are_listed() -> None:
     ) & set(METHODS)
 
 
+def test_methods_that_can_do_without_waiting_are_listed() -> None:
+    """Those that take stale uploads, and those that the page names beside them."""
+    lines = read("docs", "choosing.md").replace("\n  ", " ").splitlines()
+    (line,) = (line for line in lines if "**Asynchronous rounds**" in line)
+    named = set(re.findall(r"[a-z0-9]+", line)) & set(METHODS)
+    stale = {name for name in METHODS if METHODS[name]().accepts_stale_uploads}
+    assert {name for name in METHODS if METHODS[name]().staleness_weighting != "none"} | stale == stale | named
+    assert not stale & named
+
+
 def test_data_of_pfllib_run_with_the_recipe_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients' files, written as its scripts write them."""
     (recipe,) = re.findall(r"```toml\n(.*?)```", read("docs", "coming-from.md"), flags=re.DOTALL)

@@ -34,6 +34,7 @@ def check(names: list[str], marks: str) -> None:
     assert done.returncode in (0, 5), done.stdout[-8000:] + done.stderr[-2000:]  # 5: there are none with these marks
 
 
+@pytest.mark.slow
 def test_on_the_simulated_gpu() -> None:
     check(SHORT, "not slow")
 

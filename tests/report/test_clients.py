@@ -75,6 +75,7 @@ def test_a_figure_for_each_experiment_and_what_is_not_recorded(make: Any) -> Non
         sizes(runs)
 
 
+@pytest.mark.slow
 def test_many_networks_and_methods_with_long_names_can_be_read(make: Any) -> None:
     names = [f"timm:some_network_{n}_with_a_long_name.in1k" for n in range(20)]
     for number in range(10):

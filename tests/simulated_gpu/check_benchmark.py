@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-TINY = "--methods fedavg,fedgh --models lenet --clients 2 --samples 8 --batch-size 4 --rounds 2"
+TINY = "--methods fedavg,fedgh --models lenet --clients 4 --samples 8 --batch-size 4 --rounds 2"
 
 
 def test_the_benchmark_runs(
@@ -24,8 +24,8 @@ def test_the_benchmark_runs(
     assert [row["method"] for row in answer["compared"]] == ["fedavg", "fedavg", "fedgh", "fedgh"]
     assert all(row["agrees"] for row in answer["compared"])
     (row,) = answer["timed"]
-    assert (row["model"], row["clients"]) == ("lenet", 2)
-    assert row["serial"]["steps_per_second"] == pytest.approx(4 / row["serial"]["seconds"])
+    assert (row["model"], row["clients"]) == ("lenet", 4)
+    assert row["serial"]["steps_per_second"] == pytest.approx(8 / row["serial"]["seconds"])
     assert row["speedup"] == pytest.approx(row["serial"]["seconds"] / row["vectorized"]["seconds"])
     assert row["vectorized"]["peak_bytes"] > row["serial"]["peak_bytes"] > 4 * 62006
     assert capsys.readouterr().out.endswith("other than on the CPU: none\n")

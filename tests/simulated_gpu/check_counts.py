@@ -2,46 +2,105 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from typing import Any
+
 import gpu
 import pytest
 import torch
 
+from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
-from polyfed.methods import FedAvg
+from polyfed.methods import FedAvg, FedHeNN
+from polyfed.methods.building_blocks.kernel_alignment import AlignmentData
 from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
 
 CLIENTS = 20
 STEPS = 5  # of a client in a round
+PUBLIC = 24  # rows that everybody may see
+AVERAGE = FedAvg(aggregation="same-shape")
 MOST = {
-    "serial": {"kernels": 4520, "syncs": 140, "h2d": 180, "h2d_bytes": 144320, "d2h": 140, "d2h_bytes": 75440},
-    "vectorized": {"kernels": 1222, "syncs": 121, "h2d": 93, "h2d_bytes": 158400, "d2h": 121, "d2h_bytes": 75440},
+    "serial": {"kernels": 4520, "syncs": 120, "h2d": 100, "h2d_bytes": 144320, "d2h": 120, "d2h_bytes": 70880},
+    "vectorized": {"kernels": 539, "syncs": 24, "h2d": 8, "h2d_bytes": 94328, "d2h": 24, "d2h_bytes": 38740},
 }
 
 
-def counted(executor: str, rounds: int) -> tuple[dict[str, int], Federation]:
-    """What is done in so many rounds of clients of one small network."""
+def counted(
+    executor: str,
+    rounds: int,
+    clients: int = CLIENTS,
+    widths: Sequence[int] = (4,),
+    steps: Sequence[int] = (STEPS,),
+    method: Method = AVERAGE,
+    **training: Any,
+) -> tuple[dict[str, int], Federation]:
+    """What is done in so many rounds of clients of small networks of these widths, who take so many steps in turn."""
     among = world(
-        [lambda: tiny_model(1, 4, 6)],
-        public=0,
-        sizes=(8 * STEPS,) * CLIENTS,
-        labels=(tuple(range(CLASSES)),) * CLIENTS,
+        [functools.partial(tiny_model, 1, width, 6) for width in widths],
+        public=PUBLIC,
+        sizes=[8 * steps[place % len(steps)] for place in range(clients)],
+        labels=(tuple(range(CLASSES)),) * clients,
         device="cuda",
     )
-    training = Training(rounds=rounds, local_epochs=1, batch_size=8, lr=0.1)
-    federation = among.federation(FedAvg(), training, evaluation=Evaluation(every_n_rounds=1), executor=executor)
+    settings = Training(rounds=rounds, local_epochs=1, batch_size=8, lr=0.1, **training)
+    federation = among.federation(method, settings, evaluation=Evaluation(every_n_rounds=1), executor=executor)
     with gpu.counting() as done:
         federation.run()
     return done, federation
 
 
+def third_round(executor: str, clients: int) -> dict[str, int]:
+    """What is done in a round when everything that is brought to the device once is there."""
+    two, _ = counted(executor, 2, clients)
+    three, _ = counted(executor, 3, clients)
+    return {name: three[name] - two[name] for name in MOST[executor]}
+
+
 @pytest.mark.parametrize("executor", MOST)
 def test_a_round_costs_no_more(executor: str) -> None:
-    """The third round, when everything that is brought to the device once is there."""
-    two, _ = counted(executor, 2)
-    three, _ = counted(executor, 3)
-    found = {name: three[name] - two[name] for name in MOST[executor]}
+    found = third_round(executor, CLIENTS)
     assert all(found[name] <= most for name, most in MOST[executor].items()), found
+
+
+@pytest.mark.parametrize("executor", MOST)
+@pytest.mark.parametrize("augmentation", ["none", "crop-flip"])
+def test_a_step_waits_for_nothing_and_copies_nothing(executor: str, augmentation: str) -> None:
+    """However many steps there are; augmentation copies what it draws, as one for the vectorized executor."""
+    short, _ = counted(executor, 1, clients=4, steps=(2, 3), augmentation=augmentation)
+    long, _ = counted(executor, 1, clients=4, steps=(12, 13), augmentation=augmentation)
+    assert long["kernels"] > short["kernels"]
+    assert long["syncs"] == short["syncs"]
+    drawn = 4 * 10 if (executor, augmentation) == ("serial", "crop-flip") else 0
+    assert long["h2d"] - short["h2d"] == drawn
+
+
+def test_a_step_of_a_stack_costs_the_same_however_many_clients_there_are() -> None:
+    costs = []
+    for clients in (4, 12):
+        short, _ = counted("vectorized", 1, clients, steps=(2,))
+        long, _ = counted("vectorized", 1, clients, steps=(12,))
+        costs.append((long["kernels"] - short["kernels"]) / 10)
+    assert costs == [62, 62]  # of which the optimizer's is one
+
+
+def test_another_client_of_a_stack_costs_a_wait_and_no_copy_to_the_device() -> None:
+    """What it uploads is fetched; losses, a look for NaN and scores are those of all."""
+    few, many = (third_round("vectorized", clients) for clients in (4, 12))
+    assert many["syncs"] - few["syncs"] == 8
+    assert many["h2d"] == few["h2d"]
+
+
+@pytest.mark.parametrize("executor", MOST)
+@pytest.mark.parametrize(("rows", "copies"), [(PUBLIC, 0), (PUBLIC - 1, 1)])
+def test_alignment_data_are_where_the_steps_are(executor: str, rows: int, copies: int) -> None:
+    """A step of FedHeNN copies the numbers of the rows that a client draws, and nothing where it takes all rows."""
+    method = FedHeNN(alignment_data=AlignmentData(size=PUBLIC, batch=rows))
+    short, _ = counted(executor, 2, clients=4, steps=(2,), method=method)
+    long, _ = counted(executor, 2, clients=4, steps=(12,), method=method)
+    assert long["h2d"] - short["h2d"] == 4 * 10 * copies  # in the second round, the first that aligns
+    assert long["syncs"] == short["syncs"]
 
 
 @pytest.mark.parametrize("executor", MOST)
@@ -52,3 +111,17 @@ def test_data_stream_where_the_device_has_no_room(executor: str, monkeypatch: py
     streamed, again = counted(executor, 2)
     assert streamed["h2d_bytes"] > 1.2 * kept["h2d_bytes"]
     assert difference(all_state(held), all_state(again)) is None
+
+
+def test_a_few_clients_of_a_network_are_no_stack() -> None:
+    """Three of each network train one after the other: trials and a stack's step would take longer than they save."""
+    serial, one_by_one = counted("serial", 2, clients=6, widths=(4, 5))
+    vectorized, asked = counted("vectorized", 2, clients=6, widths=(4, 5))
+    assert {name: vectorized[name] for name in MOST["serial"]} == {name: serial[name] for name in MOST["serial"]}
+    assert difference(all_state(one_by_one), all_state(asked)) is None
+
+
+def test_four_clients_of_a_network_are_a_stack() -> None:
+    serial, _ = counted("serial", 2, clients=4)
+    vectorized, _ = counted("vectorized", 2, clients=4)
+    assert vectorized["kernels"] != serial["kernels"]

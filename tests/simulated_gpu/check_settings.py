@@ -67,7 +67,7 @@ def test_several_architectures(executor: str) -> None:
 
 @executors
 def test_dropout(executor: str) -> None:
-    """A GPU draws other masks than a CPU; here both draw alike."""
+    """A GPU draws other masks than a CPU; here both draw alike, one after the other as well as together."""
     compare(FedAvg(), models=[dropping], one=True, executor=executor)
 
 
@@ -198,9 +198,9 @@ def clients(place: str, network: str) -> list[Client]:
 def test_data_and_networks_may_lie_on_the_device(device: str, executor: str) -> None:
     found = []
     for place in ("cpu", "cuda"):
-        given = Federation(
-            clients(place, place), FedAvg(), TRAINING, task=Task(classes=3), executor=Execution(executor, device=device)
-        )
+        workers = 2 if executor == "vectorized" else None
+        execution = Execution(executor, workers, device)
+        given = Federation(clients(place, place), FedAvg(), TRAINING, task=Task(classes=3), executor=execution)
         given.run()
         found.append(state(given))
     assert difference(*found, CLOSE) is None

@@ -4,11 +4,13 @@ which.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from polyfed import testing
 from polyfed.core.message import flatten
@@ -32,6 +34,7 @@ from polyfed.methods import (
     FedKD,
     FedKWAZ,
     FedL2G,
+    FedLoRA,
     FedMD,
     FedMRL,
     FedNova,
@@ -54,6 +57,7 @@ from polyfed.methods import (
     LocalMutual,
     ScaleFL,
 )
+from polyfed.models.split import SequentialSplit
 from polyfed.registry import METHODS
 from polyfed.testing import ChangedValue, Reduction
 from polyfed.testing.fixtures import SHORT, SIZES, tiny_model
@@ -1153,6 +1157,51 @@ test_fiarse_by_layer = also(
 )
 
 
+def two_linear_layers() -> SequentialSplit:
+    """Inputs 36, then 24 and 12, and a head of 3."""
+    extractor = nn.Sequential(OrderedDict(flat=nn.Flatten(), one=nn.Linear(36, 24), tanh=nn.Tanh()))
+    body = nn.Sequential(OrderedDict(two=nn.Linear(24, 12), tanh=nn.Tanh()))
+    return SequentialSplit(extractor, body, nn.Linear(12, 3), "linear")
+
+
+def fedlora_bytes(server: Any, client_id: int) -> tuple[int, int]:
+    """Ranks 1, 2 and 4 in turn, 14 of six clients; 36 + 24 and 24 + 12 numbers for each; the head has 39."""
+    rank = (1, 2, 4)[client_id % 3]
+    return 4 * (14 * 96 + 39) + 8, 4 * (rank * 96 + 39) + 8
+
+
+ADAPTED: dict[str, Any] = {"models": [two_linear_layers], "reference_loss": cross_entropy}
+ONE_RULE: dict[str, Any] = {
+    **ADAPTED,
+    "skip": {"client_order_invariant": BY_NUMBER, "hyperparameters_matter": "asked of the plain form"},
+}
+
+test_fedlora = testing.conformance(
+    FedLoRA(ranks="1 2 4", alpha=4.0),
+    expected_bytes=fedlora_bytes,
+    skip={"client_order_invariant": BY_NUMBER},
+    changed_values={"ranks": "1 3 6", "layers": "one", "aggregation": "slices"},
+    **ADAPTED,
+)
+
+test_fedlora_svd = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="svd"), **ONE_RULE))
+test_fedlora_slices = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="slices"), **ONE_RULE))
+test_fedlora_pad = also(testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="pad"), **ONE_RULE))
+test_fedlora_fold = also(
+    testing.conformance(FedLoRA(ranks="1 2 4", alpha=4.0, aggregation="select-and-fold"), **ONE_RULE)
+)
+test_fedlora_average = also(
+    testing.conformance(
+        FedLoRA(ranks="2", alpha=4.0, aggregation="average"),
+        skip={"hyperparameters_matter": "asked of the plain form"},
+        reductions=[
+            Reduction({"aggregation": "pad"}, FedLoRA(ranks="2", alpha=4.0, aggregation="average"), "received")
+        ],
+        **ADAPTED,
+    )
+)
+
+
 def test_no_method_is_left_out() -> None:
     here = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert {name.replace("-", "_") for name in METHODS} <= here
@@ -1195,7 +1244,11 @@ def test_personal_methods_in_another_form(method: Any) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [FML(weighting="uniform"), FedKD(energy_start=0.5, energy_end=0.9), FedMRL(feature_dim=3)],
+    [
+        FML(weighting="uniform"),
+        pytest.param(FedKD(energy_start=0.5, energy_end=0.9), marks=pytest.mark.slow),
+        pytest.param(FedMRL(feature_dim=3), marks=pytest.mark.slow),
+    ],
     ids=lambda method: method.name,
 )
 def test_auxiliary_models_with_batchnorm(method: Any) -> None:

@@ -8,11 +8,12 @@ Nothing heavy is imported before a command needs it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import typer.main
@@ -90,6 +91,12 @@ def _deploy(context: typer.Context) -> None:
         print(context.get_help())
 
 
+@functools.cache
+def parser() -> Any:
+    """All commands as the argument parser has them, made once."""
+    return typer.main.get_command(app)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The program: runs a command and exits."""
     warnings.showwarning = lambda message, *_, **__: print_stderr(f"note: {message}")
@@ -100,7 +107,7 @@ def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
     try:
         with raise_on_termination():
-            code = typer.main.get_command(app).main(list(arguments), prog_name="polyfed", standalone_mode=False)
+            code = parser().main(list(arguments), prog_name="polyfed", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (OutputClosed, BrokenPipeError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import typer.main
 from click import Context
 
-from polyfed.cli.app import app
+from polyfed.cli.app import parser
 
 __all__ = ["to_markdown"]
 
@@ -31,7 +30,7 @@ writes the completion of the present shell into its start-up files; a new shell 
 
 def to_markdown() -> str:
     """The page."""
-    return "\n".join([_INTRODUCTION, *_sections(typer.main.get_command(app), "polyfed")])
+    return "\n".join([_INTRODUCTION, *_sections(parser(), "polyfed")])
 
 
 def _sections(group: Any, path: str) -> Iterator[str]:

@@ -15,7 +15,18 @@ from typing import Any
 from polyfed.registry import METHODS
 
 SECTIONS = (  # a copy, as the classes that check recipes load PyTorch
-    *("data", "models", "method", "methods.NAME", "training", "evaluation", "availability", "privacy", "compression"),
+    *(
+        "data",
+        "models",
+        "pretraining",
+        "method",
+        "methods.NAME",
+        "training",
+        "evaluation",
+        "availability",
+        "privacy",
+        "compression",
+    ),
     *("devices", "devices.custom.NAME", "robust_aggregation", "adversaries", "plugins", "run", "presets.NAME"),
 )
 

@@ -15,7 +15,7 @@ from polyfed.cli.output import print_files, print_json, print_stderr, print_text
 from polyfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from polyfed.experiments.prediction import Predictions
+    from polyfed.experiments.predictions import Predictions
 
 
 def report(

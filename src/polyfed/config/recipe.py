@@ -59,9 +59,10 @@ from polyfed.config.loading import module_folders, read_recipe, recipe_stem, wit
 from polyfed.config.overrides import apply_overrides
 from polyfed.config.own_plugins import OwnPlugin, read_plugin
 from polyfed.config.presets import LABEL, apply_presets, preset_names
-from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, RunSettings
-from polyfed.core.settings import Evaluation, Privacy, Settings, Training
+from polyfed.config.schema import SECTIONS, Data, MethodChoice, Models, PluginChoice, Pretraining, RunSettings
+from polyfed.core.settings import AdapterSettings, Evaluation, Privacy, Settings, Training
 from polyfed.data.transforms import augmentation
+from polyfed.engine.adapted import adapted
 from polyfed.engine.alone import alone
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
@@ -83,6 +84,7 @@ class Recipe(Settings):
 
     data: Data
     models: Models
+    pretraining: Pretraining = Field(default_factory=Pretraining)
     method: MethodChoice
     methods: dict[str, MethodChoice] = Field(default_factory=dict)
     training: Training = Field(default_factory=Training)
@@ -214,13 +216,16 @@ class Recipe(Settings):
         hyperparameters = {} if table is None else table.hyperparameters
         method = name if table is None else table.name
         is_alone = table is not None and table.alone
+        adapters = None if table is None else table.adapters
         own = self._own or self.method
-        overlaid = own.name == name and bool(own.hyperparameters or own.alone)
+        overlaid = own.name == name and bool(own.hyperparameters or own.alone or own.adapters)
         if own.name == name:
             hyperparameters = join(hyperparameters, own.hyperparameters)
             is_alone = is_alone or own.alone
+            adapters = own.adapters or adapters
         ready = None if overlaid or table is None else self._variants[name]
-        return self._with_method(MethodChoice(name=method, alone=is_alone, **hyperparameters), name, ready)
+        choice = MethodChoice(name=method, alone=is_alone, adapters=adapters, **hyperparameters)
+        return self._with_method(choice, name, ready)
 
     def choose_alone(self, name: str) -> Recipe:
         """As `choose`, with every client a federation of its own; called NAME-alone.
@@ -239,6 +244,8 @@ class Recipe(Settings):
         hyperparameters = dataclasses.asdict(chosen._method)
         chosen._hyperparameters = {key: value for key, value in hyperparameters.items() if value is not None}
         label = label_of(name)  # a method of one's own has one, too, as its name has a colon
+        if method.adapters is not None and label == method.name:
+            label = f"{label}-adapters"
         if method.alone and label == method.name:
             label = f"{label}-alone"
         return chosen.with_run(label=None if label == method.name else label)
@@ -329,12 +336,20 @@ class Recipe(Settings):
         try:
             method = kind(**choice.hyperparameters)
         except WrongSettings as problem:
-            spelled = ["name", "alone", *known]
+            spelled = ["name", "alone", "adapters", *known]
             said = one_line(problem.complaints, kind, (*place.split("."),), spelled, self.sections())
             raise ConfigError(said) from None
+        if choice.adapters is not None:
+            method = self._adapted(method, choice.adapters, place)
         if choice.alone and not has_upload(method):
             raise ConfigError(f"{place}.alone does nothing with method '{choice.name}', which uploads nothing")
         return alone(method) if choice.alone else method
+
+    def _adapted(self, method: Any, adapters: AdapterSettings, place: str) -> Any:
+        try:
+            return adapted(method, adapters)
+        except ConfigError as problem:
+            raise ConfigError(f"{place}.{problem}") from None
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved settings as TOML has them: every hyperparameter, no None, no ``[methods]``, no key without
@@ -344,8 +359,10 @@ class Recipe(Settings):
         settings["method"] = {"name": self.method.name, **copy.deepcopy(self._hyperparameters)}
         if self.method.alone:
             settings["method"]["alone"] = True
+        if self.method.adapters is not None:
+            settings["method"]["adapters"] = self.method.adapters.model_dump()
         optional = ("privacy", "compression", "robust_aggregation", "adversaries", "devices")
-        for section in ("data", "training", "evaluation", *optional, "run"):
+        for section in ("data", "pretraining", "training", "evaluation", *optional, "run"):
             settings[section] = getattr(self, section).effective()
         settings["availability"] = effective_availability(self.availability, self.devices)
         settings["run"].pop("modules", None)

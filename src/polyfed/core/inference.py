@@ -11,6 +11,7 @@ from polyfed.core.client import Client, Prepare
 from polyfed.core.message import Group
 from polyfed.core.method import Batch
 from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.data.samples import LabeledSamples
 from polyfed.functional.fisher import fisher_diagonal
 from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.profiling import timed
@@ -20,20 +21,26 @@ BACKWARD_ROWS = 64  # rows of a pass whose graph, and what went in and out of ev
 
 
 @timed("prototypes")
-def map_batches(function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
+def map_batches(
+    function: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor | LabeledSamples, prepare: Prepare
+) -> Tensor:
     """`function` over all rows of `x` (N, ...), stored as they are; eval mode, no gradient, nothing else changed.
+
+    Samples stay on a GPU from then on, where it has room for them.
 
     Returns:
         (N, ...) outputs on the model's device.
     """
-    device = next(iter(model.parameters()), x).device
+    held = x.x if isinstance(x, LabeledSamples) else x
+    device = next(iter(model.parameters()), held).device
+    chunks = x.chunks(CHUNK, device) if isinstance(x, LabeledSamples) else x.split(CHUNK)
     with torch.inference_mode(), eval_mode(model):
-        outputs = [function(prepare(rows.to(device))) for rows in x.split(CHUNK)]
+        outputs = [function(prepare(rows.to(device))) for rows in chunks]
     return torch.cat(outputs).clone()
 
 
-def representations(model: nn.Module, x: Tensor, prepare: Prepare) -> Tensor:
-    """Representations (N, D) of all rows of `x`."""
+def representations(model: nn.Module, x: Tensor | LabeledSamples, prepare: Prepare) -> Tensor:
+    """Representations (N, D) of all rows of `x`, see `map_batches`."""
     function: Callable[[Tensor], Tensor] = model.represent  # type: ignore[assignment]
     return map_batches(function, model, x, prepare)
 

@@ -22,7 +22,7 @@ from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage, Training
+from polyfed.core.settings import AdapterSettings, Stage, Training
 from polyfed.core.upload_forms import Form
 from polyfed.functional.losses import task_loss
 from polyfed.models.split import Part
@@ -210,9 +210,15 @@ class Method:
     # True: every client is a federation of its own (engine/alone.py), without communication between clients
     alone: ClassVar[bool] = False
 
+    # set: clients train adapters and heads only, of frozen networks (engine/adapted.py)
+    adapters: ClassVar[AdapterSettings | None] = None
+
     # True: heads with the same layers start with the same weights on all clients. They are a function of the seed, so
     # that they need not be sent
     common_head: ClassVar[bool] = False
+
+    # True: all clients of an architecture start with the same weights, a function of the seed, which need not be sent
+    common_start: ClassVar[bool] = False
 
     def __repr__(self) -> str:
         """Hyperparameters that differ from their defaults."""
@@ -251,6 +257,16 @@ class Method:
     def accepts_stale_uploads(self) -> bool:
         """Whether uploads may be aggregated in a later round."""
         return False
+
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        """How uploads of earlier rounds count less where the server does not wait (`devices.buffer_size`).
+
+        "changes": uploads are `delta_entries`, beside counts; the engine scales the change and adds it to the present
+        weights. "uploads": `aggregate` multiplies each upload by `server.upload_weight`, which needs
+        `accepts_stale_uploads`. "none": they do not.
+        """
+        return "none"
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

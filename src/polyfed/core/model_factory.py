@@ -64,7 +64,8 @@ class ModelFactory:
         blank: clients' own networks begin as zeros (`Method.ignores_initial_weights`), which spares drawing their
         weights.
         precision: what networks train in, see `training`.
-        common_head: the heads of clients' own networks begin alike (`Method.common_head`).
+        common: "head": the heads of clients' own networks begin alike (`Method.common_head`); "all": all clients of an
+        architecture do (`Method.common_start`).
 
     Attributes:
         auxiliary_model: the auxiliary model's architecture, "" without one.
@@ -82,7 +83,7 @@ class ModelFactory:
         others: Mapping[str, Builder] | None = None,
         blank: bool = False,
         precision: Precision = "float32",
-        common_head: bool = False,
+        common: Literal["nothing", "head", "all"] = "nothing",
     ) -> None:
         self.builders = dict(builders)
         self._build = build
@@ -92,7 +93,7 @@ class ModelFactory:
             raise ConfigError(f"expected the precision 'float32' or 'bf16', got '{precision}'")
         self._precision = precision
         self._blank = blank
-        self._common_head = common_head
+        self._common = common
         self._heads: dict[str, dict[str, Tensor]] = {}  # with which an architecture's clients begin, if alike
         self._templates: dict[tuple[str, str, bool], nn.Module] = {}
         self._inventories: dict[tuple[str, str, bool], StateIndex] = {}
@@ -143,7 +144,7 @@ class ModelFactory:
         model = model.cpu()  # where everything begins; a user's network may lie on the device already
         with seeded_global_rng(derive_seed(self._seed, "build", owner)):
             network = self._build(model, variant)
-        if self._common_head and isinstance(owner, int):
+        if self._common == "head" and isinstance(owner, int):
             as_split_model(network).head.load_state_dict(self._first_head(architecture, redrawn=given is None))
         if alone or self._beside is None:
             return network
@@ -199,7 +200,8 @@ class ModelFactory:
         An auxiliary model is the same for every client, and does not change the weights of clients' own networks.
         `given` is a client's own network, whose present weights are kept. `alone`: see `module`.
         """
-        module = self._make(architecture, variant, architecture if owner is None else owner, given, alone)
+        stream = architecture if owner is None or self._common == "all" else owner
+        module = self._make(architecture, variant, stream, given, alone)
         plain = torch.contiguous_format
         return {name: tensor.detach().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
 

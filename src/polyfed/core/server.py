@@ -40,6 +40,7 @@ class Server:
         input_example: stored inputs without rows (0, ...), for their type and shape.
         log: numbers for the round's record; emptied after every round.
         cache: recomputable values by purpose and client; never saved.
+        upload_weights: by client, see `upload_weight`.
 
     Networks are those of `Method.build`; what `Method.join_models` adds exists on clients only.
     """
@@ -70,6 +71,7 @@ class Server:
         self.input_example = torch.empty(0) if example is None else example[:0]
         self.log: dict[str, float] = {}
         self.cache: dict[tuple[str, int], Any] = {}
+        self.upload_weights: Mapping[int, float] = {}
         self._members = dict(clients)
         self._names = tuple(dict.fromkeys(member.architecture for member in clients.values()))
         self._model_factory = model_factory
@@ -115,6 +117,12 @@ class Server:
         mark = _mark(client_id)
         others = {name: value for name, value in self.state.items() if not name.startswith(mark)}
         self.state = others | {f"{mark}{name}": value for name, value in own.state.items()}
+
+    def upload_weight(self, client_id: int) -> float:
+        """How much a client's upload counts in `Method.aggregate`: 1, or less if it is of an earlier round
+        (`Method.staleness_weighting`).
+        """
+        return self.upload_weights.get(client_id, 1.0)
 
     def generator(self, purpose: str, *ids: int) -> torch.Generator:
         """The server's random stream for `purpose` in this round."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polyfed.validation.effect import ActsWith, idle, without_effect
 from polyfed.validation.error_lines import in_one_line, one_line
@@ -14,6 +15,8 @@ from polyfed.validation.error_lines import in_one_line, one_line
 Stage = Literal["received", "after_training", "personal"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "r2"]
 Accountant = Literal["rdp", "pld"]
+EachGroup = Literal["each group"]  # of `Evaluation.held_out`
+EACH_GROUP: EachGroup = "each group"
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -59,6 +62,25 @@ class Settings(BaseModel):
         if said := without_effect(type(self).model_fields, vars(self), self.model_fields_set):
             raise ValueError(said)
         return self
+
+
+def _check_ranks(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*( [1-9]\d*)*", text):
+        raise ValueError(f"expected ranks of at least 1, as in '2 4 8'; got '{text}'")
+    return text
+
+
+Ranks = Annotated[str, AfterValidator(_check_ranks)]
+
+
+class AdapterSettings(Settings):
+    """``method.adapters``: clients train adapters and heads of frozen networks; see `core.adapters`."""
+
+    _place: ClassVar[tuple[str, ...]] = ("method", "adapters")
+
+    ranks: Ranks = Field("4", description="dealt to the clients in turn")
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(16.0, description="an update counts alpha / rank")
+    layers: str = Field("", description="last names of the layers with adapters; '': all linear ones but the head")
 
 
 class Training(Settings):
@@ -243,10 +265,10 @@ class Evaluation(Settings):
         False,
         description="score clients also on the classes that they have no training rows of, with all clients' test rows",
     )
-    held_out: Annotated[int, Field(ge=0)] | Annotated[list[int | str], Field(min_length=1)] = Field(
+    held_out: Annotated[int, Field(ge=0)] | Annotated[list[int | str], Field(min_length=1)] | EachGroup = Field(
         0,
-        description="clients that never train and are scored as newcomers: how many, drawn; or a list of clients' "
-        "numbers, or of values of data.group_by",
+        description="clients that never train and are scored as newcomers: how many, drawn; a list of clients' "
+        "numbers, or of values of data.group_by; or 'each group': `compare` holds out each of these in turn",
     )
     held_out_epochs: Annotated[int, Field(ge=0), ActsWith("held_out")] = Field(
         0, description="held_out: also score them after so many local epochs; 0: only as they receive"
@@ -272,7 +294,7 @@ class Evaluation(Settings):
             )
         for key in ("extra_stages", "metrics", "held_out"):
             names = getattr(self, key) or []
-            if isinstance(names, int):
+            if isinstance(names, int | str):
                 continue
             if len({*names}) < len(names):
                 raise ValueError(f"{key}: expected every name once, got one again")

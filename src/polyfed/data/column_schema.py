@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyfed.data.samples import LABEL_NAMES
+from polyfed.data.samples import LABEL_NAMES, ONE_LABEL
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.results.read import parse_json
@@ -74,6 +74,13 @@ def holds_bytes(kind: Any) -> bool:
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
+def several_labels(kind: Any) -> str:
+    """A hint where a column holds lists; else ""."""
+    import pyarrow.types as types
+
+    return ONE_LABEL if types.is_nested(kind) else ""
+
+
 def holds_labels(kind: Any) -> bool:
     import pyarrow.types as types
 
@@ -134,5 +141,5 @@ def _check_types(schema: Any, image: str, label: str, where: object) -> None:
     if not holds_labels(schema.field(label).type):
         raise ConfigError(
             f"expected whole numbers or strings in label column '{label}' of {where}, "
-            f"got type {schema.field(label).type}"
+            f"got type {schema.field(label).type}{several_labels(schema.field(label).type)}"
         )

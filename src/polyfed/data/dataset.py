@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data.column_schema import column_values
-from polyfed.data.samples import LabeledSamples, classes_up_to, from_dataset, refuse_negative, refuse_not_finite
+from polyfed.data.samples import (
+    ONE_LABEL,
+    LabeledSamples,
+    classes_up_to,
+    from_dataset,
+    refuse_negative,
+    refuse_not_finite,
+)
+from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.errors import ConfigError, first_line
@@ -39,6 +47,7 @@ class DatasetSource:
         feature_names: of a table, x (N, F): what its columns are called; empty for other inputs.
         vocabulary: of texts: how they became ids; None: other inputs, or not known.
         label_column: of files: where the labels stood; None: in no column.
+        columns: of a table: which features are categories, and which may be missing.
 
     Raises:
         ConfigError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
@@ -58,6 +67,7 @@ class DatasetSource:
     feature_names: tuple[str, ...] = ()
     vocabulary: Vocabulary | None = None
     label_column: str | None = None
+    columns: TableColumns = field(default_factory=TableColumns)
 
     def __post_init__(self) -> None:
         if (self.classes < 1) != self.is_regression or len(self.class_names) != self.classes:
@@ -155,7 +165,14 @@ def with_declared(
             raise ConfigError(
                 f"data.mean: expected {len(source.mean)} numbers for the inputs of '{source.name}', got {len(mean)}"
             )
-        source = replace(source, mean=tuple(mean), std=tuple(std))
+        values = source.columns.means(mean)
+        source = replace(
+            source,
+            mean=tuple(mean),
+            std=tuple(std),
+            train=fill_missing(source.train, source.columns, values),
+            test=None if source.test is None else fill_missing(source.test, source.columns, values),
+        )
     if class_names is not None and source.is_regression:
         raise ConfigError(f"data.class_names: expected none, as '{source.name}' has numbers to predict, no classes")
     if class_names is None or list(class_names) == list(source.class_names):
@@ -268,6 +285,7 @@ def as_samples(side: Any, what: str, name: str) -> LabeledSamples:
     if y.shape != (len(x),):
         raise ConfigError(
             f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), got {tuple(y.shape)}"
+            f"{ONE_LABEL if y.dim() > 1 else ''}"
         )
     if y.is_floating_point():
         y = y.float()

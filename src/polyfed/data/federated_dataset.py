@@ -26,6 +26,7 @@ from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
 from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group
 from polyfed.data.samples import ClientData, LabeledSamples, target_scale
+from polyfed.data.table_columns import fill_missing, own_means
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 
@@ -128,8 +129,12 @@ def build_federated_dataset(
     if common_test is not None:
         used += len(common_test)
     test = None if common_test is None else pool.select(common_test)
+    of_clients = [_client_data(pool, rows, client, shift, test) for client, rows in enumerate(clients)]
     return FederatedDataset(
-        clients=tuple(_client_data(pool, rows, client, shift, test, options) for client, rows in enumerate(clients)),
+        clients=tuple(
+            _labeled(source, _filled(source, data, common=test is not None), options, client)
+            for client, data in enumerate(of_clients)
+        ),
         holdout=pool.select(sides.holdout),
         test=test,
         classes=source.classes,
@@ -217,23 +222,25 @@ def _halve(pool: PooledRows, clients: Sequence[_ClientRows], share: float, gener
 
 
 def _client_data(
-    pool: PooledRows,
-    rows: _ClientRows,
-    client: int,
-    shift: FeatureShift,
-    common_test: LabeledSamples | None,
-    options: PartitionOptions,
+    pool: PooledRows, rows: _ClientRows, client: int, shift: FeatureShift, common_test: LabeledSamples | None
 ) -> ClientData:
     """A client's samples as it sees them; a common test set as it is."""
-    train = shift(pool.select(rows.train), client, "train")
-    validation = shift(pool.select(rows.validation), client, "validation")
-    test = shift(pool.select(rows.test), client, "test") if common_test is None else common_test
-    if not pool.source.is_regression:
-        data = ClientData(train, validation, test)
-        return own_label_space(data, pool.source.class_names, client) if options.label_space == "own" else data
-    scale = target_scale(train.y)
-    own_test = test.standardized(scale) if common_test is None else test
-    return ClientData(train.standardized(scale), validation.standardized(scale), own_test)
+    return ClientData(
+        shift(pool.select(rows.train), client, "train"),
+        shift(pool.select(rows.validation), client, "validation"),
+        shift(pool.select(rows.test), client, "test") if common_test is None else common_test,
+    )
+
+
+def _labeled(source: DatasetSource, data: ClientData, options: PartitionOptions, client: int) -> ClientData:
+    """A client's rows with labels as it has them: numbers standardized by its own training rows, classes of its own."""
+    if options.label_space == "own":
+        return own_label_space(data, source.class_names, client)
+    if not source.is_regression:
+        return data
+    scale = target_scale(data.train.y)
+    test = data.test.standardized(scale) if options.test == "local" else data.test
+    return ClientData(data.train.standardized(scale), data.validation.standardized(scale), test)
 
 
 def own_label_space(data: ClientData, class_names: Sequence[str], client: int) -> ClientData:
@@ -254,6 +261,17 @@ def own_label_space(data: ClientData, class_names: Sequence[str], client: int) -
         parts.append(LabeledSamples(kept.x, torch.searchsorted(own, kept.y)))
     train, validation, test = parts
     return ClientData(train, validation, test, tuple(class_names[label] for label in own.tolist()))
+
+
+def _filled(source: DatasetSource, data: ClientData, common: bool) -> ClientData:
+    """A client's rows with means of its own training rows in place of missing values; a common test set as it is."""
+    if not source.columns.flags:
+        return data
+    values = own_means(data.train.x, source.columns, source.mean)
+    train, validation, test = (
+        fill_missing(part, source.columns, values) for part in (data.train, data.validation, data.test)
+    )
+    return ClientData(train, validation, data.test if common else test)
 
 
 # checks -----------------------------------------------------------------------------------------------------------

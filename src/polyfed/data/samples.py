@@ -18,6 +18,7 @@ from polyfed.errors import ConfigError
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
 _MOST_CLASSES = 10**6
 _SHARE = 0.1  # of a GPU's free memory that a client's data may take to be kept there
+ONE_LABEL = "; an input has one label, multi-label data are not supported"  # behind what was got instead
 _NO_LABEL = "rows without a label, often marked -1, have to be dropped first"
 
 
@@ -249,6 +250,7 @@ def _label(label: Any, row: int, of_numbers: bool) -> int | float:
         raise ConfigError(f"expected a float as label of item {row}, as of item 0, got {str(label)[:40]}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         hint = f"; {_NO_LABEL}" if value == -1 else ""
+        hint = ONE_LABEL if isinstance(value, list | tuple) else hint
         raise ConfigError(f"expected a whole number from 0 on as label of item {row}, got {str(label)[:40]}{hint}")
     return value
 

@@ -6,8 +6,8 @@ Shapes: N rows, F features.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from polyfed.data.column_schema import Columns, column_values
 from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import LABEL_NAMES, LabeledSamples
 from polyfed.data.split_files import find_split_files
+from polyfed.data.table_columns import FLAG, TableColumns, category_number, is_missing
 from polyfed.errors import ConfigError, first_line
 from polyfed.registry import suggest
 
@@ -28,17 +29,21 @@ _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 ke
 
 @dataclass(frozen=True)
 class LabeledTable:
-    """What was read: both sides as they stand in the files, (N, F) float64, and what the features are called."""
+    """What was read: both sides as they stand in the files, (N, F) float64, and what the features are called.
+
+    Where `columns` has flags, a missing value is 0.
+    """
 
     sides: parquet_images.LabeledImages
     feature_names: tuple[str, ...]
+    columns: TableColumns = field(default_factory=TableColumns)
 
 
 @dataclass(frozen=True)
 class CsvTable:
-    """One file: its cells by column, without blanks around them."""
+    """One file, or a table in memory: its cells by column, without blanks around them."""
 
-    path: Path
+    path: object
     cells: dict[str, list[str]]
 
 
@@ -48,6 +53,8 @@ def read(
     feature_columns: Sequence[str] | None = None,
     train_splits: Sequence[str] = ("train",),
     columns: Sequence[str] = (),
+    categories: Mapping[str, Sequence[str]] | None = None,
+    may_be_missing: bool = False,
     regression: bool = False,
 ) -> LabeledTable:
     """Read a CSV file, or a folder with train*.csv and test*.csv.
@@ -62,21 +69,58 @@ def read(
         feature_columns: None for all that hold numbers, besides the label and `columns`.
         train_splits: the words in files' names that say "training side".
         columns: further columns of whole numbers or words; one that the test side lacks is left out there.
+        categories: features that hold categories, with the names of these (`find_categories`).
+        may_be_missing: whether numbers may be; each then gets a feature that says where it is.
         regression: whether labels are numbers to predict; the table then has no classes.
 
     Raises:
         ConfigError: no such file or column, rows of another length than the first, a label that is missing,
             fractional or below 0 (or, to be predicted, no finite number), a feature that is no finite number.
     """
-    sheets = {side: [read_sheet(path) for path in paths] for side, paths in find_csv_files(place, train_splits).items()}
+    sheets = read_sheets(place, train_splits)
+    return encode(sheets, place, label_column, feature_columns, columns, categories, may_be_missing, regression)
+
+
+def read_sheets(place: Path, train_splits: Sequence[str]) -> dict[str, list[CsvTable]]:
+    """All files of the sides that there are; see `find_csv_files`."""
+    return {side: [read_sheet(path) for path in paths] for side, paths in find_csv_files(place, train_splits).items()}
+
+
+def find_categories(sheets: Sequence[CsvTable], columns: Sequence[str]) -> dict[str, list[str]]:
+    """The different values of some columns, sorted; missing ones do not count.
+
+    Raises:
+        ConfigError: no such column.
+    """
+    for sheet in sheets:
+        for name in columns:
+            check_column("category", name, sheet)
+    cells = {name: {cell for sheet in sheets for cell in sheet.cells[name]} for name in columns}
+    return {name: sorted(cell for cell in found if not is_missing(cell)) for name, found in cells.items()}
+
+
+def encode(
+    sheets: Mapping[str, Sequence[CsvTable]],
+    place: object,
+    label_column: str | None = None,
+    feature_columns: Sequence[str] | None = None,
+    columns: Sequence[str] = (),
+    categories: Mapping[str, Sequence[str]] | None = None,
+    may_be_missing: bool = False,
+    regression: bool = False,
+) -> LabeledTable:
+    """Both sides' sheets as numbers; see `read`. place: where they are from, for messages."""
     first = sheets["train"][0]
     label = find_label(first, label_column)
-    features = _features(sheets["train"], label, feature_columns, columns)
+    known = {name: _numbered(found) for name, found in (categories or {}).items()}
+    features = _features(sheets["train"], label, feature_columns, columns, known)
+    numbers_only = [name for name in features if name not in known]
+    flags = numbers_only if may_be_missing else []
     raw = {}
     x = {}
     for side, parts in sheets.items():
         raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
-        x[side] = np.concatenate([_matrix(sheet, features) for sheet in parts])
+        x[side] = np.concatenate([_matrix(sheet, features, known, flags) for sheet in parts])
     files = {side: rows_of(parts) for side, parts in sheets.items()}
     names: tuple[str, ...] = ()
     if regression:
@@ -88,7 +132,11 @@ def read(
     read = parquet_images.LabeledImages(
         sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label
     )
-    return LabeledTable(read, features)
+    kinds = TableColumns(
+        tuple(tuple(known.get(name, ())) for name in (*features, *[""] * len(flags))) if known else (),
+        tuple((features.index(name), len(features) + number) for number, name in enumerate(flags)),
+    )
+    return LabeledTable(read, (*features, *map(FLAG.format, flags)), kinds)
 
 
 def statistics(table: LabeledTable, where: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -102,20 +150,38 @@ def statistics(table: LabeledTable, where: object) -> tuple[tuple[float, ...], t
             f"expected labels of two or more classes in {where}, got '{table.sides.class_names[0]}' alone"
         )
     x_NF = table.sides.train.x.numpy()
-    varies = (x_NF != x_NF[0]).any(axis=0)
     mean = x_NF.mean(axis=0)
-    std = np.where(varies, x_NF.std(axis=0), 1.0)
+    std = x_NF.std(axis=0)
+    varies = (x_NF != x_NF[0]).any(axis=0)
+    for place, flag in table.columns.flags:
+        present = x_NF[x_NF[:, flag] == 0, place]
+        mean[place] = present.mean() if len(present) else 0.0
+        std[place] = present.std() if len(present) else 1.0
+        varies[place] = len(present) and bool((present != present[0]).any())
+    std = np.where(varies, std, 1.0)
     flat = varies & (std < _LEAST_SPREAD * np.abs(x_NF).max(axis=0))
     if flat.any():
         raise ConfigError(
             f"column '{table.feature_names[int(flat.argmax())]}' of {where} varies too little beside its size to be "
             f"kept in float32; subtract a constant from it first"
         )
+    for place in _as_they_are(table.columns):
+        mean[place] = 0.0
+        std[place] = 1.0
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
+def _as_they_are(columns: TableColumns) -> list[int]:
+    """The features that are not standardized: categories, and what says whether a number is missing."""
+    return [place for place, names in enumerate(columns.categories) if names] + [flag for _, flag in columns.flags]
+
+
 def read_inference_csv(
-    path: Path, features: Sequence[str], label_column: str | None = None, usual_label: str | None = None
+    path: Path,
+    features: Sequence[str],
+    label_column: str | None = None,
+    usual_label: str | None = None,
+    columns: TableColumns | None = None,
 ) -> tuple[NDArray[np.float64], list[str] | None]:
     """Rows for a trained model.
 
@@ -124,6 +190,7 @@ def read_inference_csv(
         features: the columns to take, in this order.
         label_column: that must be there; None for `usual_label`, or for a column of a usual name where that is one.
         usual_label: the label column of the files that the model was trained on.
+        columns: which of the features are categories, or say where another is missing.
 
     Returns:
         (N, F) values and the N labels as they are spelt, or None.
@@ -132,7 +199,18 @@ def read_inference_csv(
         ConfigError: a column that is not there, a value that is no finite number, a label that is missing.
     """
     sheet = read_sheet(path)
-    return _matrix(sheet, features), new_labels(sheet, features, label_column, usual_label)
+    columns = columns or TableColumns()
+    flagged = {flag for _, flag in columns.flags}
+    stored = [name for place, name in enumerate(features) if place not in flagged]
+    named = zip(features, columns.categories, strict=False)
+    known = {name: _numbered(found) for name, found in named if found}
+    x_NF = _matrix(sheet, stored, known, [features[place] for place, _ in columns.flags])
+    return x_NF, new_labels(sheet, stored, label_column, usual_label)
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    """The number by which each category is stored."""
+    return {name: 1 + place for place, name in enumerate(names)}
 
 
 def new_labels(
@@ -232,13 +310,17 @@ def find_label(sheet: CsvTable, named: str | None) -> str:
 
 
 def _features(
-    sheets: Sequence[CsvTable], label: str, asked: Sequence[str] | None, others: Sequence[str]
+    sheets: Sequence[CsvTable], label: str, asked: Sequence[str] | None, others: Sequence[str], known: Collection[str]
 ) -> tuple[str, ...]:
-    """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed."""
+    """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed.
+
+    known: those of categories, which come last where they are not asked for.
+    """
     if asked is None:
         cells = sheets[0].cells
-        found = [name for name in cells if name != label and name not in others]
+        found = [name for name in cells if name != label and name not in others and name not in known]
         asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
+    asked = [*asked, *(name for name in known if name not in asked)]
     if not asked:
         raise ConfigError(
             f"expected columns of numbers besides '{label}' in {sheets[0].path}, got none; text_column names a column "
@@ -257,11 +339,22 @@ def check_column(what: str, name: str, sheet: CsvTable) -> None:
         )
 
 
-def _matrix(sheet: CsvTable, features: Sequence[str]) -> NDArray[np.float64]:
-    """(N, F) finite numbers."""
+def _matrix(
+    sheet: CsvTable, features: Sequence[str], known: Mapping[str, Mapping[str, int]], flags: Sequence[str]
+) -> NDArray[np.float64]:
+    """(N, F) finite numbers. known: the numbers of categories by feature. flags: features that may be missing."""
     for name in features:
         check_column("feature", name, sheet)
-    values = [[_number(cell) for cell in sheet.cells[name]] for name in features]
+    values: list[list[float | None]] = []
+    for name in features:
+        cells = sheet.cells[name]
+        if name in known:
+            values.append([category_number(cell, known[name]) for cell in cells])
+        elif name in flags:
+            values.append([0.0 if is_missing(cell) else _number(cell) for cell in cells])
+        else:
+            values.append([_number(cell) for cell in cells])
+    values += [[float(is_missing(cell)) for cell in sheet.cells[name]] for name in flags]
     x_NF = np.array([[np.nan if value is None else value for value in column] for column in values]).T
     with np.errstate(over="ignore"):
         wrong = np.argwhere(~np.isfinite(x_NF.astype(np.float32)))
@@ -269,7 +362,8 @@ def _matrix(sheet: CsvTable, features: Sequence[str]) -> NDArray[np.float64]:
         row, column = wrong[0]
         raise ConfigError(
             f"expected a finite number in row {row} of column '{features[column]}' of {sheet.path}, got "
-            f"'{sheet.cells[features[column]][row][:40]}'; fill or drop such rows, or name other feature_columns"
+            f"'{sheet.cells[features[column]][row][:40]}'; fill or drop such rows, name other feature_columns, or set "
+            "missing_values"
         )
     return x_NF
 
@@ -310,7 +404,7 @@ def labels_of(sheet: CsvTable, label: str) -> list[str]:
     return cells
 
 
-def infer_types(raw: Mapping[str, list[str]], label: str, place: Path) -> dict[str, NDArray[Any]]:
+def infer_types(raw: Mapping[str, list[str]], label: str, place: object) -> dict[str, NDArray[Any]]:
     """Labels as int64 where all of both sides are whole numbers, else as words."""
     every = [cell for cells in raw.values() for cell in cells]
     if _whole(every) is not None:

@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from polyfed.data import bounds, tabular
-from polyfed.data.column_schema import Columns, holds_labels, label_columns, pick_column, stored_features
+from polyfed.data.column_schema import (
+    Columns,
+    holds_labels,
+    label_columns,
+    pick_column,
+    several_labels,
+    stored_features,
+)
 from polyfed.data.parquet_files import open_parquet, read_extra_columns
 from polyfed.data.split_files import find_split_files
 from polyfed.data.text import RawTexts
@@ -177,7 +184,7 @@ def pick_columns(
     if not holds_labels(schema.field(label).type):
         raise ConfigError(
             f"expected whole numbers or strings in label column '{label}' of {where}, got type "
-            f"{schema.field(label).type}"
+            f"{schema.field(label).type}{several_labels(schema.field(label).type)}"
         )
     names = features.get(label, {}).get("names")
     return Columns(text, label, tuple(map(str, names)) if isinstance(names, list) else None)

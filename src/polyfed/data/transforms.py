@@ -20,8 +20,6 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
-
 _PADDING = 4  # pixels; He et al. 2016, and the authors' code of FedHeNN, FedGH and FedIN
 
 
@@ -145,34 +143,51 @@ class Prepare:
             return torch.tensor([scale, shift], dtype=torch.float32).view(2, -1, 1, 1)
 
 
-def augment(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Random crop after padding with 4 black pixels, and a horizontal flip of every other image on average.
+@dataclass(frozen=True)
+class Augmentation:
+    """A random change of images before `Prepare`.
 
     Args:
-        x: (N, C, H, W) images before `Prepare`, so that the padding is black.
-        generator: on the CPU, the same images come out on every device.
-
-    Returns:
-        (N, C, H, W) of x's type, a new tensor.
-
-    Raises:
-        ConfigError: not a batch of images.
+        draw: (N, a generator) to what is drawn for N images, (N, ...), on the generator's device; of a generator on the
+            CPU the same images come out on every device. apply: images and what was drawn for them to new images.
     """
-    if x.dim() != 4:
-        raise ConfigError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
-    count, channels, height, width = x.shape
+
+    draw: Callable[[int, torch.Generator], Tensor]
+    apply: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """(N, C, H, W) of x's type, a new tensor.
+
+        Raises:
+            ConfigError: not a batch of images.
+        """
+        if x.dim() != 4:
+            raise ConfigError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
+        return self.apply(x, self.draw(len(x), generator).to(x.device))
+
+
+def _draw_crops(count: int, generator: torch.Generator) -> Tensor:
+    """(N, 3): where each crop begins, down and across, and whether it is flipped."""
     device = generator.device
-    corner_N2 = torch.randint(0, 2 * _PADDING + 1, (count, 2), generator=generator, device=device).to(x.device)
-    flip_N1 = torch.randint(0, 2, (count, 1), generator=generator, device=device).to(x.device)
+    corner_N2 = torch.randint(0, 2 * _PADDING + 1, (count, 2), generator=generator, device=device)
+    flip_N1 = torch.randint(0, 2, (count, 1), generator=generator, device=device)
+    return torch.cat([corner_N2, flip_N1], dim=1)
+
+
+def _crop_and_flip(x: Tensor, drawn_N3: Tensor) -> Tensor:
+    """Crops after padding with 4 black pixels, some of them flipped."""
+    count, channels, height, width = x.shape
+    down_N1, right_N1, flip_N1 = drawn_N3.split(1, dim=1)
     across_W = torch.arange(width, device=x.device)
-    across_NW = torch.where(flip_N1 == 1, width - 1 - across_W, across_W) + corner_N2[:, 1:]
-    down_NH = torch.arange(height, device=x.device) + corner_N2[:, :1]
+    across_NW = torch.where(flip_N1 == 1, width - 1 - across_W, across_W) + right_N1
+    down_NH = torch.arange(height, device=x.device) + down_N1
     padded = functional.pad(x, (_PADDING, _PADDING, _PADDING, _PADDING))
     pixel = down_NH[:, :, None] * (width + 2 * _PADDING) + across_NW[:, None, :]
     pixel = pixel.view(count, 1, height * width).expand(count, channels, height * width)
     return padded.flatten(2).gather(2, pixel).view(count, channels, height, width)
 
 
+augment = Augmentation(_draw_crops, _crop_and_flip)  # a random crop, and a flip of every other image on average
 AUGMENTATIONS: dict[str, Augmentation | None] = {"none": None, "crop-flip": augment}
 
 

@@ -159,7 +159,16 @@ class NodeTask:
         width = recipe.models.feature_dim
         self._beside = beside = auxiliary_network(recipe, self._method, task.auxiliary_model or self._name, self._name)
         builders = {
-            name: functools.partial(build, name, shape, len(self._names), width, source.words, beside=recipe.beside)
+            name: functools.partial(
+                build,
+                name,
+                shape,
+                len(self._names),
+                width,
+                source.words,
+                beside=recipe.beside,
+                categories=source.columns.counts,
+            )
             for name in {self._name, beside, *auxiliary_candidates(self._method)}
         }
         self._model_factory = build_model_factory(
@@ -210,6 +219,7 @@ class NodeTask:
             std=list(self._prepare.std),
             table=self._prepare.table,
             words=words,
+            categories=list(source.columns.counts),
             architecture=self._name,
             feature_dim=model.feature_dim,
             head={name: list(tensor.shape) for name, tensor in model.head.state_dict().items()},

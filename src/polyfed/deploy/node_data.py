@@ -19,6 +19,8 @@ _READING = (
     "image_column",
     "label_column",
     "feature_columns",
+    "category_columns",
+    "missing_values",
     "text_column",
     "vocab_size",
     "max_length",
@@ -60,6 +62,11 @@ def _dealt(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[Federate
         raise ConfigError(
             "node-config: expected data.word_vectors in the recipe for a node's own texts, as all must number words "
             f"alike, got '{place.data}' without"
+        )
+    if dealt.source.columns.counts:
+        raise ConfigError(
+            "node-config: expected the recipe's data with data.category_columns, as all must number categories alike, "
+            f"got '{place.data}'"
         )
     if len(dealt.clients) != 1:
         raise ConfigError(f"node-config: expected the rows of one client as data, got {len(dealt.clients)} clients'")

@@ -16,7 +16,7 @@ from polyfed.deploy.protocol import ClientHello
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.errors import ConfigError
 from polyfed.models.split import SplitModel
-from polyfed.models.zoo import build
+from polyfed.models.zoo import build, without_memory
 from polyfed.registry import MODELS
 
 _SMALL = 2**18  # numbers of an input, or words, for which no network is too large
@@ -104,7 +104,16 @@ def placeholder_builder(said: ClientHello, recipe: Recipe, classes: int) -> Buil
     words = said.words or None
     width = recipe.models.feature_dim
     shape = tuple(said.shape)
-    return functools.partial(build, said.architecture, shape, classes, width, words, beside=recipe.beside)
+    return functools.partial(
+        build,
+        said.architecture,
+        shape,
+        classes,
+        width,
+        words,
+        beside=recipe.beside,
+        categories=said.categories,
+    )
 
 
 def check_size(said: ClientHello, recipe: Recipe, classes: int) -> None:
@@ -113,10 +122,10 @@ def check_size(said: ClientHello, recipe: Recipe, classes: int) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if not can_build(said, recipe) or max(math.prod(said.shape), said.words) <= _SMALL:
+    if not can_build(said, recipe) or max(math.prod(said.shape), said.words, *said.categories) <= _SMALL:
         return
     try:
-        with torch.device("meta"):
+        with without_memory():
             count = sum(tensor.numel() for tensor in placeholder_builder(said, recipe, classes)().state_dict().values())
     except (NotImplementedError, RuntimeError):  # one that cannot be weighed so
         return

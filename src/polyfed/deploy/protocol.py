@@ -81,8 +81,9 @@ class ClientHello(Settings):
     """Who a node is: its client's number, its data (counts, classes, what inputs look like), its network.
 
     shape, dtype: of one stored input. mean, std, table: see `Prepare`. words: of texts, how many ids there are; 0: no
-    texts; -1: they have fixed vectors. architecture: its name. feature_dim: what enters the head. head: its tensors by
-    name. linear: whether it is one linear layer. token: by which the server knows the node again.
+    texts; -1: they have fixed vectors. categories: of a table's features, if some have any. architecture: its name.
+    feature_dim: what enters the head. head: its tensors by name. linear: whether it is one linear layer. token: by
+    which the server knows the node again.
     """
 
     client: Count
@@ -99,6 +100,9 @@ class ClientHello(Settings):
     std: _Numbers
     table: bool
     words: Annotated[int, Field(ge=-1, le=2**22)]
+    categories: Annotated[list[Annotated[int, Field(ge=0, le=2**22)]], Field(max_length=2**16)] = Field(
+        default_factory=list
+    )
     architecture: _Name
     feature_dim: Annotated[int, Field(ge=1, le=2**20)]
     head: Annotated[dict[_Path, Annotated[list[Count], Field(max_length=8)]], Field(max_length=64)]

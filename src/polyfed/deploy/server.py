@@ -137,6 +137,7 @@ class DeployedFederation(Federation):
                 recipe.models.feature_dim,
                 max(first.words, 0) or None,
                 beside=recipe.beside,
+                categories=first.categories,
             )
             for name in auxiliary_candidates(method)
         }
@@ -265,6 +266,8 @@ def check_recipe(recipe: Recipe) -> None:
     """Refuse what nodes cannot do."""
     if recipe.devices.enabled:
         raise ConfigError("[devices]: expected none, as nodes are devices of their own, got a section that deals some")
+    if recipe.pretraining.epochs:
+        raise ConfigError("[pretraining]: expected none, as nodes begin with weights as drawn, got some epochs")
     if recipe.run.keep != "last":
         raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
     if recipe.privacy.target_epsilon:
@@ -284,7 +287,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def kind(said: ClientHello) -> tuple[object, ...]:
     """What clients of one federation have alike more often than not."""
-    alike = (said.shape, said.dtype, said.table, said.feature_names, said.words, said.class_names)
+    alike = (said.shape, said.dtype, said.table, said.feature_names, said.words, said.categories, said.class_names)
     return tuple(repr(value) for value in alike)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -34,8 +35,13 @@ def build_model_factory(
         wanted = replace(wanted, network=auxiliary)
     alone = getattr(method.join_models, "__func__", None) is Method.join_models  # clients train nothing but their own
     beside = None if alone else method.join_models
-    starts = {"blank": method.ignores_initial_weights, "common_head": method.common_head}
-    return ModelFactory(builders, method.build, seed, device, wanted, beside, others, precision=precision, **starts)
+    blank = method.ignores_initial_weights
+    common: Literal["nothing", "head", "all"] = "head" if method.common_head else "nothing"
+    if method.common_start:
+        common = "all"
+    return ModelFactory(
+        builders, method.build, seed, device, wanted, beside, others, blank, precision=precision, common=common
+    )
 
 
 def trained_counts(model_factory: ModelFactory, clients: Sequence[Client]) -> dict[str, int]:

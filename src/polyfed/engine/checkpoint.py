@@ -1,9 +1,10 @@
 """Checkpoints: the whole state of a federation after a round, verified by checksum when it is read.
 
 `checkpoint/round-000010/` holds `weights.safetensors`, the rows of the clients' weights; `clients.safetensors` and
-`server.safetensors`, their states; `late.safetensors` if uploads are under way; and `index.json`, which has the others'
-checksums and its own. It appears by one rename. The last two are kept, and that of the best round where its models are
-wanted: if the newest is damaged, or the records up to its round are, the one before it is used, and said so.
+`server.safetensors`, their states; `late.safetensors` and `work.safetensors` if uploads or work are under way; and
+`index.json`, which has the others' checksums and its own. It appears by one rename. The last two are kept, and that of
+the best round where its models are wanted: if the newest is damaged, or the records up to its round are, the one before
+it is used, and said so.
 
 Rows are written and read one by one. Those of an architecture and variant are two entries, "0 floats" (K, P) and, where
 there are other types than float32, "0 others" (K, bytes); whose they are, and what lies where, is in the metadata.
@@ -31,6 +32,7 @@ from polyfed.core.message import State, flatten, freeze, from_bytes, get_group, 
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.run_folder import sync_folder
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
+from polyfed.engine.work_in_flight import WorkInFlight, pack, unpack
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.results.read import parse_json, seal, unseal
 
@@ -40,6 +42,7 @@ _WEIGHTS = "weights.safetensors"
 _CLIENTS = "clients.safetensors"
 _SERVER = "server.safetensors"
 _LATE = "late.safetensors"
+_WORK = "work.safetensors"
 _ROWS = "rows"  # the metadata's only entry
 
 # what may come of files that were written by somebody else, with checksums that fit
@@ -51,13 +54,14 @@ _DAMAGE: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A federation between two rounds. weights: None for a client that has none of its own yet. late: under way."""
+    """A federation between two rounds. weights: None for a client that has none yet. late, work: under way."""
 
     round: int
     server: State
     weights: Mapping[int, WeightRow | None]
     states: Mapping[int, State]
     late: Sequence[LateUpload] = ()
+    work: Sequence[WorkInFlight] = ()
 
 
 def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = lambda _: None) -> None:
@@ -92,6 +96,8 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     parts = {_SERVER: _entries(snapshot.server), _CLIENTS: _entries(states)}
     if snapshot.late:
         parts[_LATE] = _entries(_packed(snapshot.late))
+    if snapshot.work:
+        parts[_WORK] = _entries(pack(snapshot.work))
     rows, described = _grouped({i: row for i, row in snapshot.weights.items() if row is not None})
     sums = {_WEIGHTS: _written(temporary / _WEIGHTS, rows, {_ROWS: json.dumps(described)})}
     sums |= {name: _written(temporary / name, entries) for name, entries in parts.items()}
@@ -129,7 +135,7 @@ def latest(
             warnings.warn(f"the checkpoint {path} is damaged ({why}); trying the one before it", stacklevel=2)
         else:
             try:
-                return snapshot if store is None else replace(snapshot, weights=_rows(path, clients, store))
+                return snapshot if store is None else _with_weights(snapshot, path, clients, store)
             except _DAMAGE as error:
                 raise ConfigError(
                     f"{path} does not fit this federation: {error}; start again with --overwrite"
@@ -149,7 +155,7 @@ def of_round(folder: Path, number: int, clients: int, store: WeightStore) -> Sna
     """
     path = folder / _name(number)
     try:
-        return replace(_read(path, clients), weights=_rows(path, clients, store))
+        return _with_weights(_read(path, clients), path, clients, store)
     except _DAMAGE as error:
         raise ConfigError(f"expected a whole checkpoint in {path}, got another: {error}") from None
 
@@ -192,7 +198,7 @@ def _verified(path: Path) -> dict[str, Any]:
     index = unseal((path / "index.json").read_bytes())
     if path.name != _name(index["round"]):
         raise ValueError(f"index.json is of round {index['round']}")
-    for name in (_WEIGHTS, _CLIENTS, _SERVER, *([_LATE] if _LATE in index["sha256"] else [])):
+    for name in (_WEIGHTS, _CLIENTS, _SERVER, *(name for name in (_LATE, _WORK) if name in index["sha256"])):
         with (path / name).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != index["sha256"][name]:
                 raise ValueError(f"{name} does not match its checksum")
@@ -200,13 +206,20 @@ def _verified(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, clients: int) -> Snapshot:
-    """All but the weights."""
+    """All but the weights, and the work under way, which has some, too."""
     index = _verified(path)
     server, stored = (from_bytes((path / name).read_bytes()) for name in (_SERVER, _CLIENTS))
     names = {i: f"{_CLIENT} {i} state" for i in range(clients)}
     states = {i: unflatten(get_group(stored, name)) if name in stored else {} for i, name in names.items()}
     late = _unpacked(from_bytes((path / _LATE).read_bytes())) if _LATE in index["sha256"] else []
     return Snapshot(int(index["round"]), server, dict.fromkeys(range(clients)), states, late)
+
+
+def _with_weights(snapshot: Snapshot, path: Path, clients: int, store: WeightStore) -> Snapshot:
+    """The snapshot with what `_read` leaves out. store: gets the weights."""
+    file = path / _WORK
+    work = unpack(from_bytes(file.read_bytes()), store) if file.exists() else []
+    return replace(snapshot, weights=_rows(path, clients, store), work=work)
 
 
 # rows -------------------------------------------------------------------------------------------------------------

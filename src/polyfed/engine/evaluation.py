@@ -114,6 +114,7 @@ def evaluate_model(
     from_scores: Collection[str] = (),
     others: bool = True,
     represented: Sequence[Tensor] | None = None,
+    outputs: Sequence[Tensor] | None = None,
 ) -> Score:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
@@ -123,10 +124,11 @@ def evaluate_model(
         others: also by the other predictors that the method names, from the same weights and state; and on the classes
             that the client never had, where it has samples of them.
         represented: of a split model's, the samples' representations, `CHUNK` rows each, where they are known.
+        outputs: likewise what `predict` gives, on the CPU.
     """
     named = method.alternative_predictors if others else {}
     by_others = {name: _score(client, other, samples) for name, other in named.items()}
-    score = replace(_score(client, method, samples, from_scores, represented), others=by_others)
+    score = replace(_score(client, method, samples, from_scores, represented, outputs), others=by_others)
     if isinstance(score, RegressionScore) or client.missing is None or not others:
         return score
     missing = _score(client, method, client.missing)
@@ -140,6 +142,7 @@ def _score(
     samples: LabeledSamples | SelectedSamples,
     from_scores: Collection[str] = (),
     represented: Sequence[Tensor] | None = None,
+    outputs: Sequence[Tensor] | None = None,
 ) -> Score:
     model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
@@ -147,7 +150,9 @@ def _score(
     kept = []
     with torch.inference_mode(), eval_mode(model):
         for place, x in enumerate(samples.chunks(CHUNK, device)):
-            if represented is None:
+            if outputs is not None:
+                scores = outputs[place]
+            elif represented is None:
                 scores = method.predict(model, client.prepare(x.to(device)), client.state)
             else:
                 scores = as_split_model(model).head(represented[place])

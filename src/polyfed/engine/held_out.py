@@ -20,7 +20,7 @@ from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
-from polyfed.core.settings import Evaluation
+from polyfed.core.settings import EACH_GROUP, Evaluation
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.evaluation import Score, summarize
 from polyfed.engine.executors.base import EvalJob, Executor, TrainJob
@@ -37,6 +37,11 @@ def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) ->
         ConfigError: no such client, nobody left to train, or none of them has test rows.
     """
     asked = evaluation.held_out
+    if asked == EACH_GROUP:
+        raise ConfigError(
+            f"evaluation.held_out: expected a number or a list in a single run, got '{EACH_GROUP}', which is for "
+            "`polyfed compare`"
+        )
     count = len(clients)
     if isinstance(asked, int):
         order = torch.randperm(count, generator=generator(seed, "held out"))

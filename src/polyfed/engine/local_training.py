@@ -21,6 +21,7 @@ from polyfed.data.transforms import augmentation
 from polyfed.engine.dp_sgd import draws_of, per_sample_gradients
 from polyfed.engine.optimizers import Optimizer
 from polyfed.errors import RunError
+from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import has_batchnorm
 from polyfed.functional.secure_noise import KeyedUniforms
 from polyfed.profiling import timed
@@ -117,20 +118,27 @@ def _batches(
     augment = augmentation(client.training.augmentation)
     held = len(samples)
     there = samples.at(device)
-    by_itself = client.privacy.poisson
     dealt = (
         poisson_batches(client, phase, held, rows, chance)
-        if by_itself
+        if client.privacy.poisson
         else shuffled_batches(client, phase, held, rows, order)
     )
-    for chosen in dealt:
-        places = chosen.to(device)
+    for chosen, places in _placed(dealt, device):
         x = there.x[chosen if there.x.is_cpu else places]
         if augment is not None and len(x):
             x = augment(x, noise)
         x = prepare(x.to(device))
         y = there.y[chosen].to(device) if there.y.is_cpu else there.y[places]
         yield Batch(x, y, torch.ones(len(chosen), device=device), places)
+
+
+def _placed(batches: Iterator[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each batch's rows in main memory, and on the device, which those of a whole phase reach in one copy."""
+    if device.type == "cpu":
+        yield from ((rows, rows) for rows in batches)
+        return
+    dealt = list(batches)
+    yield from zip(dealt, move_together(dealt, [device] * len(dealt)), strict=True)
 
 
 def shuffled_batches(

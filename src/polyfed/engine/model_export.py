@@ -15,6 +15,7 @@ from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.modules import export_state
 from polyfed.core.server import Server
+from polyfed.data.table_columns import TableColumns, own_means
 from polyfed.data.transforms import Prepare
 from polyfed.engine.executors.base import has_weights, working_copy
 from polyfed.engine.model_readme import ModelReadme
@@ -106,6 +107,11 @@ class ModelExport:
         texts = self._task.vocabulary
         normalized = dataclasses.asdict(prepare) if isinstance(prepare, Prepare) else None
         plain = "plain" if prepare is to_float else None
+        columns = self._task.columns
+        table = None
+        if isinstance(prepare, Prepare) and columns != TableColumns():
+            fill = own_means(x, columns, prepare.mean)
+            table = {"categories": columns.categories, "flags": columns.flags, "fill": fill}
         return {
             "architecture": client.architecture,
             "classes": client.classes,
@@ -124,8 +130,10 @@ class ModelExport:
             "prepare": normalized or plain,
             "method": self._facts["method"],
             "hyperparameters": self._facts["hyperparameters"],
+            **({} if self._method.adapters is None else {"adapters": self._method.adapters.model_dump()}),
             "variant": self._method.variant(self._server, client.id),
             "auxiliary_model": None if self._model_factory.chosen is None else self._model_factory.chosen.network,
             "round": self._server.round,
             **({} if modules is None else {"modules": modules}),
+            **({} if table is None else {"table": table}),
         }

@@ -64,6 +64,7 @@ class ModelReadme:
             self._loadable.add(number)
         form = {key: about.get(key) for key in ("input", "prepare", "texts", "feature_names", "class_names")}
         form["numbers"] = "target" in about
+        form["client"] = number if "table" in about else None  # what stands for missing values is a client's own
         self._inputs.setdefault(json.dumps(form), []).append(number)
 
     def text(self) -> str:
@@ -115,9 +116,9 @@ class ModelReadme:
             words = None if about.get("vocabulary") is None else TextConfig(vocabulary=about["vocabulary"]).ids
             shape = tuple(about["input"]["shape"])
             beside = about.get("modules", ())
-            return python_source(
-                network_of(name), own, shape, about["classes"] or 1, about["feature_dim"], words, beside
-            )
+            categories = [1 + len(names) if names else 0 for names in about.get("table", {}).get("categories", ())]
+            outputs = about["classes"] or 1
+            return python_source(network_of(name), own, shape, outputs, about["feature_dim"], words, beside, categories)
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]
@@ -157,6 +158,8 @@ def _prepared(form: Mapping[str, Any], file: str) -> list[str]:
     prepare = form["prepare"]
     if form["texts"] is not None:
         return _of_texts(shape[0])
+    if form["client"] is not None:
+        return _of_encoded_rows(form["client"])
     if form["feature_names"]:
         return _of_rows(file)
     if stored == "uint8" and len(shape) == 3 and shape[0] in (1, 3):
@@ -197,6 +200,16 @@ def _of_rows(file: str) -> list[str]:
         '    x = torch.tensor([[float(row[name]) for name in about["feature_names"]] for row in csv.DictReader(rows)])',
         'mean, std = (torch.tensor(about["prepare"][name]) for name in ("mean", "std"))',
         "x = (x - mean) / std",
+    ]
+
+
+def _of_encoded_rows(client: int) -> list[str]:
+    return [
+        "from pathlib import Path",
+        "from polyfed.data import inference_inputs",
+        "from polyfed.experiments.prediction import load_model",
+        f'trained = load_model("..", {client})  # knows categories, and what stands for missing values',
+        'x = trained.prepare(inference_inputs.read(Path("rows.csv"), trained.form).x)  # of your own',
     ]
 
 

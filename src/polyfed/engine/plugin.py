@@ -5,7 +5,7 @@ read what came up (`decode`, `receive`) in the reverse order: what was done last
 
     before round 1   validate
     a round          absent, select; then for every exchange: encode (at the client), receive / decode, after_jobs,
-                     deliver, before_aggregate; at its end: record
+                     complete, deliver, before_aggregate; at its end: record
     between rounds   should_stop
 """
 
@@ -30,6 +30,7 @@ from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.preview import preview
 from polyfed.engine.rejected import Rejected as Rejected
 from polyfed.engine.round_state import Records, Round
+from polyfed.engine.work_in_flight import WorkInFlight
 from polyfed.errors import RunError
 
 
@@ -85,13 +86,15 @@ class Plugin:
         name: of the recipe's section and, where there is something to tell, of the record's.
         settings_class: what the recipe's section is made of; None: it has no settings.
         settings: as given.
-        late_uploads: what it holds back between rounds. The engine keeps it in checkpoints and gives it back.
+        late_uploads, work: what it holds back between rounds. The engine keeps it in checkpoints and gives it back.
     """
 
     name: ClassVar[str] = ""
     settings_class: ClassVar[type[Settings] | None] = None
     holds_uploads: ClassVar[bool] = False  # whether it is given back the late uploads of a checkpoint
     late_uploads: Sequence[LateUpload] = ()
+    holds_work: ClassVar[bool] = False  # likewise the work under way
+    work: Sequence[WorkInFlight] = ()
 
     def __init__(self, settings: Any = None) -> None:
         if settings is None and self.settings_class is not None:
@@ -170,6 +173,13 @@ class Plugin:
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
     ) -> None:
         """See what came of an exchange. sent: as it left the clients. read: as the server read it."""
+
+    def complete(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
+        """What is done by now of `outcomes`, and of the work held back before, ordered by number of client.
+
+        Clients are what came of their work, and the server gets their uploads, only then.
+        """
+        return list(outcomes)
 
     def deliver(self, round: Round, uploads: Mapping[int, Message]) -> Mapping[int, Message]:
         """What reaches the server now of `uploads`, by number of client; and what was held back before."""

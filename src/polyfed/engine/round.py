@@ -142,7 +142,10 @@ class RoundRunner:
     def _take_over(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
     ) -> Mapping[int, Message]:
-        """Count what came of the jobs, and let clients be what they have become; what was heard of those that count."""
+        """Count what came of the jobs, and let clients be what they have become; what was heard of those that count.
+
+        Plugins may hold back what is still under way.
+        """
         for plugin in self.plugins:
             plugin.after_jobs(round, jobs, sent, read)
         for job, outcome in zip(jobs, read, strict=True):
@@ -150,7 +153,10 @@ class RoundRunner:
                 round.failed.add(outcome.client_id)
             with server_stage("nbytes_in_paper", round.number):
                 round.totals.add(job, outcome, self.method, outcome.client_id not in round.silenced)
-        counted = [outcome for outcome in read if outcome.counts]
+        done = list(read)
+        for plugin in self.plugins:
+            done = plugin.complete(round, jobs, done)
+        counted = [outcome for outcome in done if outcome.counts]
         self.transaction.commit(counted)
         return {o.client_id: o.message for o in counted if o.client_id not in round.silenced}
 

@@ -61,6 +61,8 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     sections = {p.name: federation.facts[p.name] for p in federation.plugins if p.name in federation.facts}
     if federation.method.alone:
         hyperparameters["alone"] = True
+    if federation.method.adapters is not None:
+        hyperparameters["adapters"] = federation.method.adapters.model_dump()
     return {
         "method": {"name": federation.facts["method"], **hyperparameters},
         "training": federation.training.effective(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +12,7 @@ import torch
 from polyfed.core.client import PublicData
 from polyfed.core.model_factory import Precision
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.table_columns import TableColumns
 from polyfed.data.text import Vocabulary
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
@@ -29,7 +30,8 @@ class Task:
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         dataset: name for the records.
         feature_names: of a table's columns, for whoever uses a model later. vocabulary: likewise, of texts.
-        label_column: likewise, where the labels stood in files.
+        label_column: likewise, where the labels stood in files. columns: likewise, which features of a table are
+            categories, and which may be missing.
     """
 
     classes: int | None = None
@@ -40,6 +42,7 @@ class Task:
     feature_names: Sequence[str] = ()
     vocabulary: Vocabulary | None = None
     label_column: str | None = None
+    columns: TableColumns = field(default_factory=TableColumns)
 
     @property
     def main_score(self) -> MainScore:

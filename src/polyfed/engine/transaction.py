@@ -13,6 +13,7 @@ from polyfed.engine.executors.base import JobResult
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.weight_store import WeightRow, client_row
+from polyfed.engine.work_in_flight import WorkInFlight
 
 
 class Transaction:
@@ -43,7 +44,7 @@ class Transaction:
     def begin(self, number: int) -> None:
         """Begin round `number`."""
         self._before = {}
-        self._begun = Snapshot(number - 1, shallow_copy(self._server.state), {}, {}, self.late_uploads)
+        self._begun = Snapshot(number - 1, shallow_copy(self._server.state), {}, {}, self.late_uploads, self.work)
 
     def commit(self, outcomes: Sequence[JobResult]) -> None:
         """Let clients be what came of their jobs."""
@@ -62,13 +63,13 @@ class Transaction:
         weights = {client_id: row for client_id, (row, _) in self._before.items()}
         states = {client_id: own for client_id, (_, own) in self._before.items()}
         begun = self._begun
-        self.restore(Snapshot(begun.round, begun.server, weights, states, begun.late))
+        self.restore(Snapshot(begun.round, begun.server, weights, states, begun.late, begun.work))
 
     def snapshot(self, number: int) -> Snapshot:
         """The present state, after round `number`."""
         weights = {client.id: client_row(client) for client in self._clients}
         states = {client.id: client.state for client in self._clients}
-        return Snapshot(number, shallow_copy(self._server.state), weights, states, self.late_uploads)
+        return Snapshot(number, shallow_copy(self._server.state), weights, states, self.late_uploads, self.work)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be what the federation was then; of clients, those that the snapshot names. Later records are forgotten."""
@@ -80,6 +81,7 @@ class Transaction:
         server.log.clear()
         for plugin in self._plugins:
             plugin.late_uploads = [upload for upload in snapshot.late if plugin.holds_uploads]
+            plugin.work = [one for one in snapshot.work if plugin.holds_work]
         del self._history[snapshot.round :]
         for number, weights in snapshot.weights.items():
             client = self._clients[number]
@@ -91,3 +93,8 @@ class Transaction:
     def late_uploads(self) -> list[LateUpload]:
         """What plugins hold back."""
         return [upload for plugin in self._plugins for upload in plugin.late_uploads]
+
+    @property
+    def work(self) -> list[WorkInFlight]:
+        """What plugins know to be under way."""
+        return [one for plugin in self._plugins for one in plugin.work]

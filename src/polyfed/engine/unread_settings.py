@@ -22,7 +22,7 @@ _OF_UPLOADS = {
     "robust_aggregation": ("aggregator", "max_update_norm", "max_magnitude"),
     "adversaries": ("sign_flip_fraction", "inner_product_fraction", "alie_fraction"),
     "availability": ("delay_rate",),
-    "devices": ("round_timeout",),
+    "devices": ("round_timeout", "buffer_size"),
 }
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.model_factory import with_classes
+from polyfed.core.model_factory import Builder, with_classes
 from polyfed.core.randomness import numpy_generator
 from polyfed.core.settings import Evaluation
+from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData
 from polyfed.engine.arguments import list_of
@@ -25,6 +26,7 @@ from polyfed.engine.unread_settings import unread_settings
 from polyfed.errors import ConfigError, described
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.experiments.pooled import SharedByNetwork, check_pooled, is_pooled, pooled_method, with_pooled_rows
+from polyfed.experiments.pretraining import pretrain
 from polyfed.models.zoo import build
 from polyfed.places import check_name
 from polyfed.registry import MODELS, TRACKERS, suggest
@@ -40,6 +42,7 @@ def build_federation(
     data: DataCache | None = None,
     timings: bool = False,
     wrap_executor: Callable[[Executor], Executor] | None = None,
+    pretrained: bool = True,
 ) -> Federation:
     """The federation that a recipe describes; nothing is written.
 
@@ -50,6 +53,7 @@ def build_federation(
         data: where data are kept between calls.
         timings: whether the records tell where the time of each round went.
         wrap_executor: makes the executor that is used of the recipe's.
+        pretrained: False: networks begin as drawn, whatever ``[pretraining]`` says, for who does not let it run.
 
     Raises:
         ConfigError: data that are not there or cannot be dealt so, models or a method that do not fit.
@@ -79,22 +83,7 @@ def build_federation(
         method = pooled_method(recipe, federated.clients)
         rows_of_clients = with_pooled_rows(federated.clients)
         wrap_executor = SharedByNetwork
-    in_shape = tuple(source.train.x.shape[1:])
-    width = recipe.models.feature_dim
-    builders = {
-        name: functools.partial(
-            build, name, in_shape, federated.classes or 1, width, source.words, beside=recipe.beside
-        )
-        for name in (*names, *auxiliary_candidates(method))
-    }
-    if recipe.data.label_space == "own":
-        counts = [len(own.class_names) for own in federated.clients]
-        pairs = list(zip(names, counts, strict=True))
-        names = [with_classes(name, count) for name, count in pairs]
-        for architecture, (name, count) in zip(names, pairs, strict=True):
-            builders[architecture] = functools.partial(
-                build, name, in_shape, count, width, source.words, beside=recipe.beside
-            )
+    names, builders = _networks(recipe, federated, names, auxiliary_candidates(method))
     clients = [
         Client(
             name,
@@ -109,12 +98,20 @@ def build_federation(
     if recipe.evaluation.missing_classes:
         for client, rows in zip(clients, federated.clients, strict=True):
             client.own_classes = rows.train.y.unique().tolist()  # not those of pooled rows
+    plugins = recipe.build_plugins()
+    if recipe.pretraining.epochs:
+        if source.is_regression or recipe.data.label_space == "own":
+            raise ConfigError("pretraining.epochs: expected classes that all clients share, got others")
+        own = {name: builders[name] for name in dict.fromkeys(names)}
+        trained, told = pretrain(recipe, own, data.public(recipe), federated.classes, pretrained)
+        builders |= trained
+        plugins.append(told)
     return Federation(
         clients,
         method,
         recipe.training,
         _with_numbers(recipe.evaluation, federated),
-        plugins=recipe.build_plugins(),
+        plugins=plugins,
         task=Task(
             classes=None if recipe.data.label_space == "own" else federated.classes,
             class_names=None if recipe.data.label_space == "own" else source.class_names,
@@ -124,6 +121,7 @@ def build_federation(
             feature_names=source.feature_names,
             vocabulary=source.vocabulary,
             label_column=source.label_column,
+            columns=source.columns,
         ),
         executor=Execution(
             recipe.run.executor,
@@ -141,6 +139,35 @@ def build_federation(
     )
 
 
+def _networks(
+    recipe: Recipe, federated: FederatedDataset, names: list[str], auxiliary: Sequence[str]
+) -> tuple[list[str], dict[str, Builder]]:
+    """The clients' architectures, and what makes each; with label spaces of their own, one per number of classes."""
+    source = federated.source
+    outputs = federated.classes or 1
+    builders = {name: _builder(recipe, source, name, outputs) for name in (*names, *auxiliary)}
+    if recipe.data.label_space == "shared":
+        return names, builders
+    counts = [len(own.class_names) for own in federated.clients]
+    for name, count in zip(names, counts, strict=True):
+        builders[with_classes(name, count)] = _builder(recipe, source, name, count)
+    return [with_classes(name, count) for name, count in zip(names, counts, strict=True)], builders
+
+
+def _builder(recipe: Recipe, source: DatasetSource, name: str, outputs: int) -> Builder:
+    """What makes a network of this name for the inputs of a data set."""
+    return functools.partial(
+        build,
+        name,
+        tuple(source.train.x.shape[1:]),
+        outputs,
+        recipe.models.feature_dim,
+        source.words,
+        beside=recipe.beside,
+        categories=source.columns.counts,
+    )
+
+
 def _with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evaluation:
     """The evaluation with the numbers of the clients that a group held out is dealt to.
 
@@ -148,7 +175,7 @@ def _with_numbers(evaluation: Evaluation, federated: FederatedDataset) -> Evalua
         ConfigError: there is no such group, or its client has others, too.
     """
     asked = evaluation.held_out
-    if isinstance(asked, int) or all(isinstance(value, int) for value in asked):
+    if isinstance(asked, int | str) or all(isinstance(value, int) for value in asked):
         return evaluation
     if not federated.groups:
         named = next(value for value in asked if isinstance(value, str))

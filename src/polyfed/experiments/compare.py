@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
+from polyfed.core.settings import EACH_GROUP
 from polyfed.engine.arguments import list_of
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import resolve_recipe
 from polyfed.experiments.controls import controls_of
 from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.held_out_turns import plan_turns
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
 from polyfed.markup import Line, notes, paragraph
 from polyfed.report.comparison import Table, compare_runs, to_text, write
@@ -77,7 +80,8 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     """Run methods x seeds on the same data, and put them side by side. Local is always among them.
 
     What is already done in `out` is not run again, what was interrupted goes on, also what is to have more rounds now;
-    a run that fails does not keep the others from running.
+    a run that fails does not keep the others from running. With ``evaluation.held_out = "each group"`` there are as
+    many comparisons as groups, each in a folder of its own in `out`, and a table over all of them.
 
     Args:
         recipe: a TOML file, or a `Recipe`.
@@ -112,7 +116,9 @@ def compare(  # noqa: PLR0913 - what a user may choose, each by its name
     chosen = _choose(base, given or base.variants())
     if controls:
         chosen |= controls_of(base, chosen, data)
-    planned = _plan_runs(chosen.values(), list(dict.fromkeys(seeds)), folder)
+    unique_seeds = list(dict.fromkeys(seeds))
+    plan = functools.partial(plan_turns, data=data) if base.evaluation.held_out == EACH_GROUP else _plan_runs
+    planned = plan(chosen.values(), unique_seeds, folder)
     watchers: list[Tracker] = [Console()] if progress else []
     pending = check_planned_runs(planned, folder, force, data)
     few = len(set(seeds))

@@ -44,7 +44,7 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
     }
     same_epochs: dict[int, list[str]] = {}
     for recipe in federated.values():
-        epochs = epochs_of_local(build_federation(recipe, data=data))
+        epochs = epochs_of_local(build_federation(recipe, data=data, pretrained=False))
         same_epochs.setdefault(epochs, []).append(recipe.name)
     for epochs, names in sorted(same_epochs.items()):
         if epochs > base.training.local_epochs:

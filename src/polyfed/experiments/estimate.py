@@ -21,7 +21,8 @@ from polyfed.experiments.build import build_federation, refuse_unread_settings, 
 from polyfed.experiments.cost_estimate import ArchitectureCheck, CostEstimate
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.trial_rounds import TRIED_BATCHES, TrialRounds
-from polyfed.plugins.device_simulation import Workload, estimate_duration
+from polyfed.plugins.device_simulation import Duration, Workload, estimate_duration
+from polyfed.plugins.upload_buffer import predict_rounds
 from polyfed.validation.hyperparameters import flat_settings
 
 __all__ = ["ArchitectureCheck", "CostEstimate", "check", "estimate_costs", "message_bytes"]
@@ -47,7 +48,7 @@ def check(
     """
     resolved = resolve_recipe(recipe, overrides, method, seed=seed, device=device, workers=workers, preset=profile)
     data = DataCache()
-    federation = build_federation(resolved, data=data)
+    federation = build_federation(resolved, data=data, pretrained=False)
     if method is None:
         refuse_unread_settings(federation)
     federated = data.federated(resolved)
@@ -69,11 +70,12 @@ def estimate_costs(
     """
     trial = TrialRounds(federation, batches)
     kinds = {kind.name: kind for kind in trial.play()}
+    mine = [kinds[trial.networks[client.id]] for client in federation.clients]
+    durations = _durations(federation, mine)
     shares = [
-        _Share(client, kinds[trial.networks[client.id]], first, later)
-        for client, (first, later) in zip(federation.clients, _asked(federation), strict=True)
+        _Share(client, kind, first, later)
+        for client, kind, (first, later) in zip(federation.clients, mine, _asked(federation, durations), strict=True)
     ]
-    mine = [share.kind for share in shares]
     rounds, workers = federation.training.rounds, federation.executor.workers
     availability = federation.plugin("availability").settings
     answers = 1 - availability.dropout_rate  # share of those asked whose upload arrives
@@ -107,7 +109,7 @@ def estimate_costs(
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
         class_remarks=(*remarks_on(federation.held_out), *federation.class_remarks()),
-        **_simulated(federation, mine),
+        **_simulated(federation, durations),
     )
 
 
@@ -162,8 +164,12 @@ def _first(samples: LabeledSamples, rows: int) -> LabeledSamples:
     return samples.select(torch.cat(places).sort().values) if places else samples
 
 
-def _asked(federation: Federation) -> list[tuple[float, float]]:
+def _asked(federation: Federation, durations: Sequence[_Durations]) -> list[tuple[float, float]]:
     """How often each client is asked and there, in expectation: in round 1, and in all later rounds together."""
+    if federation.plugin("devices").settings.buffer_size is not None:
+        began, _ = _buffered(federation, durations)
+        ids = [client.id for client in federation.clients]
+        return [(began[0].count(i), sum(of_round.count(i) for of_round in began[1:])) for i in ids]
     there = federation.plugin("devices").availability() or [1.0] * len(federation.clients)
     first = [0.0] * len(federation.clients)
     later = [0.0] * len(federation.clients)
@@ -206,7 +212,8 @@ def _newcomer_seconds(federation: Federation, trial: TrialRounds, share: _Share)
 
 def _data_bytes(federation: Federation) -> int:
     """Bytes of all samples; what several look into counts once."""
-    parts = [part for client in federation.clients for part in vars(client.data).values()]
+    data = [client.data for client in federation.clients]
+    parts = [part for own in data for part in (own.train, own.validation, own.test)]
     parts += [client.missing.whole for client in federation.clients if client.missing is not None]
     public = federation.server.public
     if public is not None:
@@ -215,32 +222,58 @@ def _data_bytes(federation: Federation) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _simulated(federation: Federation, mine: Sequence[ArchitectureCheck]) -> dict[str, Any]:
+_Durations = tuple[Duration, Duration]  # of a client's work in round 1, and in a later round
+
+
+def _durations(federation: Federation, mine: Sequence[ArchitectureCheck]) -> list[_Durations]:
     """What rounds would take on the clients' devices; of one network, operations are in proportion to rows."""
+    simulation = federation.plugin("devices")
+    if not simulation.enabled:
+        return []
+    found = []
+    for client, kind in zip(federation.clients, mine, strict=True):
+        rows = client.n / federation.clients[kind.client].n
+        first, later = (
+            estimate_duration(simulation.profile(client.id), Workload(down, round(rows * operations), up))
+            for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
+        )
+        found.append((first, later))
+    return found
+
+
+def _buffered(federation: Federation, durations: Sequence[_Durations]) -> tuple[list[list[int]], float]:
+    """Who begins in each round where uploads are buffered, and how long all rounds take."""
+    return predict_rounds(
+        federation.plugin("devices").settings,
+        federation.training,
+        federation.seed,
+        federation.present,
+        lambda number, client: durations[client][number > 1].seconds,
+    )
+
+
+def _simulated(federation: Federation, durations: Sequence[_Durations]) -> dict[str, Any]:
+    """The clients' devices, and what all rounds would take on them."""
     simulation = federation.plugin("devices")
     if not simulation.enabled:
         return {}
     devices: list[dict[str, Any]] = []
-    slowest_first, slowest_later = 0.0, 0.0
-    for client, kind in zip(federation.clients, mine, strict=True):
-        rows = client.n / federation.clients[kind.client].n
-        efforts = [
-            Workload(down, round(rows * operations), up)
-            for down, operations, up in zip(kind.down, kind.operations, kind.up, strict=True)
-        ]
-        profile = simulation.profile(client.id)
+    slowest = [0.0, 0.0]
+    for client, of_client in zip(federation.clients, durations, strict=True):
+        memory = simulation.profile(client.id).memory_bytes
         need = simulation.requirements[client.id]
-        first, later = (estimate_duration(profile, effort) for effort in efforts)
         fits = client.id not in simulation.excluded
-        device = {"id": client.id, "device": simulation.names[client.id], "memory": profile.memory_bytes, "needs": need}
+        later = of_client[1]
+        device = {"id": client.id, "device": simulation.names[client.id], "memory": memory, "needs": need}
         devices.append({**device, "fits": fits, **later._asdict(), "seconds": later.seconds})
         if fits:
-            slowest_first = max(slowest_first, first.seconds)
-            slowest_later = max(slowest_later, later.seconds)
+            slowest = [max(longest, own.seconds) for longest, own in zip(slowest, of_client, strict=True)]
+    if simulation.settings.buffer_size is not None:
+        return {"devices": tuple(devices), "simulated_seconds": _buffered(federation, durations)[1]}
     deadline = simulation.settings.round_timeout
     limit = math.inf if deadline is None else deadline
-    later_rounds = federation.training.rounds - 1
-    seconds = min(limit, slowest_first) + later_rounds * min(limit, slowest_later)
+    first, later_rounds = (min(limit, longest) for longest in slowest)
+    seconds = first + (federation.training.rounds - 1) * later_rounds
     return {"devices": tuple(devices), "simulated_seconds": seconds}
 
 

@@ -75,7 +75,7 @@ def check_methods(
 
 
 def _fit(name: str, base: Recipe, data: DataCache, measure: bool, timed: bool) -> Compatibility:
-    federation = build_federation(base.choose(name), data=data)
+    federation = build_federation(base.choose(name), data=data, pretrained=False)
     if timed:
         found = estimate.estimate_costs(federation, batches=_TIMED_BATCHES)
         down = {kind.name: kind.down[1] for kind in found.architectures}

@@ -33,7 +33,7 @@ _SYMBOLS = (
         "floats of a client's network: weights and float buffers; P(r): at width r; P(l): at level l; P(d): at depth d",
     ),
     ("P_h, P_G", "of its head, of a feature generator"),
-    ("P_m", "of the auxiliary model"),
+    ("P_m, P_A(r)", "of the auxiliary model, of adapters of rank r"),
     ("K (m + n + 1)", "an m x n matrix as its K largest singular values with their vectors"),
     ("C, S, D", "classes of the task, classes of the client, input features of the head"),
     ("L, r", "public inputs, columns of the mean kernel's factor"),

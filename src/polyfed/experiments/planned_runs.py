@@ -55,7 +55,7 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
     for member in pending:
         data.federated(member.recipe)
         if member.name not in fitted:
-            build_federation(member.recipe, data=data)
+            build_federation(member.recipe, data=data, pretrained=False)
             gc.collect()
             fitted.add(member.name)
     return pending

@@ -31,21 +31,23 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import network_of
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
+from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
 from polyfed.data.samples import TargetScale
+from polyfed.data.table_columns import TableColumns
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
+from polyfed.engine.adapted import adapted
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError, described
-from polyfed.escaping import csv_text
-from polyfed.functional import metrics
+from polyfed.experiments.predictions import Predictions
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
 from polyfed.registry import check_trusted
 from polyfed.results.fields import validated
 from polyfed.results.read import SUM_FILE, check_links, parse_json
-from polyfed.results.stored_files import ModelEntry, Normalization
+from polyfed.results.stored_files import ModelEntry, Normalization, TableForm
 
 __all__ = ["ClientModel", "Predictions", "load_model", "predict"]
 
@@ -92,86 +94,6 @@ class ClientModel:
                 self.method.predict(self.network, self.prepare(p.to(self.device)), self.state) for p in x.split(CHUNK)
             ]
             return torch.cat(parts).cpu()
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """What a model says.
-
-    names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
-    class_names: one per class. scale: where numbers are predicted, what they were standardized with; scores are then
-    (N, 1), labels floats, and there are no classes. unknown: names of the texts of which the run knew no word, so that
-    nothing but their length speaks in their scores.
-    """
-
-    names: tuple[str, ...]
-    scores: Tensor
-    labels: Tensor | None
-    class_names: tuple[str, ...]
-    unknown: tuple[str, ...] = ()
-    scale: TargetScale | None = None
-
-    def __repr__(self) -> str:
-        if self.scale is not None:
-            error = "" if self.rmse is None else f", RMSE {self.rmse:.4g}"
-            return f"Predictions({len(self.names)} inputs, numbers{error})"
-        right = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
-        return f"Predictions({len(self.names)} inputs, {self.scores.shape[1]} classes{right})"
-
-    @property
-    def classes(self) -> Tensor:
-        """The predicted classes, (N,) int64."""
-        return self.scores.argmax(dim=1)
-
-    @property
-    def probabilities(self) -> Tensor:
-        """(N, C): the softmax of the scores."""
-        return self.scores.float().softmax(dim=1)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share that is right; None without labels, or where numbers are predicted."""
-        if self.labels is None or self.scale is not None:
-            return None
-        return float((self.classes == self.labels).double().mean())
-
-    @property
-    def values(self) -> Tensor:
-        """The predicted numbers, (N,) float64, in their own unit.
-
-        Raises:
-            ConfigError: classes are predicted.
-        """
-        if self.scale is None:
-            raise ConfigError("expected a model that predicts numbers, got one of classes; see `classes`")
-        return self.scale.restored(self.scores[:, 0])
-
-    @property
-    def rmse(self) -> float | None:
-        """The RMSE of the predicted numbers; None without labels, or where classes are predicted."""
-        return None if self.labels is None or self.scale is None else metrics.rmse(self.values, self.labels)
-
-    def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
-        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes.
-
-        Where numbers are predicted: name, prediction.
-        """
-        if self.scale is not None:
-            pairs = zip(self.names, self.values.tolist(), strict=True)
-            return [{"name": name, "prediction": value} for name, value in pairs]
-        rows = []
-        for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
-            called = self.class_names[label] if label < len(self.class_names) else str(label)
-            row = {"name": name, "class": label, "class_name": called, "probability": shares[label]}
-            every = {f"probability_{number}": share for number, share in enumerate(shares)}
-            rows.append({**row, **(every if probabilities else {})})
-        return rows
-
-    def to_csv(self, probabilities: bool = False) -> str:
-        """`rows` under a heading; probabilities with six decimals."""
-        rows = self.rows(probabilities)
-        lines = [{k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-        return csv_text(list(rows[0]), lines)
 
 
 def predict(
@@ -271,6 +193,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
             tuple(entry.get("feature_names", ())),
             entry.get("label_column"),
             _vocabulary(entry, folder),
+            *_table(entry),
         )
         prepare = _prepare(entry["prepare"], client)
         method = _method(entry["method"], entry["hyperparameters"], entry.get("modules", []))
@@ -315,6 +238,22 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
     return Vocabulary(tuple(words), entry["input"]["shape"][0], texts["column"], entry["vocabulary"])
 
 
+def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:
+    """Which features are categories or may be missing, and what stands for those that are."""
+    said = entry.get("table")
+    if said is None:
+        return TableColumns(), ()
+    form = validated(TableForm, said, "table")
+    count = len(entry["feature_names"])
+    pairs = [tuple(pair) for pair in form.flags]
+    if len(form.categories) not in (0, count) or any(len(pair) != 2 or max(pair) >= count for pair in pairs):
+        raise ValueError(f"expected categories and flags of {count} features, got others")
+    if len(form.fill) != len(pairs):
+        raise ValueError(f"expected {len(pairs)} values for missing ones, got {len(form.fill)}")
+    columns = TableColumns(tuple(map(tuple, form.categories)), tuple((one, other) for one, other in pairs))
+    return columns, tuple(form.fill)
+
+
 def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> nn.Module:
     """The network that the client trained, as an entry of the index says; its weights are any."""
     own = entry["architecture"]
@@ -330,10 +269,13 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
             words,
             fetch=False,
             beside=entry.get("modules", []),
+            categories=_table(entry)[0].counts,
         )
         for name in (own, auxiliary)
         if name is not None
     }
+    if entry.get("adapters") is not None:
+        method = adapted(method, AdapterSettings(**entry["adapters"]))
     model_factory = build_model_factory(method, builders, 0, torch.device("cpu"), auxiliary=auxiliary)
     return model_factory.module(own, entry["variant"])
 

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["move_together"]
+__all__ = ["copy_once", "move_together"]
+
+_Known = dict[Hashable, tuple[Tensor, Tensor]]  # a tensor and its copy, which keep each other's memory
+_known: ContextVar[_Known | None] = ContextVar("_known", default=None)
+
+
+@contextmanager
+def copy_once() -> Iterator[None]:
+    """Within the block `move_together` does not copy again what has not changed since it was copied.
+
+    Its results are shared then: whoever changes one has to copy it.
+    """
+    before = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(before)
 
 
 def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) -> list[Tensor]:
@@ -16,13 +34,28 @@ def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) ->
     Those that are there already are not copied. Those that go the same way cross in one copy for each type.
     """
     found = [tensor.detach() for tensor in tensors]
+    known = _known.get()
     ways: dict[tuple[torch.device, torch.device, torch.dtype], list[int]] = {}
     for place, (tensor, device) in enumerate(zip(found, devices, strict=True)):
-        if tensor.device != device:
+        if tensor.device == device:
+            continue
+        if known is not None and _key(tensor, device) in known:
+            found[place] = known[_key(tensor, device)][1]
+        else:
             ways.setdefault((tensor.device, device, tensor.dtype), []).append(place)
     for (_, device, _), places in ways.items():
         whole = torch.cat([found[place].reshape(-1) for place in places]).to(device)
         parts = whole.split([found[place].numel() for place in places])
         for place, part in zip(places, parts, strict=True):
-            found[place] = part.view(found[place].shape)
+            tensor = found[place]
+            found[place] = part.view(tensor.shape)
+            if known is not None:
+                known[_key(tensor, device)] = (tensor, found[place])
     return found
+
+
+def _key(tensor: Tensor, device: torch.device) -> Hashable:
+    """What is the same for two tensors of the same content in the same memory. device: where they go."""
+    if tensor.is_inference():  # nothing tells whether it has changed
+        return id(tensor), device
+    return tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride(), tensor._version, device

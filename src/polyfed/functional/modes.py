@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 
 @contextmanager
@@ -80,3 +81,25 @@ def has_batchnorm(module: nn.Module) -> bool:
     True
     """
     return any(isinstance(m, _BatchNorm) for m in module.modules())
+
+
+def dropout_layers(module: nn.Module) -> list[nn.Module]:
+    """The layers that drop entries in training.
+
+    >>> dropout_layers(nn.Sequential(nn.Dropout(0.0), nn.Dropout1d(0.5)))
+    [Dropout1d(p=0.5, inplace=False)]
+    """
+    return [m for m in module.modules() if isinstance(m, _DropoutNd) and m.p > 0]
+
+
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[nn.Module]:
+    """Dropout layers drop nothing inside; afterwards each has its own training flag back."""
+    flags = [(m, m.training) for m in dropout_layers(module)]
+    try:
+        for m, _ in flags:
+            m.training = False
+        yield module
+    finally:
+        for m, flag in flags:
+            m.training = flag

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from polyfed.methods.fedkd import FedKD
     from polyfed.methods.fedkwaz import FedKWAZ
     from polyfed.methods.fedl2g import FedL2G
+    from polyfed.methods.fedlora import FedLoRA
     from polyfed.methods.fedmd import FedMD
     from polyfed.methods.fedmrl import FedMRL
     from polyfed.methods.fednova import FedNova
@@ -67,6 +68,7 @@ __all__ = [
     "FedKD",
     "FedKWAZ",
     "FedL2G",
+    "FedLoRA",
     "FedMD",
     "FedMRL",
     "FedNova",

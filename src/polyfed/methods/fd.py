@@ -69,6 +69,10 @@ class FD(Method):
         no_longer = "probabilities, which noise would leave none; use method.outputs = 'logits'"
         return {"outputs": no_longer} if self.outputs == "probabilities" else {}
 
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "uploads"
+
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "outputs" not in server.state:
@@ -81,7 +85,7 @@ class FD(Method):
         return {"labels": labels, "outputs": outputs}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "outputs")
+        sent = prototypes.collect(server, uploads, "outputs")
         if sent is None:
             return
         prototypes.record_owners(server, sent)
@@ -116,7 +120,7 @@ class FD(Method):
             scores: Tensor = model(x)[:, : client.classes]
             return torch.softmax(scores, 1) if self.outputs == "probabilities" else scores
 
-        rows = inference.map_batches(outputs, model, client.data.train.x, client.prepare).cpu()
+        rows = inference.map_batches(outputs, model, client.data.train, client.prepare).cpu()
         return prototypes.class_means_message(client, rows, "outputs", counts=self.weighting == "count")
 
     # accounting --------------------------------------------------------------------------------------------

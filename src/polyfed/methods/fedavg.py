@@ -15,7 +15,7 @@ Methods that build on FedAvg (FedProx, SCAFFOLD, MOON, FedNova, InCoAvg, Fed-ET)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group
@@ -52,6 +52,10 @@ class FedAvg(Method):
     @property
     def evaluation_stage(self) -> Stage:
         return "received"
+
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "changes" if type(self).aggregate is FedAvg.aggregate else "none"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

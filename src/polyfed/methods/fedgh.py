@@ -57,21 +57,28 @@ class FedGH(TrainedHeader):
     header_batch: Literal["lar", "client", "round"] | Annotated[int, Field(ge=1)] = "lar"
     max_grad_norm: Annotated[float, Field(ge=0)] = 50.0  # bound on the gradient norm of a header step; 0: off
 
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "uploads"
+
     # server ------------------------------------------------------------------------------------------------
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = [message for message in uploads.values() if "lars" in message and len(get_tensor(message, "labels"))]
-        if not sent:
+        by_client = {i: m for i, m in uploads.items() if "lars" in m and len(get_tensor(m, "labels"))}
+        if not by_client:
             return
+        sent = list(by_client.values())
         lars_MD = torch.cat([get_tensor(message, "lars") for message in sent]).float()
         labels_M = torch.cat([get_tensor(message, "labels") for message in sent]).long()
         header = get_group(server.state, "header")
         theta = header["weight"]
         bias = header["bias"]
         sizes = [len(get_tensor(message, "labels")) for message in sent]
+        shares = [server.upload_weight(i) for i in by_client]
+        weights_M = torch.cat([torch.full((size,), share) for size, share in zip(sizes, shares, strict=True)])
         for rows in self._steps(sizes, server.generator("header")):
-            alike = torch.ones(len(rows))
+            lr = self.header_lr * float(weights_M[rows].mean())  # a step normalizes the weights of its pairs
             theta, bias = header_sgd_step(
-                theta, bias, lars_MD[rows], labels_M[rows], alike, self.header_lr, self.max_grad_norm
+                theta, bias, lars_MD[rows], labels_M[rows], weights_M[rows], lr, self.max_grad_norm
             )
         server.state["header"] = {"weight": theta, "bias": bias}
 
@@ -91,7 +98,7 @@ class FedGH(TrainedHeader):
     # client ------------------------------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
-        z_ND = representations(client.model, train.x, client.prepare).cpu()
+        z_ND = representations(client.model, train, client.prepare).cpu()
         labels, lars, _ = class_means(z_ND, train.y, client.classes)
         return {"labels": labels, "lars": lars}
 

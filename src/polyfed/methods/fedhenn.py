@@ -125,6 +125,11 @@ class FedHeNN(Method):
         )
 
     # client: a step ----------------------------------------------------------------------------------------
+    def _received_rad(self, client: Client, message: Message) -> Tensor | None:
+        """The RAD where the client's network computes, if there is one: steps draw their rows there."""
+        rad = self.alignment_data.receive(client, message)
+        return None if rad is None else rad.to(next(client.model.parameters()).device)
+
     @profiling.timed("align")
     def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
         """Draw the RAD rows of one step, with their target."""
@@ -132,13 +137,12 @@ class FedHeNN(Method):
             return {}
         rad = client.context["rad"]
         target = client.context["target"]
-        device = next(client.model.parameters()).device
         if self.alignment_data.batch < len(rad):
-            rows = torch.randperm(len(rad), generator=generator)[: self.alignment_data.batch]
+            rows = torch.randperm(len(rad), generator=generator)[: self.alignment_data.batch].to(rad.device)
             rad = rad[rows]
             target = target[rows]
-        eta = torch.tensor(self.eta(client.round) * self.alignment_data.every, device=device)
-        return {"rad_x": client.prepare(rad.to(device)), "rad_target": target.to(device), "eta": eta}
+        eta = torch.full((), self.eta(client.round) * self.alignment_data.every, device=rad.device)
+        return {"rad_x": client.prepare(rad), "rad_target": target, "eta": eta}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         task = task_loss(model(batch.x), batch.y, batch.w)
@@ -233,12 +237,12 @@ class HeterogeneousFedHeNN(FedHeNN):
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
-        rad = self.alignment_data.receive(client, message)
+        rad = self._received_rad(client, message)
         if rad is None:
             return {}
         if "factor" not in message:
             return {"rad": rad}
-        return {"rad": rad, "target": dequantize_columns(get_group(message, "factor")).clone()}
+        return {"rad": rad, "target": dequantize_columns(get_group(message, "factor")).to(rad.device, copy=True)}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message: dict[str, Tensor | Group] = {**self.alignment_data.acknowledge(client)}
@@ -300,10 +304,10 @@ class HomogeneousFedHeNN(FedHeNN):
     def receive(self, client: Client, message: Message) -> Context:
         if "model" in message:
             load_state(client.model, get_group(message, "model"))
-        rad = self.alignment_data.receive(client, message)
+        rad = self._received_rad(client, message)
         if rad is None:
             return {}
-        return {"rad": rad, "target": inference.representations(client.model, rad, client.prepare).cpu()}
+        return {"rad": rad, "target": inference.representations(client.model, rad, client.prepare)}
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         n = torch.tensor(client.n)

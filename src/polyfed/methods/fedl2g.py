@@ -96,7 +96,7 @@ class FedL2G(Method):
         return {"guides": get_tensor(server.state, "guides")} if self.guide_weight else {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "gradients")
+        sent = prototypes.collect(server, uploads, "gradients")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)

@@ -52,6 +52,10 @@ class FedProto(prototypes.PrototypeMethod):
     spread_steps: Annotated[int, Field(ge=0)] = 0  # ProtoNorm: steps that push prototypes apart; 0: sent as averaged
     scale: Annotated[float, Field(gt=0), ActsWith("spread_steps")] = 80.0  # length of prototypes that are pushed apart
 
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "uploads"
+
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
         if "prototypes" not in server.state:
@@ -65,7 +69,7 @@ class FedProto(prototypes.PrototypeMethod):
         return {**message, "others": {"labels": labels[~own], "prototypes": rows[~own]}}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "prototypes")
+        sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
         prototypes.record_owners(server, sent)

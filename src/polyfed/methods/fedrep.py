@@ -16,7 +16,7 @@ newest phi. From the authors' code: it weighs by n_k (`weighting = "samples"`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -67,6 +67,10 @@ class FedRep(Method):
     def final_exchanges(self) -> Sequence[Exchange]:
         fit = Exchange("head", who="all", phases=(Phase(self.final_head_epochs, HEAD, name="head"),))
         return (fit,) if self.final_head_epochs else ()
+
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "changes"
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

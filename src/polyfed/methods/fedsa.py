@@ -23,7 +23,7 @@ its tables have, the projection that draws the anchors, and the momentum.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -57,6 +57,10 @@ class FedSA(prototypes.PrototypeUploads):
     calibration: Annotated[float, Field(ge=0)] = 1.0  # weight of the head's loss on all anchors; 0: off
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999  # of the anchors; 1: as drawn, 0: the clients' mean means
 
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "uploads"
+
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         features = as_split_model(server.model(server.architectures[0], {})).feature_dim
@@ -66,7 +70,7 @@ class FedSA(prototypes.PrototypeUploads):
         return {"anchors": get_tensor(server.state, "anchors")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "prototypes")
+        sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)

@@ -22,7 +22,7 @@ measures and their scale, and "distance" as the default; (2) that the structure 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -48,12 +48,16 @@ class FedSAF(prototypes.PrototypeUploads):
     structure_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the structures' difference; 0: Local
     structure: Measure = "distance"  # compared: distances of class means, centered Gram matrices, or their CKA
 
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "uploads"
+
     # server ------------------------------------------------------------------------------------------------
     def broadcast(self, server: Server, client_id: int) -> Message:
         return {name: get_tensor(server.state, name) for name in ("labels", "prototypes") if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        sent = prototypes.collect(uploads, "prototypes")
+        sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
         labels, rows = merge(sent.rows, sent.labels, sent.counts)

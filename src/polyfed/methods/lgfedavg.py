@@ -67,6 +67,10 @@ class LGFedAvg(Method):
             hint=instead,
         )
 
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        return "changes"
+
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
         models = {a: server.initial_state(a) for a in server.architectures}

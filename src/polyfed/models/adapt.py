@@ -142,6 +142,13 @@ class Adapted(SplitModel):
         """The state dict under the original module's own keys."""
         return {name.removeprefix(f"{ROOT}."): tensor for name, tensor in self.state_dict().items()}
 
+    def with_layers(self, layers: Mapping[str, nn.Module]) -> SplitModel:
+        """See `SplitModel.with_layers`; the forward is recorded anew, for the new layers' tensors."""
+        super().with_layers(layers)
+        again = split(self.original, self._head, self.extractor_name, architecture=self.architecture)
+        again.found = self.found
+        return again
+
     def projected(self, feature_dim: int) -> SplitModel:
         """A copy with ``<head>.projection``, a ReLU and a new ``<head>.head`` in the head's place."""
         projection, head = projection_and_head(self.head, feature_dim)

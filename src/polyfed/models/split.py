@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -86,6 +86,12 @@ class SplitModel(nn.Module):
     def export(self) -> dict[str, Tensor]:
         """The state dict under the keys of the module as it was before polyfed wrapped it (here: unchanged)."""
         return dict(self.state_dict())
+
+    def with_layers(self, layers: Mapping[str, nn.Module]) -> SplitModel:
+        """The model with other layers in the places of these names, in place; what is returned is to be used."""
+        for name, layer in layers.items():
+            self.set_submodule(name, layer)
+        return self
 
     def projected(self, feature_dim: int) -> SplitModel:
         """See `with_projection`, which also checks the request."""

@@ -155,6 +155,7 @@ def python_source(
     feature_dim: int | None = None,
     words: int | None = None,
     beside: Sequence[str] = (),
+    categories: Sequence[int] = (),
 ) -> list[str]:
     """Lines of Python that make ``model``, a network that takes the exported weights of `model`.
 
@@ -163,13 +164,15 @@ def python_source(
     Args:
         name: the architecture's. model: what `polyfed.models.build` made of the other arguments.
         in_shape: of one sample. classes: C. feature_dim: of the projection, if there is one. words: how many ids texts
-            have, if the samples are texts. beside: folders with modules of the user's own.
+            have, if the samples are texts. beside: folders with modules of the user's own. categories: of a table's
+            features, if some have any.
     """
     name = name.partition("@")[0].removesuffix(_PRETRAINED)
     package, _, called = name.partition(":")
     given = f"{tuple(in_shape)}, {classes}"
     if not isinstance(model, Adapted):
-        more = {"feature_dim": feature_dim, "words": words, "beside": list(beside) or None}
+        more: dict[str, object] = {"feature_dim": feature_dim, "words": words, "beside": list(beside) or None}
+        more["categories"] = tuple(categories) if any(categories) else None
         given += "".join(f", {key}={value}" for key, value in more.items() if value is not None)
         return ["from polyfed.models import build", f"model = build({name!r}, {given})"]
     if package == "timm":

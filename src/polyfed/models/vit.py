@@ -16,7 +16,8 @@ channels and 10 classes:
 
 FedIN's figures (arXiv 2304.00759, Table 2) want weights trained on ImageNet; these start from random ones, and as
 `vit-s8?pretrained` (for images of 128 pixels a side and more) from the first blocks of timm's ViT-S/16 or ViT-Ti/16.
-`vit-sN-half` is half as wide (192, 3 heads, 768: the width of DeiT-Ti), for machines that carry no more. Another depth,
+`vit-sN-half` is half as wide (192, 3 heads, 768: the width of DeiT-Ti), for machines that carry no more; `vit-xs` has 4
+blocks of width 96 with 3 heads and patches of 8 x 8 (468 778 parameters for 32 x 32 images). Another depth,
 width or patch, or dropout: `vision_transformer`, called from a builder of your own.
 
 Shapes: N images, T tokens (class token first), W width.
@@ -61,13 +62,16 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
         self.dropout = _dropout(dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """N x T x W -> N x T x W."""
+    def forward(self, tokens: Tensor, there: Tensor | None = None) -> Tensor:
+        """N x T x W -> N x T x W; where `there` (N x T, bool) is given, no token attends to those that are not."""
         qkv = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 x N x heads x T x W/heads
         q = qkv[0]
         k = qkv[1]
         v = qkv[2]
-        weights = (q * self.scale @ k.transpose(2, 3)).softmax(dim=3)
+        scores = q * self.scale @ k.transpose(2, 3)
+        if there is not None:
+            scores = scores.masked_fill(~there[:, None, None], -1e9)
+        weights = scores.softmax(dim=3)
         out: Tensor = self.dropout(self.out((weights @ v).transpose(1, 2).flatten(2)))
         return out
 
@@ -92,9 +96,9 @@ class Block(nn.Module):
         layers["dropout2"] = _dropout(dropout)
         self.mlp = nn.Sequential(layers)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """N x T x W -> N x T x W."""
-        tokens = tokens + self.attention(self.norm1(tokens))
+    def forward(self, tokens: Tensor, there: Tensor | None = None) -> Tensor:
+        """N x T x W -> N x T x W; `there`: see `Attention`."""
+        tokens = tokens + self.attention(self.norm1(tokens), there)
         out: Tensor = tokens + self.mlp(self.norm2(tokens))
         return out
 
@@ -224,9 +228,9 @@ def _draw(weight: Tensor, std: float) -> None:
     nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
 
 
-def _builder(name: str, depth: int, width: int = _WIDTH, heads: int = _HEADS) -> Builder:
+def _builder(name: str, depth: int, width: int = _WIDTH, heads: int = _HEADS, patch: int | None = None) -> Builder:
     def build(in_shape: ImageShape, classes: int) -> SplitModel:
-        return vision_transformer(in_shape, classes, depth, width=width, heads=heads, name=name)
+        return vision_transformer(in_shape, classes, depth, patch, width, heads, name=name)
 
     build.__name__ = name.replace("-", "_")
     build.__doc__ = f"{depth} blocks of width {width} with {heads} heads."
@@ -237,3 +241,4 @@ vit_s8, vit_s9, vit_s10, vit_s11, vit_s12 = (_builder(f"vit-s{d}", d) for d in D
 vit_s8_half, vit_s9_half, vit_s10_half, vit_s11_half, vit_s12_half = (
     _builder(f"vit-s{d}-half", d, _WIDTH // 2, _HEADS // 2) for d in DEPTHS
 )
+vit_xs = _builder("vit-xs", 4, 96, 3, patch=8)

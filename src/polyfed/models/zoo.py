@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.models import third_party
@@ -19,6 +21,7 @@ _CIFAR10 = ((3, 32, 32), 10)
 _CIFAR100 = ((3, 32, 32), 100)
 _DIGITS = ((1, 8, 8), 10)
 _SENTIMENT140 = ((25,), 2)
+_WINDOWS = ((6, 100), 7)
 _FEDHENN = "FedHeNN, Makhija et al., ICML 2022"
 _PREACT = "He et al., ECCV 2016, arXiv 1603.05027; as HeteroFL and FedRolex cut it"
 _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the first that fits counts
@@ -32,8 +35,14 @@ _HOMES = (  # pattern of names -> (home data: image shape, classes), paper; the 
     ("resnet*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
     ("resnet*", _CIFAR10, "FedIN, Chan et al., arXiv 2304.00759"),
     ("vit-s*-half", _CIFAR10, "FedIN's, Chan et al., arXiv 2304.00759, half as wide"),
+    ("vit-xs", _CIFAR10, "polyfed; width 96, 3 heads"),
+    ("text-transformer", _SENTIMENT140, "polyfed; width 64, 4 heads"),
     ("vit-s*", ((3, 224, 224), 10), "FedIN, Chan et al., arXiv 2304.00759"),
     ("digits-*", _DIGITS, "polyfed"),
+    ("cnn1d-*", _WINDOWS, "polyfed; for series and texts, here of 6 channels and 100 steps"),
+    ("gru-*", _WINDOWS, "polyfed; likewise"),
+    ("tcn-*", _WINDOWS, "Bai et al., arXiv 1803.01271; likewise"),
+    ("series-transformer", _WINDOWS, "polyfed; likewise"),
     ("mlp-*", ((30,), 2), "polyfed; for tables, here of 30 features"),
 )
 
@@ -46,6 +55,7 @@ def build(
     words: int | Tensor | None = None,
     fetch: bool = True,
     beside: Sequence[str] = (),
+    categories: Sequence[int] = (),
 ) -> SplitModel:
     """A fresh model with its architecture's name set; weights are drawn from torch's current generator.
 
@@ -63,10 +73,12 @@ def build(
             this name, and to no others.
         fetch: whether ``"timm:resnet10t?pretrained"`` gets its weights; False: they are drawn, for who loads others.
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
+        categories: of a table with categories: per feature, how many there are, 0 for a number; goes to a builder's
+            parameter of this name.
 
     Raises:
-        ConfigError: no such model or builder; the data do not fit the network; the builder failed or returned
-            something else.
+        ConfigError: no such model or builder, or one without the parameter `categories` for a table with some; the data
+            do not fit the network; the builder failed or returned something else.
 
     >>> build("digits-cnn1", (1, 8, 8), 10).feature_dim
     64
@@ -75,7 +87,7 @@ def build(
     builder = third_party.builder_for(called, fetch)
     if builder is None:
         builder = import_object("model", called, beside) if ":" in called else MODELS[called]
-    made = _call(name, builder, in_shape, classes, words)
+    made = _call(name, builder, in_shape, classes, {"words": words, "categories": tuple(categories) or None})
     if end and isinstance(made, SplitModel):
         raise ConfigError(f"model '{called}' is a SplitModel already; expected no '@{end}' behind its name")
     model = made if isinstance(made, SplitModel) else third_party.auto_split(made, name, classes, end or None)
@@ -92,7 +104,7 @@ def build(
 def describe() -> list[dict[str, Any]]:
     """One row per registered model: name, in_shape, classes, parameters and feature_dim on its home data, and paper.
 
-    Counted on networks built without memory (device "meta"). A model of your own has no home data: its counts are None.
+    Counted on networks built `without_memory`. A model of your own has no home data: its counts are None.
     """
     rows = []
     for name in MODELS:
@@ -103,7 +115,7 @@ def describe() -> list[dict[str, Any]]:
         row |= {"name": name, "paper": ""}
         if homes:
             (in_shape, classes), paper = homes[0]
-            with torch.device("meta"):
+            with without_memory():
                 model = build(name, in_shape, classes)
             row |= {"in_shape": in_shape, "classes": classes, "feature_dim": model.feature_dim, "paper": paper}
             row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
@@ -111,17 +123,43 @@ def describe() -> list[dict[str, Any]]:
     return rows
 
 
+@contextlib.contextmanager
+def without_memory() -> Iterator[None]:
+    """Networks made within the block have shapes and no values (device "meta"): they can be counted, nothing else."""
+    with torch.device("meta"), _Undrawn():
+        yield
+
+
+class _Undrawn(TorchFunctionMode):
+    """Skips the drawing of weights, for which PyTorch would load its compiler where tensors have no memory."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = named or {}
+        if getattr(function, "__name__", "").endswith(("normal_", "uniform_")):
+            return named["tensor"] if "tensor" in named else arguments[0]
+        return function(*arguments, **named)
+
+
 def _is_ours(name: str) -> bool:
     return getattr(MODELS[name], "__module__", "").startswith("polyfed.models.")
 
 
 def _call(
-    name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int, words: int | Tensor | None
+    name: str, builder: Callable[..., Any], in_shape: tuple[int, ...], classes: int, further: Mapping[str, Any]
 ) -> nn.Module:
+    """What a builder makes. further: what it also gets where it has a parameter of the name; None: there is none."""
     if not callable(builder):
         raise ConfigError(f"model '{name}' should be a function (in_shape, classes), got a {type(builder).__name__}")
     try:
-        more = {} if words is None or "words" not in inspect.signature(builder).parameters else {"words": words}
+        takes = inspect.signature(builder).parameters
+        more = {what: value for what, value in further.items() if value is not None and what in takes}
+        if further["categories"] is not None and "categories" not in more:
+            raise ConfigError(
+                f"'{name}' cannot embed the categories of a table; expected a network with a parameter 'categories', "
+                "such as mlp-64-32"
+            )
         model = builder(tuple(in_shape), classes, **more)
     except PolyfedError:
         raise

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from polyfed.core.randomness import generator, numpy_generator
-from polyfed.core.settings import Finite, Settings, Share
+from polyfed.core.settings import Finite, Positive, Settings, Share
 from polyfed.errors import ConfigError
 from polyfed.plugins.settings import Availability
 from polyfed.registry import suggest
@@ -63,6 +63,15 @@ class Devices(Settings):
     round_timeout: Rate | None = Field(
         None, description="seconds that the server waits for uploads, in each exchange; what comes later is late"
     )
+    buffer_size: Positive | None = Field(
+        None,
+        description="uploads that the server waits for, whoever sends them, before it aggregates (FedBuff); default: "
+        "those of all who take part in the round",
+    )
+    staleness: Annotated[Literal["polynomial", "constant"], ActsWith("buffer_size")] = Field(
+        "polynomial",
+        description="buffer_size: how much an upload counts that began tau rounds ago: 1 / sqrt(1 + tau), or 1",
+    )
     on_out_of_memory: Literal["refuse", "leave out"] = Field(
         "refuse", description="clients whose network does not fit their memory: none are run with, or without them"
     )
@@ -108,7 +117,10 @@ class Devices(Settings):
     def _fits_together(self) -> Devices:
         if self.profiles and self.fractions:
             raise ValueError("expected profiles or fractions, got both")
-        asked = [name for name in ("custom", "round_timeout", "time_jitter", "server_flops") if getattr(self, name)]
+        if self.round_timeout is not None and self.buffer_size is not None:
+            raise ValueError("expected round_timeout or buffer_size, got both")
+        switches = ("custom", "round_timeout", "buffer_size", "time_jitter", "server_flops")
+        asked = [name for name in switches if getattr(self, name)]
         if not self.enabled and (asked or self.on_out_of_memory != "refuse"):
             raise ValueError(
                 f"{(asked or ['on_out_of_memory'])[0]}: expected profiles, fractions or by_client beside it, which say "

@@ -6,8 +6,9 @@ training, what its upload needs) and what it sends (u bytes) takes
     t_k = [d > 0] (latency + 8 d / down) + c / compute + [u > 0] (latency + 8 u / up)   seconds,
 
 times exp(jitter z), z drawn from a normal distribution for each (round, client). The server waits for the slowest that
-is heard, at most until the deadline; a round is its exchanges one after the other, with the server's own time between
-them where `server_flops` is set. Nothing of it depends on the machine, on the executor or on how rounds are resumed.
+is heard, at most until the deadline; or for so many uploads (`polyfed.plugins.upload_buffer`). A round is its exchanges
+one after the other, with the server's own time between them where `server_flops` is set. Nothing of it depends on the
+machine, on the executor or on how rounds are resumed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from polyfed.engine.uploads import sent_nbytes
 from polyfed.errors import ConfigError
 from polyfed.plugins.availability import ClientAvailability
 from polyfed.plugins.device_profiles import Devices, Profile, assign_devices, check_lateness
+from polyfed.plugins.upload_buffer import UploadBuffer, check_buffer, draw_starters
 from polyfed.units import human_bytes
 
 
@@ -75,6 +77,7 @@ class DeviceSimulation(Plugin):
 
     name = "devices"
     settings_class = Devices
+    holds_work = True
 
     def __init__(self, settings: Devices | None = None) -> None:
         super().__init__(settings)
@@ -83,6 +86,8 @@ class DeviceSimulation(Plugin):
         self.excluded: frozenset[int] = frozenset()
         self._seed = 0
         self._clock = RoundClock(self, 0, None)
+        self._buffer: UploadBuffer | None = None
+        self._waited = 0.0  # seconds of the round, for which work under way has gone on
 
     @property
     def enabled(self) -> bool:
@@ -95,7 +100,7 @@ class DeviceSimulation(Plugin):
 
         Raises:
             ConfigError: devices cannot be dealt to so many clients; or networks that do not fit are not to be left
-                out, or are all there are; or a deadline where every client is alone.
+                out, or are all there are; or a deadline where every client is alone; or uploads cannot be buffered.
         """
         if setup.method.alone and self.settings.round_timeout is not None:
             raise ConfigError(
@@ -108,12 +113,14 @@ class DeviceSimulation(Plugin):
             availability.has_deadline = self.settings.round_timeout is not None
         self.names = assign_devices(self.settings, len(setup.clients), setup.seed)
         self._seed = setup.seed
+        self._training = setup.training
         if not self.enabled:
             return
         needs, networks, variants = estimate_memory(setup)
         self._exclude_oversized(needs, networks)
         self.excluded -= setup.held_out  # they are in no round anyway, and scored otherwise
         setup.excluded.update({number: variants[number] for number in sorted(self.excluded)})
+        check_buffer(self.settings, setup, self.availability())
 
     def facts(self) -> dict[str, Any]:
         """The settings, and who is left out."""
@@ -136,6 +143,7 @@ class DeviceSimulation(Plugin):
         """Start the round's clock, and draw whose device is there: one that is not drops out before all else."""
         self._clock = RoundClock(self, round.number, None if round.final else self.settings.round_timeout)
         round.counts_operations = self.enabled
+        self._buffer = self._start_buffer(round)
         if round.final or not self.enabled:
             return
         there = {i: self.profile(i).availability for i in round.present}
@@ -145,6 +153,24 @@ class DeviceSimulation(Plugin):
         round.unreachable |= away
         round.silenced -= away
         round.late -= away
+
+    def _start_buffer(self, round: Round) -> UploadBuffer | None:
+        """The round's buffer, if the server waits for so many uploads; and who begins in it.
+
+        A closing round, and one whose clients are given, has none: what is under way is lost.
+        """
+        size = self.settings.buffer_size
+        if size is None:
+            return None
+        self._waited = 0.0
+        if round.final or round.cohort:
+            self.work = []
+            round.server.upload_weights = {}
+            return None
+        at_work = [one.client_id for one in self.work]
+        starters = draw_starters(self._training, self._seed, round.number, round.present, at_work, size)
+        round.cohort = sorted([*starters.at_once, *starters.then])
+        return UploadBuffer(self.settings, starters)
 
     def server_time(self, round: Round) -> AbstractContextManager[None]:
         """The server's work takes time where `server_flops` says how fast it is."""
@@ -161,13 +187,33 @@ class DeviceSimulation(Plugin):
             for job, outcome in zip(jobs, read, strict=True)
         }
         answered = {outcome.client_id for outcome in read if not outcome.dropped}
-        stragglers = self._clock.exchange(efforts, answered - round.silenced - round.late)
+        waited_for = answered - round.silenced - round.late if self._buffer is None else ()
+        stragglers = self._clock.exchange(efforts, waited_for)
         round.late |= stragglers
         round.busy |= stragglers
 
+    def complete(self, round: Round, jobs: Sequence[TrainJob], outcomes: Sequence[JobResult]) -> list[JobResult]:
+        """Where uploads are buffered, those that fill the buffer; the others' work stays under way."""
+        if self._buffer is None:
+            return list(outcomes)
+        self._let_work_go_on()
+        seconds = {job.client.id: self._clock.spent(job.client.id).seconds for job in jobs}
+        done, self.work, waited = self._buffer.fill(round, jobs, outcomes, self.work, seconds)
+        self._clock.seconds += waited
+        self._waited = self._clock.seconds
+        return done
+
+    def _let_work_go_on(self) -> None:
+        """Work under way goes on while the server plans and aggregates."""
+        self.work = [one.after(self._clock.seconds - self._waited) for one in self.work]
+        self._waited = self._clock.seconds
+
     def record(self, round: Round) -> dict[str, Any]:
         """The simulated times."""
-        return self._clock.record()
+        if self._buffer is None:
+            return self._clock.record()
+        self._let_work_go_on()
+        return {**self._clock.record(), "aggregated": self._buffer.aggregated}
 
     def about_client(self, client_id: int) -> dict[str, Any]:
         """Its device."""
@@ -254,6 +300,10 @@ class RoundClock:
         slowest = max((taken[i].seconds for i in taken if i in waited_for), default=0.0)
         self.seconds += limit if behind else slowest
         return behind
+
+    def spent(self, client_id: int) -> Duration:
+        """What a client has spent in the round."""
+        return self._spent[client_id]
 
     def record(self) -> dict[str, Any]:
         """The round's part of `rounds.jsonl`."""

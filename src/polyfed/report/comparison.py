@@ -21,6 +21,7 @@ from polyfed.report.comparison_rows import ComparisonGroup, ComparisonRow, Facts
 from polyfed.report.decomposition import decompose, remarks
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
+from polyfed.report.leave_one_out import leave_one_out_tables
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import (
     SEEDS,
@@ -74,7 +75,7 @@ def compare_runs(
     """
     wanted = target if target is None or isinstance(target, Target) else Target.parse(target)
     groups, notes = group_runs(runs, stage)
-    return Table(tuple(_section(group, stage, wanted) for group in groups), notes)
+    return Table(tuple(_section(group, stage, wanted) for group in groups), notes, leave_one_out_tables(groups))
 
 
 def _section(group: Group, stage: str | None, target: Target | None) -> ComparisonGroup:
@@ -139,6 +140,7 @@ def _facts(group: Group) -> Facts:
         test=group.evaluation.test,
         mean=group.evaluation.weighting,
         preset=first.preset or None,
+        held_out_group=group.held_out,
     )
 
 

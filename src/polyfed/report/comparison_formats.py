@@ -16,6 +16,7 @@ from polyfed.markup import table as as_html
 from polyfed.report.comparison_columns import (
     COSTS,
     METRICS,
+    SubTable,
     architecture_tables,
     columns_of,
     decomposition_tables,
@@ -46,10 +47,14 @@ __all__ = ["FORMATS", "Table", "markdown_body", "to_csv", "to_html", "to_json", 
 
 @dataclass(frozen=True)
 class Table:
-    """The comparison: one section for each set of comparable runs, and notes on runs left out."""
+    """The comparison: one section for each set of comparable runs, and notes on runs left out.
+
+    overview: tables over several sections (`polyfed.report.leave_one_out`).
+    """
 
     sections: tuple[ComparisonGroup, ...]
     notes: tuple[str, ...] = ()
+    overview: tuple[SubTable, ...] = ()
 
     def __str__(self) -> str:
         return to_text(self)
@@ -83,14 +88,21 @@ def to_csv(table: Table) -> str:
                 found = line.pop(group)
                 line |= {_head(prefix, key): found.get(key) for key in keys[group]}
             lines.append(section.score.renamed(line) | _more(row) | decomposed.get(row.name, {}))
-    if all(row.simulated_seconds is None for row in rows):
-        for line in lines:
-            _drop_simulated(line)
-    if not any(row.control for row in rows):
-        for line in lines:
-            del line["control"]
+    for line in lines:
+        _drop_unknown(line, table)
     heads = dict.fromkeys(["table", *(key for line in lines for key in line)])
     return csv_text(list(heads), lines)
+
+
+def _drop_unknown(line: dict[str, Any], table: Table) -> None:
+    """Columns of which no row of the table has anything."""
+    rows = [row for section in table.sections for row in section.rows]
+    if all(row.simulated_seconds is None for row in rows):
+        _drop_simulated(line)
+    if not any(row.control for row in rows):
+        del line["control"]
+    if all(section.facts.held_out_group is None for section in table.sections):
+        del line["held_out_group"]
 
 
 def _drop_simulated(line: dict[str, Any]) -> None:
@@ -153,16 +165,24 @@ def _plain(section: ComparisonGroup) -> dict[str, Any]:
         del found["decompositions"]
         for row in found["rows"]:
             del row["control"]
-    return {"finding": found.pop("finding"), "caption": found.pop("caption"), **found.pop("facts"), **found}
+    facts = found.pop("facts")
+    if facts["held_out_group"] is None:
+        del facts["held_out_group"]
+    return {"finding": found.pop("finding"), "caption": found.pop("caption"), **facts, **found}
 
 
 # for people -------------------------------------------------------------------------------------------------------
 def to_markdown(table: Table) -> str:
     """GitHub's tables, each under its caption; what leads a column is bold."""
-    blocks = [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
+    blocks = [_markdown_titled(title, columns) for title, columns in table.overview]
+    blocks += [f"**{markdown_text(section.caption)}**\n\n{markdown_body(section)}" for section in table.sections]
     if table.notes:
         blocks.append("\n".join(f"- {markdown_text(note)}" for note in table.notes) + "\n")
     return "\n".join(blocks)
+
+
+def _markdown_titled(title: str, columns: Sequence[Column]) -> str:
+    return f"**{markdown_text(title)}**\n\n{markdown_table(columns)}\n"
 
 
 def markdown_body(section: ComparisonGroup) -> str:
@@ -179,7 +199,7 @@ def to_html(table: Table, lines: Sequence[Sequence[Line]] = ()) -> str:
     Args:
         table: what to show. lines: of each section the curves that go with it.
     """
-    parts = []
+    parts = [f"{paragraph(title, strong=True)}{_html(columns)}" for title, columns in table.overview]
     for number, section in enumerate(table.sections):
         (_, whole), *more = sub_tables(section)
         others = [f"{paragraph(title)}{_html(columns)}" for title, columns in [("All figures", whole), *more]]
@@ -197,21 +217,24 @@ def _html(columns: Sequence[Column]) -> str:
     return as_html(headings, list(zip(*(column.cells for column in columns), strict=True)), words, bold)
 
 
+def _latex_titled(caption: str, columns: Sequence[Column], told: Sequence[str] = ()) -> str:
+    below = "".join(f"\\par\\small {escape_latex(note)}\n" for note in told)
+    return (
+        "\\begin{table}\n\\centering\n"
+        f"\\caption{{{escape_latex(caption)}}}\n"
+        f"{latex_table(columns)}\n{below}\\end{{table}}\n"
+    )
+
+
 def to_latex(table: Table) -> str:
     """A ``table`` with ``booktabs`` rules for each section and each of its further tables; what leads is bold."""
-    blocks = []
+    blocks = [_latex_titled(title, columns) for title, columns in table.overview]
     for section in table.sections:
         shown = sub_tables(section)
         for number, (title, columns) in enumerate(shown, start=1):
             caption = f"{title}. {section.caption}" if title else section.caption
             told = notes_of(section) if number == len(shown) else []
-            blocks.append(
-                "\\begin{table}\n\\centering\n"
-                f"\\caption{{{escape_latex(caption)}}}\n"
-                f"{latex_table(columns)}\n"
-                + "".join(f"\\par\\small {escape_latex(note)}\n" for note in told)
-                + "\\end{table}\n"
-            )
+            blocks.append(_latex_titled(caption, columns, told))
     return (
         "% needs \\usepackage{booktabs}\n"
         + "\n".join(blocks)
@@ -228,7 +251,8 @@ def to_text(table: Table, width: int = 100, ascii_only: bool = False, metrics: b
         ascii_only: write "+/-" for "±", for terminals that are not UTF-8.
         metrics: also the figures beside the accuracy, and the accuracies by architecture, in blocks of their own.
     """
-    blocks = [_text_section(section, width, metrics) for section in table.sections]
+    blocks = [f"{_text_titled(title, columns, width)}\n" for title, columns in table.overview]
+    blocks += [_text_section(section, width, metrics) for section in table.sections]
     if table.notes:
         blocks.append("\n".join(wrapped(f"note: {note}", width) for note in table.notes) + "\n")
     text = "\n".join(blocks)
@@ -255,10 +279,14 @@ def _text_section(section: ComparisonGroup, width: int, metrics: bool) -> str:
     if metrics:
         more += architecture_tables(section)
     for title, columns in more:
-        found = [render_text(block, width) for block in wrap_columns(columns, width)]
-        texts.append(wrapped(f"{title}:", width) + "\n\n" + "\n\n".join(found))
+        texts.append(_text_titled(title, columns, width))
     told = "\n".join(wrapped(note, width) for note in notes_of(section, metrics))
     return "\n\n".join([wrapped(section.caption, width), *texts, told]) + "\n"
+
+
+def _text_titled(title: str, columns: Sequence[Column], width: int) -> str:
+    found = [render_text(block, width) for block in wrap_columns(columns, width)]
+    return wrapped(f"{title}:", width) + "\n\n" + "\n\n".join(found)
 
 
 FORMATS = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex, "txt": to_text}

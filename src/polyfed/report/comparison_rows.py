@@ -142,7 +142,10 @@ class RunScore:
 
 @dataclass(frozen=True)
 class Facts:
-    """What all runs of a section have in common. test, mean: whose test data, and which mean over clients."""
+    """What all runs of a section have in common. test, mean: whose test data, and which mean over clients.
+
+    held_out_group: the one group or client that is held out of training; None where there is none, or several are.
+    """
 
     dataset: str
     clients: int
@@ -151,6 +154,7 @@ class Facts:
     test: str | None
     mean: str | None
     preset: str | None
+    held_out_group: str | None = None
 
 
 @dataclass(frozen=True)

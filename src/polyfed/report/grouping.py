@@ -44,6 +44,17 @@ class Group:
         """All runs of the group, row after row."""
         return [run for runs in self.rows.values() for run in runs]
 
+    @property
+    def held_out(self) -> str | None:
+        """The one group or client that is held out of training; None where there is none, or several are."""
+        asked = self.runs[0].recipe.evaluation.get("held_out")
+        return str(asked[0]) if isinstance(asked, list) and len(asked) == 1 else None
+
+    @property
+    def experiment(self) -> str:
+        """What was measured, whoever is held out."""
+        return self.about.replace(_held_out(self.runs[0]), "", 1)
+
     def stages(self, stage: str | None) -> dict[str, str]:
         """Row name -> the stage scored in it: the one asked for, else the one of the run's own evaluation."""
         return {name: stage or runs[0].stage for name, runs in self.rows.items()}
@@ -62,14 +73,28 @@ class Group:
         return f"on {_TEST.get(test, f'test data {test}')}, {_MEAN.get(mean, f'mean over {mean}')}{honest}"
 
     def preset_text(self) -> str:
-        """What was laid over the recipe, what it scales down, and what --set changed: " Preset small: ..."; or "".
+        """What networks began with, what was laid over the recipe and scales it down, and what --set changed, as in
+        " Preset small: ..."; or "".
 
         A setting that was not changed in all runs is what tells them apart, and is shown there.
         """
         run = self.runs[0]
         preset = f" Preset {': '.join(filter(None, (run.preset, run.scaled_down)))}." if run.preset else ""
         common = [text for text in run.overrides if all(text in other.overrides for other in self.runs)]
-        return preset + (f" Changed by --set: {', '.join(common)}." if common else "")
+        return self._base_text() + preset + (f" Changed by --set: {', '.join(common)}." if common else "")
+
+    def _base_text(self) -> str:
+        """What networks began with: " Base pre-trained on 4000 rows, 61 seconds."; or ""."""
+        told = [run.result.pretraining for run in self.runs if run.result.pretraining]
+        if not told:
+            return ""
+        seconds = [float(one["seconds"]) for one in told]
+        took = (
+            f"{min(seconds):.0f}"
+            if round(min(seconds)) == round(max(seconds))
+            else f"{min(seconds):.0f} to {max(seconds):.0f}"
+        )
+        return f" Base pre-trained on {told[0]['rows']} rows, {took} seconds."
 
     def seeds_text(self) -> str:
         """``"seed 0"`` or ``"seeds 0, 1"``."""

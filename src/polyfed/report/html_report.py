@@ -135,7 +135,9 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     ]
     title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
     axes = {axis: AXES[axis] for axis in axes_of(run for group in groups for run in group.runs)}
-    told = {"axes": axes, "polyfed": __version__}
+    scores = [section.score for section in table.sections] or [ACCURACY]
+    overview = [_sub_table(title, columns, scores[0]) for title, columns in table.overview]
+    told = {"overview": overview, "axes": axes, "polyfed": __version__}
     return {"title": title, "notes": list(table.notes), **told, "sections": sections}
 
 

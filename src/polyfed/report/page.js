@@ -1101,6 +1101,8 @@
   const nav = document.querySelector("nav");
   main.replaceChildren();
   if (data.notes.length) main.append(list(data.notes));
+  for (const sheet of data.overview)
+    main.append(make("section", {}, make("h3", {}, sheet.title), table(sheet.columns, sheet.title).node));
   for (const section of data.sections) {
     const id = newId();
     const looks = looksOf(section);

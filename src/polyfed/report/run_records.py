@@ -29,6 +29,7 @@ R = TypeVar("R", bound=Record)
 EXPERIMENT = (
     "training",
     "models",
+    "pretraining",
     "availability",
     "privacy",
     "compression",
@@ -96,7 +97,7 @@ class RunRecord:
     @property
     def is_local(self) -> bool:
         """Whether it is the run of Local that others are compared with."""
-        return self.method == "local" and not self.control
+        return self.method == "local" and not self.control and not self.recipe.method.get("adapters")
 
     @property
     def seed(self) -> int:

@@ -47,6 +47,7 @@ class _Models(Record):
 class _Method(Record):
     name: IfPresent[Text] = None
     alone: IfPresent[Flag] = None
+    adapters: IfPresent[dict[str, Any]] = None
 
 
 _TYPED_SECTIONS: dict[str, type[Record]] = {"training": _Training, "models": _Models, "method": _Method}
@@ -64,6 +65,7 @@ class StoredRecipe(Record):
     privacy: Section = Field({})
     compression: Section = Field({})
     robust_aggregation: Section = Field({})
+    pretraining: Section = Field({})
     adversaries: Section = Field({})
     devices: Section = Field({})
     plugins: list[Section] = Field([])
@@ -138,6 +140,16 @@ class TargetScaleEntry(Record):
     std: Number = Field(description="their standard deviation; 1 if they do not vary")
 
 
+class TableForm(Record):
+    """How the columns of a table became numbers, where not all hold plain numbers."""
+
+    categories: list[list[Text]] = Field(
+        description="per feature, names of its categories, the i-th of which is stored as i + 1; empty for a number"
+    )
+    flags: list[list[Count]] = Field(description="pairs of features: the second is 1 where the first is missing")
+    fill: list[Number] = Field(description="per pair, what stands for the client's missing values")
+
+
 class ModelEntry(Record):
     """One client's model, an entry of models/index.json."""
 
@@ -153,6 +165,7 @@ class ModelEntry(Record):
     feature_names: IfPresent[list[Text]] = Field(
         None, description="of tables: names of the columns, in order; empty for other inputs"
     )
+    table: IfPresent[TableForm] = Field(None, description="only of tables with categories, or with missing numbers")
     label_column: Text | None = Field(
         None,
         description="of files: the column that the run read labels from, named in the recipe or found; null for other "
@@ -178,6 +191,9 @@ class ModelEntry(Record):
     method: IfPresent[Text] = Field(None, description="the method whose `build` and `predict` the network went through")
     hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="hyperparameters of the method")
     variant: IfPresent[Text] = Field(None, description="variant of the network, if the method has several")
+    adapters: IfPresent[dict[str, Any]] = Field(
+        None, description="settings of `method.adapters`, if clients trained adapters of frozen networks"
+    )
     auxiliary_model: Text | None = Field(
         None, description="name of the auxiliary network that the method adds; null if there is none"
     )

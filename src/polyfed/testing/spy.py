@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -90,6 +90,12 @@ class Spy(Method):
         """That of the method."""
         inner: Method = vars(self)["inner"]
         return inner.accepts_stale_uploads
+
+    @property
+    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
+        """That of the method."""
+        inner: Method = vars(self)["inner"]
+        return inner.staleness_weighting
 
 
 def _through(function: Around, *first: Any) -> Callable[..., Any]:

@@ -100,6 +100,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_two_rounds_are_those_of_one_process() -> None:
     handler = signal.getsignal(signal.SIGTERM)
     recipe = recipe_of("fedavg", **ONE, compression={"dtype": "float16"})

@@ -81,10 +81,10 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     plain = stacked_clients.StackedClients.gradients
 
-    def counted(self: Any, part: Any, turns: Any, *rest: Any, trial: bool = False) -> Any:
-        if not trial:
+    def counted(self: Any, part: Any, turns: Any, *rest: Any) -> Any:
+        if turns[0].number is not None:  # no trial's
             sizes.append(len(turns))
-        return plain(self, part, turns, *rest, trial=trial)
+        return plain(self, part, turns, *rest)
 
     monkeypatch.setattr(stacked_clients.StackedClients, "gradients", counted)
     return sizes
@@ -419,6 +419,17 @@ class Foreign(Local):
         return cross_entropy(model(batch.x), batch.y, batch.w) * context["scale"].by
 
 
+class Masked(nn.Module):
+    """Drops entries without a layer for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(toys.INPUTS, toys.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.linear(x), 0.5, self.training)
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -438,7 +449,7 @@ class Recurrent(nn.Module):
         (SecondGradient(), "shallow", r"its `gradients` wants more of the network \('parameters'\)"),
         (OtherContext(), "shallow", "under another context than the step's own"),
         (Foreign(), "shallow", "'scale' in the context of its loss is a SimpleNamespace, no tensor"),
-        (Local(), "dropout", "dropout draws"),
+        (Local(), Masked, "called random"),
         (Local(), Recurrent, r"its loss cannot be vectorized \(\w+: .*lstm"),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__ if isinstance(value, Method) else "")[:20],
@@ -451,6 +462,55 @@ def test_what_cannot_be_stacked_trains_alone_and_is_said(method: Method, net: An
     assert difference(all_state(serial), all_state(found)) is None  # bit for bit
     (line,) = told.messages
     assert re.match(rf"\w+: clients train one after the other; net: .*{reason}", line)
+
+
+def test_dropout_has_a_mask_for_every_client_the_same_when_run_again(stacks: list[int]) -> None:
+    def run(rate: float, **more: Any) -> Federation:
+        x = torch.linspace(-1, 1, toys.INPUTS).expand(8, -1)  # one row, so that batches are alike in any order
+        alike = LabeledSamples(x.clone(), torch.zeros(8, dtype=torch.int64))
+        members = [Client("net", alike, toys.samples(5, 1)) for _ in range(3)]
+        nets = {"net": lambda: toys.net(dropout=rate)}
+        given = {"builders": nets, "classes": toys.CLASSES, "executor": "vectorized", **more}
+        federation = Federation(members, FedAvg(), Training(rounds=2, batch_size=4, lr=0.1), **grouped(**given))
+        federation.run()
+        return federation
+
+    def weights(federation: Federation) -> list[Tensor]:
+        return [torch.cat([t.flatten() for t in (client.weights or {}).values()]) for client in federation.clients]
+
+    told = Told()
+    dropping = weights(run(0.4, trackers=[told]))
+    assert stacks == [3] * 4
+    assert told.messages[1:] == [
+        "fedavg: net: dropout draws other masks for clients trained as one than for each alone"
+    ]
+    assert not torch.allclose(dropping[0], dropping[1])
+    assert not torch.allclose(dropping[0], dropping[2])
+    assert all(map(torch.equal, dropping, weights(run(0.4))))
+    assert not torch.allclose(dropping[0], weights(run(0.4, seed=1))[0])
+    assert not torch.allclose(dropping[0], weights(run(0.4, executor="serial"))[0])
+    plain = weights(run(0.0))
+    assert torch.equal(plain[0], plain[1])
+
+
+def test_dropout_resumes_with_the_same_masks(tmp_path: Path, stacks: list[int]) -> None:
+    """Also where what steps are stacked is tried again."""
+    run = of_toys(FedAvg(), toys.NETS["dropout"], training=Training(rounds=4, batch_size=8, lr=0.1))
+    whole = run(executor="vectorized")
+    with pytest.raises(RuntimeError, match="stopped"):
+        run(executor="vectorized", out=tmp_path, checkpoint_every=1, trackers=[Stops(2)])
+    members = toys.clients(["net"] * len(SIZES), SIZES, test=5)
+    given = grouped(
+        executor="vectorized",
+        out=tmp_path,
+        checkpoint_every=1,
+        builders={"net": toys.NETS["dropout"]},
+        classes=toys.CLASSES,
+    )
+    again = Federation(members, FedAvg(), Training(rounds=4, batch_size=8, lr=0.1), **given)
+    again.run(resume=True)
+    assert stacks
+    assert difference(all_state(whole), all_state(again)) is None
 
 
 def test_a_loss_that_is_no_function_is_found_out() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, clone, contiguous, first_nonfinite, freeze, shallow_copy
-from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics
+from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics, uses_default_predict
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.evaluation import Score, ScoreCache, evaluate_model
@@ -29,6 +29,7 @@ from polyfed.engine.rejected import Rejected
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import PolyfedError, RunError
+from polyfed.functional.device_copies import copy_once, move_together
 from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
 
@@ -190,7 +191,8 @@ def run_job(
         if job.exchange.trains:
             with at_stage(client, job, "training"):
                 trained = training(client, job, method, model_factory)
-        return finish_job(client, job, trained, method, model_factory, fresh, before, operations)
+        nonfinite = first_nonfinite({"model": model_factory.state(client.architecture, job.variant)})
+        return finish_job(client, job, trained, nonfinite, method, model_factory, fresh, before, operations)
 
 
 def own_layers(client: Client, job: TrainJob) -> AbstractContextManager[None]:
@@ -227,6 +229,7 @@ def finish_job(
     client: Client,
     job: TrainJob,
     trained: TrainingResult,
+    nonfinite: str | None,
     method: Method,
     model_factory: ModelFactory,
     fresh: Callable[[], WeightRow],
@@ -236,30 +239,34 @@ def finish_job(
     """Second half of a job, after the training: judge, score, upload.
 
     Args:
-        client: at work, with its new weights in the template. before: its weights before the job. fresh: see
-            `run_job`. operations: until now.
+        client: at work, with its new weights in the template. nonfinite: the first of them that holds NaN or infinity.
+        before: its weights before the job. fresh: see `run_job`. operations: until now.
 
     Raises:
         RunError: the method failed, as for `run_job`.
     """
     score = None
     message = freeze({})
-    bad = _untrained(job, trained, model_factory)
+    bad = _untrained(job, trained, nonfinite)
     if bad is None and job.scores and len(client.data.test):
         with at_stage(client, job, "scoring"):
             score = evaluate_model(client, method, client.data.test, job.from_scores)
+    made = None
     if bad is None and job.uploads:  # a model of NaN sends nothing: who knows what the method's upload makes of it
-        with at_stage(client, job, "uploading"):
-            with _counting(job) as done:
-                made = clone(method.upload(client, trained))
-            operations += 0 if done is None else done.count
-            message, bad = encoded(made, client, method, job.message)
-    after = model_factory.state(client.architecture, job.variant)
-    same = bad is not None or not job.uploads or (not job.exchange.trains and _alike(before, after))
+        with at_stage(client, job, "uploading"), _counting(job) as done:
+            made = method.upload(client, trained)
+        operations += 0 if done is None else done.count
+    with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
+        if made is not None:
+            with at_stage(client, job, "uploading"):
+                message, bad = encoded(clone(made), client, method, job.message)
+        after = model_factory.state(client.architecture, job.variant)
+        same = bad is not None or not job.uploads or (not job.exchange.trains and _alike(before, after))
+        weights = job.client.weights if same else fresh().write(after)
     return JobResult(
         client.id,
         message,
-        job.client.weights if same else fresh().write(after),
+        weights,
         contiguous(client.state),
         trained,
         sent_nbytes(method, message),
@@ -325,7 +332,7 @@ def only_head_differs(
 ) -> bool:
     """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
     model = method.personal_model(client.model)
-    if not isinstance(model, SplitModel):
+    if not isinstance(model, SplitModel) or not uses_default_predict(method):  # nobody asks
         return False
     head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
     tensors = model_factory.state(client.architecture, variant)
@@ -374,16 +381,23 @@ def client_weights(client: Client, variant: str, model_factory: ModelFactory) ->
 
 
 def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
-    """Whether a network is bit for bit as it was."""
-    return all(torch.equal(tensor.cpu(), before[name].cpu()) for name, tensor in after.items())
+    """Whether a network is bit for bit as it was; of one that is not, the first tensor mostly tells."""
+    names = list(after)
+    return all(_equal(before, after, some) for some in (names[:1], names[1:]))
 
 
-def _untrained(job: TrainJob, trained: TrainingResult, model_factory: ModelFactory) -> str | None:
+def _equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Sequence[str]) -> bool:
+    tensors = [found[name] for found in (before, after) for name in names]
+    here = move_together(tensors, [torch.device("cpu")] * len(tensors))
+    return all(map(torch.equal, here[: len(names)], here[len(names) :]))
+
+
+def _untrained(job: TrainJob, trained: TrainingResult, nonfinite: str | None) -> str | None:
     """Why a client's work counts for nothing, if it does."""
     if job.exchange.trains and trained.steps == 0:
         return "no training step: too few samples for a batch of this model"
     if not math.isfinite(trained.loss):
         return f"the training loss is {trained.loss}"
-    if name := first_nonfinite({"model": model_factory.state(job.client.architecture, job.variant)}):
-        return f"the model is not finite ('{name}')"
+    if nonfinite is not None:
+        return f"the model is not finite ('{nonfinite}')"
     return None

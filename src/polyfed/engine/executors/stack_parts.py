@@ -6,7 +6,7 @@ Shapes: K clients, B rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import get_tensor
-from polyfed.core.method import Batch, Context, Method, Phase
-from polyfed.data.transforms import augmentation
+from polyfed.core.method import Batch, Context, Method, Phase, StepResult
+from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.context_stacking import StackedContext
 from polyfed.engine.local_training import phase_data, shuffled_batches
 from polyfed.engine.optimizers import Optimizer
+from polyfed.functional.device_copies import move_together
 
 Tensors = dict[str, Tensor]
+_RAW = "raw gradient "  # before a name, among what is summed over the steps
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,21 @@ class StepSignature:
 
     read: frozenset[str]
     fills: bool
+
+
+@dataclass
+class SignatureCache:
+    """What was tried before: kinds of steps, and phases whose `inputs` must not look at the weights.
+
+    Refusals are kept as text: an exception that was raised would hold the frames it passed, and these the stack.
+
+    Attributes:
+        kinds: what is known of a kind of steps, or why it cannot be stacked.
+        inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
+    """
+
+    kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
+    inputs: dict[Hashable, str] = field(default_factory=dict)
 
 
 def only_of(context: Context, names: frozenset[str]) -> Context:
@@ -69,12 +86,17 @@ class LossOf(nn.Module):
 
 @dataclass(frozen=True)
 class NextStep:
-    """A client's next step. row: where it stands in its part. chosen: rows of its data, the first `count` meant."""
+    """A client's next step.
+
+    row: where it stands in its part. chosen: rows of its data, the first `count` meant. number: of the phase's batches,
+    which one; None where other rows are chosen, for a trial.
+    """
 
     row: int
     chosen: Tensor
     inputs: Context
     count: int
+    number: int | None = None
 
     def at(self, row: int) -> NextStep:
         return replace(self, row=row)
@@ -88,14 +110,31 @@ class ClientProgress:
         self.draws, self.noise, self._order = (client.generator(name) for name in ("inputs", "augment", "batches"))
         self.steps = self.samples = 0
         self.summed: set[str] = set()
-        self.batches: Iterator[Tensor] = iter(())
+        self.batches: Sequence[Tensor] = ()  # of the phase, and how many of them are behind
+        self.behind = 0
         self.outline = 0  # the number of its context's outline, and of that of what the loss reads of it
         self.exact: dict[StepSignature, int] = {}
 
     def start(self, phase: Phase, held: int) -> None:
         """A phase; `held` samples of its data."""
         rows = None if phase.rows is None else get_tensor(self.client.context, phase.rows)
-        self.batches = shuffled_batches(self.client, phase, held, rows, self._order)
+        self.batches = list(shuffled_batches(self.client, phase, held, rows, self._order))
+        self.behind = 0
+
+
+class RowIndices:
+    """Row numbers on a device, brought there once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[tuple[int, ...], Tensor] = {}
+
+    def at(self, rows: Sequence[int]) -> Tensor:
+        """(M,) int64: these numbers."""
+        key = tuple(rows)
+        if key not in self._known:
+            self._known[key] = torch.tensor(key).to(self._device)
+        return self._known[key]
 
 
 @dataclass
@@ -107,6 +146,7 @@ class ActiveGroup:
     names: Sequence[str]
     phase: Phase
     masks: Tensors
+    indices: RowIndices
     optimizer: Optimizer = field(init=False)
     _contexts: dict[Hashable, StackedContext] = field(default_factory=dict)
 
@@ -120,22 +160,22 @@ class ActiveGroup:
         """The next step of everybody who has one."""
         found = []
         for row, walk in enumerate(self.walks):
-            chosen = next(walk.batches, None)
-            if chosen is not None:
-                found.append(
-                    NextStep(row, chosen, method.step_inputs(walk.client, walk.steps, walk.draws), len(chosen))
-                )
+            if walk.behind < len(walk.batches):
+                chosen = walk.batches[walk.behind]
+                inputs = method.step_inputs(walk.client, walk.steps, walk.draws)
+                found.append(NextStep(row, chosen, inputs, len(chosen), walk.behind))
+                walk.behind += 1
         return found
 
     def some(self, rows: Sequence[int]) -> Tensors:
         """Copies of the tensors of some clients; those that move take a gradient."""
-        index = self._index(rows)
+        index = self.indices.at(rows)
         found = {name: t.detach()[index] for name, t in self.tensors.items()}
         return found | {name: found[name].requires_grad_() for name in self.names}
 
     def put_back(self, rows: Sequence[int], tensors: Tensors) -> None:
         """Take over what a forward pass has changed in such copies: buffers."""
-        index = self._index(rows)
+        index = self.indices.at(rows)
         for name, t in self.tensors.items():
             if not t.requires_grad:
                 t[index] = tensors[name]
@@ -159,20 +199,18 @@ class ActiveGroup:
 
     def take(self, rows: Sequence[int]) -> ActiveGroup:
         """Some of the clients, with what the optimizer remembers of them."""
-        index = self._index(rows)
+        index = self.indices.at(rows)
         masks = {name: mask[index] for name, mask in self.masks.items()}
-        part = ActiveGroup([self.walks[row] for row in rows], self.some(rows), self.names, self.phase, masks)
+        walks = [self.walks[row] for row in rows]
+        part = ActiveGroup(walks, self.some(rows), self.names, self.phase, masks, self.indices)
         part.optimizer.copy_state_from(self.optimizer, index)
         return part
 
     def write_back(self, rows: Tensors) -> None:
         """Write everybody's tensors to their places in `rows`."""
-        index = torch.tensor([walk.place for walk in self.walks])
+        index = self.indices.at([walk.place for walk in self.walks])
         for name, t in self.tensors.items():
-            rows[name][index.to(t.device)] = t.detach()
-
-    def _index(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(rows).to(next(iter(self.tensors.values())).device)
+            rows[name][index] = t.detach()
 
 
 class PhaseData:
@@ -182,7 +220,8 @@ class PhaseData:
         counts: how many samples each client has for the phase.
     """
 
-    def __init__(self, clients: Sequence[Client], phase: Phase, device: torch.device) -> None:
+    def __init__(self, clients: Sequence[Client], phase: Phase, device: torch.device, indices: RowIndices) -> None:
+        self._indices = indices
         pairs = [phase_data(client, phase) for client in clients]
         self.counts = [len(samples) for samples, _ in pairs]
         self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
@@ -195,6 +234,30 @@ class PhaseData:
             there = [samples.at(device) for samples in distinct.values()]
             self._x = torch.cat([samples.x.to(device) for samples in there])
             self._y = torch.cat([samples.y.to(device) for samples in there])
+        self._plan = self._weights = self._drawn = torch.empty(0)
+
+    def plan(self, walks: Sequence[ClientProgress]) -> None:
+        """Bring all batches of all clients to the device, in one copy: a step then waits for none."""
+        steps = max(len(walk.batches) for walk in walks)
+        width = max((len(chosen) for walk in walks for chosen in walk.batches), default=0)
+        counts = torch.zeros(steps, len(walks), 1, dtype=torch.int64)
+        rows = torch.zeros(steps, len(walks), width, dtype=torch.int64)
+        for place, walk in enumerate(walks):
+            for step, chosen in enumerate(walk.batches):
+                counts[step, place] = len(chosen)
+                rows[step, place] = _filled(chosen, width)
+        self._plan, self._weights = self._uploaded(rows, self._begins, counts)
+        if self._augment is not None:
+            self._drawn = self._draw(walks, self._augment, width).to(self._device)
+
+    def _draw(self, walks: Sequence[ClientProgress], augment: Augmentation, width: int) -> Tensor:
+        """What augmentation draws for all batches, (steps, K, B, ...); zeros where batches are filled up."""
+        drawn = augment.draw(0, torch.Generator())
+        whole = drawn.new_zeros(len(self._plan[0]), len(walks), width, *drawn.shape[1:])
+        for place, walk in enumerate(walks):
+            for step, chosen in enumerate(walk.batches):
+                whole[step, place, : len(chosen)] = augment.draw(len(chosen), walk.noise)
+        return whole
 
     def unlike(self, walk: ClientProgress, chosen: Tensor) -> Tensor:
         """The rows of a client's data, besides `chosen`, whose inputs differ from those of the last row chosen."""
@@ -205,20 +268,81 @@ class PhaseData:
         differs[chosen] = False
         return differs.nonzero().flatten()
 
-    def batch(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], augmented: bool = True) -> Batch:
-        """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0."""
-        fill = torch.arange(max(len(turn.chosen) for turn in turns))
-        places = torch.stack([turn.chosen[fill.clamp(max=len(turn.chosen) - 1)] for turn in turns])
-        counted = fill < torch.tensor([turn.count for turn in turns]).unsqueeze(1)
-        begins = torch.tensor([self._begins[walk.place] for walk in walks]).unsqueeze(1)
-        rows, where, w = torch.stack([places, places + begins, counted.long()]).to(self._device)  # in one copy
-        x = self._x[where]
-        if self._augment is not None and augmented:
-            for row, (walk, turn) in enumerate(zip(walks, turns, strict=True)):
-                x[row, : turn.count] = self._augment(x[row, : turn.count], walk.noise)
-        x = self._prepare(x.flatten(0, 1)).unflatten(0, places.shape)
-        return Batch(x, self._y[where], w.float(), rows)
+    def batch(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep]) -> Batch:
+        """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0.
+
+        Rows that are no batch of the phase's, those of a trial, are not augmented.
+        """
+        number = turns[0].number
+        width = max(len(turn.chosen) for turn in turns)
+        (rows, where), w = self._chosen(walks, turns, width) if number is None else self._planned(walks, number, width)
+        x = self._x[where].flatten(0, 1)
+        if self._augment is not None and number is not None:
+            x = self._augment.apply(x, self._of(walks, self._drawn[number, :, :width]).flatten(0, 1))
+        x = self._prepare(x).unflatten(0, rows.shape)
+        return Batch(x, self._y[where], w, rows)
+
+    def _planned(self, walks: Sequence[ClientProgress], number: int, width: int) -> tuple[Tensor, Tensor]:
+        """Rows of the clients' data and of all, (2, K, B), and weights (K, B), of a batch as planned."""
+        rows = self._plan[:, number, :, :width].transpose(0, 1)
+        return self._of(walks, rows).transpose(0, 1), self._of(walks, self._weights[number, :, :width])
+
+    def _of(self, walks: Sequence[ClientProgress], planned: Tensor) -> Tensor:
+        """(K, ...): what is planned for these of all clients."""
+        places = [walk.place for walk in walks]
+        return planned if places == list(range(len(planned))) else planned[self._indices.at(places)]
+
+    def _chosen(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], width: int) -> tuple[Tensor, Tensor]:
+        """The same of rows that a trial chooses."""
+        rows = torch.stack([_filled(turn.chosen, width) for turn in turns])
+        counts = torch.tensor([turn.count for turn in turns]).unsqueeze(1)
+        return self._uploaded(rows, [self._begins[walk.place] for walk in walks], counts)
+
+    def _uploaded(self, rows: Tensor, begins: Sequence[int], counts: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of each client's data (..., K, B), and of all clients' data, on the device; weights, 1 for `counts`."""
+        counted = torch.arange(rows.shape[-1]) < counts
+        whole = torch.stack([rows, rows + torch.tensor(begins).unsqueeze(1), counted.long()]).to(self._device)
+        return whole[:2], whole[2].float()
+
+
+def _filled(chosen: Tensor, width: int) -> Tensor:
+    """(width,): the rows, and the last of them again and again."""
+    return torch.cat([chosen, chosen[-1:].expand(width - len(chosen))])
 
 
 def begins(counts: Sequence[int]) -> list[int]:
     return [0, *itertools.accumulate(counts)][: len(counts)]
+
+
+def summed(step: StepResult) -> Tensors:
+    """All that is summed over the steps: numbers, and raw gradients under names of their own."""
+    return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
+
+
+def parted(sums: Tensors) -> tuple[Tensors, Tensors]:
+    """The sums of numbers, and those of raw gradients."""
+    raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
+    return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw
+
+
+def own_tensors(module: nn.Module) -> Tensors:
+    """Parameters and buffers that are part of a client's weights, tied ones once."""
+    held = module.state_dict()
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: t for name, t in named.items() if name in held}
+
+
+def weights_on(weights: Sequence[Mapping[str, Tensor]], device: torch.device) -> list[dict[str, Tensor]]:
+    """Several clients' weights on the device, in one copy for each type."""
+    tensors = [tensor for each in weights for tensor in each.values()]
+    there = iter(move_together(tensors, [device] * len(tensors)))
+    return [{name: next(there) for name in each} for each in weights]
+
+
+def put_row(stacked: Tensors, place: int, count: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write a client's tensors into those of `count` clients, which the first one's make."""
+    if not stacked:
+        for name, t in tensors.items():
+            laid = torch.stack([torch.empty_like(t, device="meta")] * count)
+            stacked[name] = torch.empty_like(laid, device=t.device)
+    torch._foreach_copy_([t[place] for t in stacked.values()], [t.detach() for t in tensors.values()])

@@ -17,7 +17,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from polyfed.core.method import (
     TrainingResult,
 )
 from polyfed.core.modules import load_state, trainable_parameters
+from polyfed.core.randomness import seeded_global_rng
 from polyfed.engine.executors.context_stacking import PartialContext, RecordingContext, StackedContext, structure
 from polyfed.engine.executors.stack_parts import (
     ActiveGroup,
@@ -43,34 +44,22 @@ from polyfed.engine.executors.stack_parts import (
     LossOf,
     NextStep,
     PhaseData,
+    RowIndices,
+    SignatureCache,
     StepSignature,
     Tensors,
     are_near,
     floats_of,
     only_of,
+    parted,
+    summed,
 )
 from polyfed.engine.local_training import train_only
-from polyfed.functional.modes import has_batchnorm
+from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
 from polyfed.profiling import timed
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
 _ELSEWHERE, _HALF = 1e-2, 1e-1  # where products may be taken in reduced precision, and where they are asked to be
-_RAW = "raw gradient "  # before a name, among what is summed over the steps
-
-
-@dataclass
-class SignatureCache:
-    """What was tried before: kinds of steps, and phases whose `inputs` must not look at the weights.
-
-    Refusals are kept as text: an exception that was raised would hold the frames it passed, and these the stack.
-
-    Attributes:
-        kinds: what is known of a kind of steps, or why it cannot be stacked.
-        inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
-    """
-
-    kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
-    inputs: dict[Hashable, str] = field(default_factory=dict)
 
 
 class StackedClients:
@@ -102,12 +91,14 @@ class StackedClients:
         self._walks = [ClientProgress(client, place) for place, client in enumerate(clients)]
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
+        self._indices = RowIndices(self._device)
         self._losses: list[
             tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]
         ] = []  # of the steps; they stay on the device
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
         self._normed = has_batchnorm(template)
+        self._drops = bool(dropout_layers(template))
         self._numbers: dict[Hashable, int] = {}  # of outlines, which are long
         self._kinds: dict[Hashable, StepSignature] = {}
         for walk in self._walks:
@@ -135,7 +126,7 @@ class StackedClients:
                 walk.steps,
                 walk.samples,
                 total / max(walk.samples, 1),
-                *_parted({name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed}),
+                *parted({name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed}),
             )
             for walk, total in zip(self._walks, self._totals(), strict=True)
         ]
@@ -154,16 +145,18 @@ class StackedClients:
     # a phase --------------------------------------------------------------------------------------------------
 
     def _pass(self, place: int, phase: Phase, names: Sequence[str]) -> None:
-        held = PhaseData([walk.client for walk in self._walks], phase, self._device)
+        held = PhaseData([walk.client for walk in self._walks], phase, self._device, self._indices)
         for walk in self._walks:
             walk.start(phase, held.counts[walk.place])
+        held.plan(self._walks)
         label = (self._label, place)
         if label not in self._known.inputs:
             self._known.inputs[label] = _trouble(self._try_inputs)
         if self._known.inputs[label]:
             raise NotVectorizable(self._known.inputs[label])
         masks = self._masks(phase.mask, names)
-        together = [ActiveGroup(self._walks, {n: t.clone() for n, t in self.rows.items()}, names, phase, masks)]
+        tensors = {name: t.clone() for name, t in self.rows.items()}
+        together = [ActiveGroup(self._walks, tensors, names, phase, masks, self._indices)]
         while together:
             part = together.pop()
             turns = part.turns(self._method)
@@ -204,7 +197,8 @@ class StackedClients:
             part.move(found[0][0])
             return [part]
         if all(grads.keys() == found[0][0].keys() for grads, _, _ in found):
-            order = torch.tensor([row for some in rows for row in some]).argsort().to(self._device)
+            placed = [row for some in rows for row in some]
+            order = self._indices.at(sorted(range(len(placed)), key=placed.__getitem__))
             part.move({n: torch.cat([grads[n] for grads, _, _ in found])[order] for n in found[0][0]})
             return [part]
         parts = [part.take(some) for some in rows]
@@ -244,7 +238,7 @@ class StackedClients:
     def _account(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep], loss: Tensor, sums: Tensors) -> None:
         self._losses.append((walks, turns, loss))
         if sums:
-            rows = torch.tensor([walk.place for walk in walks]).to(self._device)
+            rows = self._indices.at([walk.place for walk in walks])
         for name, value in sums.items():
             if name not in self._sums:
                 self._sums[name] = value.new_zeros(len(self._walks), *value.shape[1:])
@@ -257,20 +251,20 @@ class StackedClients:
     # a step -----------------------------------------------------------------------------------------------------
 
     def gradients(
-        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature, trial: bool = False
+        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature
     ) -> tuple[Tensors, Tensor, Tensors]:
         with self._block():
-            return self._passes(part, turns, held, kind, trial)
+            return self._passes(part, turns, held, kind)
 
     def _passes(
-        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature, trial: bool
+        self, part: ActiveGroup, turns: Sequence[NextStep], held: PhaseData, kind: StepSignature
     ) -> tuple[Tensors, Tensor, Tensors]:
         """Gradients by name, losses and sums of some of the part's clients, (K, ...) each."""
         walks = [part.walks[turn.row] for turn in turns]
         rows = [turn.row for turn in turns]
         whole = rows == list(range(len(part.walks)))
         tensors = part.tensors if whole else part.some(rows)
-        batch = held.batch(walks, turns, augmented=not trial)
+        batch = held.batch(walks, turns)
         names = {**walks[0].client.context, **turns[0].inputs}
         static = part.packed(walks, kind.read.difference(turns[0].inputs))
         moving = StackedContext([only_of(turn.inputs, kind.read) for turn in turns])
@@ -284,7 +278,8 @@ class StackedClients:
 
         given = (tuple(static.tensors), tuple(moving.tensors))
         axes = (tuple(static.axes), tuple(moving.axes))
-        losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes))(tensors, batch, *given)
+        drawn = "different" if self._drops else "error"  # a mask for each client
+        losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes), randomness=drawn)(tensors, batch, *given)
         leaves = {name: tensors[name] for name in part.names}
         taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
         grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
@@ -299,7 +294,7 @@ class StackedClients:
             told = context(*given)
             solved = PrecomputedGradients(StepResult({name: grads.get(name) for name in leaves}, loss, sums), told)
             made = self._method.gradients(solved, batch, told)
-            return {name: g for name, g in made.grads.items() if g is not None}, made.loss, _summed(made)
+            return {name: g for name, g in made.grads.items() if g is not None}, made.loss, summed(made)
 
         found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *axes))(
             grads, losses, sums, batch, *given
@@ -320,32 +315,49 @@ class StackedClients:
             count = max(1, min(count, part.walks[0].client.training.batch_size // 2, most // 2))
         turns = [NextStep(turn.row, turn.chosen[:count], turn.inputs, count) for turn in turns]
         walks = [part.walks[turn.row] for turn in turns]
-        pair = ActiveGroup(walks, part.some([turn.row for turn in turns]), part.names, part.phase, {})
-        read: set[str] = set()
+        tensors = part.some([turn.row for turn in turns])
+        pair = ActiveGroup(walks, tensors, part.names, part.phase, {}, self._indices)
         try:
-            expected = []
-            for walk, turn in zip(walks, turns, strict=True):
-                load_state(self._template, {name: t[turn.row].detach() for name, t in part.tensors.items()})
-                watched = RecordingContext({**walk.client.context, **turn.inputs})
-                batch = held.batch([walk], [turn], False)
-                alone = Batch(*(t[0] for t in batch if t is not None))
-                with self._block():
-                    expected.append(self._method.gradients(self._template, alone, watched))
-                read |= watched.read
-            turns = [turn.at(row) for row, turn in enumerate(turns)]
-            kind = StepSignature(frozenset(read), fills=False)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-                found = self.gradients(pair, turns, held, kind, trial=True)
-            if not self._agree(found, expected):
-                return "the gradients of two clients as one are not those of one after the other"
+            with seeded_global_rng(0):  # dropout draws nothing of the training's
+                with without_dropout(self._template):
+                    kind, turns, expected = self._compared(pair, turns, held)
+                    fills = not self._normed and self._fills(pair, turns, held, kind, expected)
+                if self._drops:
+                    self.gradients(pair, turns, held, kind)
         except NotVectorizable as reason:
             return str(reason)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # also one of the method's own, which shows when the client trains alone
             return self._no_way(error)
-        return replace(kind, fills=not self._normed and self._fills(pair, turns, held, kind, expected))
+        return replace(kind, fills=fills)
+
+    def _compared(
+        self, pair: ActiveGroup, turns: Sequence[NextStep], held: PhaseData
+    ) -> tuple[StepSignature, Sequence[NextStep], Sequence[StepResult]]:
+        """What the steps of a pair read, and what they give one by one, which is what they give as one.
+
+        Raises:
+            NotVectorizable: it is not.
+        """
+        read: set[str] = set()
+        expected = []
+        for row, (walk, turn) in enumerate(zip(pair.walks, turns, strict=True)):
+            load_state(self._template, {name: t[row].detach() for name, t in pair.tensors.items()})
+            watched = RecordingContext({**walk.client.context, **turn.inputs})
+            batch = held.batch([walk], [turn])
+            alone = Batch(*(t[0] for t in batch if t is not None))
+            with self._block():
+                expected.append(self._method.gradients(self._template, alone, watched))
+            read |= watched.read
+        turns = [turn.at(row) for row, turn in enumerate(turns)]
+        kind = StepSignature(frozenset(read), fills=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
+            found = self.gradients(pair, turns, held, kind)
+        if not self._agree(found, expected):
+            raise NotVectorizable("the gradients of two clients as one are not those of one after the other")
+        return kind, turns, expected
 
     def _fills(
         self,
@@ -363,7 +375,7 @@ class StackedClients:
             filled = [*turns]
             filled[place] = replace(turn, chosen=torch.cat([turn.chosen, extra[: turn.count]]))
             try:
-                return self._agree(self.gradients(pair, filled, held, kind, trial=True), expected)
+                return self._agree(self.gradients(pair, filled, held, kind), expected)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # a loss that wants batches of one size
@@ -385,12 +397,12 @@ class StackedClients:
             plain = {name: grad for name, grad in one.grads.items() if grad is not None}
             if not all(bool(t.isfinite().all()) for t in (one.loss, *plain.values())):
                 continue
-            if grads.keys() != plain.keys() or sums.keys() != _summed(one).keys():
+            if grads.keys() != plain.keys() or sums.keys() != summed(one).keys():
                 return False
             if not are_near({n: grads[n][row] for n in grads}, plain, close, 1e-9):
                 return False
             own = {n: sums[n][row] for n in sums} | {"": losses[row]}
-            theirs = {**_summed(one), "": one.loss}
+            theirs = {**summed(one), "": one.loss}
             if not all(are_near({n: own[n]}, {n: theirs[n]}, close, 1e-6) for n in own):
                 return False
         return True
@@ -419,17 +431,6 @@ class StackedClients:
             return self._method.step_inputs(walk.client, walk.steps, draws)
         except Exception as error:
             raise NotVectorizable(self._no_way(error)) from error
-
-
-def _summed(step: StepResult) -> Tensors:
-    """All that is summed over the steps: numbers, and raw gradients under names of their own."""
-    return {**step.sums, **{f"{_RAW}{name}": grad for name, grad in step.raw.items()}}
-
-
-def _parted(sums: Tensors) -> tuple[Tensors, Tensors]:
-    """The sums of numbers, and those of raw gradients."""
-    raw = {name.removeprefix(_RAW): total for name, total in sums.items() if name.startswith(_RAW)}
-    return {name: total for name, total in sums.items() if not name.startswith(_RAW)}, raw
 
 
 def _trouble(trial: Callable[[], None]) -> str:

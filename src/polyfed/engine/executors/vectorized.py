@@ -1,19 +1,22 @@
 """Clients of one network trained together, as one stack: for a GPU, where one client's steps are too small to fill it.
 
-What comes of it is what `Serial` gives, up to rounding, and the same bits again whenever the same clients train in the
-same stacks. What cannot be stacked is done as `Serial` does it, and one line says so.
+What comes of it is what `Serial` gives, up to rounding and the masks of dropout, and the same bits again whenever the
+same clients train in the same stacks. What cannot be stacked is done as `Serial` does it, and one line says so.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
-from torch import nn
 
 from polyfed.core.client import Client
+from polyfed.core.message import first_nonfinite
 from polyfed.core.method import NotVectorizable, Phase
+from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import (
     EvalJob,
     JobResult,
@@ -29,12 +32,16 @@ from polyfed.engine.executors.base import (
     run_job,
     working_copy,
 )
-from polyfed.engine.executors.stack_parts import Tensors
-from polyfed.engine.executors.stacked_clients import SignatureCache, StackedClients
+from polyfed.engine.executors.stack_parts import SignatureCache, Tensors, own_tensors, put_row, weights_on
+from polyfed.engine.executors.stacked_clients import StackedClients
+from polyfed.engine.executors.stacked_scoring import can_score_together, score_together
 from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
+from polyfed.functional.device_copies import copy_once
+from polyfed.functional.modes import dropout_layers
 
 SIZE = 32  # clients in a stack, unless told; their weights, gradients and activations are in memory at the same time
+_WORTH = 4  # clients in a stack on a GPU, at least: launching its step takes longer than that of a single client
 
 
 def clients_per_batch(executor: str, device: str, workers: int | None) -> int:
@@ -47,7 +54,8 @@ class VectorizedExecutor:
     """Stacks of clients of one architecture and variant, as far as the method lets one.
 
     Args:
-        context: what is worked on. size: of a stack, at most. say: told what is not stacked, and why.
+        context: what is worked on. size: of a stack, at most; one of fewer than 4 is not worth it on a GPU, unless
+            the size is smaller. say: told what is not stacked, and why.
     """
 
     workers = 1
@@ -55,10 +63,12 @@ class VectorizedExecutor:
     def __init__(self, context: WorkerContext, size: int, say: Callable[[str], None]) -> None:
         self._context = context
         self._size = size
+        self._least = 2 if context.model_factory.device.type == "cpu" else min(_WORTH, size)
         self._say = say
         self._serial = Serial(context.method, context.model_factory, context.store, context.from_scores)
         self._known = SignatureCache()
         self._said: set[str] = set()
+        self._scored_alone: set[str] = set()  # networks whose outputs cannot be vectorized
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
@@ -71,8 +81,17 @@ class VectorizedExecutor:
         return [found[place] for place in range(len(jobs))]
 
     def score(self, asked: Sequence[EvalJob]) -> list[Scores]:
-        """See `Executor`; one client after the other."""
-        return self._serial.score(asked)
+        """See `Executor`; clients of one network together."""
+        found: dict[int, Scores] = {}
+        for places in self._scored_together(asked):
+            some = [asked[place] for place in places]
+            try:
+                found |= dict(zip(places, score_together(some, self._context), strict=True))
+            except NotVectorizable:  # as its training, of which a line says so
+                self._scored_alone.add(some[0].client.architecture)
+        alone = [place for place in range(len(asked)) if place not in found]
+        found |= dict(zip(alone, self._serial.score([asked[place] for place in alone]), strict=True))
+        return [found[place] for place in range(len(asked))]
 
     def close(self) -> None:
         """See `Executor`."""
@@ -82,27 +101,39 @@ class VectorizedExecutor:
         kinds: dict[Hashable, list[int]] = {}
         prepares: list[object] = []
         for place, job in enumerate(jobs):
-            prepare = job.client.prepare
-            if prepare not in prepares:
-                prepares.append(prepare)
-            x = job.client.data.train.x
-            key = (job.client.architecture, job.variant, x.shape[1:], x.dtype, prepares.index(prepare))
+            key = _kind(job.client, job.variant, [job.client.data.train], prepares)
             kinds.setdefault(key, []).append(place)
         for places in kinds.values():
             places.sort(key=lambda place: -len(jobs[place].client.data.train))
             for first in range(0, len(places), self._size):
                 yield sorted(places[first : first + self._size])
 
+    def _scored_together(self, asked: Sequence[EvalJob]) -> Iterator[list[int]]:
+        """The places of those who may be scored together; who is in none is scored alone."""
+        kinds: dict[Hashable, list[int]] = {}
+        prepares: list[object] = []
+        for place, each in enumerate(asked):
+            client = each.client
+            if client.architecture in self._scored_alone or not can_score_together(each, self._context.method):
+                continue
+            samples = [getattr(client.data, part) for part in each.parts]
+            key = (*each.parts, _kind(client, each.variant, samples, prepares))
+            kinds.setdefault(key, []).append(place)
+        for places in kinds.values():
+            for first in range(0, len(places), self._size):
+                if len(places[first : first + self._size]) >= self._least:
+                    yield places[first : first + self._size]
+
     def _together(self, jobs: Sequence[TrainJob]) -> Iterator[JobResult]:
         """What came of jobs of one kind."""
         first = jobs[0]
         kind = (first.client.architecture, first.variant, first.exchange.name)
-        if len(jobs) > 1 and first.exchange.trains:
+        if len(jobs) >= self._least and first.exchange.trains:
             try:
                 yield from self._stacked(jobs, kind)
                 return
             except NotVectorizable as reason:
-                self._tell(f"{first.client.architecture}: {reason}")
+                self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
             except torch.OutOfMemoryError as error:
                 raise RunError(
                     f"client {first.client.id} ({first.client.architecture}), round {first.round}, training: the "
@@ -112,11 +143,10 @@ class VectorizedExecutor:
             fresh = functools.partial(self._context.store.allocate, job.client.architecture, job.variant)
             yield run_job(job, self._context.method, self._context.model_factory, fresh)
 
-    def _tell(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            name = self._context.method.display_name
-            self._say(f"{name}: clients train one after the other; {text}")
+            self._say(f"{self._context.method.display_name}: {text}")
 
     def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> Iterator[JobResult]:
         """Receive one after the other, train as one, hand in one after the other.
@@ -129,55 +159,68 @@ class VectorizedExecutor:
         store = self._context.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = model_factory.module(network, variant)
-        if reason := "gradients are bounded row by row" if jobs[0].client.privacy.max_grad_norm else _draws(template):
-            raise NotVectorizable(reason)
+        if jobs[0].client.privacy.max_grad_norm:
+            raise NotVectorizable("gradients are bounded row by row")
+        before = [client_weights(job.client, variant, model_factory) for job in jobs]
         clients = []
-        before = []
         operations = []
-        rows: list[Tensors] = []
-        for job in jobs:
-            weights = client_weights(job.client, variant, model_factory)
-            client = working_copy(job.client, variant, model_factory, weights)
-            with own_layers(client, job):
-                operations.append(receive(client, job, method, model_factory))
-            clients.append(client)
-            before.append(weights)
-            rows.append({name: t.detach().clone() for name, t in _tensors(template).items()})
+        stacked: Tensors = {}
+        with copy_once():  # of what all are sent
+            for place, (job, weights) in enumerate(zip(jobs, weights_on(before, model_factory.device), strict=True)):
+                client = working_copy(job.client, variant, model_factory, weights)
+                with own_layers(client, job):
+                    operations.append(receive(client, job, method, model_factory))
+                clients.append(client)
+                put_row(stacked, place, len(jobs), own_tensors(template))
         phases = method.phases(clients[0].training) if jobs[0].exchange.phases is None else jobs[0].exchange.phases
         try:
             _check_data(clients, phases)
-            stacked = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-            del rows
             stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
-            trained = stack.train(phases)
+            with _common_layers(clients, jobs[0]):
+                trained = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
+        if dropout_layers(template):
+            self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
+        nonfinite = _first_nonfinite(stacked, list(model_factory.state(network, variant)))
         for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
             tensors = {name: t[place] for name, t in stacked.items()}
             client.bound = model_factory.load(network, variant, tensors).train()
             fresh = functools.partial(store.allocate, network, variant)
             with own_layers(client, job):
+                known = (trained[place], nonfinite[place])
                 outcome = finish_job(
-                    client, job, trained[place], method, model_factory, fresh, before[place], operations[place]
+                    client, job, *known, method, model_factory, fresh, before[place], operations[place]
                 )
             yield outcome
 
 
-def _tensors(module: nn.Module) -> Tensors:
-    """Parameters and buffers that are part of a client's weights, tied ones once."""
-    held = module.state_dict()
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: t for name, t in named.items() if name in held}
+def _first_nonfinite(stacked: Tensors, names: Sequence[str]) -> list[str | None]:
+    """`first_nonfinite` of each client's network, asked for together, as that stops a GPU. names: in their order."""
+    floats = {name: stacked[name] for name in names if name in stacked and stacked[name].is_floating_point()}
+    sums = torch.stack([t.detach().reshape(len(t), -1).sum(dim=1).float() for t in floats.values()])
+    suspected = (~sums.isfinite().all(dim=0)).tolist()  # a sum may also have run over
+    return [
+        first_nonfinite({"model": {name: t[place].detach() for name, t in floats.items()}}) if suspect else None
+        for place, suspect in enumerate(suspected)
+    ]
 
 
-def _draws(template: nn.Module) -> str | None:
-    """Why the network's layers cannot be run for several clients at once, or None."""
-    kinds = (nn.modules.dropout._DropoutNd,)
-    if any(isinstance(module, kinds) and module.p > 0 for module in template.modules()):
-        return "dropout draws for every client anew"
-    return None
+def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepares: list[object]) -> Hashable:
+    """What clients who work together have in common: network and kind of inputs. prepares: those seen before; grows."""
+    if client.prepare not in prepares:
+        prepares.append(client.prepare)
+    inputs = tuple((own.x.shape[1:], own.x.dtype) for own in samples)
+    return client.architecture, variant, prepares.index(client.prepare), inputs
+
+
+def _common_layers(clients: Sequence[Client], job: TrainJob) -> AbstractContextManager[None]:
+    """As `own_layers`, for clients whose layers draw as one."""
+    first = clients[0]
+    numbers = [client.id for client in clients]
+    return seeded_global_rng(derive_seed(first.seed, "layers", job.exchange.name, job.round, *numbers))
 
 
 def _check_data(clients: Sequence[Client], phases: Sequence[Phase]) -> None:

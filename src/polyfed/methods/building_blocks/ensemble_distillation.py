@@ -30,7 +30,7 @@ def client_scores(server: Server, models: Mapping[int, Group], public: PublicDat
 
 def model_scores(model: nn.Module, public: PublicData) -> Tensor:
     """Scores (N, C) of a network on all public inputs, on its device."""
-    return inference.map_batches(model, model, public.samples.x, public.prepare)
+    return inference.map_batches(model, model, public.samples, public.prepare)
 
 
 def distill(

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyfed.core import inference
 from polyfed.core.client import Client, PublicData
@@ -175,6 +175,18 @@ def _kind(x: Tensor) -> str:
 # the mean kernel --------------------------------------------------------------------------------------------------
 
 
+def _placed(server: Server, rad: Tensor, model: nn.Module) -> Tensor:
+    """The RAD where a network computes, which it reaches once for all clients' networks."""
+    device = next(iter(model.parameters())).device
+    if device == rad.device:
+        return rad
+    placed: tuple[weakref.ref[Tensor], Tensor] | None = server.cache.get(("placed", 0))
+    if placed is None or placed[0]() is not rad:
+        placed = (weakref.ref(rad), rad.to(device))
+        server.cache["placed", 0] = placed
+    return placed[1]
+
+
 @dataclass(frozen=True)
 class _CachedRepresentation:
     """What a client's weights, by the first tensor of them, made of a RAD."""
@@ -289,7 +301,7 @@ class MeanKernel:
         cached: _CachedRepresentation | None = server.cache.pop(("represented", client_id), None)
         if cached is None or not cached.is_of(rad, first, is_seeded):
             model = server.model(server.clients[client_id].architecture, weights)
-            a_LD = inference.representations(model, rad, server.prepare).cpu()
+            a_LD = inference.representations(model, _placed(server, rad, model), server.prepare).cpu()
             cached = _CachedRepresentation(weakref.ref(rad), weakref.ref(first), is_seeded, a_LD)
         # what a state holds is never written into
         if cached.a_LD.nbytes * len(server.clients) <= REMEMBERED_BYTES:

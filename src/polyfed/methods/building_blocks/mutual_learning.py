@@ -169,7 +169,7 @@ class MutualLearning(Method):
             ]
             return torch.stack(gaps, dim=1)
 
-        return inference.map_batches(by_row, model, client.data.train.x, client.prepare).double().mean(dim=0).cpu()
+        return inference.map_batches(by_row, model, client.data.train, client.prepare).double().mean(dim=0).cpu()
 
 
 def _apart(z: Tensor, z_m: Tensor, w: Tensor) -> Tensor:

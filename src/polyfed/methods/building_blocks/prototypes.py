@@ -37,7 +37,8 @@ _OWNED = "classes"
 class ClassRows(NamedTuple):
     """All rows that came, owners ascending, then classes: owners (M,) client numbers, labels (M,), rows (M, D).
 
-    counts: (M,) samples behind each row, as float32; ones where no counts were sent.
+    counts: (M,) samples behind each row, as float32; ones where no counts were sent. An upload of an earlier round may
+    count less (`Server.upload_weight`).
     """
 
     owners: Tensor
@@ -56,16 +57,17 @@ def class_means_message(client: Client, rows: Tensor, name: str, counts: bool) -
     return {"labels": labels, name: values, **({"counts": number.int()} if counts else {})}
 
 
-def collect(uploads: Mapping[int, Message], name: str) -> ClassRows | None:
-    """The rows of all uploads; None where nothing came."""
+def collect(server: Server, uploads: Mapping[int, Message], name: str) -> ClassRows | None:
+    """The rows of all uploads, with their counts times `server.upload_weight`; None where nothing came."""
     came = {i: uploads[i] for i in sorted(uploads) if "labels" in uploads[i]}
     if not came:
         return None
     labels = [get_tensor(message, "labels") for message in came.values()]
     ones = [get_tensor(m, "counts").float() if "counts" in m else torch.ones(len(m["labels"])) for m in came.values()]
+    counts = [server.upload_weight(i) * count for i, count in zip(came, ones, strict=True)]
     owners = torch.cat([torch.full_like(l, i) for i, l in zip(came, labels, strict=True)])
     return ClassRows(
-        owners, torch.cat(labels), torch.cat([get_tensor(m, name) for m in came.values()]), torch.cat(ones)
+        owners, torch.cat(labels), torch.cat([get_tensor(m, name) for m in came.values()]), torch.cat(counts)
     )
 
 
@@ -108,7 +110,7 @@ class PrototypeUploads(Method):
         return self._means(client, counts=False)
 
     def _means(self, client: Client, counts: bool) -> Message:
-        z = representations(client.model, client.data.train.x, client.prepare).cpu()
+        z = representations(client.model, client.data.train, client.prepare).cpu()
         return class_means_message(client, z, "prototypes", counts)
 
     @property

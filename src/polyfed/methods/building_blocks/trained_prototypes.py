@@ -41,7 +41,7 @@ class TrainedPrototypes(prototypes.PrototypeMethod):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Fit the network to the class means that came."""
-        sent = prototypes.collect(uploads, "prototypes")
+        sent = prototypes.collect(server, uploads, "prototypes")
         if sent is None:
             return
         network, server.log["prototype_loss"] = prototype_network.train_network(

@@ -17,7 +17,7 @@ from polyfed.core.settings import Stage
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.testing import fixtures as worlds
 from polyfed.testing.fixtures import SHORT, TinyFederation, tiny_model
-from polyfed.testing.kit import ConformanceError, ConformanceKit, replaced
+from polyfed.testing.kit import AggregationScene, ConformanceError, ConformanceKit, replaced
 from polyfed.testing.spy import Spy
 
 
@@ -45,7 +45,10 @@ def speaks_in_tensors(kit: ConformanceKit) -> None:
         _all_tensors(kit, "the method", "a state", first.state)
         return message
 
+    scenes: list[AggregationScene] = []
+
     def aggregate(call: Callable[..., None], server: Server, uploads: Mapping[int, Message]) -> None:
+        scenes.append(AggregationScene(kit.method, server, dict(uploads), federation).snapshot())
         call(server, uploads)
         _all_tensors(kit, "aggregate", "the server's state", server.state)
 
@@ -55,6 +58,8 @@ def speaks_in_tensors(kit: ConformanceKit) -> None:
     except PolyfedError as error:
         if isinstance(error.__cause__, ConformanceError):
             raise error.__cause__ from None
+    else:
+        kit.seen["scenes"] = scenes
 
 
 def _all_tensors(kit: ConformanceKit, who: str, where: str, message: Message) -> None:

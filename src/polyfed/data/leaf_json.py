@@ -1,0 +1,255 @@
+"""LEAF's JSON files (Caldas et al., arXiv 1812.01097), ``train/*.json`` and ``test/*.json``, with several users each.
+
+A file is an object of ``users`` (names), ``num_samples`` (a count per user), ``user_data`` (name -> lists ``x`` and
+``y``) and sometimes ``hierarchies``, which is not read. Inputs are one of:
+
+    numbers      lists of one shape, however deep (FEMNIST: 784 each); flat images of n x n numbers stay flat
+    texts        strings, or lists of strings of which the last is the text (Sentiment140); read by words
+    characters   strings of one length whose labels are single characters, what comes next (Shakespeare)
+
+Labels are whole numbers or strings. A user's rows may lie in several files.
+
+Shapes: N samples, L characters of a text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from polyfed.data import bounds
+from polyfed.data.column_schema import Columns
+from polyfed.data.dataset import DatasetSource, statistics
+from polyfed.data.label_encoding import encode_labels
+from polyfed.data.samples import ONE_LABEL, LabeledSamples
+from polyfed.data.text import RawTexts, TextConfig, encode_dataset
+from polyfed.errors import ConfigError, first_line
+from polyfed.results.read import parse_json
+
+COLUMN = "user"  # the further column that says whose a row is
+_SIDES = ("train", "test")
+
+
+class _Side:
+    """The rows of one side, in the order of the files."""
+
+    def __init__(self) -> None:
+        self.x: list[Any] = []
+        self.y: list[Any] = []
+        self.users: list[str] = []
+        self.files: list[tuple[object, int]] = []
+
+
+def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
+    """Read a folder with train/*.json and, if there is one, test/*.json.
+
+    Args:
+        name: of the source. place: the folder. how: vocabulary and length of texts; not of characters.
+
+    Raises:
+        ConfigError: no such folder or files, a file in another layout, inputs that differ in shape or kind, several
+            labels for an input, a setting of texts where there are none.
+    """
+    sides = {side: _read_side(place / side) for side in _SIDES}
+    if not sides["train"].y:
+        raise ConfigError(f"expected LEAF's files train/*.json with at least one sample in {place}, got none")
+    present = {side: rows for side, rows in sides.items() if rows.y}
+    labels = {side: _labels(rows, place / side) for side, rows in present.items()}
+    if any(isinstance(x, str) or _is_texts(x) for x in sides["train"].x[:1]):
+        texts = {side: _texts(rows, place / side) for side, rows in present.items()}
+        if _are_characters(texts, labels):
+            _reject_words(name, how)
+            return _of_characters(name, present, texts, labels)
+        return _of_words(name, present, texts, labels, how)
+    _reject_words(name, how)
+    return _of_numbers(name, present, labels, place)
+
+
+# files ---------------------------------------------------------------------------------------------------------------
+
+
+def _read_side(folder: Path) -> _Side:
+    side = _Side()
+    for path in sorted(folder.glob("*.json")):
+        if path.name.startswith("."):
+            continue
+        rows = len(side.y)
+        _read_file(path, side)
+        side.files.append((path, len(side.y) - rows))
+    return side
+
+
+def _read_file(path: Path, side: _Side) -> None:
+    bounds.check_file(path)
+    try:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"expected LEAF's JSON in {path}, got something else: {first_line(error)}") from error
+    keys = ("users", "num_samples", "user_data")
+    if not isinstance(content, dict) or any(key not in content for key in keys):
+        got = ", ".join(map(str, content))[:60] if isinstance(content, dict) else type(content).__name__
+        raise ConfigError(f"expected an object of users, num_samples and user_data in {path}, got {got or 'none'}")
+    users, counts, data = (content[key] for key in keys)
+    if not isinstance(users, list) or not isinstance(counts, list) or not isinstance(data, dict):
+        raise ConfigError(f"expected lists of users and num_samples and an object user_data in {path}, got others")
+    if len(users) != len(counts) or len({*map(str, users)}) < len(users):
+        raise ConfigError(
+            f"expected every user once, and as many num_samples, in {path}, got {len(users)} users and {len(counts)} "
+            "counts"
+        )
+    for user, count in zip(users, counts, strict=True):
+        x, y = _rows_of(user, data, path)
+        if len(x) != count or len(y) != count:
+            raise ConfigError(
+                f"expected {count} samples of user '{user}' in {path}, as num_samples says, got {len(x)} inputs and "
+                f"{len(y)} labels"
+            )
+        side.x += x
+        side.y += y
+        side.users += [str(user)] * len(y)
+
+
+def _rows_of(user: Any, data: Mapping[str, Any], path: Path) -> tuple[list[Any], list[Any]]:
+    rows = data.get(user) if isinstance(user, str) else None
+    if not isinstance(rows, dict) or not isinstance(rows.get("x"), list) or not isinstance(rows.get("y"), list):
+        raise ConfigError(f"expected lists x and y in user_data of user '{str(user)[:40]}' in {path}, got others")
+    return rows["x"], rows["y"]
+
+
+# labels --------------------------------------------------------------------------------------------------------------
+
+
+def _labels(rows: _Side, where: Path) -> NDArray[Any]:
+    """(N,) int64 or strings."""
+    for number, label in enumerate(rows.y):
+        if isinstance(label, list | dict):
+            raise ConfigError(
+                f"expected one label for every sample, got several in row {number} of {where}: {str(label)[:40]}"
+                f"{ONE_LABEL}"
+            )
+        if not isinstance(label, str) and (isinstance(label, bool) or not isinstance(label, int)):
+            raise ConfigError(
+                f"expected whole numbers or strings as labels, got {label!r:.40} in row {number} of {where}"
+            )
+    if len({type(label) for label in rows.y}) > 1:
+        raise ConfigError(f"expected labels of one kind in {where}, got numbers and strings")
+    try:
+        return np.array(rows.y, dtype=np.str_ if isinstance(rows.y[0], str) else np.int64)
+    except OverflowError:
+        raise ConfigError(f"expected labels below 2^63 in {where}, got a larger one") from None
+
+
+def _numbered(
+    present: Mapping[str, _Side], labels: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, NDArray[np.int64]], tuple[str, ...]]:
+    return encode_labels(labels, Columns("x", "y", None), {side: rows.files for side, rows in present.items()})
+
+
+# inputs --------------------------------------------------------------------------------------------------------------
+
+
+def _is_texts(x: Any) -> bool:
+    return isinstance(x, list) and bool(x) and all(isinstance(part, str) for part in x)
+
+
+def _texts(rows: _Side, where: Path) -> list[str]:
+    """The text of every row."""
+    found = []
+    for number, x in enumerate(rows.x):
+        if not isinstance(x, str) and not _is_texts(x):
+            raise ConfigError(f"expected texts as in the first row, got {str(x)[:40]} in row {number} of {where}")
+        found.append(x if isinstance(x, str) else x[-1])
+    return found
+
+
+def _are_characters(texts: Mapping[str, Sequence[str]], labels: Mapping[str, NDArray[Any]]) -> bool:
+    one_length = len({len(text) for side in texts.values() for text in side}) == 1
+    return one_length and all(
+        values.dtype.kind == "U" and all(len(label) == 1 for label in values) for values in labels.values()
+    )
+
+
+def _reject_words(name: str, how: TextConfig) -> None:
+    if given := how.given_vocabulary():
+        raise ConfigError(f"expected {given} with texts that are read by words, got dataset '{name}'")
+
+
+def _of_numbers(
+    name: str, present: Mapping[str, _Side], labels: Mapping[str, NDArray[Any]], place: Path
+) -> DatasetSource:
+    numbers, names = _numbered(present, labels)
+    samples = {}
+    for side, rows in present.items():
+        try:
+            x = torch.from_numpy(np.array(rows.x, dtype=np.float32))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(f"expected inputs of numbers, all of one shape, in {place / side}, got others") from error
+        if x.dim() < 2 or not bool(torch.isfinite(x).all()):
+            raise ConfigError(
+                f"expected inputs of several finite numbers in {place / side}, got {tuple(x.shape)} or NaN"
+            )
+        samples[side] = LabeledSamples(x, torch.from_numpy(numbers[side]))
+    mean, std = statistics(samples["train"].x)
+    return _source(name, present, samples, names, mean, std)
+
+
+def _of_characters(
+    name: str, present: Mapping[str, _Side], texts: Mapping[str, list[str]], labels: Mapping[str, NDArray[Any]]
+) -> DatasetSource:
+    """Characters as ids: 0 padding, which does not occur, 1 one that the training side lacks, then by their code."""
+    numbers, names = _numbered(present, labels)
+    known = sorted(set("".join(texts["train"])))
+    ids = {character: 2 + number for number, character in enumerate(known)}
+    samples = {
+        side: LabeledSamples(
+            torch.tensor([[ids.get(character, 1) for character in text] for text in side_texts]),
+            torch.from_numpy(numbers[side]),
+        )
+        for side, side_texts in texts.items()
+    }
+    return _source(name, present, samples, names, (), (), 2 + len(known))
+
+
+def _of_words(
+    name: str,
+    present: Mapping[str, _Side],
+    texts: Mapping[str, list[str]],
+    labels: Mapping[str, NDArray[Any]],
+    how: TextConfig,
+) -> DatasetSource:
+    raw = {side: RawTexts(texts[side], labels[side], {}, rows.files) for side, rows in present.items()}
+    read = encode_dataset(raw, Columns("x", "y", None), how)
+    samples = {"train": read.train} if read.test is None else {"train": read.train, "test": read.test}
+    ids = how.ids if read.vectors is None else read.vectors
+    source = _source(name, present, samples, read.class_names, (), (), ids)
+    return dataclasses.replace(source, vocabulary=read.vocabulary, label_column=read.label_column)
+
+
+def _source(
+    name: str,
+    present: Mapping[str, _Side],
+    samples: Mapping[str, LabeledSamples],
+    names: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    words: int | torch.Tensor | None = None,
+) -> DatasetSource:
+    users = {side: {COLUMN: np.array(rows.users, dtype=np.str_)} for side, rows in present.items()}
+    return DatasetSource(
+        name,
+        samples["train"],
+        samples.get("test"),
+        len(names),
+        names,
+        mean,
+        std,
+        users["train"],
+        users.get("test", {}),
+        words,
+    )

@@ -1,0 +1,116 @@
+"""Networks that begin with trained weights: ``[pretraining]`` trains each architecture on the hold-out rows.
+
+All but the head is kept: heads begin as they would without. What comes out is a function of rows, settings, network and
+seed, is trained once, and is then read from the cache of data sets.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyfed.config.recipe import Recipe
+from polyfed.core.client import Client, PublicData
+from polyfed.core.model_factory import Builder
+from polyfed.core.modules import as_split_model, load_state
+from polyfed.core.settings import Evaluation, Training
+from polyfed.data.cache import cache_key, compute_checksum, load_entry, save_entry
+from polyfed.engine.federation import Federation
+from polyfed.engine.plugin import Plugin
+from polyfed.engine.task import Execution, Task
+from polyfed.errors import ConfigError
+from polyfed.methods.local import Local
+
+__all__ = ["PretrainedNetworks", "pretrain"]
+
+
+class PretrainedNetworks(Plugin):
+    """Tells a run's result what its networks began with."""
+
+    name = "pretraining"
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._told = dict(told)
+
+    def facts(self) -> dict[str, Any]:
+        """The settings, the rows, and the seconds that it took."""
+        return {self.name: self._told}
+
+
+def pretrain(
+    recipe: Recipe, builders: Mapping[str, Builder], public: PublicData | None, classes: int, train: bool = True
+) -> tuple[dict[str, Builder], PretrainedNetworks]:
+    """Builders of the same networks with trained weights, and who tells of it.
+
+    Args:
+        builders: of the clients' architectures. public: of the recipe. classes: of the task.
+        train: False: leave weights as drawn, for who only asks what a run costs.
+
+    Raises:
+        ConfigError: there are no hold-out rows.
+    """
+    if public is None or public.origin != "holdout":
+        raise ConfigError("[pretraining]: expected rows to train on, got none; set data.holdout, and no public_dataset")
+    told: dict[str, Any] = {**recipe.pretraining.effective(), "rows": len(public)}
+    if not train:
+        return dict(builders), PretrainedNetworks(told)
+    made: dict[str, Builder] = {}
+    seconds = 0.0
+    for name, builder in builders.items():
+        weights, took = _trained(recipe, name, builder, public, classes)
+        made[name] = functools.partial(_build_with, builder, weights)
+        seconds += took
+    return made, PretrainedNetworks({**told, "seconds": round(seconds, 1)})
+
+
+def _build_with(builder: Builder, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A new network with these weights."""
+    model = builder()
+    load_state(model, weights)
+    return model
+
+
+def _trained(
+    recipe: Recipe, name: str, builder: Builder, public: PublicData, classes: int
+) -> tuple[dict[str, Tensor], float]:
+    """Trained weights but the head's, and the seconds that training them took, now or when they were cached."""
+    settings = recipe.pretraining
+    rows = compute_checksum({"x": public.samples.x, "y": public.samples.y}, {})
+    facts = [settings.model_dump_json(), rows, repr(public.prepare), name, str(recipe.models.feature_dim)]
+    key = cache_key(["pretraining", *facts, str(recipe.run.seed), str(recipe.run.device), torch.__version__])
+    kept = load_entry(key)
+    if kept is not None:
+        return kept[0], float(kept[1]["seconds"])
+    began = time.perf_counter()
+    federation = Federation(
+        [Client(name, train=public.samples, prepare=public.prepare)],
+        Local(),
+        Training(
+            rounds=settings.epochs,
+            batch_size=settings.batch_size,
+            optimizer=settings.optimizer,
+            lr=settings.lr,
+            lr_schedule="cosine",
+        ),
+        Evaluation(every_n_rounds=settings.epochs),
+        task=Task(classes=classes),
+        executor=Execution("serial", device=recipe.run.device),
+        seed=recipe.run.seed,
+        builders={name: builder},
+    )
+    federation.run()
+    model = as_split_model(federation.export(0))
+    weights = {
+        part: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for part, tensor in model.state_dict().items()
+        if model.part_of(part) != "head"
+    }
+    seconds = time.perf_counter() - began
+    save_entry(key, weights, {"seconds": f"{seconds:.1f}"})
+    return weights, seconds

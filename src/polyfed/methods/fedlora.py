@@ -1,0 +1,273 @@
+"""FedLoRA: adapters of unequal rank on one frozen network, by the rules of six papers.
+
+All clients start from the same network with linear layers W (O, I), which is frozen and never sent: pre-train it, or
+give it. Client k has rank r_k and s_k = alpha / r_k; p_k = n_k / sum n_j ("samples"), or 1 / their number ("uniform").
+client k:  A_k, B_k from the server;  E epochs of SGD on CE with layers W + s_k B_k A_k, of A_k, B_k and the head
+server:    head <- sum_k p_k head_k, and the adapters by `aggregation`; A has R = max r_k rows, client k gets the first
+           r_k, and B / s_k:
+  average          A <- sum_k p_k A_k,  B <- sum_k p_k s_k B_k;  all ranks are equal
+  pad              the same, rows and columns up to R being zero (HETLoRA)
+  slices           row j of A and column j of B: the same over the clients with r_k > j;  others stay (raFLoRA)
+  svd              B A <- the R largest singular values and vectors of sum_k p_k s_k B_k A_k (FlexLoRA)
+  select-and-fold  client k gets all R components, trains r_k of them, drawn anew each round, and adds the others to W
+                   for the round; each is averaged as in slices over the clients that trained it (Fed-PLoRA)
+  stack            W <- W + sum_k p_k s_k B_k A_k everywhere; A_k is drawn anew, B_k = 0 (FLoRA)
+Sent per round, H the head's floats, per adapted layer: down and up 4 r_k (I + O) + 4 H bytes. Down in select-and-fold
+4 R (I + O); in stack 4 sum_k r_k (I + O) of the last round, and 8; up 8 more.
+Deviations from the papers: (1) All rules sum s_k B_k A_k; several papers have one alpha / r, or leave s out. (2) Heads
+are trained and averaged under every rule. (3) HETLoRA also prunes ranks and weighs clients by the norms of their
+updates; here by p_k. (4) raFLoRA's slices are averaged factor by factor, so that with equal ranks they are the average.
+(5) Fed-PLoRA's components are drawn uniformly. (6) A client that missed a round of stack gets the sum of all updates,
+4 I O bytes per layer. (7) Folded and stacked updates are kept beside W, which stays bit for bit, at 4 I O bytes of
+memory per layer. (8) Initial A is uniform within 1 / sqrt(I), B is 0. The papers' texts and code were not at hand;
+the rules are by their descriptions.
+Sources: Cho et al. (HETLoRA), EMNLP 2024, arXiv:2401.06432; Bai et al. (FlexLoRA), NeurIPS 2024, arXiv:2402.11505; Wang
+et al. (FLoRA), NeurIPS 2024, arXiv:2409.05976; raFLoRA, arXiv:2602.13486; Fed-PLoRA, arXiv:2602.16936.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from polyfed.core.adapters import (
+    adapted_layers,
+    adapter_state,
+    adapters_of,
+    add_adapters,
+    any_parameter,
+    client_rank,
+    draw_a,
+    group_of,
+    head_state,
+    parse_ranks,
+)
+from polyfed.core.client import Client
+from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.method import Context, Method, Phase, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import load_state
+from polyfed.core.server import Server
+from polyfed.core.settings import Ranks, Stage, Training
+from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, alike, as_sent
+from polyfed.functional import lora
+from polyfed.functional.averaging import weighted_mean
+from polyfed.functional.lora import Adapter
+
+Aggregation = Literal["stack", "svd", "slices", "pad", "select-and-fold", "average"]
+
+
+def _own_adapters(known: UploadContext, name: str) -> Members:
+    """A and B of the client's rank."""
+    server = known.server
+    (architecture,) = server.architectures
+    return alike(adapter_state(server.model(architecture, {}, known.method.variant(server, known.client_id))))
+
+
+def _stacks(known: UploadContext) -> int:
+    """How many updates have been added to the network."""
+    return int(get_tensor(known.server.state, "stacks"))
+
+
+@hyperparameters
+class FedLoRA(Method):
+    """Low-rank adapters of unequal rank on a frozen network."""
+
+    name: ClassVar[str] = "fedlora"
+    paper: ClassVar[str] = "FLoRA, FlexLoRA, HETLoRA and others, 2024"
+    differs: ClassVar[str] = "rank of the adapters of one network"
+    down: ClassVar[str] = "P_A(r) + P_h (stack: those of all clients; select-and-fold: P_A(R))"
+    up: ClassVar[str] = "P_A(r) + P_h"
+    states: ClassVar[str] = "server: A, B, head; stack: the sum of updates"
+    delta_entries: ClassVar[tuple[str, ...]] = ("adapters", "head")
+    form: ClassVar[Form | None] = {
+        "adapters": _own_adapters,
+        "head": as_sent,
+        "merged": Entry((), (torch.int64,), 0, _stacks),
+    }
+    common_start: ClassVar[bool] = True
+
+    ranks: Ranks = "2 4 8"  # dealt to the clients in turn
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 16.0  # an update counts alpha / rank
+    layers: str = ""  # last names of the linear layers with adapters, as in "qkv out"; "": all but the head
+    aggregation: Aggregation = "stack"  # the rule that joins adapters
+    weighting: Literal["samples", "uniform"] = "samples"  # weights of the mean: training samples, or all alike
+
+    @model_validator(mode="after")
+    def _equal_ranks(self) -> FedLoRA:
+        if self.aggregation == "average" and len({*self.ranks.split()}) > 1:
+            raise ValueError(f"aggregation 'average' expects equal ranks, got '{self.ranks}'; use 'pad' or another")
+        return self
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True, split_model=True)
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received"
+
+    # which network -----------------------------------------------------------------------------------------
+    def variant(self, server: Server, client_id: int) -> str:
+        return client_rank(self.ranks, client_id)
+
+    def build(self, model: Any, variant: str) -> nn.Module:
+        rank = int(variant or self._largest)
+        return add_adapters(model, rank, self.alpha, self.layers, self.aggregation in ("stack", "select-and-fold"))
+
+    @property
+    def _largest(self) -> int:
+        return max(parse_ranks(self.ranks))
+
+    # server ------------------------------------------------------------------------------------------------
+    def init_server(self, server: Server) -> None:
+        (architecture,) = server.architectures
+        largest = str(self._largest)
+        network = server.model(architecture, server.initial_state(architecture, largest), largest)
+        server.state["head"] = {name: t.cpu().clone() for name, t in head_state(network).items()}
+        if self.aggregation == "stack":
+            layers = adapted_layers(network)
+            server.state["update"] = {name: torch.zeros_like(w.weight).cpu() for name, w in layers.items()}
+            server.state["stacks"] = torch.tensor(0)
+        else:
+            server.state["adapters"] = {name: t.cpu().clone() for name, t in adapter_state(network).items()}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        head = get_group(server.state, "head")
+        if self.aggregation == "stack":
+            return {"head": head, "stacks": get_tensor(server.state, "stacks"), **_missed(server, client_id)}
+        common = adapters_of(get_group(server.state, "adapters"))
+        own = int(self.variant(server, client_id))
+        if self.aggregation == "select-and-fold":
+            drawn = self._drawn(server, client_id)
+            parts = {name: lora.select(adapter, drawn[name]) for name, adapter in common.items()}
+            chosen = self._scaled({name: part[0] for name, part in parts.items()})
+            folded = group_of({name: part[1] for name, part in parts.items()})
+            return {"head": head, "adapters": group_of(chosen), "folded": folded}
+        first = self._scaled({name: lora.truncate(adapter, own) for name, adapter in common.items()})
+        return {"head": head, "adapters": group_of(first)}
+
+    def _scaled(self, adapters: Mapping[str, Adapter]) -> dict[str, Adapter]:
+        """The same updates with s = alpha / r."""
+        return {name: lora.rescale(adapter, self.alpha / adapter.rank) for name, adapter in adapters.items()}
+
+    def _drawn(self, server: Server, client_id: int) -> dict[str, list[int]]:
+        """Which components of each layer the client trains in the present round; the same at every call."""
+        draws = server.generator("components", client_id)
+        own = int(self.variant(server, client_id))
+        common = adapters_of(get_group(server.state, "adapters"))
+        orders = {  # by name, as a checkpoint may change the order of a group
+            name: torch.randperm(common[name].rank, generator=draws).tolist() for name in sorted(common)
+        }
+        return {name: sorted(order[:own]) for name, order in orders.items()}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if not uploads:
+            return
+        uploads = dict(sorted(uploads.items()))
+        shares = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
+        server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
+        sent = [adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
+        if self.aggregation == "stack":
+            stacked = {name: lora.stack([own[name] for own in sent], shares) for name in sent[0]}
+            updates = _add(get_group(server.state, "update"), stacked)
+            server.state["update"] = updates
+            server.state["stack"] = group_of(stacked)
+            server.state["stacks"] = get_tensor(server.state, "stacks") + 1
+            known = {str(i): get_tensor(message, "merged") for i, message in uploads.items()}
+            server.state["merged"] = {**_merged(server), **known}
+        else:
+            common = self._joined(server, list(uploads), sent, shares)
+            server.state["adapters"] = group_of(common)
+            updates = {name: lora.product(adapter) for name, adapter in common.items()}
+        beyond = [lora.energy_beyond(update, min(parse_ranks(self.ranks))) for update in updates.values()]
+        server.log["energy_beyond_smallest_rank"] = statistics.fmean(beyond)
+
+    def _joined(
+        self, server: Server, clients: Sequence[int], sent: Sequence[Mapping[str, Adapter]], shares: Sequence[float]
+    ) -> dict[str, Adapter]:
+        """The adapters of all clients by the rule, layer by layer. sent: each client's."""
+        common = adapters_of(get_group(server.state, "adapters"))
+        drawn = {i: self._drawn(server, i) for i in clients} if self.aggregation == "select-and-fold" else {}
+        joined: dict[str, Adapter] = {}
+        for name, base in common.items():
+            adapters = [own[name] for own in sent]
+            if self.aggregation == "average":
+                joined[name] = lora.average(adapters, shares)
+            elif self.aggregation == "pad":
+                joined[name] = lora.pad(adapters, shares, base.rank)
+            elif self.aggregation == "slices":
+                joined[name] = lora.slices(adapters, shares, base)
+            elif self.aggregation == "svd":
+                joined[name] = lora.decompose(lora.mean_product(adapters, shares), base.rank)
+            else:
+                joined[name] = lora.mean_components(adapters, [drawn[i][name] for i in clients], shares, base)
+        return joined
+
+    # client ------------------------------------------------------------------------------------------------
+    def receive(self, client: Client, message: Message) -> Context:
+        load_state(client.model, get_group(message, "head"))
+        if self.aggregation == "stack":
+            _merge(client, message)
+        else:
+            load_state(client.model, get_group(message, "adapters"))
+        if "folded" in message:
+            rest = adapters_of(get_group(message, "folded"))
+            load_state(client.model, {f"{name}.offset": lora.product(adapter) for name, adapter in rest.items()})
+        return {}
+
+    def phases(self, training: Training) -> Sequence[Phase]:
+        return (Phase(training.local_epochs, trains=any_parameter),)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        message: dict[str, Any] = {"adapters": adapter_state(client.model), "head": head_state(client.model)}
+        if self.aggregation == "stack":
+            message["merged"] = get_tensor(client.state, "merged")
+        return message
+
+
+# the updates that stacking adds to the network ----------------------------------------------------------------------
+
+
+def _add(update: Group, stacked: Mapping[str, Adapter]) -> dict[str, Tensor]:
+    """The update of each layer, and what is stacked."""
+    return {name: update[name] + lora.product(adapter).to(update[name]) for name, adapter in stacked.items()}
+
+
+def _merged(server: Server) -> Group:
+    """How many updates each client is known to have added, by number; 0 for others."""
+    return get_group(server.state, "merged") if "merged" in server.state else {}
+
+
+def _missed(server: Server, client_id: int) -> Message:
+    """What a client has not added yet: the adapters of the last round, or, after several, the sum of all updates."""
+    behind = int(get_tensor(server.state, "stacks")) - int(_merged(server).get(str(client_id), torch.tensor(0)))
+    if behind > 1:
+        return {"update": get_group(server.state, "update")}
+    return {"stack": get_group(server.state, "stack")} if behind else {}
+
+
+def _merge(client: Client, message: Message) -> None:
+    """Add what the client has not added yet; draw A anew, and set B to zero."""
+    layers = adapted_layers(client.model)
+    stacks = get_tensor(message, "stacks")
+    before = get_tensor(client.state, "merged") if "merged" in client.state else torch.tensor(0)
+    state = client.model.state_dict()
+    if "update" in message:
+        update = get_group(message, "update")
+        load_state(client.model, {f"{name}.offset": update[name] for name in layers})
+    elif "stack" in message and not torch.equal(before, stacks):  # else an upload was lost
+        stacked = adapters_of(get_group(message, "stack"))
+        added = _add({name: state[f"{name}.offset"].cpu() for name in layers}, stacked)
+        load_state(client.model, {f"{name}.offset": update for name, update in added.items()})
+    draws = client.generator("adapters")
+    fresh = {}
+    for name, layer in layers.items():
+        a = draw_a(torch.empty(layer.lora_a.shape), draws)
+        fresh[name] = Adapter(a, torch.zeros(layer.lora_b.shape))
+    load_state(client.model, group_of(fresh))
+    client.state["merged"] = stacks.clone()

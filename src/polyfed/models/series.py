@@ -1,0 +1,237 @@
+"""Small networks for series: 1-D CNNs, GRUs and dilated convolutions (TCN) of several widths, a small transformer.
+
+Inputs are numbers (N, channels, L), windows of a recording say, or ids (N, L) of words or characters, of which each
+gets a learned vector of 16 numbers. Every network ends with Linear (to D = 64), ReLU and a linear head, so that methods
+that compare representations can mix them. Cuts: extractor = the first layer (for ids with their vectors), intermediate
+= the rest up to the last ReLU, head = the last Linear.
+
+    name                extractor                       intermediate                  6 x 100, 7 classes: parameters
+    cnn1d-16            conv 16, kernel 5, pool 2       conv 32, pool, mean           5 655
+    cnn1d-32            conv 32, kernel 5, pool 2       conv 64, pool, mean           15 911
+    cnn1d-64            conv 64, kernel 5, pool 2       conv 128, pool, mean          51 783
+    gru-32              GRU of 32                       the last state                6 407
+    gru-64              GRU of 64                       the last state                18 439
+    tcn-32              conv 32, kernel 3               3 residual blocks, the last   21 799
+    tcn-64              conv 64, kernel 3               3 residual blocks, the last   79 943
+    series-transformer  patches of 10 steps, 1 block    1 block, the class token      63 735
+
+The TCN is that of Bai et al. (arXiv 1803.01271) without dropout and weight norm: block b is two convolutions of kernel
+3, dilated by 2^b, each padded on the left alone, and a shortcut. The transformer is the Vision Transformer of
+`polyfed.models.vit` (arXiv 2010.11929) of width 48 with 3 heads on pieces of the series in place of an image's; the
+length is a multiple of 10. A GRU's training is not vectorized over clients: PyTorch has no such form of it.
+
+Shapes: N series, L steps, C classes, W width.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyfed.errors import ConfigError
+from polyfed.models.split import SequentialSplit
+from polyfed.models.vit import Block
+
+_FEATURES = 64  # D
+_VECTOR = 16  # numbers of an id's vector
+_PATCH = 10  # steps of a piece that the transformer reads as one
+_WIDTH = 48  # of the transformer
+_HEADS = 3
+
+
+class IdVectors(nn.Module):
+    """Ids (N, L) to their learned vectors as a series (N, 16, L)."""
+
+    def __init__(self, ids: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ids, _VECTOR)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        vectors: Tensor = self.embedding(x).transpose(1, 2)
+        return vectors
+
+
+class LastState(nn.Module):
+    """A GRU over a series (N, channels, L): its state after the last step (N, W)."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.gru = nn.GRU(channels, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        states, _ = self.gru(x.transpose(1, 2))
+        last: Tensor = states[:, -1]
+        return last
+
+
+class CausalConv(nn.Module):
+    """A convolution of kernel 3 that sees no later step: (N, channels, L) to (N, W, L)."""
+
+    def __init__(self, channels: int, width: int, dilation: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, width, 3, dilation=dilation)
+        self.reach = 2 * dilation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        out: Tensor = self.conv(functional.pad(x, (self.reach, 0)))
+        return out
+
+
+class ResidualBlock(nn.Module):
+    """Two causal convolutions with ReLU beside a shortcut, (N, W, L) to the same shape."""
+
+    def __init__(self, width: int, dilation: int) -> None:
+        super().__init__()
+        self.first = CausalConv(width, width, dilation)
+        self.second = CausalConv(width, width, dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return functional.relu(x + functional.relu(self.second(functional.relu(self.first(x)))))
+
+
+class LastStep(nn.Module):
+    """A series (N, W, L) to its last step (N, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x[:, :, -1]
+
+
+class MeanOverTime(nn.Module):
+    """A series (N, W, L) to its mean (N, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.mean(dim=2)
+
+
+class Pieces(nn.Module):
+    """Pieces of 10 steps, each through one linear layer, behind the class token; learned positions are added."""
+
+    def __init__(self, channels: int, length: int) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, _WIDTH))
+        self.positions = nn.Parameter(torch.zeros(1, 1 + length // _PATCH, _WIDTH))
+        self.pieces = nn.Conv1d(channels, _WIDTH, _PATCH, _PATCH)
+        nn.init.trunc_normal_(self.class_token, std=0.02)
+        nn.init.trunc_normal_(self.positions, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, channels, L) to (N, 1 + L / 10, W)."""
+        tokens = self.pieces(x).transpose(1, 2)
+        first = self.class_token.expand(tokens.shape[0], -1, -1)
+        return torch.cat([first, tokens], dim=1) + self.positions
+
+
+class FirstToken(nn.Module):
+    """The class token behind a LayerNorm: (N, T, W) to (N, W)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """See the class."""
+        token: Tensor = self.norm(tokens[:, 0])
+        return token
+
+
+def _cnn(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, width: int) -> SequentialSplit:
+    vectors, channels = _input(name, in_shape, words, least=4)
+    first = _layers(conv1=nn.Conv1d(channels, width, 5, padding=2), relu1=nn.ReLU(), pool1=nn.MaxPool1d(2))
+    rest = _layers(
+        conv2=nn.Conv1d(width, 2 * width, 5, padding=2), relu2=nn.ReLU(), pool2=nn.MaxPool1d(2), mean=MeanOverTime()
+    )
+    return _split(name, vectors | first, rest, 2 * width, classes)
+
+
+def _gru(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, width: int) -> SequentialSplit:
+    vectors, channels = _input(name, in_shape, words)
+    return _split(name, vectors | _layers(gru=LastState(channels, width)), _layers(), width, classes)
+
+
+def _tcn(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, width: int) -> SequentialSplit:
+    vectors, channels = _input(name, in_shape, words)
+    first = _layers(conv=CausalConv(channels, width, 1), relu=nn.ReLU())
+    blocks = {f"block{b}": ResidualBlock(width, 2**b) for b in (1, 2, 3)}
+    return _split(name, vectors | first, _layers(**blocks, last=LastStep()), width, classes)
+
+
+def cnn1d_16(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """A 1-D CNN with 16 and 32 filters. words: of ids, how many there are."""
+    return _cnn("cnn1d-16", in_shape, classes, words, 16)
+
+
+def cnn1d_32(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """A 1-D CNN with 32 and 64 filters."""
+    return _cnn("cnn1d-32", in_shape, classes, words, 32)
+
+
+def cnn1d_64(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """A 1-D CNN with 64 and 128 filters."""
+    return _cnn("cnn1d-64", in_shape, classes, words, 64)
+
+
+def gru_32(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """A GRU with a state of 32."""
+    return _gru("gru-32", in_shape, classes, words, 32)
+
+
+def gru_64(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """A GRU with a state of 64."""
+    return _gru("gru-64", in_shape, classes, words, 64)
+
+
+def tcn_32(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """Dilated convolutions of width 32."""
+    return _tcn("tcn-32", in_shape, classes, words, 32)
+
+
+def tcn_64(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """Dilated convolutions of width 64."""
+    return _tcn("tcn-64", in_shape, classes, words, 64)
+
+
+def series_transformer(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+    """A transformer of two blocks on pieces of 10 steps."""
+    name = "series-transformer"
+    vectors, channels = _input(name, in_shape, words, least=_PATCH)
+    if in_shape[-1] % _PATCH:
+        raise ConfigError(f"{name} needs series of a length that is a multiple of {_PATCH}, got {in_shape[-1]}")
+    first = _layers(pieces=Pieces(channels, in_shape[-1]), block1=Block(_WIDTH, _HEADS))
+    return _split(name, vectors | first, _layers(block2=Block(_WIDTH, _HEADS), token=FirstToken()), _WIDTH, classes)
+
+
+def _input(
+    name: str, in_shape: tuple[int, ...], words: int | None, least: int = 1
+) -> tuple[OrderedDict[str, nn.Module], int]:
+    """What turns an input into a series (nothing for numbers), and the series' channels."""
+    if isinstance(words, Tensor):
+        raise ConfigError(f"{name} learns its words' vectors, got given ones; leave out data.word_vectors")
+    if words is not None and len(in_shape) == 1 and in_shape[0] >= least:
+        return _layers(vectors=IdVectors(words)), _VECTOR
+    if words is not None or len(in_shape) != 2 or in_shape[0] < 1 or in_shape[1] < least:
+        raise ConfigError(
+            f"{name} needs series (channels, length) of at least {least} steps, or texts, got the shape "
+            f"{tuple(in_shape)}"
+        )
+    return _layers(), in_shape[0]
+
+
+def _layers(**modules: nn.Module) -> OrderedDict[str, nn.Module]:
+    return OrderedDict(modules)
+
+
+def _split(
+    name: str, first: OrderedDict[str, nn.Module], rest: OrderedDict[str, nn.Module], width: int, classes: int
+) -> SequentialSplit:
+    """The parts, with Linear and ReLU to D behind `rest`, whose output is (N, width)."""
+    rest = rest | _layers(fc=nn.Linear(width, _FEATURES), relu=nn.ReLU())
+    return SequentialSplit(nn.Sequential(first), nn.Sequential(rest), nn.Linear(_FEATURES, classes), name)

@@ -1,0 +1,159 @@
+"""Adapters in a network: which layers have one, what is frozen, what they compute, merging."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from polyfed.core.adapters import (
+    adapted_layers,
+    adapter_state,
+    adapters_of,
+    add_adapters,
+    client_rank,
+    draw_a,
+    group_of,
+    merge_adapters,
+)
+from polyfed.core.modules import float_state
+from polyfed.errors import ConfigError
+from polyfed.functional.lora import product
+from polyfed.models.adapt import split
+from polyfed.models.split import SplitModel
+from polyfed.models.vit import vision_transformer
+from tests.helpers.toys import net
+
+
+def vit() -> SplitModel:
+    torch.manual_seed(0)
+    return vision_transformer((1, 8, 8), 3, depth=2, width=12, heads=3)
+
+
+def adapted(model: SplitModel, rank: int = 2, layers: str = "", offset: bool = False) -> SplitModel:
+    """With a B other than zero, and an offset if there is one."""
+    found = add_adapters(model, rank, 3.0, layers, offset)
+    assert isinstance(found, SplitModel)
+    draws = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for layer in adapted_layers(found).values():
+            layer.lora_b.copy_(torch.randn(layer.lora_b.shape, generator=draws) / 10)
+            if layer.offset is not None:
+                layer.offset.copy_(torch.randn(layer.offset.shape, generator=draws) / 10)
+    return found
+
+
+def test_fresh_adapters_change_nothing() -> None:
+    x = torch.randn(4, 1, 8, 8)
+    before = vit()(x)
+    model = add_adapters(vit(), 2, 3.0, "", True)
+    assert torch.equal(model(x), before)
+    assert all(layer.lora_a.any() for layer in adapted_layers(model).values())
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_a_layer_computes_with_the_sum_and_merging_gives_the_plain_network(offset: bool) -> None:
+    x = torch.randn(4, 1, 8, 8)
+    model = adapted(vit(), offset=offset).eval()
+    plain = merge_adapters(model)
+    assert type(plain.get_submodule("intermediate.block2.mlp.fc1")) is nn.Linear
+    assert torch.allclose(plain(x), model(x), atol=1e-6)
+    assert not torch.allclose(plain(x), vit()(x), atol=1e-3)
+    assert list(plain.state_dict()) == list(vit().state_dict())
+    layer = adapted_layers(model)["extractor.block1.attention.qkv"]
+    rows = torch.randn(5, 12)
+    weight = layer.weight + layer.scale * layer.lora_b @ layer.lora_a
+    if layer.offset is not None:
+        weight = weight + layer.offset
+    assert torch.allclose(layer(rows), rows @ weight.T + layer.bias, atol=1e-6)
+    # unmerged again
+    again = plain.state_dict()["extractor.block1.attention.qkv.weight"] - product(layer.adapter)
+    assert torch.allclose(again, layer.weight + (0 if layer.offset is None else layer.offset), atol=1e-6)
+
+
+def test_what_is_trained_are_adapters_and_head() -> None:
+    model = adapted(vit(), layers="qkv out")
+    assert {name.rpartition(".")[2] for name in adapted_layers(model)} == {"qkv", "out"}
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained == {*adapter_state(model), "head.weight", "head.bias"}
+    assert set(float_state(vit())) == set(float_state(model)) - set(adapter_state(model))
+
+
+def test_a_rank_is_at_most_what_the_layer_can_have() -> None:
+    layers = adapted_layers(adapted(net(width=6, features=5), rank=64))
+    assert {name: len(layer.lora_a) for name, layer in layers.items()} == {
+        "extractor.linear": 4,
+        "intermediate.block1.linear": 6,
+        "intermediate.last.linear": 5,
+    }
+    assert {layer.scale for layer in layers.values()} == {3 / 4, 3 / 6, 3 / 5}
+
+
+def test_split_modules_have_adapters_too() -> None:
+    """Their forward is recorded anew; part and export know the new tensors."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(OrderedDict(one=nn.Linear(4, 6), act=nn.Tanh(), two=nn.Linear(6, 5), last=nn.Linear(5, 3)))
+    x = torch.randn(3, 4)
+    before = inner(x)
+    model = add_adapters(split(copy.deepcopy(inner), head="last", extractor="one"), 2, 3.0, "")
+    assert torch.equal(model(x), before)
+    assert isinstance(model, SplitModel)
+    assert model.part_of("original.one.lora_a") == "extractor"
+    assert model.part_of("original.two.lora_b") == "intermediate"
+    moved = adapted(split(inner, head="last", extractor="one"), layers="two")
+    assert not torch.allclose(moved(x), before)
+    assert torch.allclose(merge_adapters(moved)(x), moved(x), atol=1e-6)
+
+
+class Shared(nn.Module):
+    """The same layer twice, and attention of PyTorch, which reads weights without calling layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.encoder(self.second(self.first(x).tanh())[:, None])
+        logits: torch.Tensor = self.head(self.attention(tokens, tokens, tokens)[0][:, 0])
+        return logits
+
+
+def test_a_layer_used_twice_has_one_adapter_and_layers_that_are_never_called_have_none() -> None:
+    model = add_adapters(split(Shared(), head="head", extractor=None), 2, 3.0, "")
+    assert list(adapted_layers(model)) == ["original.first"]
+    assert model.get_submodule("original.first") is model.get_submodule("original.second")
+    x = torch.randn(3, 4)
+    assert torch.allclose(merge_adapters(model.eval())(x), model(x), atol=1e-6)
+
+
+def test_adapters_by_layer_and_back() -> None:
+    group = adapter_state(adapted(vit()))
+    found = adapters_of(group, alpha=3.0)
+    assert {one.scale for one in found.values()} == {1.5}
+    assert all(torch.equal(group[name], t) for name, t in group_of(found).items())
+    assert {one.scale for one in adapters_of(group).values()} == {1.0}
+
+
+def test_ranks_are_dealt_in_turn() -> None:
+    assert [client_rank("2 4 8", i) for i in range(4)] == ["2", "4", "8", "2"]
+
+
+def test_a_is_drawn_within_one_over_the_root_of_inputs() -> None:
+    a = draw_a(torch.empty(8, 16), torch.Generator().manual_seed(0))
+    assert 0.2 < float(a.abs().max()) <= 0.25
+    assert float(a.min()) < -0.2
+    assert torch.equal(a, draw_a(torch.empty(8, 16), torch.Generator().manual_seed(0)))
+
+
+def test_what_cannot_have_adapters_is_refused() -> None:
+    with pytest.raises(ConfigError, match="adapters need split models, got a plain Sequential"):
+        add_adapters(nn.Sequential(nn.Linear(4, 3)), 2, 3.0, "")
+    with pytest.raises(ConfigError, match=r"got none of these names \(query\); it has fc1, fc2, out, qkv"):
+        add_adapters(vit(), 2, 3.0, "query")

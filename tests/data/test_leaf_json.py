@@ -1,0 +1,160 @@
+"""LEAF's JSON: numbers, texts and characters by user, and files that are no such."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.data.dataset import DatasetSource
+from polyfed.data.datasets import load_dataset
+from polyfed.data.text import TextConfig
+from polyfed.errors import ConfigError
+
+
+def content(rows: dict[str, tuple[list[Any], list[Any]]], **more: Any) -> dict[str, Any]:
+    """A file as LEAF's scripts write it."""
+    return {
+        "users": list(rows),
+        "num_samples": [len(y) for _, y in rows.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in rows.items()},
+        **more,
+    }
+
+
+def put(place: Path, **files: Any) -> Path:
+    """Files by side and number: train_0, test_0."""
+    for name, value in files.items():
+        side, _, number = name.partition("_")
+        (place / side).mkdir(parents=True, exist_ok=True)
+        text = value if isinstance(value, str) else json.dumps(value)
+        (place / side / f"all_data_niid_0_keep_0_{side}_9_{number}.json").write_text(text)
+    return place
+
+
+def read(place: Path, **options: Any) -> DatasetSource:
+    return load_dataset(f"leaf:{place}", columns=("user",), **options)
+
+
+IMAGES = {"f0": ([[0.0, 0.5], [1.0, 0.25]], [3, 61]), "f1": ([[0.5, 0.5]], [3])}
+
+
+def test_numbers_of_several_files(tmp_path: Path) -> None:
+    """FEMNIST's form; a user may have rows in two files, and labels keep their names."""
+    more = {"f2": ([[1.0, 1.0]], [7]), "f0": ([[0.1, 0.2]], [7])}
+    put(tmp_path, train_0=content(IMAGES), train_1=content(more), test_0=content({"f1": ([[0.0, 1.0]], [61])}))
+    source = read(tmp_path)
+    assert source.train.x.tolist() == torch.tensor([[0, 0.5], [1, 0.25], [0.5, 0.5], [1, 1], [0.1, 0.2]]).tolist()
+    assert source.class_names == ("3", "7", "61")
+    assert source.train.y.tolist() == [0, 2, 0, 1, 1]
+    assert source.train_columns["user"].tolist() == ["f0", "f0", "f1", "f2", "f0"]
+    assert source.test is not None
+    assert source.test.y.tolist() == [2]
+
+
+def test_a_recipe_makes_a_client_of_every_user(tmp_path: Path) -> None:
+    """As for a folder per client; users whose rows are for testing alone stay out."""
+    rows = {user: ([[float(n), 1.0] for n in range(6)], [n % 2 for n in range(6)]) for user in ("a", "b", "c")}
+    test = {user: ([[1.0, 1.0]], [1]) for user in ("a", "b", "c", "late")}
+    put(tmp_path, train_0=content(rows, hierarchies=["x", "y", "z"]), test_0=content(test))
+    recipe = pf.Recipe.from_dict(
+        {
+            "data": {"dataset": f"leaf:{tmp_path}", "split": "official"},
+            "models": {"architectures": ["mlp-16-32"]},
+            "method": {"name": "fedavg"},
+            "training": {"rounds": 1},
+        }
+    )
+    run = pf.run(recipe, out=tmp_path / "run")
+    assert len(run.models) == 3
+
+
+def test_texts_by_words(tmp_path: Path) -> None:
+    """Sentiment140's form: the text is the last of a row's strings."""
+    tweets = [["1", "Mon", "NO_QUERY", "ann", "so good !"], ["2", "Tue", "NO_QUERY", "ann", "so bad"]]
+    put(tmp_path, train_0=content({"ann": (tweets, [1, 0])}))
+    source = read(tmp_path, words=TextConfig(length=4))
+    assert source.train.x.shape == (2, 4)
+    assert source.vocabulary is not None
+    assert set(source.vocabulary.words) == {"so", "good", "!", "bad"}
+    assert source.train.y.tolist() == [1, 0]
+    assert int(source.train.x[0, 0]) == int(source.train.x[1, 0]) == 2
+
+
+def test_characters(tmp_path: Path) -> None:
+    """Shakespeare's form: strings of one length, and the character that comes next."""
+    put(
+        tmp_path,
+        train_0=content({"ROMEO": (["to b", "o be"], ["e", " "])}),
+        test_0=content({"ROMEO": (["Zo b"], ["e"])}),
+    )
+    source = read(tmp_path)
+    assert source.class_names == (" ", "e")
+    assert source.words == 2 + len(set("to be"))
+    ids = {character: 2 + number for number, character in enumerate(sorted(set("to be")))}
+    assert source.train.x.tolist() == [[ids[c] for c in text] for text in ("to b", "o be")]
+    assert source.test is not None
+    assert source.test.x[0].tolist() == [1, *(ids[c] for c in "o b")]
+
+
+X, Y = [[0.0, 1.0]], [1]
+
+
+@pytest.mark.parametrize(
+    ("train", "said"),
+    [
+        ("{", "expected LEAF's JSON in"),
+        ("[" * 100_000, "nested too deep"),
+        ([1], "expected an object of users, num_samples and user_data in .* got list"),
+        ({"users": []}, "expected an object of users, num_samples and user_data"),
+        (content({}), "with at least one sample"),
+        ({"users": "ab", "num_samples": [1], "user_data": {}}, "expected lists of users and num_samples"),
+        ({**content({"a": (X, Y)}), "users": ["a", "a"], "num_samples": [1, 1]}, "every user once"),
+        ({**content({"a": (X, Y)}), "users": ["b"]}, "expected lists x and y in user_data of user 'b'"),
+        ({**content({"a": (X, Y)}), "users": [["b"]]}, "expected lists x and y in user_data of user"),
+        ({**content({"a": (X, Y)}), "num_samples": [2]}, "expected 2 samples of user 'a' .* got 1 inputs and 1 labels"),
+        (content({"a": (X, [[0, 1]])}), "expected one label for every sample, got several in row 0"),
+        (content({"a": (X, [0.5])}), "expected whole numbers or strings as labels, got 0.5"),
+        (content({"a": (X, [True])}), "expected whole numbers or strings as labels, got True"),
+        (content({"a": (X * 2, [1, "b"])}), "labels of one kind"),
+        (content({"a": (X, [2**70])}), "labels below"),
+        (content({"a": (X, [-5])}), "from 0 on"),
+        (content({"a": ([[1.0], [1.0, 2.0]], [0, 1])}), "expected inputs of numbers, all of one shape"),
+        (content({"a": ([1.0, 2.0], [0, 1])}), "expected inputs of several finite numbers"),
+        (content({"a": ([[float("nan")], [0.0]], [0, 1])}), "expected inputs of several finite numbers"),
+        (content({"a": ([[10**400], [0.0]], [0, 1])}), "expected inputs of numbers"),
+        (content({"a": ([{"b": 1}, [0.0]], [0, 1])}), "expected inputs of numbers"),
+        (content({"a": (["text", [0.0]], [0, 1])}), "expected texts as in the first row"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, train: Any, said: str) -> None:
+    """In one line each."""
+    put(tmp_path, train_0=train)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_files(tmp_path: Path) -> None:
+    """And settings that LEAF's files have no use for."""
+    with pytest.raises(ConfigError, match="expected LEAF's files train/"):
+        read(tmp_path)
+    put(tmp_path, train_0=content(IMAGES))
+    for options in ({"label_column": "y"}, {"train_splits": ["train", "valid"]}, {"feature_columns": ["a"]}):
+        with pytest.raises(ConfigError):
+            read(tmp_path, **options)
+
+
+def test_a_data_set_of_the_hub_by_its_user_column() -> None:
+    """`datasets` in Python: the column of users goes to `train_columns`."""
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": [[float(n), 1.0] for n in range(8)], "label": [0, 1] * 4, "user": list("aabbbccc")}
+    table = datasets.Dataset.from_dict(rows)
+    source = pf.from_tensors(table.select_columns(["x", "label"]), train_columns={"user": table["user"]})
+    data = pf.federate(source, None, "by_group", group_by="user", split="1:0:1")
+    assert data.groups == (("a",), ("b",), ("c",))
+    assert [len(client.train) + len(client.test) for client in data.clients] == [2, 3, 3]

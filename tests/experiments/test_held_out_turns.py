@@ -1,0 +1,150 @@
+"""`evaluation.held_out = "each group"`: a comparison for each group that is held out, and a table over all of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polyfed as pf
+from polyfed.cli.app import main
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.held_out_turns import plan_turns
+from polyfed.tracking.console import Console
+from tests.helpers.hospitals import GROUPS, hospitals
+
+EACH = {"held_out": "each group", "held_out_epochs": 1}
+
+
+def recipe(folder: Path, **sections: dict[str, Any]) -> Recipe:
+    return Recipe.from_dict(hospitals(folder, **{"evaluation": EACH, **sections}))
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """When each run's result was written."""
+    return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("result.json"))}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("turns")
+    pf.compare(recipe(folder), ["fedavg"], seeds=(0, 1, 2), out=folder / "runs")
+    return folder / "runs"
+
+
+def test_every_group_is_held_out_once(compared: Path) -> None:
+    runs = {path.parent.relative_to(compared): json.loads(path.read_text()) for path in times(compared)}
+    assert sorted(map(str, runs)) == sorted(
+        f"{group}/{method}/seed-{seed}" for group in GROUPS for method in ("fedavg", "local") for seed in range(3)
+    )
+    for place, result in runs.items():
+        assert result["evaluation"]["held_out"] == [GROUPS.index(place.parts[0])]
+        assert result["held_out"].keys() == {"received", "after_training"}
+        assert (compared / place / "recipe.toml").read_text().count(f'"{place.parts[0]}"') == 1
+
+
+def test_a_run_is_that_of_the_group_alone(compared: Path, tmp_path: Path) -> None:
+    alone = pf.run(recipe(tmp_path, evaluation={"held_out": ["south"], "held_out_epochs": 1}))
+    turned = json.loads((compared / "south" / "fedavg" / "seed-0" / "result.json").read_text())
+    assert turned["held_out"] == alone.result["held_out"]
+    assert turned["accuracy_per_client"] == alone.result["accuracy_per_client"]
+
+
+def test_there_is_a_table_for_every_group_and_one_over_all(compared: Path) -> None:
+    pages = {name: (compared / name).read_text() for name in ("comparison.md", "comparison.tex", "report.html")}
+    for page in pages.values():
+        for group in GROUPS:
+            assert f"held out: {group}" in page
+        assert page.count("Each group held out in turn") == 2
+    rows = list(csv.DictReader(io.StringIO((compared / "comparison.csv").read_text())))
+    assert [row["held_out_group"] for row in rows] == [group for group in GROUPS for _ in range(2)]
+    tables = json.loads((compared / "comparison.json").read_text())["tables"]
+    assert [table["held_out_group"] for table in tables] == list(GROUPS)
+
+
+class Stopper(Console):
+    """Presses Ctrl-C after so many runs."""
+
+    left = 0
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        type(self).left -= 1
+        if not type(self).left:
+            raise KeyboardInterrupt
+
+
+def test_what_is_done_is_not_run_again(compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polyfed.experiments.compare.Console", Stopper)
+    monkeypatch.setattr(Stopper, "left", 3)
+    out = tmp_path / "runs"
+    with pytest.raises((RunInterrupted, KeyboardInterrupt)):
+        pf.compare(recipe(tmp_path), ["fedavg"], seeds=(0, 1, 2), out=out, progress=True)
+    before = times(out)
+    assert 2 <= len(before) <= 3
+    pf.compare(recipe(tmp_path), ["fedavg"], seeds=(0, 1, 2), out=out)
+    after = times(out)
+    assert {path: after[path] for path in before} == before
+    assert len(after) == len(times(compared)) == 18
+    for path in after:
+        mine, theirs = (json.loads((root / path.relative_to(out)).read_text()) for root in (out, compared))
+        assert mine["held_out"] == theirs["held_out"]
+
+
+def test_the_command_line_does_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import tomli_w
+
+    file = tmp_path / "mine.toml"
+    file.write_text(tomli_w.dumps(hospitals(tmp_path, evaluation={"metrics": ["f1"]})))
+    words = ["compare", str(file), "--methods", "fedavg", "--out", str(tmp_path / "runs"), "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--set", "evaluation.held_out=each group"])
+    assert ended.value.code in (0, None)
+    assert "Each group held out in turn, in %: with what it would receive" in capsys.readouterr().out
+
+
+def test_groups_with_names_that_are_no_folders_have_folders_of_their_own(tmp_path: Path) -> None:
+    settings = hospitals(tmp_path, evaluation=EACH)
+    table = tmp_path / "table.csv"
+    table.write_text(table.read_text().replace("south", "a/b").replace("west", "A b"))
+    planned = plan_turns([Recipe.from_dict(settings)], [0], tmp_path, DataCache())
+    places = [run.folder.relative_to(tmp_path).parts[0] for run in planned]
+    assert len({place.lower() for place in places}) == 3
+    assert all(run.folder.parents[2] == tmp_path for run in planned)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"partition": "iid", "group_by": None, "num_clients": 3}, "expected data.partition 'by_group'"),
+        ({"num_clients": 2}, "expected a client for every group, got one with 2; leave out data.num_clients"),
+    ],
+)
+def test_what_has_no_groups_is_refused(data: dict[str, Any], says: str, tmp_path: Path) -> None:
+    settings = hospitals(tmp_path, evaluation=EACH, data=data)
+    settings["data"] = {key: value for key, value in settings["data"].items() if value is not None}
+    with pytest.raises(ConfigError, match=says):
+        pf.compare(Recipe.from_dict(settings), ["fedavg"], out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_groups_are_too_few(tmp_path: Path) -> None:
+    settings = hospitals(tmp_path, evaluation=EACH)
+    table = tmp_path / "table.csv"
+    table.write_text(table.read_text().replace("south", "north"))
+    with pytest.raises(ConfigError, match="expected 3 groups or more, got 2"):
+        pf.compare(Recipe.from_dict(settings), ["fedavg"], out=tmp_path / "runs")
+
+
+def test_a_single_run_and_controls_refuse_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="got 'each group', which is for `polyfed compare`"):
+        build_federation(recipe(tmp_path))
+    with pytest.raises(ConfigError, match=r"expected|got"):
+        pf.compare(recipe(tmp_path), ["fedavg"], out=tmp_path / "runs", controls=True)

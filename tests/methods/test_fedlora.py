@@ -1,0 +1,236 @@
+"""FedLoRA against NumPy by hand: what clients get, what the server makes of it, what stacking leaves with clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.core.adapters import adapted_layers, adapters_of, merge_adapters
+from polyfed.core.message import nbytes
+from polyfed.errors import ConfigError
+from polyfed.functional import lora
+from polyfed.methods import FedLoRA
+from tests.helpers.toys import Round, clients, federation, moved, rounds, same, worker
+
+RULES = ["stack", "svd", "slices", "pad", "select-and-fold"]
+RANKS, ALPHA = "1 2 4", 4.0
+OF = (1, 2, 4)
+LAYERS = {"extractor.linear": (4, 6), "intermediate.block1.linear": (6, 6), "intermediate.last.linear": (6, 5)}
+COUNTS = [8, 12, 20]
+
+
+def lora_of(rule: str, **more: object) -> FedLoRA:
+    return FedLoRA(**{"ranks": RANKS, "alpha": ALPHA, "aggregation": rule, **more})  # type: ignore[arg-type]
+
+
+def members(sizes: list[int] = COUNTS, test: int = 0) -> list:  # type: ignore[type-arg]
+    return clients(["shallow"] * len(sizes), sizes, test=test)
+
+
+def updates(message: dict, client: int) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    """The update alpha / r B A of each layer in a client's upload, in float64."""
+    group = message["adapters"]
+    found = {}
+    for name in LAYERS:
+        a, b = group[f"{name}.lora_a"].double().numpy(), group[f"{name}.lora_b"].double().numpy()
+        assert len(a) == min(OF[client], *LAYERS[name])
+        found[name] = ALPHA / len(a) * b @ a
+    return found
+
+
+def mean_update(round: Round, name: str, uniform: bool = False) -> np.ndarray:
+    shares = [1.0] * len(round.up) if uniform else [float(COUNTS[i]) for i in round.up]
+    parts = [share * updates(up, i)[name] for share, (i, up) in zip(shares, round.up.items(), strict=True)]
+    found: np.ndarray = np.sum(parts, axis=0) / sum(shares)
+    return found
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_stacking_adds_the_weighted_sum_of_products_to_everybodys_network(uniform: bool) -> None:
+    """In every round, so that a mutant that restarts adapters without merging them dies."""
+    method = lora_of("stack", weighting="uniform" if uniform else "samples")
+    fed, watch = federation(method, members(), rounds=3)
+    fed.run()
+    total = {name: np.zeros(shape[::-1]) for name, shape in LAYERS.items()}
+    start = worker(fed, 0).model.state_dict()
+    for number, round in enumerate(watch.rounds, 1):
+        for client in range(3):
+            weights = round.weights[client]
+            assert weights is not None
+            for name in LAYERS:
+                np.testing.assert_allclose(weights[f"{name}.offset"].numpy(), total[name], atol=1e-6)
+                assert torch.equal(weights[f"{name}.weight"], start[f"{name}.weight"])
+            assert int(round.up[client]["merged"]) == number - 1
+        for name in LAYERS:
+            total[name] = total[name] + mean_update(round, name, uniform)
+            np.testing.assert_allclose(round.after["update"][name].numpy(), total[name], atol=1e-6)
+    assert all(np.abs(update).max() > 1e-3 for update in total.values())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_server_joins_what_the_clients_sent(rule: str) -> None:
+    for round in rounds(lora_of(rule), members(), rounds=2):
+        sent = {i: adapters_of(up["adapters"], ALPHA) for i, up in round.up.items()}
+        for name, shape in LAYERS.items():
+            expected = mean_update(round, name)
+            if rule == "stack":
+                found = lora.product(adapters_of(round.after["stack"])[name]).double().numpy()
+                np.testing.assert_allclose(found, expected, atol=1e-6)
+                continue
+            common = adapters_of(round.after["adapters"])[name]
+            before = adapters_of(round.before["adapters"])[name]
+            own = [sent[i][name] for i in range(3)]
+            largest = min(4, *shape)
+            if rule == "svd":
+                u, s, v = np.linalg.svd(expected)
+                expected = (u[:, :largest] * s[:largest]) @ v[:largest]
+                np.testing.assert_allclose(lora.product(common).numpy(), expected, atol=1e-5)
+            elif rule == "pad":
+                assert torch.equal(common.b, lora.pad(own, COUNTS, largest).b)
+            elif rule == "slices":
+                assert torch.equal(common.b, lora.slices(own, COUNTS, before).b)
+            assert common.rank == largest
+        assert 0 <= round.record["server"]["energy_beyond_smallest_rank"] <= 1
+        head = sum(n / sum(COUNTS) * up["head"]["head.bias"] for n, up in zip(COUNTS, round.up.values(), strict=True))
+        assert torch.allclose(round.after["head"]["head.bias"], head)
+
+
+@pytest.mark.parametrize("rule", ["svd", "slices", "pad"])
+def test_clients_get_the_first_components_with_their_own_scale(rule: str) -> None:
+    round = rounds(lora_of(rule), members(), rounds=2)[1]
+    common = adapters_of(round.before["adapters"])
+    for client, rank in enumerate(OF):
+        for name, adapter in adapters_of(round.down[client]["adapters"], ALPHA).items():
+            first = lora.truncate(common[name], rank)
+            assert torch.equal(adapter.a, first.a)
+            assert torch.allclose(lora.product(adapter), lora.product(first), atol=1e-6)
+
+
+def test_selecting_and_folding_leaves_the_logits_unchanged() -> None:
+    fed, watch = federation(lora_of("select-and-fold"), members(test=20), rounds=2)
+    fed.run()
+    x = fed.clients[0].data.test.x
+    logits = []
+    common = adapters_of(fed.server.state["adapters"])  # type: ignore[arg-type]
+    for number in range(3):
+        client = worker(fed, number)
+        client.bound = fed.model_factory.module("shallow", str(OF[number]))
+        client.bound.load_state_dict(dict(fed.clients[number].weights or {}))
+        message = fed.method.broadcast(fed.server, number)
+        fed.method.receive(client, message)
+        for name, layer in adapted_layers(client.model).items():
+            assert layer.offset is not None
+            assert len(layer.lora_a) == min(OF[number], common[name].rank)
+            total = layer.offset + lora.product(layer.adapter)
+            assert torch.allclose(total, lora.product(common[name]), atol=1e-6)
+        with torch.no_grad():
+            logits.append(client.model.eval()(x).clone())
+    assert torch.allclose(logits[0], logits[1], atol=1e-5)
+    assert torch.allclose(logits[0], logits[2], atol=1e-5)
+    drawn = [round.down[1]["adapters"]["intermediate.block1.linear.lora_a"] for round in watch.rounds]
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_a_component_that_nobody_trained_stays() -> None:
+    round = rounds(lora_of("select-and-fold", ranks="1 4"), members([8]), rounds=1)[0]
+    before, after = (adapters_of(state["adapters"]) for state in (round.before, round.after))
+    for name, adapter in after.items():
+        changed = (adapter.b != before[name].b).any(dim=0)
+        assert changed.sum() == 1
+        assert torch.equal(adapter.a[~changed], before[name].a[~changed])
+
+
+def test_with_equal_ranks_three_rules_are_one_bit_for_bit() -> None:
+    naive, *others = (
+        rounds(lora_of(rule, ranks="2"), members(), rounds=3, client_fraction=0.7)
+        for rule in ("average", "pad", "slices")
+    )
+    for other in others:
+        assert same(naive[-1].after["adapters"], other[-1].after["adapters"])
+        assert same(naive[-1].after["head"], other[-1].after["head"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_with_one_client_every_rule_hands_its_update_on(rule: str) -> None:
+    fed, watch = federation(lora_of(rule, ranks="2", alpha=2.0), members([12]), rounds=1)
+    fed.run()
+    trained = watch.rounds[0].trained[0]
+    client = worker(fed, 0)
+    client.bound = fed.model_factory.module("shallow", "2")
+    client.bound.load_state_dict(dict(fed.clients[0].weights or {}))
+    fed.method.receive(client, fed.method.broadcast(fed.server, 0))
+    received = merge_adapters(client.model).state_dict()
+    client.model.load_state_dict(dict(trained))
+    own = merge_adapters(client.model).state_dict()
+    assert moved(own, received) < 1e-6
+
+
+def test_a_client_that_missed_rounds_gets_all_updates() -> None:
+    """Nobody's network differs by who was there, nor by an upload that was lost."""
+    absent = {(1, 0), (2, 0), (3, 2)}
+    fed, watch = federation(lora_of("stack"), members(), rounds=5, lose=lambda round, client: (round, client) in absent)
+    fed.run()
+    for round in watch.rounds[1:]:
+        offsets = [{n: t for n, t in (round.weights[i] or {}).items() if n.endswith("offset")} for i in range(3)]
+        present = [offsets[i] for i in range(3) if i in round.up and round.record["refused"] == []]
+        for other in present[1:]:
+            assert moved(present[0], other) < 1e-6
+    names = [set(round.down[0]) for round in watch.rounds]
+    assert names[0] == {"head", "stacks"}
+    assert "stack" in names[1]
+    assert "update" in names[2]  # two updates that the server does not know to have been added
+    kept = {n: t for n, t in (fed.clients[0].weights or {}).items() if n.endswith("offset")}
+    before = watch.rounds[-1].before["update"]
+    assert moved({f"{name}.offset": t for name, t in before.items()}, kept) < 1e-6
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_base_never_crosses_and_stays_bit_for_bit(rule: str) -> None:
+    fed, watch = federation(lora_of(rule), members(), rounds=2)
+    start = {name: t.clone() for name, t in fed.model_factory.initial_state("shallow", "1", 0).items()}
+    fed.run()
+    assert torch.equal(
+        start["extractor.linear.weight"], fed.model_factory.initial_state("shallow", "4", 2)["extractor.linear.weight"]
+    )
+    for client in range(3):
+        weights = fed.clients[client].weights or {}
+        frozen = [n for n in weights if n.rpartition(".")[2] in ("weight", "bias") and not n.startswith("head")]
+        assert len(frozen) == 6
+        assert all(torch.equal(weights[name], start[name]) for name in frozen)
+    for round in watch.rounds:
+        for message in (*round.down.values(), *round.up.values()):
+            assert not set(message) - {"adapters", "head", "folded", "stack", "stacks", "update", "merged"}
+        for up in round.up.values():
+            assert all(name.rpartition(".")[2] in ("lora_a", "lora_b") for name in up["adapters"])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_bytes_are_of_adapters_and_head(rule: str) -> None:
+    head = 4 * (5 * 3 + 3)
+
+    def bytes_of(rank: int) -> int:
+        return sum(4 * min(rank, *shape) * sum(shape) for shape in LAYERS.values())
+
+    round = rounds(lora_of(rule), members(), rounds=2)[1]
+    stacked = sum(4 * sum(shape) * sum(min(rank, *shape) for rank in OF) for shape in LAYERS.values())
+    for client, rank in enumerate(OF):
+        down = {"stack": stacked + 8, "select-and-fold": bytes_of(4)}.get(rule, bytes_of(rank))
+        up = bytes_of(rank) + (8 if rule == "stack" else 0)
+        assert (nbytes(round.down[client]), nbytes(round.up[client])) == (down + head, up + head)
+
+
+def test_nobody_answers() -> None:
+    for rule in RULES:
+        (lost,) = rounds(lora_of(rule), members(), rounds=1, lose=lambda round, client: True)
+        assert lost.before.keys() == lost.after.keys()
+        assert same(lost.before["head"], lost.after["head"])
+
+
+def test_what_cannot_work_is_refused() -> None:
+    with pytest.raises(ConfigError, match="aggregation 'average' expects equal ranks, got '2 4 8'"):
+        FedLoRA(aggregation="average")
+    with pytest.raises(ConfigError, match="expected ranks of at least 1, as in '2 4 8'; got '0 2'"):
+        FedLoRA(ranks="0 2")
+    with pytest.raises(ConfigError, match="one architecture for all clients"):
+        federation(FedLoRA(), clients(["shallow", "deep"], 8))

@@ -1,0 +1,76 @@
+"""Networks for series and texts: shapes, counts, and what each may look at."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from polyfed.errors import ConfigError
+from polyfed.models import build, describe
+
+NAMES = ["cnn1d-16", "cnn1d-32", "cnn1d-64", "gru-32", "gru-64", "tcn-32", "tcn-64", "series-transformer"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("shape", "words"), [((6, 100), None), ((40,), 30)])
+def test_parts_make_the_whole(name: str, shape: tuple[int, ...], words: int | None) -> None:
+    """All end in the same 64 features, whatever they read, so that methods that compare them can mix them."""
+    model = build(name, shape, 7, words=words).eval()
+    x = torch.rand(3, *shape) if words is None else torch.randint(0, words, (3, *shape))
+    logits = model(x)
+    assert torch.equal(logits, model.head(model.transform(model.extract(x))))
+    assert logits.shape == (3, 7)
+    assert model.feature_dim == 64
+    assert all(part in {"extractor", "intermediate", "head"} for part in map(model.part_of, model.state_dict()))
+
+
+def test_the_table_of_the_module_counts_right() -> None:
+    """The parameters that the documentation of the module names."""
+    from polyfed.models import series
+
+    listed = re.findall(r"^    (\S+) .*?  (\d+(?: \d{3})*)$", series.__doc__ or "", re.MULTILINE)
+    counted = {row["name"]: row["parameters"] for row in describe() if row["name"] in NAMES}
+    assert {name: int(number.replace(" ", "")) for name, number in listed if name in NAMES} == counted
+    assert len(counted) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", ["tcn-32", "gru-32"])
+def test_every_step_may_count(name: str) -> None:
+    """The last step sees the steps before it: the TCN's reach is 1 + 2 + 2 * 2 * (2 + 4 + 8) = 59 steps."""
+    torch.manual_seed(0)
+    model = build(name, (2, 70), 3)
+    x = torch.randn(1, 2, 70, requires_grad=True)
+    model(x).sum().backward()
+    assert x.grad is not None
+    used = x.grad.abs().sum(dim=(0, 1)).nonzero().flatten()
+    first = 70 - 59 if name == "tcn-32" else 0
+    assert int(used.min()) == first
+    assert int(used.max()) == 69
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "words", "said"),
+    [
+        ("cnn1d-16", (3, 8, 8), None, "series"),
+        ("series-transformer", (6, 25), None, "multiple of 10"),
+        ("gru-32", (6, 100), torch.zeros(3, 4), "leave out data.word_vectors"),
+        ("cnn1d-16", (6, 3), None, "at least 4 steps"),
+    ],
+)
+def test_what_they_cannot_read_is_said(
+    name: str, shape: tuple[int, ...], words: torch.Tensor | None, said: str
+) -> None:
+    """In one line."""
+    with pytest.raises(ConfigError, match=said):
+        build(name, shape, 7, words=words)
+
+
+def test_the_transformer_tells_early_from_late() -> None:
+    """Its positions count: a series whose pieces are swapped has other logits."""
+    torch.manual_seed(0)
+    model = build("series-transformer", (6, 20), 3).eval()
+    x = torch.randn(2, 6, 20)
+    swapped = torch.cat([x[:, :, 10:], x[:, :, :10]], dim=2)
+    assert not torch.allclose(model(x), model(swapped), atol=1e-4)

@@ -18,7 +18,7 @@ from polyfed.data.datasets import from_tensors
 from polyfed.data.federated_dataset import build_federated_dataset
 from polyfed.data.options import PartitionOptions
 from polyfed.experiments.compare import Comparison, compare
-from polyfed.experiments.prediction import Predictions
+from polyfed.experiments.predictions import Predictions
 from polyfed.experiments.sweep import sweep
 from polyfed.methods import __all__ as METHOD_NAMES
 from tests.helpers.flat_options import grouped

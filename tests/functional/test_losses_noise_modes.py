@@ -15,6 +15,7 @@ from polyfed.functional.losses import (
     multi_exit_loss,
     mutual_exits_loss,
     squared_distance,
+    task_loss,
     weighted_mean,
 )
 from polyfed.functional.modes import (
@@ -385,3 +386,21 @@ def test_convolutions_lie_channels_first_inside_also_after_an_error():
     for p, (old, stride) in zip(net.parameters(), before, strict=True):
         assert torch.equal(p, old)
         assert p.stride() == stride
+
+
+def test_the_task_loss_is_that_of_classes_or_of_numbers() -> None:
+    g = torch.Generator().manual_seed(5)
+    outputs, w = torch.randn(7, 3, generator=g), torch.tensor([1.0, 1, 0, 1, 0, 1, 1])
+    y = torch.tensor([0, 2, 1, 1, 0, 2, 2])
+    assert torch.equal(task_loss(outputs, y, w), cross_entropy(outputs, y, w))
+    one, targets = outputs[:, :1], outputs[:, 1]
+    expected = np.average((one[:, 0] - targets).numpy().astype(float) ** 2, weights=w.numpy())
+    assert float(task_loss(one, targets, w)) == pytest.approx(expected)
+    one.requires_grad_()
+    task_loss(one, targets, w).backward()
+    slopes = 2 * w * (one.detach()[:, 0] - targets) / w.sum()
+    torch.testing.assert_close(one.grad[:, 0], slopes)
+    with pytest.raises(ValueError, match="expected found and target"):
+        task_loss(outputs, targets, w)  # three outputs for one number
+    with pytest.raises(ValueError, match=r"expected whole numbers as classes, got torch\.float32"):
+        cross_entropy(outputs, targets, w)

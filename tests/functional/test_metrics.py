@@ -93,3 +93,22 @@ def test_calibration_error_of_certain_and_of_no_predictions() -> None:
 def test_equal_values_share_their_mean_rank() -> None:
     values = torch.tensor([2.0, 2.0, -1.0, 2.0, 5.0, 5.0])
     assert metrics.ranks(values).tolist() == [3, 3, 1, 3, 5.5, 5.5]
+
+
+def test_the_error_of_numbers_is_scikit_learns() -> None:
+    g = torch.Generator().manual_seed(3)
+    y, predicted = (20 * torch.randn(50, generator=g) - 3 for _ in range(2))
+    assert metrics.rmse(predicted, y) == pytest.approx(sklearn.root_mean_squared_error(y, predicted))
+    assert metrics.r2(predicted, y) == pytest.approx(sklearn.r2_score(y, predicted))
+    assert metrics.r2(predicted, y) < 0  # worse than the mean
+    assert metrics.r2(y.mean().expand(50), y) == pytest.approx(0, abs=1e-6)
+    assert metrics.rmse(y, y) == 0
+    assert metrics.r2(y, y) == 1
+
+
+def test_what_does_not_vary_has_no_r2() -> None:
+    same = torch.tensor([2.0, 2.0])
+    assert math.isnan(metrics.r2(torch.tensor([1.0, 3.0]), same))
+    assert math.isnan(metrics.r2(same[:0], same[:0]))
+    assert math.isnan(metrics.rmse(same[:0], same[:0]))
+    assert metrics.rmse(torch.tensor([1.0, 3.0]), same) == 1

@@ -45,7 +45,10 @@ RECIPE: dict[str, Any] = {
     "adversaries": {"label_flip_fraction": 0.1},
 }
 BUFFERED = {"devices": {"profiles": ["laptop"], "buffer_size": 2}}  # in a run of its own, as nothing is late in it
-NOT_HERE = {  # a run without code of one's own, on images, with networks that are trained whole
+NOT_HERE = {  # a run without code of one's own, on images of common classes, with networks that are trained whole
+    "ClientRow.class_names",
+    "ModelEntry.target",
+    "RunResult.score",
     "ModelEntry.adapters",
     "RunResult.pretraining",
     "ModelEntry.modules",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfed.analysis.probe_inputs import load_run_data
+from polyfed.errors import ConfigError
 from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import SHADES, WIDTH, FigureWithData, add_colorbar, canvas, inches, shortened
@@ -45,6 +46,8 @@ def label_table(run: RunRecord, data: DataCache | None = None) -> LabelTable:
         ConfigError: see `load_run_data`.
     """
     dealt = load_run_data(run, data)
+    if dealt.source.is_regression:
+        raise ConfigError(f"expected a run on classes, got {run.path}, which predicts numbers")
     counts = tuple(tuple(map(int, row)) for row in dealt.label_table)
     table = run.result.clients_table
     architectures = tuple(row.architecture for row in table) if table else (None,) * len(counts)

@@ -219,6 +219,8 @@ def _images(recipe: Recipe, record: RunRecord, client: int) -> tuple[LabeledSamp
     dealt = DataCache().federated(recipe)
     train = dealt.clients[client].train if client < len(dealt.clients) else None
     counted = {row.id: row.samples for row in record.result.clients_table or ()}
+    if dealt.source.is_regression:
+        raise ConfigError(f"expected a run on classes, got {record.path}, which predicts numbers")
     if train is None or counted.get(client, len(train)) != len(train):
         came = "none" if train is None else f"{len(train)}"
         raise ConfigError(

@@ -11,6 +11,7 @@ from typing import Any
 
 from polyfed.errors import NothingLearnt, RunError
 from polyfed.escaping import visible
+from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
 
@@ -70,21 +71,27 @@ def print_run(result: Mapping[str, Any], path: Path | None) -> None:
 
 
 def _print_scores(result: Mapping[str, Any]) -> None:
-    for stage, score in result["accuracy_by_stage"].items():
-        mean, std, low, high = (100 * score[key] for key in ("mean", "std", "min", "max"))
-        print_text(
-            f"accuracy {stage:<12} {mean:6.2f} %  (clients: std {std:.2f}, lowest {low:.2f}, highest {high:.2f})"
-        )
+    main = main_score_of(result)
+    for stage, found in result[f"{main.name}_by_stage"].items():
+        mean, std, low, high = (main.text(found[key]) for key in ("mean", "std", "min", "max"))
+        beside = f"clients: std {std}, lowest {low}, highest {high}"
+        print_text(f"{main.title} {stage:<12} {mean:>6}{main.unit}  ({beside})")
+        summary = result["metrics"].get(stage, {}).get("r2")
+        if summary is not None:
+            print_text(f"R2   {stage:<12} {summary['mean']:6.3f}")
     for parts in result.get("accuracy_by_classes", {}).items():
         _print_classes(*parts)
     for stage, score in result.get("held_out", {}).items():
-        print_text(f"accuracy of {score['n']} clients held out, {stage}: {100 * score['mean']:.2f} %")
-    before = result.get("accuracy_before_closing")
+        value = main.text(score["mean"]) + main.unit
+        print_text(f"{main.title} of {score['n']} clients held out, {stage}: {value}")
+    before = result.get(f"{main.name}_before_closing")
     if before is not None:
-        print_text(f"accuracy {100 * before:.2f} % before the closing round")
+        print_text(f"{main.title} {main.text(before)}{main.unit} before the closing round")
     stopped = result.get("stopped_after")
     if stopped is not None:
-        why = "the validation accuracy no longer rose (evaluation.patience)"
+        why = (
+            f"the validation {main.title} no longer {'fell' if main.lower_is_better else 'rose'} (evaluation.patience)"
+        )
         if result.get("stopped_by") == "budget":
             why = "another round would exceed privacy.max_epsilon"
         print_text(f"stopped after round {stopped}, as {why}")
@@ -102,8 +109,9 @@ def _print_kept_models(result: Mapping[str, Any]) -> None:
     last = (result.get("stopped_after") or result["rounds"]) + result.get("closed", False)
     if kept is None or kept == last:
         return
-    best = result["accuracy_best_by_validation"]
-    score = "" if best is None else f": accuracy {100 * best:.2f} %"
+    main = main_score_of(result)
+    best = result[f"{main.name}_best_by_validation"]
+    score = "" if best is None else f": {main.title} {main.text(best)}{main.unit}"
     print_text(f"the models are those of round {kept}, the best by validation{score}")
 
 

@@ -15,7 +15,7 @@ from polyfed.cli.output import print_files, print_json, print_stderr, print_text
 from polyfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from polyfed.experiments.prediction import Predictions
+    from polyfed.experiments.predictions import Predictions
 
 
 def report(
@@ -44,9 +44,10 @@ def report(
         str,
         typer.Option(
             metavar="NAME",
-            help="What the curves show: accuracy, bottom_decile, balanced_accuracy, f1, auc or calibration_error.",
+            help="What curves show: accuracy (or RMSE), bottom_decile, balanced_accuracy, f1, auc, calibration_error, "
+            "r2.",
             autocompletion=completion.one_of(
-                "accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc", "calibration_error"
+                "accuracy", "bottom_decile", "balanced_accuracy", "f1", "auc", "calibration_error", "r2"
             ),
         ),
     ] = "accuracy",
@@ -204,8 +205,9 @@ def predict(
 ) -> None:
     """Use a client's model on new data.
 
-    Writes a row per input: its row number or file, the class's number and name, the probability. Where the data have
-    labels, in the run's own column or one of a usual name, the accuracy is told. Texts (a column, or the lines of a
+    Writes a row per input: its row number or file, the class's number and name, the probability; or the number that is
+    predicted. Where the data have labels, in the run's own column or one of a usual name, the accuracy (or the RMSE) is
+    told. Texts (a column, or the lines of a
     .txt file) are read with the run's own words; texts without any of them are told.
 
     \b
@@ -230,13 +232,17 @@ def predict(
     if to_file:
         write_whole(out, found.to_csv(probabilities).encode())
     if json:
-        facts = {"run": str(run), "client": client, "inputs": len(found.names), "accuracy": found.accuracy}
+        score = {"accuracy": found.accuracy} if found.scale is None else {"rmse": found.rmse}
+        facts = {"run": str(run), "client": client, "inputs": len(found.names), **score}
         print_json({**facts, "unknown": list(found.unknown), "predictions": found.rows(probabilities)})
     elif not to_file:
         print_text(found.to_csv(probabilities).removesuffix("\n"))
-    if found.accuracy is not None and not json:
-        accuracy = f"accuracy {100 * found.accuracy:.2f} % of {len(found.names)} inputs with labels"
-        print(accuracy, file=sys.stdout if to_file else sys.stderr)  # not among the rows, where these are printed
+    told = None if found.accuracy is None else f"accuracy {100 * found.accuracy:.2f} %"
+    if found.rmse is not None:
+        told = f"RMSE {found.rmse:.4g}"
+    if told is not None and not json:
+        told += f" of {len(found.names)} inputs with labels"
+        print(told, file=sys.stdout if to_file else sys.stderr)  # not among the rows, where these are printed
     if found.unknown:
         print_stderr(_unknown_texts(found))
     if to_file and not json:

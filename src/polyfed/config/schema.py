@@ -67,6 +67,11 @@ class Data(Settings):
     word_vectors: str | None = Field(
         None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
     )
+    task: Literal["regression"] | None = Field(
+        None,
+        description="csv, and clients of CSV files: 'regression' predicts the numbers of label_column; default: labels "
+        "are classes. Other data sets say themselves what they are",
+    )
     train_splits: Annotated[list[str], Field(min_length=1)] = Field(
         ["train"], description="stored splits that make the training side; cinic10 also has 'validation', svhn 'extra'"
     )
@@ -115,6 +120,10 @@ class Data(Settings):
     max_test_per_client: Positive | None = Field(None, description="cap of test rows per client")
     halved_client_fraction: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="share of the clients, drawn, that lose half of their training rows; 0 is off"
+    )
+    label_space: Literal["shared", "own"] = Field(
+        "shared",
+        description="own: each client's classes are those of its training rows, and its network has as many outputs",
     )
     feature_shift: Literal["none", "rotation", "noise", "color"] = Field(
         "none", description="how clients' images differ, test rows of their own included"
@@ -238,12 +247,14 @@ class Data(Settings):
             tuple(beside),
             tuple(self.category_columns or ()),
             self.missing_values == "client_mean",
+            self.task == "regression",
         )
 
     def _inactive_keys(self) -> set[str]:
         off = {
             "num_clients": self.client_count is None,
             "feature_shift": self.feature_shift == "none",
+            "label_space": self.label_space == "shared",
             "halved_client_fraction": not self.halved_client_fraction,
             "train_splits": self.train_splits == ["train"],
             "feature_columns": self.feature_columns is None,

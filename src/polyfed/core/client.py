@@ -64,17 +64,20 @@ class Client:
         model: the client's network with its initial weights; or a name that the federation builds for the client's
             inputs and the task's classes, as in a recipe ("digits-cnn1", "timm:resnet10t", "package.module:function")
             or one of its `builders`. Initial weights are then a function of the seed and the client's number.
-        train: training samples; a pair (x, y) of tensors or arrays, x (N, ...), y (N,); or a
+        train: training samples; a pair (x, y) of tensors or arrays, x (N, ...), y (N,), whole numbers for classes and
+            floats for numbers to predict; or a
             ``torch.utils.data.Dataset`` or one of the package `datasets`, read once
             (`polyfed.data.samples.from_dataset`).
         test: test samples, likewise; without any, the client is not evaluated.
         validation: samples for choosing the best round; optional.
         prepare: converts stored inputs to model inputs; default: bytes to [0, 1], floats unchanged.
+        class_names: what the client's classes are called, where clients have label spaces of their own: its labels 0,
+            1, ... are these, and its network has as many outputs.
 
     Attributes:
         id: number, from 0.
         architecture: name shared by all clients with the same network.
-        classes: number of classes of the task.
+        classes: number of classes of the task; 0: numbers are predicted.
         n: number of training samples.
         state: the method's state between rounds (named tensors, replaced and never modified in place).
         round, exchange, phase: number or name of the present one.
@@ -95,6 +98,7 @@ class Client:
         validation: LabeledSamples | tuple[Any, Any] | Any | None = None,
         *,
         prepare: Prepare = to_float,
+        class_names: Sequence[str] = (),
     ) -> None:
         _check_model(model)
         self.given = model if isinstance(model, nn.Module) else None
@@ -105,6 +109,7 @@ class Client:
         if not callable(prepare):
             raise ConfigError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
         self.prepare = prepare
+        self.class_names = tuple(class_names)
         self.n = len(self.data.train)
         if self.n == 0:
             raise ConfigError("expected at least one training sample per client, got none")
@@ -146,6 +151,13 @@ class Client:
         """Learning rate of the present round, by the schedule of `training`."""
         return self.training.lr_at(self.round)
 
+    def label_facts(self) -> dict[str, Any]:
+        """For the records: rows of each class, and what its classes are called, where these are its own."""
+        return {
+            "labels": self.data.train.counts(),
+            **({"class_names": list(self.class_names)} if self.class_names else {}),
+        }
+
     def generator(self, purpose: str) -> torch.Generator:
         """The client's random stream for `purpose` in this exchange and round."""
         return generator(self.seed, purpose, self.exchange, self.round, self.id)
@@ -179,12 +191,11 @@ def _paired(inputs: Any, labels: Any) -> LabeledSamples:
     y = _tensor(labels, "labels")
     if x.dim() == 0:
         raise ConfigError(f"expected inputs of shape (N, ...), got the single number {x.item()}")
-    if y.is_floating_point():
-        raise ConfigError(f"expected whole numbers as labels, got {y.dtype}; write y.long() if they are classes")
     if y.dim() == 2:
         write = "y.squeeze(1)" if y.shape[1] == 1 else "y.argmax(1), if rows have a one for the class"
         raise ConfigError(f"expected labels of shape (N,), got {tuple(y.shape)}; write {write}")
-    return LabeledSamples(x.float() if x.dtype == torch.float64 else x, y.long()).on_cpu()
+    inputs = x.float() if x.dtype == torch.float64 else x
+    return LabeledSamples(inputs, y.float() if y.is_floating_point() else y.long()).on_cpu()
 
 
 def _tensor(given: Any, what: str) -> Tensor:

@@ -24,7 +24,7 @@ from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.settings import AdapterSettings, Stage, Training
 from polyfed.core.upload_forms import Form
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.losses import task_loss
 from polyfed.models.split import Part
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
 from polyfed.validation.hyperparameters import repr_of_changes
@@ -44,7 +44,8 @@ def not_a_hyperparameter(kind: type[Any]) -> str | None:
 
 
 class Batch(NamedTuple):
-    """One minibatch: x (B, ...) as the model takes it, y (B,) classes, w (B,) row weights (1 except for padding).
+    """One minibatch: x (B, ...) as the model takes it, y (B,) classes, or floats where numbers are predicted (with
+    `functional.losses.task_loss`), w (B,) row weights (1 except for padding).
 
     rows: (B,) int64, indices of the samples in the data of the phase, for targets per sample.
     """
@@ -121,6 +122,10 @@ class Requirements:
     validation: bool = False  # every client has validation rows
     twice_differentiable: bool = False  # every network has second derivatives
     warmup: int = 0  # initial rounds without training; a run must have more rounds
+    # why labels have to be classes, the same for all clients: "its prototypes are means of classes"; "": they need not
+    classes: str = ""
+    # why outputs have to mean the same for all clients: "it averages heads"; "": they need not
+    shared_outputs: str = ""
     hint: str = ""  # advice for error messages about models
 
 
@@ -345,8 +350,8 @@ class Method:
         return {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        """Loss of a batch, a pure function of parameters, batch and context, or (loss, sums). Here cross entropy."""
-        return cross_entropy(model(batch.x), batch.y, batch.w)
+        """Loss of a batch, a pure function of parameters, batch and context, or (loss, sums). Here `task_loss`."""
+        return task_loss(model(batch.x), batch.y, batch.w)
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
         """Gradient of `loss`. Override only if the paper's update is not the gradient of a scalar."""
@@ -379,7 +384,7 @@ class Method:
         return None
 
     def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
-        """Scores (B, C) of a batch; `context` is the client's state."""
+        """Scores (B, C) of a batch, (B, 1) where numbers are predicted; `context` is the client's state."""
         scores: Tensor = model(x)
         return scores
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -34,6 +35,20 @@ class AuxiliaryModel:
 
     network: str
     features: int | None = None
+
+
+def with_classes(network: str, classes: int) -> str:
+    """The name of an architecture with so many outputs, where clients have label spaces of their own."""
+    return f"{network}, {classes} classes"
+
+
+def network_of(architecture: str) -> str:
+    """The network's name in it.
+
+    >>> network_of(with_classes("resnet18", 3)), network_of("resnet18")
+    ('resnet18', 'resnet18')
+    """
+    return re.sub(r", \d+ classes$", "", architecture)
 
 
 class ModelFactory:

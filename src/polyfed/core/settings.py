@@ -13,7 +13,7 @@ from polyfed.validation.effect import ActsWith, idle, without_effect
 from polyfed.validation.error_lines import in_one_line, one_line
 
 Stage = Literal["received", "after_training", "personal"]
-Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
+Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "r2"]
 Accountant = Literal["rdp", "pld"]
 EachGroup = Literal["each group"]  # of `Evaluation.held_out`
 EACH_GROUP: EachGroup = "each group"
@@ -254,11 +254,13 @@ class Evaluation(Settings):
         None, description="which model of each client is scored; default: the one that the method's paper scores"
     )
     weighting: Literal["clients", "samples"] = Field(
-        "clients", description="the mean accuracy counts every client alike, or every test row"
+        "clients", description="the mean score counts every client alike, or every test row"
     )
     every_n_rounds: Positive = Field(1, description="rounds between evaluations; the last round is always scored")
     extra_stages: list[Stage] = Field(default_factory=list, description="stages that are scored besides")
-    metrics: list[Metric] = Field(["balanced_accuracy", "f1"], description="recorded beside the accuracy")
+    metrics: list[Metric] = Field(
+        ["balanced_accuracy", "f1"], description="recorded beside the accuracy; beside the RMSE of regression always r2"
+    )
     missing_classes: bool = Field(
         False,
         description="score clients also on the classes that they have no training rows of, with all clients' test rows",
@@ -272,10 +274,11 @@ class Evaluation(Settings):
         0, description="held_out: also score them after so many local epochs; 0: only as they receive"
     )
     patience: Annotated[int, Field(ge=0)] = Field(
-        0, description="evaluations without a better validation accuracy of the main stage, then stop; 0: never"
+        0, description="evaluations without a better validation score of the main stage, then stop; 0: never"
     )
     min_delta: Annotated[Finite, ActsWith("patience")] = Field(
-        0.0, description="patience: better means by more than this, accuracies being in [0, 1]"
+        0.0,
+        description="patience: better means by more than this, accuracies being in [0, 1], RMSE in the target's unit",
     )
 
     def _inactive_keys(self) -> set[str]:

@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polyfed.data.column_schema import column_values
-from polyfed.data.samples import ONE_LABEL, LabeledSamples, classes_up_to, from_dataset, refuse_negative
+from polyfed.data.samples import (
+    ONE_LABEL,
+    LabeledSamples,
+    classes_up_to,
+    from_dataset,
+    refuse_negative,
+    refuse_not_finite,
+)
 from polyfed.data.table_columns import TableColumns, fill_missing
 from polyfed.data.text import Vocabulary
 from polyfed.data.transforms import Prepare
@@ -30,7 +37,7 @@ class DatasetSource:
         name: what it is called in recipes and results.
         train: the training side, at least one sample.
         test: the official test side, or None.
-        classes: how many classes there are; labels lie in 0..classes-1.
+        classes: how many classes there are; labels lie in 0..classes-1. 0: they are numbers to predict (regression).
         class_names: one name per class.
         mean: per channel in 0..1, for `Prepare`; per feature of a table; empty for other inputs.
         std: likewise.
@@ -63,7 +70,7 @@ class DatasetSource:
     columns: TableColumns = field(default_factory=TableColumns)
 
     def __post_init__(self) -> None:
-        if self.classes < 1 or len(self.class_names) != self.classes:
+        if (self.classes < 1) != self.is_regression or len(self.class_names) != self.classes:
             raise ConfigError(
                 f"expected one name for each of the classes of '{self.name}', got {len(self.class_names)} names for "
                 f"{self.classes} classes"
@@ -71,12 +78,7 @@ class DatasetSource:
         for side, samples in self.splits():
             if len(samples) == 0:
                 raise ConfigError(f"expected at least one {side} sample in '{self.name}', got none")
-            low = int(samples.y.min())
-            high = int(samples.y.max())
-            if low < 0 or high >= self.classes:
-                raise ConfigError(
-                    f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', got {low if low < 0 else high}"
-                )
+            self._check_labels(side, samples)
             if samples.x.shape[1:] != self.train.x.shape[1:] or samples.x.dtype != self.train.x.dtype:
                 raise ConfigError(
                     f"expected test inputs like the training inputs of '{self.name}' "
@@ -100,9 +102,26 @@ class DatasetSource:
                         f"expected {rows} {what} values in column '{column}' of '{self.name}', got {values.shape}"
                     )
 
+    def _check_labels(self, side: str, samples: LabeledSamples) -> None:
+        if samples.are_numbers != self.is_regression:
+            raise ConfigError(
+                f"expected labels of both sides of '{self.name}' to be classes, or numbers to predict, got both"
+            )
+        low, high = (value.item() for value in samples.y.aminmax())
+        if not self.is_regression and (low < 0 or high >= self.classes):
+            raise ConfigError(
+                f"expected {side} labels in 0..{self.classes - 1} in '{self.name}', got {low if low < 0 else high}"
+            )
+
     def __repr__(self) -> str:
         sides = ", ".join(f"{what} {samples!r}" for what, samples in self.splits())
-        return f"Source({self.name}, {self.classes} classes, {sides})"
+        what = "numbers to predict" if self.is_regression else f"{self.classes} classes"
+        return f"Source({self.name}, {what}, {sides})"
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are numbers to predict."""
+        return self.train.are_numbers
 
     @property
     def prepare(self) -> Prepare:
@@ -154,6 +173,8 @@ def with_declared(
             train=fill_missing(source.train, source.columns, values),
             test=None if source.test is None else fill_missing(source.test, source.columns, values),
         )
+    if class_names is not None and source.is_regression:
+        raise ConfigError(f"data.class_names: expected none, as '{source.name}' has numbers to predict, no classes")
     if class_names is None or list(class_names) == list(source.class_names):
         return source
     place = {name: number for number, name in enumerate(class_names)}
@@ -178,9 +199,9 @@ def from_tensors(
     Args:
         train: (x, y), `LabeledSamples`, or a data set of PyTorch or of the package `datasets`
             (`polyfed.data.samples.from_dataset`). x: uint8 images (N, C, H, W), or floats of any shape (N, ...), which
-            `Prepare` passes unchanged; y: (N,) of any whole-number type.
+            `Prepare` passes unchanged; y: (N,) of any whole-number type, or floats, numbers to predict (regression).
         test: likewise, or None.
-        classes: how many; default: the largest label plus one.
+        classes: how many; default: the largest label plus one. None where numbers are predicted.
         name: for messages and results.
         train_columns: further values of the training rows, (N,) whole numbers or strings by column, that a partition
             may deal by: ``{"user": [...]}``.
@@ -192,7 +213,13 @@ def from_tensors(
     sides = [as_samples(train, "training", name)]
     if test is not None:
         sides.append(as_samples(test, "test", name))
-    if classes is None:
+    if sides[0].are_numbers:
+        if classes is not None:
+            raise ConfigError(
+                f"expected no classes, as labels of '{name}' are floats, numbers to predict, got {classes}"
+            )
+        classes = 0
+    elif classes is None:
         classes = classes_up_to(max(int(side.y.max()) for side in sides), f"'{name}'")
     mean, std = statistics(sides[0].x)
     names = tuple(str(c) for c in range(classes))
@@ -251,17 +278,24 @@ def as_samples(side: Any, what: str, name: str) -> LabeledSamples:
         x = x.to(torch.float32)
     else:
         raise ConfigError(f"expected uint8 or float {what} inputs in '{name}', got {x.dtype}")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise ConfigError(f"expected whole-number {what} labels in '{name}', got {y.dtype}")
+    if y.is_complex() or y.dtype == torch.bool:
+        raise ConfigError(
+            f"expected {what} labels that are whole numbers, or floats to predict, in '{name}', got {y.dtype}"
+        )
     if y.shape != (len(x),):
         raise ConfigError(
             f"expected as many labels as {what} inputs in '{name}', {len(x)}, of shape (N,), got {tuple(y.shape)}"
             f"{ONE_LABEL if y.dim() > 1 else ''}"
         )
-    refuse_negative(y, f"{what} labels from 0 on in '{name}'")
+    if y.is_floating_point():
+        y = y.float()
+        refuse_not_finite(y, f" in the {what} side of '{name}'")
+    else:
+        y = y.to(torch.int64)
+        refuse_negative(y, f"{what} labels from 0 on in '{name}'")
     if x.is_floating_point() and not bool(torch.isfinite(x).all()):
         raise ConfigError(f"expected finite {what} inputs in '{name}', got NaN or infinite values")
-    return LabeledSamples(x, y.to(torch.int64))
+    return LabeledSamples(x, y)
 
 
 def _tensor(value: Any, what: str, name: str) -> Tensor:

@@ -72,6 +72,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
     beside: Sequence[str] = (),
     category_columns: Sequence[str] = (),
     may_be_missing: bool = False,
+    regression: bool = False,
 ) -> DatasetSource:
     """Load a data set by name.
 
@@ -99,6 +100,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
         category_columns: of a table, columns of categories to learn from.
         may_be_missing: of a table, whether numbers may be missing; see `polyfed.data.table_columns`.
+        regression: whether the labels of a table are numbers to predict.
 
     Raises:
         ConfigError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
@@ -117,6 +119,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         beside,
         tuple(category_columns),
         may_be_missing,
+        regression,
     )
     return load_source(str(name), root, options)
 
@@ -130,6 +133,16 @@ def load_source(name: str, root: str | Path | None, options: SourceOptions) -> D
             category_columns=options.category_columns or None,
             missing_values="client_mean" if options.may_be_missing else None,
         )
+    source = _load_any(name, root, options)
+    if options.regression and not source.is_regression:
+        raise ConfigError(
+            f"data.task 'regression': expected a table, csv:PATH or clients:PATH, or a data set of numbers to predict, "
+            f"got '{name}', whose labels are classes"
+        )
+    return source
+
+
+def _load_any(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
     if name.startswith(package_datasets.TABLES):
         return package_datasets.read_table(name, options)
     if name.startswith(_HUB):

@@ -84,7 +84,7 @@ class FeatureShift:
             x = add_noise(samples.x, deviation, self.rng(f"skew noise {client} {part}"))
         else:
             x = tint(samples.x, self.strength, 2 * math.pi * part_of_K)
-        return LabeledSamples(x, samples.y)
+        return LabeledSamples(x, samples.y, samples.scale)
 
 
 def rotate(x: Tensor, degrees: float) -> Tensor:

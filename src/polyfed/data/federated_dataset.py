@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from polyfed.data.dataset import DatasetSource
@@ -24,7 +25,7 @@ from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
 from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group
-from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.data.samples import ClientData, LabeledSamples, target_scale
 from polyfed.data.table_columns import fill_missing, own_means
 from polyfed.errors import ConfigError
 from polyfed.registry import suggest
@@ -41,11 +42,12 @@ class FederatedDataset:
             common object.
         holdout: rows that belong to the server alone; may be empty.
         test: the common test set of ``test="global"``, else None.
-        classes: C.
+        classes: C; 0: numbers are predicted. Each client's are standardized by the mean and the deviation of its own
+            training rows; those of the holdout and of a common test set are as they stand.
         source: what it was made from.
         unused: rows of the source that ended nowhere: dealt to nobody, or cut off by `max_train_per_client` and
             `max_test_per_client`.
-        label_table: (K, C) int64 counts of the clients' training labels.
+        label_table: (K, C) int64 counts of the clients' training labels; (K, 1) where numbers are predicted.
         groups: of a deal by group, the values that each client holds; empty for other deals.
     """
 
@@ -62,7 +64,8 @@ class FederatedDataset:
         rows = [len(client.train) for client in self.clients]
         each = f"{min(rows)} to {max(rows)}" if len(set(rows)) > 1 else f"{rows[0]}"
         who = f"{len(rows)} clients with {each} training samples"
-        return f"FederatedDataset({self.source.name}, {who}, {self.classes} classes)"
+        what = f"{self.classes} classes" if self.classes else "numbers to predict"
+        return f"FederatedDataset({self.source.name}, {who}, {what})"
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ def build_federated_dataset(
     plan = _parse_split(options.split)
     _check_options(options)
     _check_test_side(source, plan, options)
+    if source.is_regression and options.label_space == "own":
+        raise ConfigError(f"data.label_space 'own': expected classes as labels, '{source.name}' has numbers to predict")
     pool = PooledRows(source)
     sides = _set_aside(pool, plan, options, generators)
     partition = assign_rows(pool, sides.dealt, options, generators)
@@ -126,13 +131,16 @@ def build_federated_dataset(
     test = None if common_test is None else pool.select(common_test)
     of_clients = [_client_data(pool, rows, client, shift, test) for client, rows in enumerate(clients)]
     return FederatedDataset(
-        clients=tuple(_filled(source, data, common=test is not None) for data in of_clients),
+        clients=tuple(
+            _labeled(source, _filled(source, data, common=test is not None), options, client)
+            for client, data in enumerate(of_clients)
+        ),
         holdout=pool.select(sides.holdout),
         test=test,
         classes=source.classes,
         source=source,
         unused=pool.size - used,
-        label_table=np.stack([np.bincount(pool.y[rows.train], minlength=source.classes) for rows in clients]),
+        label_table=np.stack([np.bincount(pool.y[rows.train], minlength=pool.classes) for rows in clients]),
         groups=groups_of(partition, pool, sides.dealt, options),
     )
 
@@ -224,6 +232,37 @@ def _client_data(
     )
 
 
+def _labeled(source: DatasetSource, data: ClientData, options: PartitionOptions, client: int) -> ClientData:
+    """A client's rows with labels as it has them: numbers standardized by its own training rows, classes of its own."""
+    if options.label_space == "own":
+        return own_label_space(data, source.class_names, client)
+    if not source.is_regression:
+        return data
+    scale = target_scale(data.train.y)
+    test = data.test.standardized(scale) if options.test == "local" else data.test
+    return ClientData(data.train.standardized(scale), data.validation.standardized(scale), test)
+
+
+def own_label_space(data: ClientData, class_names: Sequence[str], client: int) -> ClientData:
+    """A client's rows with its classes numbered from 0; those of classes that it has no training rows of are left out.
+
+    Args:
+        class_names: of the whole task. client: number, for errors.
+
+    Raises:
+        ConfigError: fewer than two classes.
+    """
+    own = data.train.y.unique()
+    if len(own) < 2:
+        raise ConfigError(f"data.label_space 'own': expected two or more classes at each client, {client} has one")
+    parts = []
+    for part in (data.train, data.validation, data.test):
+        kept = part.select(torch.isin(part.y, own).nonzero().flatten())
+        parts.append(LabeledSamples(kept.x, torch.searchsorted(own, kept.y)))
+    train, validation, test = parts
+    return ClientData(train, validation, test, tuple(class_names[label] for label in own.tolist()))
+
+
 def _filled(source: DatasetSource, data: ClientData, common: bool) -> ClientData:
     """A client's rows with means of its own training rows in place of missing values; a common test set as it is."""
     if not source.columns.flags:
@@ -263,6 +302,10 @@ def _check_options(options: PartitionOptions) -> None:
     if options.num_clients is not None or not is_by_group(options.partition):
         check_integer("num_clients", options.num_clients, 1)
     check_integer("holdout", options.holdout, 0)
+    if options.label_space not in ("shared", "own"):
+        raise ConfigError(f"label_space: expected 'shared' or 'own', got '{options.label_space}'")
+    if options.label_space == "own" and options.test == "global":
+        raise ConfigError("data.label_space 'own': expected test = 'local', as clients' classes differ, got 'global'")
     if not 0 <= options.halved_client_fraction <= 1:
         raise ConfigError(
             f"halved_client_fraction: expected a share of the clients between 0 and 1, got "

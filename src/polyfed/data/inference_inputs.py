@@ -10,6 +10,8 @@ Shapes: N inputs, C channels, H x W pixels.
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -50,7 +52,7 @@ class InputSpec:
         shape: of one input; (C, H, W) for images.
         dtype: uint8 for images.
         image_size: pixels a side, or (height, width), to which images are resized; None: they come in their size.
-        class_names: one per class, in order; for reading labels.
+        class_names: one per class, in order; for reading labels. Empty: labels are numbers to predict.
         feature_names: the columns of a CSV file, in order, where the run was trained on one.
         label_column: where the labels stood in the run's files.
         vocabulary: how the run read texts, where it was trained on some.
@@ -266,7 +268,7 @@ def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_colum
 
 
 def _numbered_labels(spelt: Sequence[str] | None, form: InputSpec, path: Path) -> Tensor | None:
-    """The labels of a CSV file, (N,) int64."""
+    """The labels of a CSV file, (N,): int64, or float64 where numbers are predicted."""
     if spelt is None:
         return None
     return torch.tensor(
@@ -275,6 +277,7 @@ def _numbered_labels(spelt: Sequence[str] | None, form: InputSpec, path: Path) -
 
 
 def _parsed(label: str) -> str | int:
+    """A label as a number, where it is one of digits."""
     return int(label) if label.isascii() and label.isdigit() else label
 
 
@@ -350,7 +353,7 @@ def _from_tables(
     """Names, inputs and labels of some files; `column` picks the column, `made` makes an input of a cell."""
     names: list[str] = []
     rows: list[T] = []
-    labels: list[int] = []
+    labels: list[int | float] = []
     for path in paths:
         for number, (cell, label) in enumerate(_table(path, column, label_column, form.label_column)):
             place = f"row {number} of {path}"
@@ -394,8 +397,10 @@ def _table(
         raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
-def _numbered_label(label: Any, form: InputSpec, place: str) -> int:
-    """The number of a class, from its name or its number."""
+def _numbered_label(label: Any, form: InputSpec, place: str) -> int | float:
+    """The number of a class, from its name or its number; where numbers are predicted, the label as one."""
+    if not form.class_names:
+        return _number_to_predict(label, place)
     name = str(int(label)) if isinstance(label, bool) else str(label)
     if name in form.class_names:
         return form.class_names.index(name)
@@ -403,3 +408,11 @@ def _numbered_label(label: Any, form: InputSpec, place: str) -> int:
         return int(label)
     known = ", ".join(form.class_names[:10]) + (", ..." if len(form.class_names) > 10 else "")
     raise ConfigError(f"expected labels among the run's classes ({known}), got '{name}' in {place}")
+
+
+def _number_to_predict(label: Any, place: str) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        value = float(label)
+        if math.isfinite(value):
+            return value
+    raise ConfigError(f"expected a finite number as label, got '{label}' in {place}")

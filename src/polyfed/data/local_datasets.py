@@ -60,6 +60,7 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
                 options.columns,
                 categories,
                 options.may_be_missing,
+                options.regression,
             )
             for home in homes
         }
@@ -214,6 +215,7 @@ def encode_table(
         options.columns,
         tabular.find_categories(sheets["train"], options.category_columns),
         options.may_be_missing,
+        options.regression,
     )
     return from_table(name, read, where)
 

@@ -29,6 +29,7 @@ class SourceOptions:
         beside: folders in which ``package.module`` is looked for where Python does not find it by itself.
         category_columns: of a table, columns of categories to learn from.
         may_be_missing: of a table, whether numbers may be; see `polyfed.data.table_columns`.
+        regression: whether the labels of a table are numbers to predict, no classes.
     """
 
     image_column: str | None = None
@@ -43,6 +44,7 @@ class SourceOptions:
     beside: Sequence[str] = ()
     category_columns: tuple[str, ...] = ()
     may_be_missing: bool = False
+    regression: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class PartitionOptions:
             groups are dealt. With an official split a test row of a value that training rows do not have then goes to
             the client that holds its group; without groups, to nobody.
         partitioner: of "flwr:...": arguments of its constructor.
+        label_space: "own": a client's classes are those that it has training rows of, numbered from 0; its validation
+            and test rows of other classes are left out. Needs ``test="local"``.
         feature_shift: "rotation", "noise" or "color": every client's own rows, its test rows too, are changed as
             `polyfed.data.feature_shift` says; the hold-out and a common test set are not.
         feature_shift_strength: 0..1; 0 is off.
@@ -104,5 +108,6 @@ class PartitionOptions:
     group_by: str | None = None
     num_groups: int | None = None
     partitioner: Mapping[str, Any] | None = None
+    label_space: str = "shared"
     feature_shift: str = "none"
     feature_shift_strength: float = 0.25

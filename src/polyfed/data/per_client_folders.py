@@ -152,7 +152,7 @@ def _joined(sides: Mapping[str, LabeledSamples], parts: Mapping[str, _Read], cla
     """One side of all clients, its labels numbered as `classes`."""
     number = {name: place for place, name in enumerate(classes)}
     known = {name: torch.tensor([number[label] for label in parts[name].class_names]) for name in sides}
-    y = torch.cat([known[name][side.y] for name, side in sides.items()])
+    y = torch.cat([side.y if side.are_numbers else known[name][side.y] for name, side in sides.items()])
     return LabeledSamples(torch.cat([side.x for side in sides.values()]), y)
 
 

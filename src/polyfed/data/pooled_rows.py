@@ -1,5 +1,7 @@
 """Both sides of a source under one numbering, and how rows of it are drawn, split and capped class by class.
 
+Rows with numbers to predict count as rows of one class.
+
 Shapes: N samples, C classes.
 """
 
@@ -24,7 +26,11 @@ class PooledRows:
     def __init__(self, source: DatasetSource) -> None:
         self.source = source
         self._sides = [samples for _, samples in source.splits()]
-        self.y: Rows = torch.cat([side.y for side in self._sides]).numpy()
+        labels = torch.cat([side.y for side in self._sides])
+        if source.is_regression:
+            labels = torch.zeros(len(labels), dtype=torch.int64)
+        self.y: Rows = labels.numpy()
+        self.classes = source.classes or 1
         self.size = len(self.y)
 
     def column(self, name: str | None, rows: Rows) -> NDArray[Any]:

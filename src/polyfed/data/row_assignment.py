@@ -49,7 +49,7 @@ def assign_rows(pool: PooledRows, rows: Rows, options: PartitionOptions, generat
         ConfigError: a partition that does not fit the rows, the number of clients or its own settings.
     """
     y = pool.y[rows]
-    class_count = pool.source.classes
+    class_count = pool.classes
     found = _partition(pool, rows, options, generators)
     if not is_by_group(options.partition):
         _check_partition(found, check_integer("num_clients", options.num_clients, 1), len(y))
@@ -81,6 +81,8 @@ def groups_of(
 def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generators: Generators) -> Partition:
     """What the partition that is asked for makes of the rows."""
     wanted = options.partition
+    if pool.source.is_regression and isinstance(wanted, str):
+        _check_needs_no_classes(wanted)
     if is_by_group(wanted):
         return by_group(_group_values(pool, rows, options), options.num_clients, generators("partition"))
     clients = check_integer("num_clients", options.num_clients, 1)
@@ -88,7 +90,7 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
         _check_ready(wanted, clients, options.holdout)
         return wanted
     y = pool.y[rows]
-    class_count = pool.source.classes
+    class_count = pool.classes
     if flwr_partitioners.is_flwr_partitioner(wanted):
         return flwr_partitioners.apply_partitioner(wanted, y, clients, pool.columns(rows), class_count)
     if str(wanted).startswith(flwr_partitioners.PREFIX):
@@ -102,6 +104,15 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
             settings = {name: getattr(options, option) for name, option in names.items()}
             return own(y, clients, generators("partition"), class_count=class_count, **settings)  # type: ignore[no-any-return]
     return _as_partition(function(y, clients, generators("partition")), len(y))
+
+
+def _check_needs_no_classes(partition: str) -> None:
+    """Whether rows with numbers to predict can be dealt so."""
+    fitting = [name for name, function in PARTITIONS.items() if function not in (dirichlet, by_class)]
+    if partition not in fitting and not partition.startswith(flwr_partitioners.PREFIX):
+        raise ConfigError(
+            f"partition '{partition}' deals by classes; expected {', '.join(fitting)} where numbers are predicted"
+        )
 
 
 def _group_values(pool: PooledRows, rows: Rows, options: PartitionOptions) -> NDArray[Any]:

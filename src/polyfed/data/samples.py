@@ -30,29 +30,52 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TargetScale:
+    """What numbers to predict were standardized with: stored = (value - mean) / std.
+
+    Args:
+        mean, std: in the unit of the values; by default values are stored as they are.
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def restored(self, stored: Tensor) -> Tensor:
+        """The values, float64, in their own unit."""
+        return stored.double() * self.std + self.mean
+
+
+@dataclass(frozen=True)
 class LabeledSamples:
-    """Inputs as they are stored (uint8 images in 0..255, float32, or int64 ids of words) and int64 labels.
+    """Inputs as they are stored (uint8 images in 0..255, float32, or int64 ids of words) and their labels.
 
     Args:
         x: (N, ...) inputs; a model sees them only after `Prepare`.
-        y: (N,) int64 class numbers, 0-based.
+        y: (N,) int64 class numbers, 0-based; or float32 numbers to predict (regression).
+        scale: of numbers to predict, what they were standardized with.
 
     Raises:
-        ConfigError: lengths differ, labels are not int64 or below 0, or a float input is not finite.
+        ConfigError: lengths differ, labels are neither int64 from 0 on nor finite float32, or a float input is not
+            finite.
     """
 
     x: Tensor
     y: Tensor
+    scale: TargetScale = field(default=TargetScale(), compare=False)
     _placed: dict[torch.device, Placed] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
             raise ConfigError(f"expected as many labels as inputs, got {len(self.y)} labels for {len(self.x)} inputs")
-        if self.y.dtype != torch.int64 or self.y.dim() != 1:
+        if self.y.dtype not in (torch.int64, torch.float32) or self.y.dim() != 1:
             raise ConfigError(
-                f"expected labels of shape (N,) and type int64, got shape {tuple(self.y.shape)} of type {self.y.dtype}"
+                f"expected labels of shape (N,), int64 classes or float32 numbers to predict, got shape "
+                f"{tuple(self.y.shape)} of type {self.y.dtype}"
             )
-        refuse_negative(self.y, "labels from 0 on")
+        if self.are_numbers:
+            refuse_not_finite(self.y)
+        else:
+            refuse_negative(self.y, "labels from 0 on")
         if self.x.is_floating_point() and not bool(torch.isfinite(self.x).all()):
             raise ConfigError("expected finite inputs, got NaN or infinite values")
 
@@ -63,9 +86,19 @@ class LabeledSamples:
         shape = " x ".join(map(str, self.x.shape[1:]))
         return f"Samples({len(self)} of {shape or 'a number'}, {str(self.x.dtype).removeprefix('torch.')})"
 
+    @property
+    def are_numbers(self) -> bool:
+        """Whether labels are numbers to predict, no classes."""
+        return self.y.is_floating_point()
+
     def on_cpu(self) -> LabeledSamples:
         """The samples in main memory, wherever they lie."""
-        return self if self.x.is_cpu and self.y.is_cpu else LabeledSamples(self.x.cpu(), self.y.cpu())
+        return self if self.x.is_cpu and self.y.is_cpu else LabeledSamples(self.x.cpu(), self.y.cpu(), self.scale)
+
+    def standardized(self, scale: TargetScale) -> LabeledSamples:
+        """The samples with their numbers to predict standardized with `scale`."""
+        values = self.scale.restored(self.y)
+        return LabeledSamples(self.x, ((values - scale.mean) / scale.std).float(), scale)
 
     def at(self, device: torch.device) -> Placed:
         """The samples on a GPU, brought there once and kept; as they are where that has not the room for them."""
@@ -80,16 +113,21 @@ class LabeledSamples:
         return self._placed[device]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"x": self.x, "y": self.y, "_placed": {}}
+        return {"x": self.x, "y": self.y, "scale": self.scale, "_placed": {}}
 
     def counts(self) -> dict[str, int]:
-        """How many samples there are of each class, by its number as JSON has it; only classes that occur."""
+        """How many samples there are of each class, by its number as JSON has it; only classes that occur.
+
+        Of numbers to predict none.
+        """
+        if self.are_numbers:
+            return {}
         labels, counts = self.y.unique(return_counts=True)
         return {str(label): count for label, count in zip(labels.tolist(), counts.tolist(), strict=True)}
 
     def select(self, rows: Tensor) -> LabeledSamples:
         """The samples at `rows` ((M,) int64), copied into tensors of their own."""
-        return LabeledSamples(self.x[rows], self.y[rows])
+        return LabeledSamples(self.x[rows], self.y[rows], self.scale)
 
     def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
         """The inputs, at most `size` rows at a time, on the device if they have a place there."""
@@ -97,7 +135,7 @@ class LabeledSamples:
 
     def head(self, count: int | None) -> LabeledSamples:
         """The first `count` samples (all of them for None)."""
-        return self if count is None else LabeledSamples(self.x[:count], self.y[:count])
+        return self if count is None else LabeledSamples(self.x[:count], self.y[:count], self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +157,11 @@ class SelectedSamples:
         """(M,) their labels."""
         return self.whole.y[self.rows]
 
+    @property
+    def scale(self) -> TargetScale:
+        """See `LabeledSamples`."""
+        return self.whole.scale
+
     def chunks(self, size: int, device: torch.device) -> Iterator[Tensor]:
         """See `LabeledSamples.chunks`."""
         x = self.whole.at(device).x
@@ -132,14 +175,14 @@ def from_dataset(dataset: Any) -> LabeledSamples:
     Args:
         dataset: has a length; an item is a pair (input, label), or a dictionary of two entries, one of them with
             a usual name of a label. An input is a tensor, an array, numbers, or a Pillow image (gray or RGB), which
-            becomes (C, H, W) uint8; all have one shape. A label is a whole number.
+            becomes (C, H, W) uint8; all have one shape. Labels are whole numbers, or all floats, numbers to predict.
 
     Returns:
         x of the items' type; float64 becomes float32.
 
     Raises:
         ConfigError: no length or no items, items of another form, shapes or types that differ, a label that is missing
-            or no whole number from 0 on.
+            or neither a whole number from 0 on nor a float like all others.
     """
     try:
         count = len(dataset) if hasattr(dataset, "__getitem__") and not isinstance(dataset, dict) else None
@@ -154,7 +197,7 @@ def from_dataset(dataset: Any) -> LabeledSamples:
     if not count:
         raise ConfigError(f"expected at least one item in a data set, got an empty {type(dataset).__name__}")
     inputs: list[Tensor] = []
-    labels: list[int] = []
+    labels: list[int | float] = []
     for row in range(count):
         given, label = _pair(dataset[row], row)
         x = _input(given, row)
@@ -164,7 +207,7 @@ def from_dataset(dataset: Any) -> LabeledSamples:
                 f"{tuple(x.shape)}, {x.dtype} in item {row}"
             )
         inputs.append(x)
-        labels.append(_label(label, row))
+        labels.append(_label(label, row, of_numbers=row > 0 and isinstance(labels[0], float)))
     x = torch.stack(inputs)
     return LabeledSamples(x.float() if x.dtype == torch.float64 else x, torch.tensor(labels))
 
@@ -198,14 +241,46 @@ def _input(given: Any, row: int) -> Tensor:
     return x if picture is None else x.reshape(*x.shape[:2], -1).permute(2, 0, 1)
 
 
-def _label(label: Any, row: int) -> int:
-    """A label as a whole number from 0 on."""
+def _label(label: Any, row: int, of_numbers: bool) -> int | float:
+    """A label as a whole number from 0 on, or, in the first row and `of_numbers`, as a float."""
     value = label.tolist() if isinstance(label, Tensor | np.generic | np.ndarray) else label
+    if isinstance(value, float) and (of_numbers or row == 0):
+        return value
+    if of_numbers:
+        raise ConfigError(f"expected a float as label of item {row}, as of item 0, got {str(label)[:40]}")
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         hint = f"; {_NO_LABEL}" if value == -1 else ""
         hint = ONE_LABEL if isinstance(value, list | tuple) else hint
         raise ConfigError(f"expected a whole number from 0 on as label of item {row}, got {str(label)[:40]}{hint}")
     return value
+
+
+def refuse_not_finite(y: Tensor, where: str = "") -> None:
+    """Refuse numbers to predict that are NaN or infinite by the first such row.
+
+    Args:
+        y: (N,) floats. where: behind the numbers, for the message: " in 'mine'".
+    """
+    rows = (~torch.isfinite(y)).nonzero().flatten()
+    if len(rows):
+        first = int(rows[0])
+        raise ConfigError(
+            f"expected finite numbers to predict{where}, got {float(y[first])} in row {first}{of_so_many(len(rows))}"
+        )
+
+
+def target_scale(y: Tensor) -> TargetScale:
+    """Mean and (population) standard deviation of numbers to predict; 1 where they do not vary.
+
+    Args:
+        y: (N,) floats, at least one.
+
+    >>> target_scale(torch.tensor([1.0, 5.0]))
+    TargetScale(mean=3.0, std=2.0)
+    """
+    values = y.double()
+    std = float(values.std(correction=0))
+    return TargetScale(float(values.mean()), std if std > 0 else 1.0)
 
 
 def refuse_negative(y: Tensor, expected: str) -> None:
@@ -230,11 +305,15 @@ def of_so_many(count: int) -> str:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's own rows; validation and test may be empty."""
+    """One client's own rows; validation and test may be empty.
+
+    class_names: of its classes, where these are its own.
+    """
 
     train: LabeledSamples
     validation: LabeledSamples
     test: LabeledSamples
+    class_names: tuple[str, ...] = ()
 
 
 def classes_up_to(largest: int, where: object) -> int:

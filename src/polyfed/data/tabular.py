@@ -55,6 +55,7 @@ def read(
     columns: Sequence[str] = (),
     categories: Mapping[str, Sequence[str]] | None = None,
     may_be_missing: bool = False,
+    regression: bool = False,
 ) -> LabeledTable:
     """Read a CSV file, or a folder with train*.csv and test*.csv.
 
@@ -70,13 +71,14 @@ def read(
         columns: further columns of whole numbers or words; one that the test side lacks is left out there.
         categories: features that hold categories, with the names of these (`find_categories`).
         may_be_missing: whether numbers may be; each then gets a feature that says where it is.
+        regression: whether labels are numbers to predict; the table then has no classes.
 
     Raises:
         ConfigError: no such file or column, rows of another length than the first, a label that is missing,
-            fractional or below 0, a feature that is no finite number.
+            fractional or below 0 (or, to be predicted, no finite number), a feature that is no finite number.
     """
     sheets = read_sheets(place, train_splits)
-    return encode(sheets, place, label_column, feature_columns, columns, categories, may_be_missing)
+    return encode(sheets, place, label_column, feature_columns, columns, categories, may_be_missing, regression)
 
 
 def read_sheets(place: Path, train_splits: Sequence[str]) -> dict[str, list[CsvTable]]:
@@ -105,6 +107,7 @@ def encode(
     columns: Sequence[str] = (),
     categories: Mapping[str, Sequence[str]] | None = None,
     may_be_missing: bool = False,
+    regression: bool = False,
 ) -> LabeledTable:
     """Both sides' sheets as numbers; see `read`. place: where they are from, for messages."""
     first = sheets["train"][0]
@@ -119,7 +122,11 @@ def encode(
         raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
         x[side] = np.concatenate([_matrix(sheet, features, known, flags) for sheet in parts])
     files = {side: rows_of(parts) for side, parts in sheets.items()}
-    numbers, names = encode_labels(infer_types(raw, label, place), Columns("", label, None), files)
+    names: tuple[str, ...] = ()
+    if regression:
+        numbers: Mapping[str, NDArray[Any]] = {side: _targets(cells, label, place) for side, cells in raw.items()}
+    else:
+        numbers, names = encode_labels(infer_types(raw, label, place), Columns("", label, None), files)
     sides = {side: LabeledSamples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
     more = {side: extra_columns(parts, columns, needed=side == "train") for side, parts in sheets.items()}
     read = parquet_images.LabeledImages(
@@ -138,7 +145,7 @@ def statistics(table: LabeledTable, where: object) -> tuple[tuple[float, ...], t
     Raises:
         ConfigError: labels that are all the same, or a feature that cannot be told from a constant in float32.
     """
-    if len(table.sides.class_names) < 2:
+    if len(table.sides.class_names) < 2 and not table.sides.train.are_numbers:
         raise ConfigError(
             f"expected labels of two or more classes in {where}, got '{table.sides.class_names[0]}' alone"
         )
@@ -405,9 +412,24 @@ def infer_types(raw: Mapping[str, list[str]], label: str, place: object) -> dict
     if all(_number(cell) is not None for cell in every):
         wrong = next(cell for cell in every if _whole([cell]) is None)
         raise ConfigError(
-            f"expected classes, whole numbers or words, in label column '{label}' of {place}, got '{wrong[:40]}'"
+            f"expected classes, whole numbers or words, in label column '{label}' of {place}, got '{wrong[:40]}'; "
+            "data.task = 'regression' predicts numbers"
         )
     return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}
+
+
+def _targets(cells: Sequence[str], label: str, place: object) -> NDArray[np.float32]:
+    """Labels as numbers to predict."""
+    with np.errstate(over="ignore"):
+        found = map(_number, cells)
+        values = np.array([np.nan if value is None else value for value in found], dtype=np.float32)
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        raise ConfigError(
+            f"expected finite numbers to predict in label column '{label}' of {place}, got '{cells[wrong[0]][:40]}' in "
+            f"row {wrong[0]}"
+        )
+    return values
 
 
 def _whole(cells: Sequence[str]) -> list[int] | None:

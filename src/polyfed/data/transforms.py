@@ -43,7 +43,7 @@ def resize(samples: LabeledSamples, size: int | tuple[int, int] | None) -> Label
     if x.dtype == torch.uint8:
         parts = [part.round().clamp(0, 255) for part in parts]
     whole = torch.cat([part.to(x.dtype) for part in parts])
-    return LabeledSamples(whole, samples.y)
+    return LabeledSamples(whole, samples.y, samples.scale)
 
 
 def convert_channels(x: Tensor, channels: int) -> Tensor:

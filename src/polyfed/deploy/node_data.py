@@ -33,6 +33,17 @@ _OF_ROWS = (*_READING, *_TOLD, *_BOUNDS)  # what of [data] own rows are read by
 
 def data_of_node(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[FederatedDataset, int]:
     """Rows dealt to clients, and whose of them are this node's."""
+    dealt, number = _dealt(recipe, place, data)
+    if dealt.source.is_regression:
+        raise ConfigError(
+            f"deployment: expected classes as labels, got numbers to predict (regression) in '{dealt.source.name}'"
+        )
+    if recipe.data.label_space == "own":
+        raise ConfigError("deployment: expected one label space, got data.label_space 'own'")
+    return dealt, number
+
+
+def _dealt(recipe: Recipe, place: NodeConfig, data: DataCache) -> tuple[FederatedDataset, int]:
     if place.data is None:
         dealt = data.federated(recipe)
         if place.client >= len(dealt.clients):
@@ -70,7 +81,8 @@ def renumbered(data: ClientData, own: Sequence[str], names: Sequence[str]) -> Cl
         raise ConfigError(f"expected the classes {', '.join(names)}, got '{missing[0]}' in this node's data")
     number = torch.tensor([names.index(name) for name in own])
     parts = (data.train, data.validation, data.test)
-    return ClientData(*(LabeledSamples(part.x, number[part.y]) for part in parts))
+    train, validation, test = (LabeledSamples(part.x, number[part.y]) for part in parts)
+    return ClientData(train, validation, test)
 
 
 def auxiliary_network(recipe: Recipe, method: Method, told: str, own: str) -> str:

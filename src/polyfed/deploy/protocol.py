@@ -29,7 +29,7 @@ from polyfed.core.message import (
     unflatten,
 )
 from polyfed.core.settings import Settings
-from polyfed.engine.evaluation import FROM_SCORES, ClientScore
+from polyfed.engine.evaluation import FROM_SCORES, ClientScore, Score
 from polyfed.errors import RunError
 
 Kind = Literal["hello", "train", "score", "finish"]
@@ -211,8 +211,9 @@ def split_client_state(message: Message) -> tuple[Group, State]:
     return get_group(message, _WEIGHTS), state
 
 
-def score_to_json(score: ClientScore) -> dict[str, Any]:
-    """A score in plain numbers."""
+def score_to_json(score: Score) -> dict[str, Any]:
+    """A score of classes in plain numbers."""
+    assert isinstance(score, ClientScore)  # a node refuses numbers to predict before it joins
     shares = {name: getattr(score, name) for name in FROM_SCORES}
     known = {name: None if math.isnan(value) else value for name, value in shares.items()}
     others = {name: score_to_json(other) for name, other in score.others.items()}

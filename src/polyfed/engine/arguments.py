@@ -14,7 +14,7 @@ import torch
 
 from polyfed.core.client import Client, PublicData, samples_of, to_float
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder
+from polyfed.core.model_factory import Builder, with_classes
 from polyfed.core.settings import Evaluation, Settings
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to
@@ -26,6 +26,7 @@ from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
 from polyfed.places import check_characters
 from polyfed.registry import METHODS, MODELS, PLUGINS
+from polyfed.results.main_score import ACCURACY, RMSE
 
 _Kind = TypeVar("_Kind", bound=Settings)
 
@@ -195,7 +196,7 @@ def builders_by_name(
     """What makes the networks that clients name and that the user's `own` functions do not make: as a recipe does.
 
     Args:
-        clients: with their data. classes: of the task. vocabulary: of texts.
+        clients: with their data. classes: of the task; 0: one output. vocabulary: of texts.
 
     Raises:
         ConfigError: a name that nobody knows, or inputs that are not as the network's weights want them.
@@ -208,7 +209,11 @@ def builders_by_name(
         _check_named(client, own)
         words = None if vocabulary is None or vocabulary.most is None else TextConfig(vocabulary=vocabulary.most).ids
         shape = tuple(client.data.train.x.shape[1:])
-        found.setdefault(name, functools.partial(build, name, shape, classes, words=words))
+        outputs = classes or 1
+        if client.class_names:
+            outputs = len(client.class_names)
+            client.architecture = with_classes(name, outputs)
+        found.setdefault(client.architecture, functools.partial(build, name, shape, outputs, words=words))
     return found
 
 
@@ -264,6 +269,10 @@ def check_texts(task: Task, output: Output, metrics: Mapping[str, Any]) -> None:
 def complete_task(task: Task, clients: Sequence[Client]) -> Task:
     """The task with all that can be told from the data."""
     test = None if task.test is None else samples_of(task.test, "test")
+    if _are_numbers(clients, test):
+        return _complete_regression(task, test)
+    if any(client.class_names for client in clients):
+        return _complete_own_spaces(task, clients, test)
     largest = max(_largest_label(client.data, test) for client in clients)
     known = classes_up_to(largest, "the clients' data")
     classes = known if task.classes is None else check_integer("classes", task.classes, 1)
@@ -278,6 +287,97 @@ def complete_task(task: Task, clients: Sequence[Client]) -> Task:
         test=test,
         feature_names=tuple(task.feature_names),
     )
+
+
+def _are_numbers(clients: Sequence[Client], test: LabeledSamples | None) -> bool:
+    """Whether labels are numbers to predict, everywhere; else they are classes, everywhere."""
+    parts: dict[str, LabeledSamples] = {} if test is None else {"test": test}
+    for number, client in enumerate(clients):
+        for side in ("train", "validation", "test"):
+            parts[f"client {number}, {side}"] = getattr(client.data, side)
+    known = {place: part.are_numbers for place, part in parts.items() if len(part)}
+    first = "client 0, train"
+    are_numbers = known[first]
+    for place, other in known.items():
+        if other != are_numbers:
+            expected, got = ("floats", "whole numbers") if are_numbers else ("whole numbers", "floats")
+            raise ConfigError(
+                f"{place}: expected {expected} as labels, as of {first}, got {got}; whole numbers are classes, floats "
+                "are numbers to predict"
+            )
+    return are_numbers
+
+
+def _complete_own_spaces(task: Task, clients: Sequence[Client], test: LabeledSamples | None) -> Task:
+    """The task of clients that each have classes of their own."""
+    for name, given in (("classes", task.classes), ("class_names", task.class_names), ("test", test)):
+        if given is not None:
+            raise ConfigError(f"task: expected no {name}, as clients have class_names of their own")
+    for number, client in enumerate(clients):
+        if len({*client.class_names}) < 2 or len({*client.class_names}) < len(client.class_names):
+            told = ", ".join(client.class_names) or "none"
+            raise ConfigError(f"client {number}: expected two or more different class_names, as of others, got {told}")
+        largest = _largest_label(client.data, None)
+        if largest >= len(client.class_names):
+            raise ConfigError(
+                f"client {number}: expected labels below its {len(client.class_names)} class_names, got {largest}"
+            )
+    classes = max(len(client.class_names) for client in clients)
+    return replace(
+        task,
+        classes=classes,
+        class_names=list(map(str, range(classes))),
+        public=public_of(task.public),
+        feature_names=tuple(task.feature_names),
+    )
+
+
+def _complete_regression(task: Task, test: LabeledSamples | None) -> Task:
+    """The task of predicting numbers."""
+    for name, given in (("classes", task.classes), ("class_names", task.class_names)):
+        if given:
+            raise ConfigError(
+                f"{name}: expected none, as labels are floats, numbers to predict, got {given}; write y.long() if they "
+                "are classes"
+            )
+    return replace(
+        task,
+        classes=0,
+        class_names=[],
+        public=public_of(task.public),
+        test=test,
+        feature_names=tuple(task.feature_names),
+    )
+
+
+def check_evaluation(
+    task: Task, evaluation: Evaluation, metrics: Mapping[str, object], clients: Sequence[Client]
+) -> None:
+    """Whether what is to be scored can be, where numbers are predicted and where classes are.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    score = task.main_score
+    if score is RMSE:
+        if evaluation.missing_classes:
+            raise ConfigError("evaluation.missing_classes: expected classes as labels, got numbers to predict")
+        if metrics:
+            raise ConfigError(
+                "metrics: expected none where numbers are predicted, as they are functions of the counts of classes, "
+                f"got {', '.join(metrics)}"
+            )
+    if any(client.class_names for client in clients):
+        for key, asked in (
+            ("missing_classes", evaluation.missing_classes),
+            ("metrics 'confusion'", "confusion" in evaluation.metrics),
+        ):
+            if asked:
+                raise ConfigError(f"evaluation.{key}: expected one label space, got clients with classes of their own")
+    default = Evaluation.model_fields["metrics"].default
+    wrong = [name for name in evaluation.metrics if name not in score.metrics]
+    if wrong and (score is ACCURACY or evaluation.metrics != default):
+        raise ConfigError(f"evaluation.metrics: expected of {', '.join(score.metrics)}, got '{wrong[0]}'")
 
 
 def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: Output) -> None:

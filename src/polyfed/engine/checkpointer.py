@@ -8,12 +8,13 @@ from typing import Any, Literal
 from polyfed.core.settings import Evaluation
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.evaluation import NOT_EVALUATED
+from polyfed.engine.evaluation import not_evaluated
 from polyfed.engine.history import best_round, early_stop_round
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors
 from polyfed.engine.transaction import Transaction
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
+from polyfed.results.main_score import main_score_of
 
 
 class Checkpointer:
@@ -149,7 +150,7 @@ class Checkpointer:
             return
         del self._history[-1]
         if not self._is_last(number):
-            last = {**last, "evaluated": False, **NOT_EVALUATED}
+            last = {**last, "evaluated": False, **not_evaluated(main_score_of(last))}
             folder.replace_last(last)
         self._history.append(last)
 

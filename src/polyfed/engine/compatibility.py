@@ -82,6 +82,7 @@ def _questions(
     """What is to be asked of data, settings and the networks that work, one after the other."""
     needs = method.requirements
     name = method.display_name
+    yield lambda: _check_classes(name, needs, clients)
     yield lambda: _check_public(name, needs, public)
     yield lambda: _check_inputs(name, needs, clients, public)
     yield lambda: _check_images(name, needs, clients)
@@ -158,8 +159,13 @@ def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
     except Exception as error:
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(f"{who} cannot take inputs of shape {tuple(x.shape[1:])}: {problem}") from error
+    came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
+    if not client.classes and (not isinstance(scores, Tensor) or scores.shape != (1, 1)):
+        raise ConfigError(
+            f"expected one output per sample, shape (1,), from {who}, as labels are floats, numbers to predict, got "
+            f"{came}; write y.long() if they are classes"
+        )
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
-        came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
         raise ConfigError(f"expected scores for {client.classes} classes per sample from {who}, got {came}")
 
 
@@ -197,6 +203,29 @@ def _check_together(method: Method, model_factory: ModelFactory, first: Mapping[
         return
     for architecture, client in first.items():
         _check_forward(client, method.personal_model(model_factory.module(architecture)))
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names."""
+    return ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])])
+
+
+def _check_classes(name: str, needs: Requirements, clients: Sequence[Client]) -> None:
+    """Whether labels are what the method is made for."""
+    if needs.classes and not clients[0].classes:
+        raise ConfigError(
+            f"{name} needs classes as labels, as {needs.classes}; got numbers to predict (regression); "
+            "`polyfed methods --compatible-with RECIPE` lists methods that take them"
+        )
+    first = clients[0]
+    reason = needs.classes or needs.shared_outputs
+    for client in clients:
+        if reason and client.class_names != first.class_names:
+            raise ConfigError(
+                f"{name} needs the same classes at all clients, as {reason}; client {client.id} has "
+                f"{_few(client.class_names)}, client {first.id} {_few(first.class_names)}; use fedhenn, or fedrep, "
+                "which averages extractors alone"
+            )
 
 
 def _check_public(name: str, needs: Requirements, public: PublicData | None) -> None:

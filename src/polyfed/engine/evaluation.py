@@ -9,7 +9,7 @@ import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from polyfed.functional import metrics
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 CHUNK = 128  # rows per forward pass: what goes in and out of a layer then fits the caches
 REMEMBERED_BYTES = 256 * 2**20  # bytes of representations that are kept at most
@@ -46,9 +47,11 @@ class ClientScore:
     (`alternative_predictors`). missing: on the classes that the client never had; None where these were not asked for.
     """
 
+    main: ClassVar[MainScore] = ACCURACY
+
     confusion: Tensor
     auc: float = math.nan
-    others: Mapping[str, ClientScore] = field(default_factory=dict)
+    others: Mapping[str, Score] = field(default_factory=dict)
     calibration_error: float = math.nan
     missing: ClientScore | None = None
 
@@ -83,6 +86,26 @@ class ClientScore:
         return ClientScore(counts)
 
 
+@dataclass(frozen=True, eq=False)
+class RegressionScore:
+    """How well a client's numbers are predicted.
+
+    total: samples scored. rmse: in the unit of the numbers. r2: NaN where the client's numbers do not vary.
+    others: by the other predictors that the method names.
+    """
+
+    main: ClassVar[MainScore] = RMSE
+    missing: ClassVar[None] = None
+
+    total: int
+    rmse: float
+    r2: float
+    others: Mapping[str, Score] = field(default_factory=dict)
+
+
+Score = ClientScore | RegressionScore
+
+
 @timed("score")
 def evaluate_model(
     client: Client,
@@ -92,7 +115,7 @@ def evaluate_model(
     others: bool = True,
     represented: Sequence[Tensor] | None = None,
     outputs: Sequence[Tensor] | None = None,
-) -> ClientScore:
+) -> Score:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
     Args:
@@ -104,11 +127,13 @@ def evaluate_model(
         outputs: likewise what `predict` gives, on the CPU.
     """
     named = method.alternative_predictors if others else {}
-    return replace(
-        _score(client, method, samples, from_scores, represented, outputs),
-        others={name: _score(client, other, samples) for name, other in named.items()},
-        missing=_score(client, method, client.missing) if others and client.missing is not None else None,
-    )
+    by_others = {name: _score(client, other, samples) for name, other in named.items()}
+    score = replace(_score(client, method, samples, from_scores, represented, outputs), others=by_others)
+    if isinstance(score, RegressionScore) or client.missing is None or not others:
+        return score
+    missing = _score(client, method, client.missing)
+    assert isinstance(missing, ClientScore)
+    return replace(score, missing=missing)
 
 
 def _score(
@@ -118,7 +143,7 @@ def _score(
     from_scores: Collection[str] = (),
     represented: Sequence[Tensor] | None = None,
     outputs: Sequence[Tensor] | None = None,
-) -> ClientScore:
+) -> Score:
     model = method.personal_model(client.model)
     device = next(iter(model.parameters())).device
     predicted = []
@@ -131,14 +156,23 @@ def _score(
                 scores = method.predict(model, client.prepare(x.to(device)), client.state)
             else:
                 scores = as_split_model(model).head(represented[place])
-            predicted.append(scores.argmax(dim=1))
+            predicted.append(scores.argmax(dim=1) if client.classes else scores[:, 0])
             if from_scores:
                 kept.append(scores)
+    if not client.classes:
+        return _regression_score(client, samples, torch.cat(predicted).cpu())
     y = samples.y
     counts = metrics.confusion_matrix(y, torch.cat(predicted).cpu(), client.classes)
     whole = torch.cat(kept).cpu() if from_scores else None
     taken = {name: FROM_SCORES[name](whole, y) for name in from_scores if whole is not None}
     return ClientScore(counts, taken.get("auc", math.nan), calibration_error=taken.get("calibration_error", math.nan))
+
+
+def _regression_score(client: Client, samples: LabeledSamples | SelectedSamples, outputs: Tensor) -> RegressionScore:
+    """Outputs are in the client's standardized unit, samples may be in another; both are taken back to their own."""
+    predicted = client.data.train.scale.restored(outputs)
+    y = samples.scale.restored(samples.y)
+    return RegressionScore(len(y), metrics.rmse(predicted, y), metrics.r2(predicted, y))
 
 
 def represent_samples(client: Client, samples: LabeledSamples, model: SplitModel) -> list[Tensor]:
@@ -149,19 +183,24 @@ def represent_samples(client: Client, samples: LabeledSamples, model: SplitModel
 
 
 def summarize(
-    scores: Iterable[ClientScore], mean: str, figure: str | Callable[[ClientScore], float] = "accuracy"
+    scores: Iterable[Score], mean: str, figure: str | Callable[[Any], float] | None = None
 ) -> dict[str, float]:
     """Mean, standard deviation over clients (population), minimum and maximum of a figure; n clients.
 
-    Of the accuracy also `bottom_decile`, the mean of the lowest tenth of the clients, rounded up.
+    Of the main score also `bottom_decile`, the mean of the worst tenth of the clients, rounded up.
 
     Args:
         scores: one per client that has test data. Those for which the figure is not defined are left out.
         mean: "clients" (each counts once) or "samples" (each as often as it has samples; for the accuracy that is the
             accuracy over all samples, for the others the mean of the clients' own figures).
-        figure: "accuracy", "balanced_accuracy", "f1", "auc" or "calibration_error", or a function of the score.
+        figure: "balanced_accuracy", "f1", "auc", "calibration_error" or "r2", or a function of the score; None: the
+            main score, the accuracy or the RMSE.
     """
-    value_of = operator.attrgetter(figure) if isinstance(figure, str) else figure
+    scores = list(scores)
+    if not scores:
+        return {}
+    main = scores[0].main
+    value_of = figure if callable(figure) else operator.attrgetter(figure or main.name)
     pairs = [(float(value_of(score)), score.total) for score in scores]
     pairs = [(value, total) for value, total in pairs if math.isfinite(value)]
     if not pairs:
@@ -171,45 +210,49 @@ def summarize(
     weighted = math.fsum(value * total for value, total in pairs) / sum(total for _, total in pairs)
     spread = math.sqrt(math.fsum((v - plain) ** 2 for v in values) / len(values))
     found = {"mean": weighted if mean == "samples" else plain, "std": spread, "min": values[0], "max": values[-1]}
-    if figure == "accuracy":
-        lowest = values[: -(-len(values) // 10)]
-        found["bottom_decile"] = math.fsum(lowest) / len(lowest)
+    if figure in (None, main.name):
+        worst = sorted(values, reverse=main.lower_is_better)[: -(-len(values) // 10)]
+        found["bottom_decile"] = math.fsum(worst) / len(worst)
     return {**found, "n": len(values)}
 
 
 def evaluation_record(
-    stages: Mapping[Stage, Mapping[int, ClientScore]],
+    stages: Mapping[Stage, Mapping[int, Score]],
     architectures: Sequence[str],
     evaluation: Evaluation,
     measures: Mapping[str, Measure] | None = None,
+    score: MainScore = ACCURACY,
 ) -> dict[str, Any]:
     """A record's part about test data.
 
     Args:
         stages: stage -> client number -> score, the main stage first. Clients that were not scored are not in it.
         architectures: of all clients, in order. evaluation: what is asked for. measures: further figures, by name.
+        score: the main score.
 
     Raises:
         RunError: one of the further figures fails, or is no number.
     """
     main = next(iter(stages.values()))
-    by_architecture: dict[str, list[ClientScore]] = {}
-    for number, score in sorted(main.items()):
-        by_architecture.setdefault(architectures[number], []).append(score)
+    by_architecture: dict[str, list[Score]] = {}
+    for number, one in sorted(main.items()):
+        by_architecture.setdefault(architectures[number], []).append(one)
     scored = {stage: list(scores.values()) for stage, scores in stages.items()}
-    asked: dict[str, str | Callable[[ClientScore], float]] = {n: n for n in evaluation.metrics if n != "confusion"}
+    told = metrics_of(evaluation, score)
+    asked: dict[str, str | Callable[[Any], float]] = {n: n for n in told if n != "confusion"}
     asked |= {name: functools.partial(_measured, name, measure) for name, measure in (measures or {}).items()}
-    clients = [main[number].accuracy if number in main else math.nan for number in range(len(architectures))]
+    values = {number: float(getattr(one, score.name)) for number, one in main.items()}
+    clients = [values.get(number, math.nan) for number in range(len(architectures))]
     return {
-        "accuracy": _known({stage: summarize(scores, evaluation.weighting) for stage, scores in scored.items()}),
-        "accuracy_by_predictor": _known(
+        score.name: _known({stage: summarize(scores, evaluation.weighting) for stage, scores in scored.items()}),
+        f"{score.name}_by_predictor": _known(
             {
                 stage: {name: summarize(found, evaluation.weighting) for name, found in _by_predictor(scores).items()}
                 for stage, scores in scored.items()
             }
         ),
-        "accuracy_per_client": [None if math.isnan(value) else value for value in clients],
-        "accuracy_per_architecture": _known(
+        f"{score.name}_per_client": [None if math.isnan(value) else value for value in clients],
+        f"{score.name}_per_architecture": _known(
             {name: summarize(scores, evaluation.weighting) for name, scores in by_architecture.items()}
         ),
         "metrics": _known(
@@ -218,15 +261,21 @@ def evaluation_record(
                 for stage, scores in scored.items()
             }
         ),
-        "confusion": _summed(main.values()).tolist() if "confusion" in evaluation.metrics and main else None,
+        "confusion": _summed(main.values()).tolist() if "confusion" in told and main else None,
         **({"accuracy_by_classes": _by_classes(scored, evaluation.weighting)} if evaluation.missing_classes else {}),
     }
 
 
-def _by_classes(stages: Mapping[Stage, Sequence[ClientScore]], weighting: str) -> dict[str, Mapping[str, Any]]:
+def metrics_of(evaluation: Evaluation, score: MainScore) -> tuple[str, ...]:
+    """What is recorded beside the main score: of classes what is asked for, of numbers R2."""
+    return score.metrics if score is RMSE else tuple(evaluation.metrics)
+
+
+def _by_classes(stages: Mapping[Stage, Sequence[Score]], weighting: str) -> dict[str, Mapping[str, Any]]:
     """Stage -> "own" and "missing" -> the accuracy on the classes that each client has, and on those that it lacks."""
     found: dict[str, Mapping[str, Any]] = {}
-    for stage, scores in stages.items():
+    for stage, told in stages.items():
+        scores = [score for score in told if isinstance(score, ClientScore)]
         lacking = [score.missing for score in scores if score.missing is not None]
         parts = {"own": summarize([score.own for score in scores], weighting), "missing": summarize(lacking, weighting)}
         found[stage] = _known(parts)
@@ -238,15 +287,17 @@ def from_scores_of(evaluation: Evaluation) -> tuple[str, ...]:
     return tuple(name for name in evaluation.metrics if name in FROM_SCORES)
 
 
-NOT_EVALUATED: Mapping[str, Any] = {
-    "accuracy": {},
-    "accuracy_by_predictor": {},
-    "accuracy_per_client": [],
-    "accuracy_per_architecture": {},
-    "metrics": {},
-    "confusion": None,
-    "validation": None,
-}
+def not_evaluated(score: MainScore) -> dict[str, Any]:
+    """What the record of a round has that was not evaluated."""
+    return {
+        score.name: {},
+        f"{score.name}_by_predictor": {},
+        f"{score.name}_per_client": [],
+        f"{score.name}_per_architecture": {},
+        "metrics": {},
+        "confusion": None,
+        "validation": None,
+    }
 
 
 def validate_metrics(measures: Mapping[str, Measure]) -> dict[str, Measure]:
@@ -278,18 +329,18 @@ def _known(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, A
     return {name: entry for name, entry in entries.items() if entry}
 
 
-def _by_predictor(scores: Iterable[ClientScore]) -> dict[str, list[ClientScore]]:
+def _by_predictor(scores: Iterable[Score]) -> dict[str, list[Score]]:
     """The clients' scores by each of the other predictors."""
-    found: dict[str, list[ClientScore]] = {}
+    found: dict[str, list[Score]] = {}
     for score in scores:
         for name, other in score.others.items():
             found.setdefault(name, []).append(other)
     return found
 
 
-def _summed(scores: Iterable[ClientScore]) -> Tensor:
+def _summed(scores: Iterable[Score]) -> Tensor:
     """The clients' counts together, as large as the largest."""
-    counts = [score.confusion for score in scores]
+    counts = [score.confusion for score in scores if isinstance(score, ClientScore)]
     size = max(len(each) for each in counts)
     whole = torch.zeros((size, size), dtype=torch.int64)
     for each in counts:
@@ -319,18 +370,18 @@ class ScoreCache:
 
     def __init__(self, from_scores: Collection[str] = ()) -> None:
         self.from_scores = from_scores  # taken with every score
-        self._by_client: dict[tuple[int, bool, str], tuple[object, ClientScore]] = {}
-        self._by_content: dict[object, ClientScore] = {}
+        self._by_client: dict[tuple[int, bool, str], tuple[object, Score]] = {}
+        self._by_content: dict[object, Score] = {}
         self._represented: dict[_Place, tuple[int, list[Tensor]]] = {}
         self._held = 0  # bytes of representations
         self.scored = 0  # forward passes over a test set that were really made
 
-    def recall(self, client_id: int, received: bool, part: str, key: object) -> ClientScore | None:
+    def recall(self, client_id: int, received: bool, part: str, key: object) -> Score | None:
         """The score under this key, if the client was scored under it last time."""
         known = self._by_client.get((client_id, received, part))
         return known[1] if known is not None and known[0] == key else None
 
-    def keep(self, client_id: int, received: bool, part: str, key: object, score: ClientScore) -> None:
+    def keep(self, client_id: int, received: bool, part: str, key: object, score: Score) -> None:
         """Remember it until the key changes."""
         self._by_client[client_id, received, part] = (key, score)
 
@@ -342,7 +393,7 @@ class ScoreCache:
         shared: bool,
         others: bool = True,
         own_body: str | None = None,
-    ) -> ClientScore:
+    ) -> Score:
         """Score a working client; with `shared` samples, equal models once.
 
         others: see `evaluate_model`. own_body: the network's variant, where all of it but the head is as in the
@@ -359,7 +410,7 @@ class ScoreCache:
 
     def _take(
         self, client: Client, method: Method, samples: LabeledSamples, others: bool, own_body: str | None
-    ) -> ClientScore:
+    ) -> Score:
         model = method.personal_model(client.model)
         known = None
         if own_body is not None and uses_default_predict(method) and isinstance(model, SplitModel):

@@ -13,9 +13,18 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import ClientScore, Measure, ScoreCache, evaluation_record, from_scores_of, summarize
+from polyfed.engine.evaluation import (
+    Measure,
+    Score,
+    ScoreCache,
+    evaluation_record,
+    from_scores_of,
+    not_evaluated,
+    summarize,
+)
 from polyfed.engine.executors.base import EvalJob, Executor, has_weights
 from polyfed.engine.held_out import Newcomers
+from polyfed.results.main_score import MainScore
 
 
 class _ScoreKey:
@@ -50,7 +59,7 @@ class Evaluator:
     """Scores clients; see `polyfed.core.settings.Evaluation` for the stages.
 
     Args:
-        clients: by number. executor: does the work.
+        main_score: the task's. clients: by number. executor: does the work.
         stages: the main one first. metrics: figures of the user's own. shared_test: the samples all are tested on.
         excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
         held_out: who never trains, and is scored as a newcomer.
@@ -59,6 +68,7 @@ class Evaluator:
     def __init__(  # noqa: PLR0913 - what scoring needs of a federation
         self,
         method: Method,
+        main_score: MainScore,
         clients: Sequence[Client],
         server: Server,
         model_factory: ModelFactory,
@@ -72,6 +82,7 @@ class Evaluator:
         held_out: Collection[int] = (),
     ) -> None:
         self._method = method
+        self._main_score = main_score
         self._clients = clients
         self._server = server
         self._architectures, self._executor = model_factory, executor
@@ -96,26 +107,30 @@ class Evaluator:
         """Take every score anew from now on."""
         self._memory = ScoreCache(self.from_scores)
 
-    def record(self, after_training: Mapping[int, ClientScore]) -> dict[str, Any]:
-        """The figures of all stages, and the validation accuracy of the main one, for the round's record."""
+    def record(self, after_training: Mapping[int, Score]) -> dict[str, Any]:
+        """The figures of all stages, and the validation score of the main one, for the round's record."""
         main = self._stages[0]
         validated = "personal" if main == "after_training" else main
         wanted = [(stage, "test") for stage in self._stages if stage != "after_training"]
         wanted.append((validated, "validation"))
         found = self._scores(wanted)
-        scores: dict[Stage, Mapping[int, ClientScore]] = {}
+        scores: dict[Stage, Mapping[int, Score]] = {}
         for stage in self._stages:
             if stage == "after_training":
                 scores[stage] = {n: score for n, score in after_training.items() if n not in self._unscored}
             else:
                 scores[stage] = found[stage, "test"]
         names = [client.architecture for client in self._clients]
-        record = evaluation_record(scores, names, self._evaluation, self._metrics)
+        record = evaluation_record(scores, names, self._evaluation, self._metrics, self._main_score)
         validation = found[validated, "validation"].values()
         mean = summarize(validation, self._evaluation.weighting).get("mean")
         return {**record, "validation": mean, **self._newcomers.record()}
 
-    def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, ClientScore]]:
+    def no_record(self) -> dict[str, Any]:
+        """The same part of the record of a round that is not evaluated."""
+        return not_evaluated(self._main_score)
+
+    def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
         """The scores of those present by (stage, part of the data)."""
         there = self._server.clients.keys() | self._excluded.keys()
         judged = [client for client in self._clients if client.id in there and client.id not in self._unscored]
@@ -125,7 +140,7 @@ class Evaluator:
         for view, scores in zip(missing, taken, strict=True):
             for part, score in scores.items():
                 self._memory.keep(view.client.id, view.message is not None, part, view.key, score)
-        found: dict[tuple[str, str], dict[int, ClientScore]] = {}
+        found: dict[tuple[str, str], dict[int, Score]] = {}
         for stage, part in wanted:
             known = {number: self._recall(of_stage[stage], part) for number, of_stage in views.items()}
             found[stage, part] = {number: score for number, score in known.items() if score is not None}
@@ -161,7 +176,7 @@ class Evaluator:
                 received = _ScoredClient(client, variant, message, _ScoreKey(client.version, variant, message))
         return {stage: received if asked else as_it_stands for stage, asked in receives.items()}
 
-    def _recall(self, view: _ScoredClient, part: str) -> ClientScore | None:
+    def _recall(self, view: _ScoredClient, part: str) -> Score | None:
         return self._memory.recall(view.client.id, view.message is not None, part, view.key)
 
     def _scoring(self, view: _ScoredClient, parts: Sequence[str]) -> EvalJob:

@@ -21,6 +21,7 @@ from polyfed.data.samples import ClientData, LabeledSamples
 from polyfed.engine.architectures import build_model_factory, first_by_architecture, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
+    check_evaluation,
     check_texts,
     check_validation,
     clients_of,
@@ -77,7 +78,7 @@ class Federation:
             ``polyfed.Privacy(...)``, ``polyfed.Compression(...)``, ``polyfed.Devices(...)``,
             ``polyfed.RobustAggregation(...)``, ``polyfed.Adversaries(...)``, and plugins of your own
             (`polyfed.Plugin`).
-        task: what is classified: classes, data that are public, a shared test set; see `polyfed.Task`.
+        task: what is predicted: classes, data that are public, a shared test set; see `polyfed.Task`.
         executor: the name of one ("serial", "processes", ...), or all of how work is done; see `polyfed.Execution`.
         out: the run folder, or all of what is written; see `polyfed.Output`. None writes nothing.
         seed: every random draw of the run is derived from it.
@@ -119,9 +120,9 @@ class Federation:
         self.output = output_of(out)
         self.seed = check_integer("seed", seed, 0)
         self.stages = self.evaluation.stages(method.evaluation_stage)
-        task = task_of(task)
-        check_texts(task, self.output, self.metrics)
-        self.task = complete_task(task, self.clients)
+        self.task = complete_task(task_of(task), self.clients)
+        check_texts(self.task, self.output, self.metrics)
+        check_evaluation(self.task, self.evaluation, self.metrics, self.clients)
         self._shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
         self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
@@ -142,6 +143,7 @@ class Federation:
         )
         self.evaluator = Evaluator(
             method,
+            self.task.main_score,
             self.clients,
             self.server,
             self.model_factory,
@@ -186,7 +188,7 @@ class Federation:
             if self._shared_test is not None:
                 client.data = ClientData(client.data.train, client.data.validation, self._shared_test)
             client.id = number
-            client.classes = self.classes
+            client.classes = len(client.class_names) or self.classes
             client.seed = self.seed
             client.training = self.training
             client.public = self.task.public
@@ -259,7 +261,7 @@ class Federation:
 
     @property
     def classes(self) -> int:
-        """The number of classes of the task."""
+        """The number of classes of the task; 0: numbers are predicted."""
         assert self.task.classes is not None
         return self.task.classes
 
@@ -416,10 +418,7 @@ class Federation:
     def _seen(self) -> list[dict[str, Any]]:
         """Of each client what only whoever has its network and its data can tell."""
         parameters = trained_counts(self.model_factory, self.clients)
-        return [
-            {"parameters": parameters[client.architecture], "labels": client.data.train.counts()}
-            for client in self.clients
-        ]
+        return [{"parameters": parameters[client.architecture], **client.label_facts()} for client in self.clients]
 
     def _finished(self, result: Mapping[str, Any]) -> Run:
         path = None if self.folder is None else self.folder.path

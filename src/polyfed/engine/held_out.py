@@ -22,7 +22,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import EACH_GROUP, Evaluation
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import ClientScore, summarize
+from polyfed.engine.evaluation import Score, summarize
 from polyfed.engine.executors.base import EvalJob, Executor, TrainJob
 from polyfed.errors import ConfigError
 
@@ -112,11 +112,12 @@ class Newcomers:
         return {
             "held_out": {stage: summarize(found.values(), self._evaluation.weighting) for stage, found in told.items()},
             "held_out_per_client": {
-                stage: {str(number): score.accuracy for number, score in found.items()} for stage, found in told.items()
+                stage: {str(number): getattr(score, score.main.name) for number, score in found.items()}
+                for stage, found in told.items()
             },
         }
 
-    def _received(self) -> dict[int, ClientScore]:
+    def _received(self) -> dict[int, Score]:
         """Each with what it would receive now."""
         asked = []
         for client, message, variant in self._sent("train"):
@@ -125,7 +126,7 @@ class Newcomers:
         found = self._executor.score(asked)
         return {one.client.id: scores["test"] for one, scores in zip(asked, found, strict=True) if "test" in scores}
 
-    def _trained(self) -> dict[int, ClientScore]:
+    def _trained(self) -> dict[int, Score]:
         """Each after local training on what it would receive now; nothing in a round in which nobody trains."""
         number = self._server.round
         training = [(place, one) for place, one in enumerate(self._method.exchanges(number)) if one.trains]

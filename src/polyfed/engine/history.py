@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.engine.evaluation import NOT_EVALUATED
+from polyfed.engine.evaluation import not_evaluated
 from polyfed.engine.notebook import of_history
 from polyfed.errors import ConfigError
+from polyfed.results.main_score import main_score_of
 from polyfed.version import __version__
 
 _LOST_LOSS = 1e3  # far above that of guessing, log C, 14 among a million classes
@@ -25,13 +25,14 @@ class History(list[dict[str, Any]]):
     """The records of a run, one per round, in order: a list. In a notebook it is a table and curves."""
 
     def __repr__(self) -> str:
-        scored = [record["accuracy"] for record in self if record["accuracy"]]
+        score = main_score_of(self[-1] if self else ())
+        scored = [record[score.name] for record in self if record[score.name]]
         told = f"History({len(self)} round{'' if len(self) == 1 else 's'}"
         if not scored:
             return f"{told})"
         stage = next(iter(scored[-1]))
         means = [found[stage]["mean"] for found in scored if stage in found]
-        return f"{told}: accuracy {means[0]:.4f} to {means[-1]:.4f} ({stage}))"
+        return f"{told}: {score.title} {means[0]:.4f} to {means[-1]:.4f} ({stage}))"
 
     def _repr_html_(self) -> str:
         return of_history(self)
@@ -69,21 +70,22 @@ def _numbers(record: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, 
 
 
 def best_round(records: Sequence[Mapping[str, Any]]) -> int | None:
-    """The (first) round with the best validation accuracy, a closing one included; None without validation data."""
+    """The (first) round with the best validation score, a closing one included; None without validation data."""
     candidates = [record for record in records if record["validation"] is not None]
     if not candidates:
         return None
-    return int(max(candidates, key=lambda record: record["validation"])["round"])
+    best = main_score_of(candidates[0]).best(record["validation"] for record in candidates)
+    return next(int(record["round"]) for record in candidates if record["validation"] == best)
 
 
 def best_by_validation(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """Test accuracy of the best round of those that have one; None without validation data."""
-    scored = [record for record in records if stage in record["accuracy"]]
+    """Test score of the best round of those that have one; None without validation data."""
+    scored = [record for record in records if stage in record[main_score_of(record).name]]
     number = best_round(scored)
     if number is None:
         return None
     best = next(record for record in scored if record["round"] == number)
-    return float(best["accuracy"][stage]["mean"])
+    return float(best[main_score_of(best).name][stage]["mean"])
 
 
 def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_delta: float) -> int | None:
@@ -91,16 +93,17 @@ def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_de
 
     Args:
         records: one per round, in order.
-        patience: so many evaluations in a row that do not raise the best validation accuracy by more than `min_delta`
-            end the run; 0: never. min_delta: in [0, 1], as the accuracies are.
+        patience: so many evaluations in a row that do not improve the best validation score by more than `min_delta`
+            end the run; 0: never. min_delta: in the unit of the score, accuracies being in [0, 1].
     """
-    best = -math.inf
+    score = main_score_of(records[0] if records else ())
+    best = score.nothing
     waited = 0  # evaluations since that one
     for record in records:
         value = record["validation"]
         if record["closing"] or value is None:
             continue
-        if value > best + min_delta:
+        if score.is_better(value, best, min_delta):
             best = value
             waited = 0
         else:
@@ -122,22 +125,24 @@ def summarize_run(
     """
     stage = facts["evaluation"]["stage"]
     scored = [record for record in records if record["evaluated"]]
-    last = scored[-1] if scored else NOT_EVALUATED
-    main = last["accuracy"].get(stage, {})
+    score = main_score_of(records[0] if records else ())
+    last = scored[-1] if scored else not_evaluated(score)
+    main = last[score.name].get(stage, {})
     seconds = sum(record["seconds"] for record in records)
     samples = sum(record["samples"] for record in records)
     return {
         **facts,
-        "accuracy": main.get("mean"),
-        "accuracy_std": main.get("std"),
-        "accuracy_bottom_decile": main.get("bottom_decile"),
-        "accuracy_before_closing": _before_closing(records, stage),
-        "accuracy_best_by_validation": best_by_validation(records, stage),
-        "accuracy_by_stage": last["accuracy"],
-        "accuracy_by_predictor": last.get("accuracy_by_predictor", {}),
+        score.name: main.get("mean"),
+        f"{score.name}_std": main.get("std"),
+        f"{score.name}_bottom_decile": main.get("bottom_decile"),
+        f"{score.name}_before_closing": _before_closing(records, stage),
+        f"{score.name}_best_by_validation": best_by_validation(records, stage),
+        f"{score.name}_by_stage": last[score.name],
+        f"{score.name}_by_predictor": last.get(f"{score.name}_by_predictor", {}),
+        **{f"{score.name}_{name}": last[f"{score.name}_{name}"] for name in ("per_client", "per_architecture")},
         **{name: last[name] for name in _OF_THE_LAST},
         **{name: last[name] for name in _IF_ASKED if name in last},
-        "clients_table": _clients_table(records, clients, last["accuracy_per_client"]),
+        "clients_table": _clients_table(records, clients, score.name, last[f"{score.name}_per_client"]),
         "bytes_up": _total(records, "bytes_up"),
         "bytes_down": _total(records, "bytes_down"),
         **_uncompressed(records),
@@ -158,7 +163,7 @@ def summarize_run(
 
 
 # what a result has of the last evaluated round as it is
-_OF_THE_LAST = ("accuracy_per_client", "accuracy_per_architecture", "metrics", "confusion", "validation")
+_OF_THE_LAST = ("metrics", "confusion", "validation")
 
 _IF_ASKED = ("accuracy_by_classes", "held_out", "held_out_per_client")  # likewise, where it was asked for
 
@@ -173,11 +178,11 @@ def _is_closed(records: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _before_closing(records: Sequence[Mapping[str, Any]], stage: str) -> float | None:
-    """The mean accuracy in the last evaluated round before a closing one; None where there was none."""
+    """The mean score in the last evaluated round before a closing one; None where there was none."""
     scored = [record for record in records if record["evaluated"] and not record["closing"]]
     if not scored or not _is_closed(records):
         return None
-    mean: float | None = scored[-1]["accuracy"].get(stage, {}).get("mean")
+    mean: float | None = scored[-1][main_score_of(scored[-1]).name].get(stage, {}).get("mean")
     return mean
 
 
@@ -252,9 +257,12 @@ def _timings(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
 
 
 def _clients_table(
-    records: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[str, Any]], accuracies: Sequence[float | None]
+    records: Sequence[Mapping[str, Any]],
+    clients: Sequence[Mapping[str, Any]],
+    score: str,
+    values: Sequence[float | None],
 ) -> list[dict[str, Any]]:
-    """One row per client: who it is, its last accuracy in the main stage, what it sent and was sent in all, and how
+    """One row per client: who it is, its last score in the main stage, what it sent and was sent in all, and how
     long its simulated device was busy.
     """
     sent = {str(client["id"]): {"up": 0, "down": 0} for client in clients}
@@ -266,11 +274,11 @@ def _clients_table(
             sent[number]["up"] += traffic["up"]
             sent[number]["down"] += traffic["down"]
     rows = []
-    for client, accuracy in zip(clients, accuracies or [None] * len(clients), strict=True):
+    for client, value in zip(clients, values or [None] * len(clients), strict=True):
         number = str(client["id"])
         row = {
             **client,
-            "accuracy": accuracy,
+            score: value,
             "bytes_up": sent[number]["up"],
             "bytes_down": sent[number]["down"],
         }

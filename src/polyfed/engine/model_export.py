@@ -114,8 +114,9 @@ class ModelExport:
             table = {"categories": columns.categories, "flags": columns.flags, "fill": fill}
         return {
             "architecture": client.architecture,
-            "classes": self._task.classes,
-            "class_names": list(self._task.class_names or ()),
+            "classes": client.classes,
+            "class_names": list(client.class_names or self._task.class_names or ()),
+            **({} if self._task.classes else {"target": dataclasses.asdict(client.data.train.scale)}),
             "feature_names": list(self._task.feature_names),
             "label_column": self._task.label_column,
             "vocabulary": None if texts is None else texts.most,

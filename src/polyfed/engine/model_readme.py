@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polyfed.core.model_factory import ModelFactory
+from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import export_state
 from polyfed.data.text import FIRST_WORD, PATTERN, TextConfig
 from polyfed.escaping import markdown_text, visible
@@ -63,6 +63,7 @@ class ModelReadme:
         if (as_built and about.get("vectors") is None) or (not as_built and about["zoo"]):
             self._loadable.add(number)
         form = {key: about.get(key) for key in ("input", "prepare", "texts", "feature_names", "class_names")}
+        form["numbers"] = "target" in about
         form["client"] = number if "table" in about else None  # what stands for missing values is a client's own
         self._inputs.setdefault(json.dumps(form), []).append(number)
 
@@ -79,7 +80,8 @@ class ModelReadme:
         lines = _prepared(form, f"client-{numbers[0]:03d}.safetensors")
         if self._loadable.issuperset(numbers):
             lines.append("outputs = model(x)")
-            lines.append(_said_of_outputs(form["class_names"]) if self._scores else _NO_SCORES)
+            said = _said_of_numbers(form["feature_names"]) if form["numbers"] else _said_of_outputs(form["class_names"])
+            lines.append(said if self._scores else _NO_SCORES)
         head = _INPUTS.format(whose=whose, shape=shape, type=form["input"]["type"])
         return "\n".join([head, "```python", *lines, "```\n"])
 
@@ -115,7 +117,8 @@ class ModelReadme:
             shape = tuple(about["input"]["shape"])
             beside = about.get("modules", ())
             categories = [1 + len(names) if names else 0 for names in about.get("table", {}).get("categories", ())]
-            return python_source(name, own, shape, about["classes"], about["feature_dim"], words, beside, categories)
+            outputs = about["classes"] or 1
+            return python_source(network_of(name), own, shape, outputs, about["feature_dim"], words, beside, categories)
         kind = type(own.original if isinstance(own, Adapted) else own)
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]
@@ -136,6 +139,13 @@ def _said_of_outputs(class_names: Sequence[str]) -> str:
     shown = [f"{number}: {name}" for number, name in enumerate(class_names[:_SHOWN])]
     names = ", ".join([*shown, *(["..."] if len(class_names) > _SHOWN else [])])
     return f"classes = outputs.argmax(dim=1)  # {visible(' '.join(names.split()))}"
+
+
+def _said_of_numbers(feature_names: Sequence[str]) -> str:
+    """The line that turns outputs into the numbers that are predicted; of tables `about` has been read."""
+    if feature_names:
+        return 'numbers = about["target"]["mean"] + about["target"]["std"] * outputs[:, 0]'
+    return "# numbers = mean + std * outputs[:, 0], with the target's mean and std in index.json"
 
 
 # inputs --------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from polyfed.core.client import Client
 from polyfed.markup import Line, curves, cut, details, paragraph, table
+from polyfed.results.main_score import MainScore, main_score_of
 from polyfed.units import human_bytes, human_seconds
 
 _FIRST, _LAST = 5, 15  # rows of a long table that are shown
@@ -16,7 +17,7 @@ _GAP = "…"
 
 def of_history(records: Sequence[Mapping[str, Any]]) -> str:
     """The rounds as curves and as a table."""
-    return curves(_lines(records), "round", "test accuracy in %, mean over clients") + _rounds(records)
+    return curves(_lines(records), "round", _axis(records)) + _rounds(records)
 
 
 def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: Path | None) -> str:
@@ -29,7 +30,7 @@ def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path
         paragraph(result["nothing_learnt"], strong=True) if result.get("nothing_learnt") else "",
         _stages(result),
         paragraph(f"{sent}, {human_seconds(result['seconds'])}{refused}{where}"),
-        curves(_lines(records), "round", "test accuracy in %, mean over clients"),
+        curves(_lines(records), "round", _axis(records)),
         details("Rounds", _rounds(records)),
         details("Clients", _clients(result["clients_table"])),
     ]
@@ -58,23 +59,25 @@ def _title(facts: Mapping[str, Any]) -> str:
 
 
 def _stages(result: Mapping[str, Any]) -> str:
-    headings = ["test accuracy in %", "mean over clients", "std", "lowest client", "highest client"]
+    score = main_score_of(result)
+    headings = [f"test {score.title_with_unit}", "mean over clients", "std", "lowest client", "highest client"]
     rows = [
-        (stage, *(_percent(found.get(key)) for key in ("mean", "std", "min", "max")))
-        for stage, found in result["accuracy_by_stage"].items()
+        (stage, *(_shown(score, found.get(key)) for key in ("mean", "std", "min", "max")))
+        for stage, found in result[f"{score.name}_by_stage"].items()
     ]
     return table(headings, rows) if rows else paragraph("No client was scored: none has test samples.")
 
 
 def _rounds(records: Sequence[Mapping[str, Any]]) -> str:
-    stages = list(dict.fromkeys(stage for record in records for stage in record["accuracy"]))
+    score = _score(records)
+    stages = list(dict.fromkeys(stage for record in records for stage in record[score.name]))
     refused = ["refused"] if any(record["refused"] for record in records) else []
     headings = ["round", "loss", *stages, "up", "down", "time", *refused]
     rows = [
         (
             record["round"],
             "" if record["train_loss"] is None else f"{record['train_loss']:.4f}",
-            *(_percent(record["accuracy"].get(stage, {}).get("mean")) for stage in stages),
+            *(_shown(score, _mean(record, stage)) for stage in stages),
             human_bytes(record["bytes_up"]),
             human_bytes(record["bytes_down"]),
             human_seconds(record["seconds"]),
@@ -87,26 +90,37 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _clients(rows: Sequence[Mapping[str, Any]]) -> str:
-    headings = ["client", "network", "training samples", "test accuracy in %"]
-    cells = [(row["id"], row["architecture"], row["samples"], _percent(row["accuracy"])) for row in rows]
+    score = main_score_of(rows[0] if rows else ())
+    headings = ["client", "network", "training samples", f"test {score.title_with_unit}"]
+    cells = [(row["id"], row["architecture"], row["samples"], _shown(score, row[score.name])) for row in rows]
     between: Sequence[object] = [_GAP] * len(headings)
     return table(headings, cut(cells, between, _FIRST, _LAST), words=(1,))
 
 
 def _lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
     """A curve for each stage of scoring."""
-    stages = dict.fromkeys(stage for record in records for stage in record["accuracy"])
+    score = _score(records)
+    stages = dict.fromkeys(stage for record in records for stage in record[score.name])
     lines = []
     for stage in stages:
         scored = [record for record in records if _mean(record, stage) is not None]
-        lines.append(Line(stage, [r["round"] for r in scored], [100 * (_mean(r, stage) or 0.0) for r in scored]))
+        values = [score.shown(_mean(record, stage) or 0.0) for record in scored]
+        lines.append(Line(stage, [record["round"] for record in scored], values))
     return lines
 
 
 def _mean(record: Mapping[str, Any], stage: str) -> float | None:
-    found: float | None = record["accuracy"].get(stage, {}).get("mean")
+    found: float | None = record[main_score_of(record).name].get(stage, {}).get("mean")
     return found
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}"
+def _score(records: Sequence[Mapping[str, Any]]) -> MainScore:
+    return main_score_of(records[0] if records else ())
+
+
+def _axis(records: Sequence[Mapping[str, Any]]) -> str:
+    return f"test {_score(records).title_with_unit}, mean over clients"
+
+
+def _shown(score: MainScore, value: float | None) -> str:
+    return "" if value is None else score.text(value)

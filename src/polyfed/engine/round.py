@@ -16,7 +16,6 @@ from polyfed.core.method import Exchange, Method
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.engine.evaluation import NOT_EVALUATED
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor, JobResult, TrainJob
 from polyfed.engine.plugin import Plugin
@@ -175,7 +174,7 @@ class RoundRunner:
         self.server.log.clear()
         record["evaluated"] = round.evaluated
         with section("score"):
-            record |= self.evaluator.record(round.totals.scores) if round.evaluated else NOT_EVALUATED
+            record |= self.evaluator.record(round.totals.scores) if round.evaluated else self.evaluator.no_record()
         return in_order(record, RoundRecord)
 
     @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyfed.core.method import Exchange, Method
 from polyfed.core.server import Server
-from polyfed.engine.evaluation import ClientScore
+from polyfed.engine.evaluation import Score
 from polyfed.engine.executors.base import JobResult, TrainJob
 from polyfed.engine.uploads import sent_nbytes
 
@@ -75,7 +75,7 @@ class RoundTotals:
         self.rejected: list[dict[str, Any]] = []
         self.loss = self.samples = self.steps = 0.0
         self.sums: dict[str, float] = {}
-        self.scores: dict[int, ClientScore] = {}
+        self.scores: dict[int, Score] = {}
 
     def add(self, job: TrainJob, outcome: JobResult, method: Method, heard: bool) -> None:
         """Count one outcome. Bytes count when sent, also those of a rejected upload, unless nothing left the client."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from polyfed.engine.history import History
 from polyfed.engine.notebook import of_run
+from polyfed.results.main_score import main_score_of
 from polyfed.units import human_count
 
 
@@ -30,8 +31,9 @@ class Run:
 
     def __repr__(self) -> str:
         told = self.result
-        accuracy = self.result["accuracy"]
-        scored = "not scored" if accuracy is None else f"accuracy {accuracy:.4f} ({told['evaluation']['stage']})"
+        score = main_score_of(told)
+        value = told[score.name]
+        scored = "not scored" if value is None else f"{score.title} {value:.4f} ({told['evaluation']['stage']})"
         if told.get("nothing_learnt"):
             scored = f"nothing was learnt, {scored}"
         sent = f"{told['bytes_up']:,} bytes up, {told['bytes_down']:,} down"

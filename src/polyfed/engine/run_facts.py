@@ -10,6 +10,7 @@ from polyfed.core.method import Method
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation_parts import FederationParts
 from polyfed.registry import is_own
+from polyfed.results.main_score import ACCURACY
 from polyfed.results.schema import RunResult, in_order
 
 
@@ -42,6 +43,8 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
         "precision": federation.execution.precision,
         "evaluation": evaluation,
     }
+    if federation.task.main_score is not ACCURACY:
+        facts["score"] = federation.task.main_score.name
     for plugin in federation.plugins:
         facts |= plugin.facts()
     return in_order(facts, RunResult)

@@ -16,6 +16,7 @@ from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
 from polyfed.profiling import profile
+from polyfed.results.main_score import main_score_of
 
 
 class RunLoop:
@@ -171,7 +172,8 @@ class RunLoop:
     def _why_stopped(self) -> str:
         """Why fewer rounds were run than were planned."""
         if self._federation.checkpointer.has_stopped():
-            return "as the validation accuracy has not become better"
+            score = main_score_of(self._federation.history[-1]).title
+            return f"as the validation {score} has not become better"
         return f"as another round {self._next_refused() or 'was refused'}"
 
     def _next_refused(self) -> str | None:

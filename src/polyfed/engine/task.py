@@ -14,6 +14,7 @@ from polyfed.core.model_factory import Precision
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.table_columns import TableColumns
 from polyfed.data.text import Vocabulary
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 
 if TYPE_CHECKING:
     from polyfed.engine.executors.base import Executor
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """What is classified.
+    """What is predicted: classes, or numbers where the clients' labels are floats (regression).
 
     Args:
-        classes: their number; default: the largest label anywhere plus one. class_names: what they are called.
+        classes: their number; default: the largest label anywhere plus one; 0: numbers are predicted. class_names:
+            what they are called.
         public: hold-out data that everybody may see. test: one test set shared by all clients, in place of their own.
         dataset: name for the records.
         feature_names: of a table's columns, for whoever uses a model later. vocabulary: likewise, of texts.
@@ -41,6 +43,11 @@ class Task:
     vocabulary: Vocabulary | None = None
     label_column: str | None = None
     columns: TableColumns = field(default_factory=TableColumns)
+
+    @property
+    def main_score(self) -> MainScore:
+        """The figure by which models, rounds and methods are compared."""
+        return RMSE if self.classes == 0 else ACCURACY
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class Output:
     Args:
         path: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
         keep: whose weights are the run's models: those after the last round, or after the one with the best validation
-            accuracy of the main stage (the first, where several are equal).
+            score of the main stage (the first, where several are equal).
         label: name of the run in tables. settings: the resolved recipe, if there is one.
     """
 

@@ -12,9 +12,10 @@ from typing import Any
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.core.model_factory import Builder
+from polyfed.core.model_factory import Builder, with_classes
 from polyfed.core.randomness import numpy_generator
 from polyfed.core.settings import Evaluation
+from polyfed.data.dataset import DatasetSource
 from polyfed.data.federated_dataset import FederatedDataset
 from polyfed.data.samples import ClientData
 from polyfed.engine.arguments import list_of
@@ -82,8 +83,7 @@ def build_federation(
         method = pooled_method(recipe, federated.clients)
         rows_of_clients = with_pooled_rows(federated.clients)
         wrap_executor = SharedByNetwork
-    in_shape = tuple(source.train.x.shape[1:])
-    width = recipe.models.feature_dim
+    names, builders = _networks(recipe, federated, names, auxiliary_candidates(method))
     clients = [
         Client(
             name,
@@ -91,27 +91,17 @@ def build_federation(
             test=own.test if federated.test is None else None,
             validation=own.validation,
             prepare=prepare,
+            class_names=own.class_names,
         )
         for name, own in zip(names, rows_of_clients, strict=True)
     ]
     if recipe.evaluation.missing_classes:
         for client, rows in zip(clients, federated.clients, strict=True):
             client.own_classes = rows.train.y.unique().tolist()  # not those of pooled rows
-    builders: dict[str, Builder] = {
-        name: functools.partial(
-            build,
-            name,
-            in_shape,
-            federated.classes,
-            width,
-            source.words,
-            beside=recipe.beside,
-            categories=source.columns.counts,
-        )
-        for name in (*names, *auxiliary_candidates(method))
-    }
     plugins = recipe.build_plugins()
     if recipe.pretraining.epochs:
+        if source.is_regression or recipe.data.label_space == "own":
+            raise ConfigError("pretraining.epochs: expected classes that all clients share, got others")
         own = {name: builders[name] for name in dict.fromkeys(names)}
         trained, told = pretrain(recipe, own, data.public(recipe), federated.classes, pretrained)
         builders |= trained
@@ -123,8 +113,8 @@ def build_federation(
         _with_numbers(recipe.evaluation, federated),
         plugins=plugins,
         task=Task(
-            classes=federated.classes,
-            class_names=source.class_names,
+            classes=None if recipe.data.label_space == "own" else federated.classes,
+            class_names=None if recipe.data.label_space == "own" else source.class_names,
             public=data.public(recipe),
             test=federated.test,
             dataset=source.name,
@@ -146,6 +136,35 @@ def build_federation(
         seed=recipe.run.seed,
         builders=builders,
         trackers=watching,
+    )
+
+
+def _networks(
+    recipe: Recipe, federated: FederatedDataset, names: list[str], auxiliary: Sequence[str]
+) -> tuple[list[str], dict[str, Builder]]:
+    """The clients' architectures, and what makes each; with label spaces of their own, one per number of classes."""
+    source = federated.source
+    outputs = federated.classes or 1
+    builders = {name: _builder(recipe, source, name, outputs) for name in (*names, *auxiliary)}
+    if recipe.data.label_space == "shared":
+        return names, builders
+    counts = [len(own.class_names) for own in federated.clients]
+    for name, count in zip(names, counts, strict=True):
+        builders[with_classes(name, count)] = _builder(recipe, source, name, count)
+    return [with_classes(name, count) for name, count in zip(names, counts, strict=True)], builders
+
+
+def _builder(recipe: Recipe, source: DatasetSource, name: str, outputs: int) -> Builder:
+    """What makes a network of this name for the inputs of a data set."""
+    return functools.partial(
+        build,
+        name,
+        tuple(source.train.x.shape[1:]),
+        outputs,
+        recipe.models.feature_dim,
+        source.words,
+        beside=recipe.beside,
+        categories=source.columns.counts,
     )
 
 

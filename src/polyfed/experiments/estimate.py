@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
@@ -159,6 +158,8 @@ def message_bytes(federation: Federation) -> tuple[dict[str, int], dict[str, int
 
 def _first(samples: LabeledSamples, rows: int) -> LabeledSamples:
     """The first `rows` rows of every class."""
+    if samples.are_numbers:
+        return samples.head(rows)
     places = [(samples.y == label).nonzero().flatten()[:rows] for label in samples.y.unique()]
     return samples.select(torch.cat(places).sort().values) if places else samples
 
@@ -211,7 +212,8 @@ def _newcomer_seconds(federation: Federation, trial: TrialRounds, share: _Share)
 
 def _data_bytes(federation: Federation) -> int:
     """Bytes of all samples; what several look into counts once."""
-    parts = [part for client in federation.clients for part in vars(client.data).values()]
+    data = [client.data for client in federation.clients]
+    parts = [part for own in data for part in (own.train, own.validation, own.test)]
     parts += [client.missing.whole for client in federation.clients if client.missing is not None]
     public = federation.server.public
     if public is not None:
@@ -283,5 +285,5 @@ def _facts(client: Client) -> dict[str, Any]:
         "train": len(data.train),
         "validation": len(data.validation),
         "test": len(data.test),
-        "labels": dict(sorted(Counter(data.train.y.tolist()).items())),
+        "labels": {int(label): count for label, count in data.train.counts().items()},
     }

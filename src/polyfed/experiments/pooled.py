@@ -50,6 +50,8 @@ def check_pooled(recipe: Recipe) -> None:
         wrong = f"training.client_fraction = {recipe.training.client_fraction:g}"
     elif recipe.run.executor == "ray":
         wrong = "run.executor 'ray'"
+    elif recipe.data.label_space == "own":
+        wrong = "data.label_space 'own'"
     elif recipe.evaluation.held_out:
         wrong = "evaluation.held_out"
     if wrong:
@@ -64,7 +66,10 @@ def with_pooled_rows(clients: Sequence[ClientData]) -> list[ClientData]:
     x = torch.cat([client.train.x for client in clients])
     y = torch.cat([client.train.y for client in clients])
     everybody = LabeledSamples(x, y)
-    return [dataclasses.replace(client, train=everybody) for client in clients]
+    if not everybody.are_numbers:
+        return [dataclasses.replace(client, train=everybody) for client in clients]
+    # numbers to predict are in each client's own unit, as those of a network that is averaged
+    return [dataclasses.replace(client, train=LabeledSamples(x, y, client.train.scale)) for client in clients]
 
 
 def pooled_method(recipe: Recipe, clients: Sequence[ClientData]) -> Method:

@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from polyfed.core.client import to_float
 from polyfed.core.message import Message, from_bytes
 from polyfed.core.method import Method
+from polyfed.core.model_factory import network_of
 from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
+from polyfed.data.samples import TargetScale
 from polyfed.data.table_columns import TableColumns
 from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
@@ -39,7 +41,7 @@ from polyfed.engine.adapted import adapted
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError, described
-from polyfed.escaping import csv_text
+from polyfed.experiments.predictions import Predictions
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
 from polyfed.registry import check_trusted
@@ -72,6 +74,7 @@ class ClientModel:
 
     client: number. architecture: name. network: in eval mode, on `device`. method: whose `predict` makes the scores.
     state: the named tensors that `predict` sees. form: how inputs are stored. prepare: stored inputs to the network's.
+    scale: where numbers are predicted, what they were standardized with.
     """
 
     client: int
@@ -82,6 +85,7 @@ class ClientModel:
     form: InputSpec
     prepare: Callable[[Tensor], Tensor]
     device: torch.device
+    scale: TargetScale | None = None
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
@@ -90,57 +94,6 @@ class ClientModel:
                 self.method.predict(self.network, self.prepare(p.to(self.device)), self.state) for p in x.split(CHUNK)
             ]
             return torch.cat(parts).cpu()
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """What a model says.
-
-    names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
-    class_names: one per class. unknown: names of the texts of which the run knew no word, so that nothing but their
-    length speaks in their scores.
-    """
-
-    names: tuple[str, ...]
-    scores: Tensor
-    labels: Tensor | None
-    class_names: tuple[str, ...]
-    unknown: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        right = "" if self.accuracy is None else f", accuracy {self.accuracy:.4f}"
-        return f"Predictions({len(self.names)} inputs, {self.scores.shape[1]} classes{right})"
-
-    @property
-    def classes(self) -> Tensor:
-        """The predicted classes, (N,) int64."""
-        return self.scores.argmax(dim=1)
-
-    @property
-    def probabilities(self) -> Tensor:
-        """(N, C): the softmax of the scores."""
-        return self.scores.float().softmax(dim=1)
-
-    @property
-    def accuracy(self) -> float | None:
-        """The share that is right; None without labels."""
-        return None if self.labels is None else float((self.classes == self.labels).double().mean())
-
-    def rows(self, probabilities: bool = False) -> list[dict[str, Any]]:
-        """One per input: name, class, class_name, probability; on request ``probability_<class>`` of all classes."""
-        rows = []
-        for name, label, shares in zip(self.names, self.classes.tolist(), self.probabilities.tolist(), strict=True):
-            called = self.class_names[label] if label < len(self.class_names) else str(label)
-            row = {"name": name, "class": label, "class_name": called, "probability": shares[label]}
-            every = {f"probability_{number}": share for number, share in enumerate(shares)}
-            rows.append({**row, **(every if probabilities else {})})
-        return rows
-
-    def to_csv(self, probabilities: bool = False) -> str:
-        """`rows` under a heading; probabilities with six decimals."""
-        rows = self.rows(probabilities)
-        lines = [{k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-        return csv_text(list(rows[0]), lines)
 
 
 def predict(
@@ -195,7 +148,7 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
             raise
         low, high = inputs.x.aminmax()
         raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
-    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown)
+    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown, model.scale)
 
 
 # loading ----------------------------------------------------------------------------------------------------------
@@ -256,7 +209,11 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
     state = {
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()
     }
-    return ClientModel(client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place)
+    target = entry.get("target")
+    scale = None if target is None else TargetScale(target["mean"], target["std"])
+    return ClientModel(
+        client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place, scale
+    )
 
 
 def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
@@ -305,9 +262,9 @@ def _built(entry: Mapping[str, Any], method: Method, shape: tuple[int, ...]) -> 
     builders = {
         name: functools.partial(
             build,
-            name,
+            network_of(name),
             shape,
-            entry["classes"],
+            entry["classes"] or 1,
             entry["feature_dim"],
             words,
             fetch=False,
@@ -337,7 +294,8 @@ def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
     of_images = []
     if size is not None:
         of_images = size if isinstance(size, list) else [size]
-    numbers = [entry[key] for key in ("classes", "feature_dim", "vocabulary") if entry.get(key) is not None]
+    numbers = [entry[key] for key in ("feature_dim", "vocabulary") if entry.get(key) is not None]
+    numbers.append(entry["classes"] if entry.get("target") is None else 1)
     if not shape or not all(isinstance(n, int) and 1 <= n <= _MOST for n in [*shape, *of_images, *numbers]):
         raise ValueError(f"expected sizes from 1 to {_MOST}, got {shape}, {size} and {numbers}")
     if size is not None and ([size, size] if isinstance(size, int) else size) != shape[1:]:

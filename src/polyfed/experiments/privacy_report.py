@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from polyfed.engine.privacy_ledger import UNITS, from_record
 from polyfed.errors import ConfigError
 from polyfed.functional.gaussian_mechanism import classic_epsilon
 from polyfed.report.run_records import RunRecord, load_runs
-from polyfed.report.text_tables import Column, percent, render_text
+from polyfed.report.text_tables import Column, percent, render_text, scored
+from polyfed.results.main_score import MainScore
 
 _DELTA = 1e-5
 
@@ -24,7 +25,7 @@ class PrivacyCost:
     """What the client that has given away most has, in one run and of one unit.
 
     Attributes:
-        run: its name. seed, accuracy: of the run; the accuracy in [0, 1], or None.
+        run: its name. seed, accuracy: of the run; the accuracy in [0, 1], or None. score: what the accuracy is.
         unit: "client" (whether it takes part) or "sample" (what one of its rows holds).
         what: which releases it is about. client: whose. releases: how many.
         noise: of one of them, over the most that it can change; the least. drawn: share of the rows that it is about.
@@ -36,6 +37,7 @@ class PrivacyCost:
     run: str
     seed: int | None
     accuracy: float | None
+    score: MainScore
     unit: Unit
     what: tuple[str, ...]
     client: int
@@ -98,6 +100,7 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
         run=run.name or run.method,
         seed=run.seed,
         accuracy=run.result.accuracy,
+        score=run.result.main_score,
         unit=unit,
         what=tuple(sorted({one.what for one in worst})),
         client=client,
@@ -111,12 +114,19 @@ def _line(run: RunRecord, unit: Unit, accounts: dict[int, tuple[Release, ...]], 
     )
 
 
+def _scores(lines: Sequence[PrivacyCost]) -> Iterator[Column]:
+    """A column for each main score of the runs."""
+    for score in dict.fromkeys(one.score for one in lines):
+        cells = [scored(one.accuracy, score) if one.score is score else "-" for one in lines]
+        yield Column(score.title, cells)
+
+
 def to_text(lines: Sequence[PrivacyCost], width: int = 100) -> str:
     """A table, and what its numbers cover."""
     columns = [
         Column("run", [one.run for one in lines], words=True),
         Column("seed", ["-" if one.seed is None else str(one.seed) for one in lines]),
-        Column("accuracy", [percent(one.accuracy) for one in lines]),
+        *_scores(lines),
         Column("unit", [one.unit for one in lines], words=True),
         Column("of", [", ".join(one.what) for one in lines], words=True),
         Column("releases", [str(one.releases) for one in lines]),

@@ -24,12 +24,12 @@ kernel_factor       a low-rank factor of the mean of linear kernels
 kernel_similarity   linear and RBF alignment and Procrustes behind one front
 kernels             linear CKA and its gradient
 lora                low-rank adapters: products, means of unequal ranks, stacks, decompositions
-losses              weighted cross entropy, distances, divergence and contrast of outputs
+losses              weighted cross entropy, squared error, distances, divergence and contrast of outputs
 low_rank            tensors as their largest singular triples
 magnitudes          sub-models of the entries largest in magnitude: thresholds, a gradient that knows them
 masks               which entries of tensors are shared: growth, what is sent, means
 membership_scores   which rows were trained on: shadow models, ROC curves, intervals
-metrics             accuracy, balanced accuracy, F1, AUC
+metrics             accuracy, balanced accuracy, F1, AUC; RMSE, R2
 mixing              models mixed by what they gain
 modes               eval mode and untracked BatchNorm statistics for a while
 noise               Gaussian noise on features

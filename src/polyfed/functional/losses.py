@@ -27,6 +27,27 @@ def _wide(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype == torch.bfloat16 else scores
 
 
+def task_loss(outputs_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
+    """The loss of a task: cross entropy where y are classes, squared error where they are numbers.
+
+    Args:
+        outputs_NC: of a network: scores before the softmax; for numbers (N, 1).
+        y_N: classes, or float targets. w_N: row weights, as in `cross_entropy`.
+
+    Returns:
+        0-d tensor.
+
+    Raises:
+        ValueError: shapes do not fit.
+
+    >>> task_loss(torch.tensor([[3.0]]), torch.tensor([1.0]), torch.ones(1))
+    tensor(4.)
+    """
+    if y_N.is_floating_point():
+        return mse_loss(_wide(outputs_NC), y_N[:, None], w_N)
+    return cross_entropy(outputs_NC, y_N, w_N)
+
+
 def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
     """sum_n w_n CE(logits_n, y_n) / sum_n w_n: with weights 1 the mean over the batch, with 0 and 1 that over the ones.
 
@@ -40,11 +61,13 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         0-d tensor.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or y are no whole numbers.
     """
     if logits_NC.dim() != 2 or y_N.shape != logits_NC.shape[:1] or w_N.shape != y_N.shape:
         shapes = f"{tuple(logits_NC.shape)}, {tuple(y_N.shape)} and {tuple(w_N.shape)}"
         raise ValueError(f"expected logits (N, C), y (N,) and w (N,), got {shapes}")
+    if y_N.is_floating_point():
+        raise ValueError(f"expected whole numbers as classes, got {y_N.dtype}; task_loss takes float targets, too")
     ce_N = F.cross_entropy(_wide(logits_NC), y_N.long(), reduction="none")
     return weighted_mean(ce_N, w_N)
 

@@ -1,4 +1,5 @@
-"""What a classifier's counts and scores say: accuracy, balanced accuracy, F1, AUC, calibration error.
+"""What a classifier's counts and scores say: accuracy, balanced accuracy, F1, AUC, calibration error; of a regressor's
+predictions RMSE and R2.
 
 A class is averaged over only where it occurs: without a true sample it has no recall, and without a sample of another
 class no AUC. Where nothing is left to average, the result is NaN.
@@ -8,6 +9,8 @@ predicted one.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -104,6 +107,39 @@ def calibration_error(scores: Tensor, y: Tensor, bins: int = 15) -> float:
     excess = (predicted == y).double() - confidence
     gap = torch.zeros(bins, dtype=torch.float64).index_add(0, place, excess)
     return float(gap.abs().sum()) / len(y)
+
+
+def rmse(predicted: Tensor, y: Tensor) -> float:
+    """Root of the mean squared error, in the unit of y.
+
+    Args:
+        predicted, y: (N,) numbers.
+
+    Returns:
+        NaN without samples.
+
+    >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    2.0
+    """
+    return math.sqrt(float((predicted.double() - y.double()).square().mean())) if len(y) else math.nan
+
+
+def r2(predicted: Tensor, y: Tensor) -> float:
+    """Coefficient of determination: 1 - sum (y - predicted)^2 / sum (y - mean of y)^2.
+
+    Args:
+        predicted, y: (N,) numbers.
+
+    Returns:
+        At most 1; 0 for predicting the mean of y; NaN where y does not vary, or there is no sample.
+
+    >>> r2(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0]))
+    0.5
+    """
+    y = y.double()
+    spread = float((y - y.mean()).square().sum()) if len(y) else 0.0
+    error = float((predicted.double() - y).square().sum())
+    return 1 - error / spread if spread else math.nan
 
 
 def _log_odds(scores: Tensor, label: int) -> Tensor:

@@ -63,7 +63,7 @@ class DepthFL(Method):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True)
+        return Requirements(same_architecture=True, classes="its exits teach each other by probabilities of classes")
 
     @property
     def evaluation_stage(self) -> Stage:

@@ -28,7 +28,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor, nbytes
-from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.server import Server
 from polyfed.functional.class_targets import merge, soft_cross_entropy, to_dense
 from polyfed.functional.losses import cross_entropy
@@ -55,6 +55,10 @@ class FD(Method):
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
     outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(classes="it averages outputs by class")
 
     @property
     def accepts_stale_uploads(self) -> bool:

@@ -73,9 +73,14 @@ class FedDF(Method):
     @property
     def requirements(self) -> Requirements:
         if not self.server_steps:
-            return Requirements()
+            return Requirements(shared_outputs=weight_averaging.AVERAGES_HEADS)
         labeled = self.patience or self.drop_worst  # labels of another data set mean nothing
-        return Requirements(public=self.server_batch, public_origin="holdout" if labeled else "", same_input_shape=True)
+        return Requirements(
+            public=self.server_batch,
+            public_origin="holdout" if labeled else "",
+            same_input_shape=True,
+            classes="it distills probabilities of classes",
+        )
 
     @property
     def evaluation_stage(self) -> Stage:

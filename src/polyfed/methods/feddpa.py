@@ -19,6 +19,7 @@ what epsilon `noise_multiplier` is worth over all rounds. A client's first w_k i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
@@ -30,7 +31,7 @@ from torch import Tensor
 from polyfed.core import inference, upload_forms
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_group, get_tensor
-from polyfed.core.method import Batch, Context, Phase, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Phase, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
@@ -67,6 +68,11 @@ class FedDPA(FedAvg):
                 f"noise: expected clip = true beside it, as noise hides bounded updates, got {self.noise_multiplier:g}"
             )
         return self
+
+    @property
+    def requirements(self) -> Requirements:
+        reason = "its Fisher information is of probabilities of classes"
+        return dataclasses.replace(super().requirements, classes=reason)
 
     @property
     def evaluation_stage(self) -> Stage:

@@ -64,6 +64,8 @@ class FedET(FedAvg):
             shared_shapes=nested,
             same_input_shape=True,
             public=self.server_batch if self.server_steps else 0,
+            classes="it distills probabilities of classes" if self.server_steps else "",
+            shared_outputs=weight_averaging.AVERAGES_HEADS,
             hint=f"use method.aggregation = 'same-shape', {instead}" if nested else instead,
         )
 

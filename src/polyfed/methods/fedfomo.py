@@ -35,7 +35,7 @@ from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.losses import task_loss
 from polyfed.functional.mixing import distance, interpolate_towards, model_gains, normalize_positive
 from polyfed.methods.building_blocks import weight_averaging
 
@@ -145,7 +145,7 @@ class FedFomo(Method):
         for candidate in (old, *candidates):
             load_state(client.model, {**old, **candidate})
             logits = inference.map_batches(client.model, client.model, held.x, client.prepare).cpu()
-            losses.append(float(cross_entropy(logits, held.y, torch.ones(len(held)))))
+            losses.append(float(task_loss(logits, held.y, torch.ones(len(held)))))
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
         return model_gains(losses[0], losses[1:], [distance(weights, one) for one in candidates])
 

@@ -76,7 +76,13 @@ class FedGen(FedAvg):
     def requirements(self) -> Requirements:
         nested = self.aggregation != "same-shape"
         instead = "use method.aggregation = 'same-shape'"
-        return Requirements(split_model=True, same_feature_dim=True, shared_shapes=nested, hint=instead)
+        return Requirements(
+            split_model=True,
+            same_feature_dim=True,
+            shared_shapes=nested,
+            classes="its generator draws representations by class",
+            hint=instead,
+        )
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:

@@ -43,7 +43,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import SAMPLES, Form, own_network
 from polyfed.functional.kernel_similarity import kernel_distance
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import eval_mode
 from polyfed.functional.quantization import dequantize_columns
 from polyfed.methods.building_blocks import kernel_alignment, weight_averaging
@@ -121,6 +121,7 @@ class FedHeNN(Method):
             hint="use method.setting = 'heterogeneous'",
             public=self.alignment_data.size if uses_rad else 0,
             same_input_shape=uses_rad,
+            shared_outputs="it averages networks" if self.setting == "homogeneous" else "",
         )
 
     # client: a step ----------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class FedHeNN(Method):
         return {"rad_x": client.prepare(rad), "rad_target": target, "eta": eta}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
-        task = cross_entropy(model(batch.x), batch.y, batch.w)
+        task = task_loss(model(batch.x), batch.y, batch.w)
         if "rad_x" not in context:
             return task
         with profiling.section("align"), eval_mode(model):

@@ -40,7 +40,7 @@ from polyfed.core.modules import as_split_model, copy_parameters, float_state, l
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage, Training
 from polyfed.core.upload_forms import Form
-from polyfed.functional.losses import cross_entropy, squared_distance
+from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.surgery import combine, cosine
 from polyfed.methods.building_blocks import feature_pairs, weight_averaging
@@ -199,7 +199,7 @@ class FedIN(Method):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         z = feature_pairs.add_drawn_noise(model.extract(batch.x), self.noise_std, "z_in", context)
         z = feature_pairs.add_drawn_noise(model.transform(z), self.noise_std, "z_out", context)
-        task = cross_entropy(model.head(z), batch.y, batch.w)
+        task = task_loss(model.head(z), batch.y, batch.w)
         if not self.mu:
             return task
         return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])

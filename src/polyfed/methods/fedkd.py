@@ -61,7 +61,7 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(split_model=True)
+        return Requirements(split_model=True, classes="its networks teach each other by probabilities of classes")
 
     @property
     def fixed_entries(self) -> Mapping[str, str]:

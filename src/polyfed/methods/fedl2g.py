@@ -35,7 +35,7 @@ from polyfed.core.settings import Training
 from polyfed.functional.class_targets import merge
 from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.guiding_vectors import guided_loss, meta_gradient
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.losses import task_loss
 from polyfed.functional.modes import eval_mode, frozen_running_stats, has_batchnorm
 from polyfed.methods.building_blocks import prototypes
 
@@ -75,6 +75,7 @@ class FedL2G(Method):
             split_model=features,
             same_feature_dim=features,
             twice_differentiable=True,
+            classes="its guiding vectors belong to classes",
             warmup=self.warmup_rounds,
             hint=f"use {instead}",
         )
@@ -123,7 +124,7 @@ class FedL2G(Method):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         if "guides" not in context:
-            return cross_entropy(model(batch.x), batch.y, batch.w)
+            return task_loss(model(batch.x), batch.y, batch.w)
         scores, found = self.outputs(model, batch.x, context["guides"].shape[1])
         return guided_loss(scores, found, batch.y, batch.w, context["guides"], self.guide_weight)
 

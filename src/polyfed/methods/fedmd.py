@@ -29,7 +29,7 @@ from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Require
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional.averaging import weighted_mean
-from polyfed.functional.losses import cross_entropy, l1_loss
+from polyfed.functional.losses import l1_loss, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 
 
@@ -56,7 +56,12 @@ class FedMD(Method):
         if not (self.public_epochs or self.digest_epochs):
             return Requirements()
         origin: Literal["holdout", ""] = "holdout" if self.public_epochs else ""  # labels of another set mean nothing
-        return Requirements(public=self.public_rows or 1, public_origin=origin, same_input_shape=True)
+        return Requirements(
+            public=self.public_rows or 1,
+            public_origin=origin,
+            same_input_shape=True,
+            classes="it averages scores of classes",
+        )
 
     # server ------------------------------------------------------------------------------------------------
     def exchanges(self, round: int) -> Sequence[Exchange]:
@@ -127,7 +132,7 @@ class FedMD(Method):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         scores = model(batch.x)
         if not context["digests"]:
-            return cross_entropy(scores, batch.y, batch.w)
+            return task_loss(scores, batch.y, batch.w)
         target = context["targets"][batch.rows]
         return l1_loss(scores[:, : target.shape[1]], target, batch.w)
 

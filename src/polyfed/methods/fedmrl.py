@@ -27,7 +27,7 @@ from polyfed.core.method import Batch, Context, Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import CompositeModel, export_state
 from polyfed.errors import ConfigError
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.losses import task_loss
 from polyfed.methods.building_blocks import auxiliary_model
 
 
@@ -69,7 +69,7 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(split_model=True)
+        return Requirements(split_model=True, shared_outputs=auxiliary_model.SHARED_HEAD)
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:
@@ -91,4 +91,4 @@ class FedMRL(auxiliary_model.AuxiliaryModelMethod):
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         r = model.represent(batch.x)
         common = model.auxiliary_model.head(r[:, : model.auxiliary_model.feature_dim])
-        return cross_entropy(model.own.head(r), batch.y, batch.w) + cross_entropy(common, batch.y, batch.w)
+        return task_loss(model.own.head(r), batch.y, batch.w) + task_loss(common, batch.y, batch.w)

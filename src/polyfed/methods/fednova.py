@@ -29,7 +29,7 @@ from polyfed.core.server import Server
 from polyfed.errors import ConfigError
 from polyfed.functional.averaging import layer_wise_mean, normalized_mean
 from polyfed.functional.effective_steps import normalizer
-from polyfed.functional.losses import cross_entropy, squared_distance
+from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -83,7 +83,7 @@ class FedNova(FedAvg):
         return {"received": copy_parameters(client.model)} if self.mu else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        task = cross_entropy(model(batch.x), batch.y, batch.w)
+        task = task_loss(model(batch.x), batch.y, batch.w)
         if not self.mu:
             return task
         return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])

@@ -21,7 +21,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, hyperparameters
 from polyfed.core.modules import copy_parameters
-from polyfed.functional.losses import cross_entropy, squared_distance
+from polyfed.functional.losses import squared_distance, task_loss
 from polyfed.methods.fedavg import FedAvg
 
 
@@ -40,7 +40,7 @@ class FedProx(FedAvg):
         return {"received": copy_parameters(client.model)} if self.mu else {}
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        task = cross_entropy(model(batch.x), batch.y, batch.w)
+        task = task_loss(model(batch.x), batch.y, batch.w)
         if not self.mu:
             return task
         return task + self.mu / 2 * squared_distance(dict(model.named_parameters()), context["received"])

@@ -38,7 +38,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional import magnitudes, masks
-from polyfed.functional.losses import cross_entropy
+from polyfed.functional.losses import task_loss
 from polyfed.methods.building_blocks.client_shares import Shares, client_share
 
 _NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -64,7 +64,7 @@ class FIARSE(Method):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True)
+        return Requirements(same_architecture=True, shared_outputs="it averages heads")
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -141,14 +141,14 @@ class FIARSE(Method):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         if "thresholds" not in context:
-            return cross_entropy(model(batch.x), batch.y, batch.w)
+            return task_loss(model(batch.x), batch.y, batch.w)
         thresholds = context["thresholds"]
         weights = {
             name: magnitudes.keep_large(p, thresholds[name])
             for name, p in model.named_parameters()
             if name in thresholds
         }
-        return cross_entropy(torch.func.functional_call(model, weights, (batch.x,)), batch.y, batch.w)
+        return task_loss(torch.func.functional_call(model, weights, (batch.x,)), batch.y, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         left_out = get_group(client.context, "left out") if "left out" in client.context else {}

@@ -7,7 +7,8 @@ Server:    m <- sum_k p_k m_k over those who answered, p_k = n_k / sum n_k (or 1
 Sent per round, P_m floats of m's weights and float buffers: down 4 P_m bytes; up 4 P_m + 8 (n_k, int64).
 Deviations from the paper (arXiv:2006.16765): (1) both steps are taken at once, from the same scores, by one optimizer
 over both networks, whose parameters are apart: the same as two. (2) m is averaged by samples; `weighting = "uniform"`
-counts clients alike.
+counts clients alike. (3) Where numbers are predicted, which the paper does not do, the squared error takes the place of
+CE, and the squared difference of both outputs that of KL.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from polyfed.core.method import Batch, Context, hyperparameters
-from polyfed.functional.losses import cross_entropy, kl_divergence
+from polyfed.functional.losses import kl_divergence, mse_loss, task_loss
 from polyfed.methods.building_blocks import auxiliary_model
 
 
@@ -40,5 +41,6 @@ class FML(auxiliary_model.AuxiliaryModelMethod):
 
 def _taught(scores_NC: Tensor, teacher_NC: Tensor, batch: Batch, labels: float) -> Tensor:
     """Loss of a network with these scores; `labels`: weight of the labels, the rest is distillation."""
-    task = cross_entropy(scores_NC, batch.y, batch.w)
-    return labels * task + (1 - labels) * kl_divergence(scores_NC, teacher_NC, batch.w)
+    task = task_loss(scores_NC, batch.y, batch.w)
+    distill = mse_loss if batch.y.is_floating_point() else kl_divergence
+    return labels * task + (1 - labels) * distill(scores_NC, teacher_NC, batch.w)

@@ -59,7 +59,11 @@ class InclusiveFL(Method):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(shared_shapes=True, hint="use fedavg with method.aggregation = 'same-shape'")
+        return Requirements(
+            shared_shapes=True,
+            shared_outputs=weight_averaging.AVERAGES_HEADS,
+            hint="use fedavg with method.aggregation = 'same-shape'",
+        )
 
     @property
     def evaluation_stage(self) -> Stage:

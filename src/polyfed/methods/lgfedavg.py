@@ -59,7 +59,12 @@ class LGFedAvg(Method):
         some = bool(parts)
         inner = len(parts) > 1
         return Requirements(
-            split_model=some, same_head=some, shared_shapes=inner, shared_parts=parts or None, hint=instead
+            split_model=some,
+            same_head=some,
+            shared_shapes=inner,
+            shared_parts=parts or None,
+            shared_outputs="it averages heads" if some else "",
+            hint=instead,
         )
 
     @property

@@ -24,7 +24,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Requirements, hyperparameters
 from polyfed.core.modules import float_state, freeze_copy
-from polyfed.functional.losses import cross_entropy, model_contrastive_loss
+from polyfed.functional.losses import model_contrastive_loss, task_loss
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -56,7 +56,7 @@ class MOON(FedAvg):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         z = model.represent(batch.x)
-        task = cross_entropy(model.head(z), batch.y, batch.w)
+        task = task_loss(model.head(z), batch.y, batch.w)
         if "previous" not in context:
             return task + self.mu * math.log(2)
         near = context["received"].represent(batch.x)

@@ -89,6 +89,8 @@ class AdversarialClients(Plugin):
         """
         self.kinds = assign_attacks(self.settings, len(setup.clients), setup.seed, setup.held_out)
         setup.unscored.update(self.kinds)
+        if "label_flip" in self.kinds.values() and not setup.clients[0].classes:
+            raise ConfigError("adversaries.label_flip_fraction: expected classes as labels, got numbers to predict")
         for number, kind in self.kinds.items():
             if kind == "label_flip":
                 _flip_labels(setup.clients[number])

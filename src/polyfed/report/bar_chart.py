@@ -12,6 +12,7 @@ from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import FigureWithData, canvas, fills, legend, style_axes
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import finite, mean_of, std_of
+from polyfed.results.main_score import MainScore
 
 __all__ = ["Bar", "build_bars", "variants"]
 
@@ -70,6 +71,7 @@ def variants(runs: Iterable[RunRecord], stage: str | None = None) -> list[Figure
 def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> FigureWithData:
     from matplotlib.patheffects import withStroke
 
+    score = group.score
     spread = " Bar: mean over seeds; circles: seeds; ±: sample standard deviation." if len(group.seeds) > 1 else ""
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}, after the last round.{spread}"
     local = next((bar for bar in found if bar.method == "local"), None)
@@ -79,20 +81,23 @@ def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> F
     figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + step * len(others))
     style_axes(axes, "x")
     for place, (bar, fill) in enumerate(zip(others, fills(), strict=False)):
-        axes.barh(place, 100 * bar.accuracy, height=0.68, **fill, gid=f"bar {bar.name}")
+        axes.barh(place, score.shown(bar.accuracy), height=0.68, **fill, gid=f"bar {bar.name}")
         if len(bar.each) > 1:
             dots = {"color": "white", "edgecolor": "black", "linewidth": 0.9, "s": 16, "zorder": 3}
-            axes.scatter([100 * value for value in bar.each], [place] * len(bar.each), **dots)
-        said = axes.annotate(_said(bar), (100 * max(bar.each), place), xytext=(6, 0), **_BESIDE)
+            axes.scatter(list(map(score.shown, bar.each)), [place] * len(bar.each), **dots)
+        said = axes.annotate(_said(bar, score), (score.shown(max(bar.each)), place), xytext=(6, 0), **_BESIDE)
         said.set_path_effects([withStroke(linewidth=3, foreground="white")])
     if local is not None and local not in others:
-        line = axes.axvline(100 * local.accuracy, color="black", linestyle=(0, (1.5, 2)), linewidth=1.8, gid="local")
-        legend(axes, [line], [f"{local.name}: {_said(local)}"])
+        line = axes.axvline(
+            score.shown(local.accuracy), color="black", linestyle=(0, (1.5, 2)), linewidth=1.8, gid="local"
+        )
+        legend(axes, [line], [f"{local.name}: {_said(local, score)}"])
     axes.set_yticks(range(len(others)), names, parse_math=False)
     axes.set_ylim(len(others) - 0.4, -0.6)
-    axes.set_xlim(*_limits(found))
-    axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
-    axes.set_xlabel("test accuracy [%]")
+    axes.set_xlim(*_limits(found, score))
+    if score.is_share:
+        axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 100])
+    axes.set_xlabel(score.axis)
     return FigureWithData(
         stem, figure, {"about": about, "bars": [asdict(bar) for bar in found]}, [_row(bar) for bar in found]
     )
@@ -101,14 +106,15 @@ def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> F
 _BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 8.5}
 
 
-def _said(bar: Bar) -> str:
+def _said(bar: Bar, score: MainScore) -> str:
     """``"71.20 ± 0.80"``."""
-    return f"{100 * bar.accuracy:.2f}" + ("" if bar.std is None else f" ± {100 * bar.std:.2f}")
+    return score.text(bar.accuracy) + ("" if bar.std is None else f" ± {score.text(bar.std)}")
 
 
-def _limits(found: Sequence[Bar]) -> tuple[float, float]:
+def _limits(found: Sequence[Bar], score: MainScore) -> tuple[float, float]:
     """From 0 on, as lengths of bars are compared; room for the numbers beside them."""
-    return 0.0, max(1.0, 100 * max(max(bar.each) for bar in found)) * 1.3
+    longest = score.shown(max(max(bar.each) for bar in found))
+    return 0.0, (max(1.0, longest) if score.is_share else longest or 1.0) * 1.3
 
 
 def _row(bar: Bar) -> dict[str, Any]:

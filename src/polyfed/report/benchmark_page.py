@@ -15,7 +15,7 @@ from polyfed.report.text_tables import (
     Column,
     format_mean_std,
     interval,
-    interval_of_share,
+    interval_of_score,
     markdown_table,
     mean_of,
     percent,
@@ -148,7 +148,7 @@ def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float 
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
         Column("accuracy", format_mean_std([(mean_of(found), std_of(found)) for found in scores])),
-        Column("95 % interval", [interval_of_share(mean_of(found), ci_half_width(found)) for found in scores]),
+        Column("95 % interval", [interval_of_score(mean_of(found), ci_half_width(found)) for found in scores]),
         Column("to Local", [_to_local(row, local) for row in one.rows]),
         Column("alone", [_gain_of(gains.get(row.name), "alone") for row in one.rows]),
         Column("federated", [_gain_of(gains.get(row.name), "federated") for row in one.rows]),

@@ -26,6 +26,7 @@ from polyfed.report.plot_style import (
     styles,
 )
 from polyfed.report.run_records import RunRecord
+from polyfed.results.main_score import MainScore
 
 __all__ = ["ReportedScore", "architectures", "by_architecture", "client_scores", "clients", "ranked", "sizes"]
 
@@ -151,19 +152,23 @@ def clients(runs: Iterable[RunRecord]) -> list[FigureWithData]:
 def _clients(group: Group, scores: Sequence[ReportedScore], stem: str) -> FigureWithData:
     from matplotlib.ticker import MaxNLocator
 
+    main = group.score
     lines = ranked(scores)
     more = "Line: mean over seeds at each rank; band: lowest to highest seed." if len(group.seeds) > 1 else ""
-    figure, axes = empty_figure("Accuracy per client, sorted", _about(group, more))
+    figure, axes = empty_figure(main.of_it("Accuracy per client, sorted"), _about(group, more))
     handles = []
     for line, style in zip(lines, method_styles([line.method for line in lines], styles(), LOCAL_STYLE), strict=True):
         at = range(1, len(line.mean) + 1)
         if line.seeds > 1:
-            axes.fill_between(at, _percents(line.low), _percents(line.high), color=style["color"], alpha=0.15, lw=0)
+            low, high = (_shown(main, values) for values in (line.low, line.high))
+            axes.fill_between(at, low, high, color=style["color"], alpha=0.15, lw=0)
         every = max(1, len(at) // 10)
-        handles += axes.plot(at, _percents(line.mean), **style, markersize=5, markevery=every, gid=f"ranks {line.name}")
+        handles += axes.plot(
+            at, _shown(main, line.mean), **style, markersize=5, markevery=every, gid=f"ranks {line.name}"
+        )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("client, from the lowest to the highest accuracy")
-    _percent_axis(axes)
+    axes.set_xlabel(f"client, from the lowest to the highest {main.title}")
+    axes.set_ylabel(main.axis)
     legend(axes, handles, [line.name for line in lines])
     rows = [
         {"name": line.name, "rank": rank, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
@@ -190,6 +195,7 @@ def architectures(runs: Iterable[RunRecord]) -> list[FigureWithData]:
 
 def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> FigureWithData:
     more = f"Mark: mean over clients{' and seeds' if len(group.seeds) > 1 else ''}; line: lowest to highest of them."
+    main = group.score
     places = {name: place for place, name in enumerate(dict.fromkeys(one.architecture for one in found))}
     rows = dict.fromkeys((one.name, one.method) for one in found)
     names = shortened(list(places), _LONG)
@@ -197,21 +203,24 @@ def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> 
     long = inches(names, _SIZE) + 0.1 > (width - 0.8) / len(places)
     turned = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if long else {}
     below = 0.71 * inches(names, _SIZE) if long else 0.0
-    figure, axes = empty_figure("Accuracy by architecture", _about(group, more), HEIGHT + below, width)
+    figure, axes = empty_figure(main.of_it("Accuracy by architecture"), _about(group, more), HEIGHT + below, width)
     handles = []
     for number, ((name, _), style) in enumerate(zip(rows, _marks(rows), strict=True)):
         mine = [one for one in found if one.name == name]
         aside = 0.7 * ((number + 0.5) / len(rows) - 0.5)
         at = [places[one.architecture] + aside for one in mine]
-        means = _percents([one.mean for one in mine])
-        reach = [_percents([one.mean - one.low for one in mine]), _percents([one.high - one.mean for one in mine])]
+        means = _shown(main, [one.mean for one in mine])
+        reach = [
+            _shown(main, [one.mean - one.low for one in mine]),
+            _shown(main, [one.high - one.mean for one in mine]),
+        ]
         handles.append(axes.errorbar(at, means, yerr=reach, **style, elinewidth=1, capsize=2.5, gid=f"means {name}"))
     for place in range(1, len(places)):
         axes.axvline(place - 0.5, color="#999999", linewidth=0.7)
     axes.set_xticks(range(len(places)), names, fontsize=_SIZE, parse_math=False, **turned)
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.grid(False, axis="x")
-    _percent_axis(axes)
+    axes.set_ylabel(main.axis)
     legend(axes, handles, [name for name, _ in rows])
     return FigureWithData(stem, figure, _data(group, more, found), [asdict(one) for one in found])
 
@@ -232,20 +241,21 @@ def sizes(runs: Iterable[RunRecord]) -> list[FigureWithData]:
 
 
 def _sizes(group: Group, scores: Sequence[ReportedScore], stem: str) -> FigureWithData:
+    main = group.score
     more = f"A mark per client{' and seed' if len(group.seeds) > 1 else ''}."
-    figure, axes = empty_figure("Accuracy by the amount of a client's data", _about(group, more))
+    figure, axes = empty_figure(main.of_it("Accuracy by the amount of a client's data"), _about(group, more))
     rows = dict.fromkeys((score.name, score.method) for score in scores)
     handles = []
     for (name, _), style in zip(rows, _marks(rows), strict=True):
         mine = [score for score in scores if score.name == name]
         at = [score.samples for score in mine]
-        values = _percents([score.accuracy for score in mine])
+        values = _shown(main, [score.accuracy for score in mine])
         handles += axes.plot(at, values, **style, alpha=0.85, gid=f"marks {name}")
     numbers = [score.samples for score in scores if score.samples]
     if numbers and max(numbers) >= _WIDE * min(numbers):
         axes.set_xscale("log")
     axes.set_xlabel("training samples of the client")
-    _percent_axis(axes)
+    axes.set_ylabel(main.axis)
     legend(axes, handles, [name for name, _ in rows])
     return FigureWithData(stem, figure, _data(group, more, scores), [asdict(score) for score in scores])
 
@@ -258,7 +268,7 @@ def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[Repo
     if not found:
         raise ConfigError("nothing to draw: no client of these runs was scored")
     return [
-        (group, scores, f"{stem}-{number}" if len(found) > 1 else stem)
+        (group, scores, group.score.of_it(f"{stem}-{number}" if len(found) > 1 else stem).lower())
         for number, (group, scores) in enumerate(found, start=1)
     ]
 
@@ -280,9 +290,5 @@ def _data(group: Group, more: str, entries: Sequence[Any]) -> Mapping[str, Any]:
     return {"about": _about(group, more).strip(), "entries": [asdict(entry) for entry in entries]}
 
 
-def _percent_axis(axes: Any) -> None:
-    axes.set_ylabel("test accuracy [%]")
-
-
-def _percents(values: Iterable[float]) -> list[float]:
-    return [100 * value for value in values]
+def _shown(score: MainScore, values: Iterable[float]) -> list[float]:
+    return list(map(score.shown, values))

@@ -9,7 +9,6 @@ papers' numbers `polyfed.report.paper_results`; all of it is shown and written b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.errors import ConfigError
@@ -18,7 +17,7 @@ from polyfed.report import paper_results
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import sub_tables
 from polyfed.report.comparison_formats import FORMATS, Table, to_csv, to_json, to_latex, to_markdown, to_text
-from polyfed.report.comparison_rows import ComparisonGroup, ComparisonRow, Facts, OneRun
+from polyfed.report.comparison_rows import ComparisonGroup, ComparisonRow, Facts, OneRun, RunScore
 from polyfed.report.decomposition import decompose, remarks
 from polyfed.report.findings import finding
 from polyfed.report.grouping import Group, group_runs
@@ -34,7 +33,8 @@ from polyfed.report.statistics import (
     paired_difference,
     to_target,
 )
-from polyfed.report.text_tables import finite, finite_ones, mean_of, percent, std_of
+from polyfed.report.text_tables import finite, mean_of, percent, std_of
+from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.schema import FigureSummary, Summary
 
 __all__ = [
@@ -83,6 +83,10 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Comparis
     local = _local_of(group, told)
     stages = group.stages(stage)
     scores = {name: _by_seed(runs, stages[name]) for name, runs in group.rows.items()}
+    score = group.score
+    if target is not None and score is not ACCURACY:
+        told.append(f"no target: {target} is of accuracies, and numbers are predicted here")
+        target = None
     wanted = _accuracy_of(target, scores, local, told)
     reference = () if local is None else group.rows[local]
     rows = tuple(
@@ -92,18 +96,19 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Comparis
     leaders, close = _leaders(group, stages, scores)
     footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
     numbers = {name: number for number, name in enumerate(footnotes, start=1)}
-    notes = [_about_columns(rows), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
-    notes += _about_leaders(leaders, close)
-    decompositions = decompose(group.rows, stages)
+    notes = [_about_columns(rows, score), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
+    notes += _about_leaders(leaders, close, "lowest" if score.lower_is_better else "highest")
+    decompositions = decompose(group.rows, stages, score)
     notes += remarks(decompositions)
     if target is not None and wanted is not None:
         notes.append(_about_target(target, wanted, group))
     notes += _about_published(group, rows)
     notes += [f"[{number}] {paper_results.footnote(name)}" for name, number in numbers.items()]
     first = group.runs[0]
+    scored = score.of_it(f"Accuracy: {group.scoring(stage)}")
     return ComparisonGroup(
-        finding=finding(rows),
-        caption=f"{group.about}, {group.seeds_text()}. Accuracy: {group.scoring(stage)}.{group.preset_text()}",
+        finding=finding(rows, score),
+        caption=f"{group.about}, {group.seeds_text()}. {scored}.{group.preset_text()}",
         facts=_facts(group),
         rows=rows,
         notes=tuple(notes),
@@ -113,6 +118,7 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Comparis
         footnotes=numbers,
         leaders=leaders,
         decompositions=decompositions,
+        score=score,
     )
 
 
@@ -138,14 +144,19 @@ def _facts(group: Group) -> Facts:
     )
 
 
-def _about_columns(rows: Sequence[ComparisonRow]) -> str:
+def _about_columns(rows: Sequence[ComparisonRow], score: MainScore) -> str:
     """What the columns of the table are."""
     several = any(len(row.seeds) > 1 for row in rows)
-    spread = "; ± is the sample standard deviation over seeds" if several else ""
+    what = "accuracy in %" if score.is_share else f"{score.title} (low is good)"
+    told = f"{what} after the last round"
+    told += "; ± is the sample standard deviation over seeds" if several else ""
     if any(row.difference is not None for row in rows if row.method != "local"):
-        spread += f"; the difference to Local{' is paired by seed and' if several else ''} is in percentage points"
-    over_clients = "std and min are over clients" + (" (mean over seeds)" if several else "")
-    return f"accuracy in % after the last round{spread}; {over_clients}; bytes of one whole run"
+        facts = ["paired by seed"] if several else []
+        facts += ["in percentage points"] if score.is_share else ["below zero where it is better"]
+        told += f"; the difference to Local is {' and is '.join(facts)}"
+    worst = "max" if score.lower_is_better else "min"
+    over_clients = f"std and {worst} are over clients" + (" (mean over seeds)" if several else "")
+    return f"{told}; {over_clients}; bytes of one whole run"
 
 
 def _about_epsilon(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[str]:
@@ -195,10 +206,10 @@ def _leaders(
     rows = {name: runs for name, runs in group.rows.items() if _may_lead(runs)}
     best = {name: {run.seed: _best(run, stages[name]) for run in runs} for name, runs in rows.items()}
     columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
-    columns["accuracy"] = {name: dict(scores[name]) for name in rows}
+    columns[group.score.name] = {name: dict(scores[name]) for name in rows}
     for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
         columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
-    found = {column: leader(of_rows) for column, of_rows in columns.items()}
+    found = {column: leader(of_rows, group.score.lower_is_better) for column, of_rows in columns.items()}
     leaders = {column: name for column, name in found.items() if name is not None}
     return leaders, {column: indistinguishable(columns[column], name) for column, name in leaders.items()}
 
@@ -208,8 +219,8 @@ def _may_lead(runs: Sequence[RunRecord]) -> bool:
     return not runs[0].control and not any(run.result.nothing_learnt for run in runs)
 
 
-def _about_leaders(leaders: Mapping[str, str], close: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What is bold, and why; and which differences to it may be chance."""
+def _about_leaders(leaders: Mapping[str, str], close: Mapping[str, Sequence[str]], best: str) -> Iterator[str]:
+    """What is bold, the highest or lowest, and why; and which differences to it may be chance."""
     if leaders:
         columns = {
             name: [column.replace("_", " ") for column in leaders if leaders[column] == name]
@@ -217,7 +228,7 @@ def _about_leaders(leaders: Mapping[str, str], close: Mapping[str, Sequence[str]
         }
         told = "; ".join(f"{name} ({', '.join(where)})" for name, where in columns.items())
         yield (
-            "highest, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
+            f"{best}, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
             f"{told}"
         )
     for column, names in close.items():
@@ -286,7 +297,7 @@ def _about_published(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[st
 
 
 def _rival(name: str, group: Group, scores: Mapping[str, Mapping[int, float | None]]) -> tuple[str, Paired]:
-    """The best other row but Local, and the difference to it: of those that share most seeds, the highest on these."""
+    """The best other row but Local, and the difference to it: of those that share most seeds, the best on these."""
     none = ("", Paired())
     if group.rows[name][0].is_local or group.rows[name][0].control:
         return none
@@ -297,7 +308,7 @@ def _rival(name: str, group: Group, scores: Mapping[str, Mapping[int, float | No
         mean = mean_of(shared)
         is_method = not runs[0].is_local and not runs[0].control
         if other != name and is_method and mean is not None:
-            found.append((len(shared), mean, other))
+            found.append((len(shared), -mean if group.score.lower_is_better else mean, other))
     if not found:
         return none
     best = max(found, key=lambda one: one[:2])[2]  # the first of equals
@@ -313,7 +324,7 @@ def _row(
     rival: tuple[str, Paired],
     target: float | None,
 ) -> ComparisonRow:
-    scores = [_score(run, stage) for run in runs]
+    scores = [RunScore.of(run, stage) for run in runs]
     accuracies = [score.mean for score in scores]
     results = [run.result for run in runs]
     architectures = [run.result.accuracy_per_architecture if run.stage == stage else {} for run in runs]
@@ -329,7 +340,7 @@ def _row(
         accuracy_std_seeds=std_of(accuracies),
         accuracy_margin=ci_half_width(accuracies),
         accuracy_std_clients=mean_of([score.std for score in scores]),
-        accuracy_min_client=mean_of([score.min for score in scores]),
+        accuracy_min_client=mean_of([score.worst for score in scores]),
         accuracy_best_by_validation=mean_of(best),
         accuracy_best_std_seeds=std_of(best),
         accuracy_best_margin=ci_half_width(best),
@@ -359,7 +370,7 @@ def _row(
     )
 
 
-def _run_of(run: RunRecord, score: _Score) -> OneRun:
+def _run_of(run: RunRecord, score: RunScore) -> OneRun:
     result = run.result
     return OneRun(
         seed=run.seed,
@@ -373,32 +384,10 @@ def _run_of(run: RunRecord, score: _Score) -> OneRun:
     )
 
 
-@dataclass(frozen=True)
-class _Score:
-    """The accuracy of one run's last evaluation in a stage, over clients; None is "not known"."""
-
-    mean: float | None
-    std: float | None
-    min: float | None
-    bottom_decile: float | None
-
-
-def _score(run: RunRecord, stage: str) -> _Score:
-    result = run.result
-    found = result.accuracy_by_stage.get(stage, Summary())
-    std = finite(found.std)
-    lowest = finite(found.min)
-    if stage == run.stage:
-        clients = finite_ones(result.accuracy_per_client)
-        std = finite(result.accuracy_std) if std is None else std
-        lowest = min(clients, default=None) if lowest is None else lowest
-    return _Score(finite(result.mean_accuracy(stage)), std, lowest, finite(found.bottom_decile))
-
-
 def _difference(
     runs: Sequence[RunRecord], stage: str, local: Sequence[RunRecord], notes: list[str], name: str
 ) -> Paired:
-    """The row's accuracy minus Local's, seed by seed."""
+    """The row's main score minus Local's, seed by seed."""
     if not local or runs[0].is_local:
         return Paired()
     mine = _by_seed(runs, stage)

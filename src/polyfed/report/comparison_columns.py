@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from polyfed.report.comparison_rows import ComparisonGroup, ComparisonRow
 from polyfed.report.paper_results import PaperComparison
-from polyfed.report.text_tables import Column, format_mean_std, interval, interval_of_share, percent
+from polyfed.report.text_tables import Column, format_mean_std, interval, interval_of_score, percent, scored
+from polyfed.results.main_score import RMSE
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = [
@@ -38,6 +39,7 @@ METRICS = {
     "auc": "macro\nAUC",
     "calibration_error": "calibration\nerror",
 }
+_PLAIN = {"r2": "R2"}  # figures that are no shares, but known here
 _CLASSES = {"own": "own\nclasses", "missing": "missing\nclasses"}
 _HELD_OUT = {"received": "held out,\nreceived", "after_training": "held out,\ntrained"}
 
@@ -57,7 +59,7 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
     repeated = repeated_columns(section, metrics)
     accuracy, *others = (column for column in _scores(section, metrics) if column.heading not in repeated)
     numbers = [
-        Column("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], sign="+")),
+        Column("vs Local", format_mean_std([(r.difference, r.difference_std) for r in rows], "+", section.score)),
         *others,
         *(Column(f"epsilon\n{unit}", [_number(row.epsilon.get(unit)) for row in rows]) for unit in section.units),
         Column(COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
@@ -70,26 +72,30 @@ def columns_of(section: ComparisonGroup, metrics: bool = False) -> list[Column]:
 
 
 def _scores(section: ComparisonGroup, metrics: bool) -> list[Column]:
-    """The accuracy, and what else was scored."""
+    """The main score, and what else was scored."""
     rows = section.rows
-    bests = [row.accuracy_best_by_validation for row in rows]
+    score = section.score
+
+    def of(heading: str, values: Iterable[float | None], bold: str = "") -> Column:
+        return Column(heading, [scored(value, score) for value in values], bold=_bold(section, bold))
+
     columns = [
         Column(
-            "accuracy",
-            format_mean_std([(row.accuracy, row.accuracy_std_seeds) for row in rows]),
-            bold=_bold(section, "accuracy"),
+            score.title,
+            format_mean_std([(row.accuracy, row.accuracy_std_seeds) for row in rows], score=score),
+            bold=_bold(section, score.name),
         ),
-        Column("std\nclients", [percent(row.accuracy_std_clients) for row in rows]),
-        Column("min\nclient", [percent(row.accuracy_min_client) for row in rows]),
-        Column("best by\nvalid.", [percent(best) for best in bests], bold=_bold(section, "best_by_validation")),
-        *(_of_stage(section, stage) for stage in section.extra_stages),
-        *(Column(f"by\n{p}", [percent(row.accuracy_by_predictor.get(p)) for row in rows]) for p in section.predictors),
+        of("std\nclients", (row.accuracy_std_clients for row in rows)),
+        of("max\nclient" if score.lower_is_better else "min\nclient", (row.accuracy_min_client for row in rows)),
+        of("best by\nvalid.", (row.accuracy_best_by_validation for row in rows), "best_by_validation"),
+        *(of(stage, (row.accuracy_by_stage.get(stage) for row in rows), stage) for stage in section.extra_stages),
+        *(of(f"by\n{p}", (row.accuracy_by_predictor.get(p) for row in rows)) for p in section.predictors),
     ]
-    for part, heading in _CLASSES.items():
-        columns.append(Column(heading, [percent(row.accuracy_by_classes.get(part)) for row in rows]))
-    for stage, heading in _HELD_OUT.items():
-        columns.append(Column(heading, [percent(row.held_out.get(stage)) for row in rows]))
-    return [*columns, *metrics_of(section)] if metrics else columns
+    columns += [of(heading, (row.accuracy_by_classes.get(part) for row in rows)) for part, heading in _CLASSES.items()]
+    columns += [of(heading, (row.held_out.get(stage) for row in rows)) for stage, heading in _HELD_OUT.items()]
+    if metrics:
+        return [*columns, *metrics_of(section)]
+    return [*columns, *(_own_metric(section, name) for name in score.metrics if score is RMSE)]
 
 
 def _bold(section: ComparisonGroup, key: str) -> frozenset[int]:
@@ -139,26 +145,28 @@ def _learnt_nothing(row: ComparisonRow) -> str:
     return f" (nothing learnt{some})"
 
 
-def _of_stage(section: ComparisonGroup, stage: str) -> Column:
-    found = [row.accuracy_by_stage.get(stage) for row in section.rows]
-    return Column(stage, list(map(percent, found)), bold=_bold(section, stage))
-
-
 def metrics_of(section: ComparisonGroup) -> list[Column]:
-    """The figures beside the accuracy; those of the user's own, whose unit nobody knows here, as they are."""
-    lowest = Column("lowest\ntenth", [percent(row.accuracy_bottom_decile) for row in section.rows])
+    """The figures beside the main score; those of the user's own, whose unit nobody knows here, as they are."""
+    worst = "highest\ntenth" if section.score.lower_is_better else "lowest\ntenth"
+    tenth = Column(worst, [scored(row.accuracy_bottom_decile, section.score) for row in section.rows])
     others = [(h, [percent(row.metrics.get(key)) for row in section.rows]) for key, h in METRICS.items()]
     own = sorted({name for row in section.rows for name in row.metrics} - set(METRICS))
-    others += [(n, [f"{row.metrics[n]:.4g}" if n in row.metrics else "-" for row in section.rows]) for n in own]
-    return [lowest, *(Column(heading, cells) for heading, cells in others)]
+    shares = [Column(heading, cells) for heading, cells in others]
+    return [tenth, *shares, *(_own_metric(section, name) for name in own)]
+
+
+def _own_metric(section: ComparisonGroup, name: str) -> Column:
+    """A figure that is no share."""
+    cells = [f"{row.metrics[name]:.4g}" if name in row.metrics else "-" for row in section.rows]
+    return Column(_PLAIN.get(name, name), cells)
 
 
 def architecture_tables(section: ComparisonGroup) -> list[SubTable]:
     """The accuracies by architecture; nothing where all clients have the same."""
     names = list(dict.fromkeys(name for row in section.rows for name in row.accuracy_per_architecture))
-    cells = {name: [percent(row.accuracy_per_architecture.get(name)) for row in section.rows] for name in names}
+    cells = {n: [scored(row.accuracy_per_architecture.get(n), section.score) for row in section.rows] for n in names}
     columns = [_names_of(section), *(Column(name, cells[name]) for name in names)]
-    return [(_BY_ARCHITECTURE, columns)] if len(names) > 1 else []
+    return [(section.score.of_it(_BY_ARCHITECTURE), columns)] if len(names) > 1 else []
 
 
 def interval_tables(section: ComparisonGroup) -> list[SubTable]:
@@ -166,17 +174,21 @@ def interval_tables(section: ComparisonGroup) -> list[SubTable]:
     rows = section.rows
     if all(row.accuracy_margin is None for row in rows):
         return []
-    last = [interval_of_share(row.accuracy, row.accuracy_margin) for row in rows]
-    best = [interval_of_share(row.accuracy_best_by_validation, row.accuracy_best_margin) for row in rows]
+    score = section.score
+    last = [interval_of_score(row.accuracy, row.accuracy_margin, score) for row in rows]
+    best = [interval_of_score(row.accuracy_best_by_validation, row.accuracy_best_margin, score) for row in rows]
+    rivals = [row.against_rival for row in rows]
     columns = [
-        Column("accuracy", last),
+        Column(score.title, last),
         *([] if best == last else [Column("best by\nvalid.", best)]),
-        Column("minus\nLocal", [interval(row.difference, row.difference_margin, "+") for row in rows]),
+        Column("minus\nLocal", [interval(row.difference, row.difference_margin, "+", score) for row in rows]),
         Column("best\nrival", [row.rival or "-" for row in rows], words=True),
-        Column("minus\nrival", format_mean_std([(row.against_rival.mean, row.against_rival.std) for row in rows], "+")),
-        Column("interval", [interval(row.against_rival.mean, row.against_rival.margin, "+") for row in rows]),
+        Column("minus\nrival", format_mean_std([(one.mean, one.std) for one in rivals], "+", score)),
+        Column("interval", [interval(one.mean, one.margin, "+", score) for one in rivals]),
     ]
-    return [(_OVER_SEEDS, [_names_of(section), *(column for column in columns if set(column.cells) != {"-"})])]
+    return [
+        (score.of_it(_OVER_SEEDS), [_names_of(section), *(column for column in columns if set(column.cells) != {"-"})])
+    ]
 
 
 def decomposition_tables(section: ComparisonGroup) -> list[SubTable]:
@@ -188,11 +200,12 @@ def decomposition_tables(section: ComparisonGroup) -> list[SubTable]:
     columns = [Column("method", [one.name for one in found], words=True)]
     for heading, part in parts.items():
         differences = [getattr(one, part) for one in found]
-        columns.append(Column(heading, [percent(one.mean, "+") for one in differences]))
-        columns.append(Column(_INTERVALS[part], [interval(one.mean, one.margin, "+") for one in differences]))
-    columns.append(Column("minus Local\nof its steps", [percent(one.longer.mean, "+") for one in found]))
+        columns.append(Column(heading, [scored(one.mean, section.score, "+") for one in differences]))
+        intervals = [interval(one.mean, one.margin, "+", section.score) for one in differences]
+        columns.append(Column(_INTERVALS[part], intervals))
+    columns.append(Column("minus Local\nof its steps", [scored(one.longer.mean, section.score, "+") for one in found]))
     columns.append(Column("way to\npooled", ["-" if one.way is None else f"{100 * one.way:.0f} %" for one in found]))
-    return [(_WORTH, [column for column in columns if set(column.cells) != {"-"}])]
+    return [(section.score.of_it(_WORTH), [column for column in columns if set(column.cells) != {"-"}])]
 
 
 def target_tables(section: ComparisonGroup) -> list[SubTable]:

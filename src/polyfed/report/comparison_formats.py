@@ -40,6 +40,7 @@ from polyfed.report.text_tables import (
     wrap_columns,
     wrapped,
 )
+from polyfed.results.main_score import RMSE
 
 __all__ = ["FORMATS", "Table", "markdown_body", "to_csv", "to_html", "to_json", "to_latex", "to_markdown", "to_text"]
 
@@ -86,7 +87,7 @@ def to_csv(table: Table) -> str:
             for group, prefix in groups.items():
                 found = line.pop(group)
                 line |= {_head(prefix, key): found.get(key) for key in keys[group]}
-            lines.append(line | _more(row) | decomposed.get(row.name, {}))
+            lines.append(section.score.renamed(line) | _more(row) | decomposed.get(row.name, {}))
     for line in lines:
         _drop_unknown(line, table)
     heads = dict.fromkeys(["table", *(key for line in lines for key in line)])
@@ -112,7 +113,7 @@ def _drop_simulated(line: dict[str, Any]) -> None:
 
 def _head(prefix: str, key: str) -> str:
     """A column's name; a figure of the user's own keeps out of the way of the other columns."""
-    prefix = prefix or ("" if key in METRICS else "metric")
+    prefix = prefix or ("" if key in (*METRICS, *RMSE.metrics) else "metric")
     return f"{prefix}_{key}" if prefix else key
 
 
@@ -148,6 +149,10 @@ def to_json(table: Table) -> str:
 
 def _plain(section: ComparisonGroup) -> dict[str, Any]:
     found = asdict(section)
+    del found["score"]
+    for row in found["rows"]:
+        row["runs"] = list(map(section.score.renamed, row["runs"]))
+    found["rows"] = list(map(section.score.renamed, found["rows"]))
     if all(row.simulated_seconds is None for row in section.rows):
         for row in found["rows"]:
             _drop_simulated(row)
@@ -155,7 +160,7 @@ def _plain(section: ComparisonGroup) -> dict[str, Any]:
     for key in ("accuracy_by_classes", "held_out"):
         if not any(getattr(row, key) for row in section.rows):
             for row in found["rows"]:
-                del row[key]
+                row.pop(next(iter(section.score.renamed({key: None}))))
     if not any(row.control for row in section.rows):
         del found["decompositions"]
         for row in found["rows"]:
@@ -200,7 +205,7 @@ def to_html(table: Table, lines: Sequence[Sequence[Line]] = ()) -> str:
         others = [f"{paragraph(title)}{_html(columns)}" for title, columns in [("All figures", whole), *more]]
         parts += [paragraph(section.finding, strong=True), paragraph(section.caption), _html(columns_of(section))]
         if number < len(lines):
-            parts.append(curves(lines[number], "round", "test accuracy in %, mean over seeds"))
+            parts.append(curves(lines[number], "round", f"test {section.score.title_with_unit}, mean over seeds"))
         parts.append(details("More", "".join([*others, notes(notes_of(section))])))
     return "".join([*parts, notes(table.notes)])
 

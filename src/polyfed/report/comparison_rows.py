@@ -8,9 +8,13 @@ from typing import Any
 
 from polyfed.report.decomposition import Decomposition
 from polyfed.report.paper_results import PaperComparison
+from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import Paired, ToTarget
+from polyfed.report.text_tables import finite, finite_ones
+from polyfed.results.main_score import ACCURACY, MainScore
+from polyfed.results.schema import Summary
 
-__all__ = ["ComparisonGroup", "ComparisonRow", "Facts", "OneRun"]
+__all__ = ["ComparisonGroup", "ComparisonRow", "Facts", "OneRun", "RunScore"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,8 @@ class ComparisonRow:
         accuracy_std_seeds: sample standard deviation over seeds; None with one seed.
         accuracy_margin: of the mean over seeds; None with fewer than three.
         accuracy_std_clients: standard deviation over clients.
-        accuracy_min_client: the lowest client.
-        accuracy_bottom_decile: mean of the lowest tenth of the clients.
+        accuracy_min_client: the worst client.
+        accuracy_bottom_decile: mean of the worst tenth of the clients.
         accuracy_best_by_validation: test accuracy in the round that was best on validation data.
         accuracy_best_std_seeds, accuracy_best_margin: of that, over seeds.
         accuracy_by_stage: every stage scored in all of the row's runs.
@@ -114,6 +118,29 @@ class OneRun:
 
 
 @dataclass(frozen=True)
+class RunScore:
+    """The main score of one run's last evaluation in a stage, over clients; None is "not known"."""
+
+    mean: float | None
+    std: float | None
+    worst: float | None
+    bottom_decile: float | None
+
+    @classmethod
+    def of(cls, run: RunRecord, stage: str) -> RunScore:
+        """As the run's result tells it."""
+        result = run.result
+        found = result.accuracy_by_stage.get(stage, Summary())
+        std = finite(found.std)
+        worst = finite(found.max if result.main_score.lower_is_better else found.min)
+        if stage == run.stage:
+            clients = finite_ones(result.accuracy_per_client)
+            std = finite(result.accuracy_std) if std is None else std
+            worst = result.main_score.worst(clients) if worst is None and clients else worst
+        return cls(finite(result.mean_accuracy(stage)), std, worst, finite(found.bottom_decile))
+
+
+@dataclass(frozen=True)
 class Facts:
     """What all runs of a section have in common. test, mean: whose test data, and which mean over clients.
 
@@ -146,6 +173,7 @@ class ComparisonGroup:
         footnotes: a footnote's name -> its number among the notes.
         leaders: "accuracy", "best_by_validation" or a stage -> the row that leads there
             (`polyfed.report.statistics.leader`); what nobody leads is left out.
+        score: what the rows' accuracies are: where numbers are predicted, the RMSE.
         decompositions: of the gains of the methods that also ran alone (`polyfed.report.decomposition`).
     """
 
@@ -160,6 +188,7 @@ class ComparisonGroup:
     footnotes: Mapping[str, int]
     leaders: Mapping[str, str]
     decompositions: tuple[Decomposition, ...] = ()
+    score: MainScore = ACCURACY
 
     @property
     def extra_stages(self) -> list[str]:

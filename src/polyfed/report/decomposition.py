@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import Paired, is_distinguishable, paired_difference
 from polyfed.report.text_tables import finite, finite_ones, mean_of
+from polyfed.results.main_score import ACCURACY, MainScore
 
 __all__ = ["Decomposition", "decompose", "remarks"]
 
@@ -48,11 +49,12 @@ class Decomposition:
     way: float | None
 
 
-def decompose(rows: _Rows, stages: Mapping[str, str]) -> tuple[Decomposition, ...]:
+def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURACY) -> tuple[Decomposition, ...]:
     """The decompositions of all methods that also ran alone; none without a single row of Local.
 
     Args:
-        rows: name -> runs, one per seed. stages: name -> the stage that is scored there.
+        rows: name -> runs, one per seed. stages: name -> the stage that is scored there. score: the main score; what
+            lowers the RMSE is a gain above zero.
     """
     local = [runs for runs in rows.values() if runs[0].is_local]
     if len(local) != 1:
@@ -61,32 +63,40 @@ def decompose(rows: _Rows, stages: Mapping[str, str]) -> tuple[Decomposition, ..
     for name, runs in rows.items():
         other = _alone_row(rows, runs) if not runs[0].control else None
         if other is not None:
-            found.append(_decomposition(name, other, rows, stages, local[0]))
+            found.append(_decomposition(name, other, rows, stages, local[0], score))
     return tuple(found)
 
 
 def _decomposition(
-    name: str, alone_name: str, rows: _Rows, stages: Mapping[str, str], local: Sequence[RunRecord]
+    name: str,
+    alone_name: str,
+    rows: _Rows,
+    stages: Mapping[str, str],
+    local: Sequence[RunRecord],
+    score: MainScore,
 ) -> Decomposition:
+    def gain_over(mine: _BySeed, other: _BySeed) -> Paired:
+        return paired_difference(other, mine) if score.lower_is_better else paired_difference(mine, other)
+
     together, separate = (_by_seed(rows[one], stages[one]) for one in (name, alone_name))
     base = _by_seed(local, stages[name])
     shared = [seed for seed in together if seed in separate and seed in base]
     together, separate, base = (_only(scores, shared) for scores in (together, separate, base))
-    gain = paired_difference(together, base)
+    gain = gain_over(together, base)
     ceiling = Paired()
     if "pooled" in _controls(rows):
-        ceiling = paired_difference(_by_seed(_controls(rows)["pooled"], stages[name]), base)
+        ceiling = gain_over(_by_seed(_controls(rows)["pooled"], stages[name]), base)
     level = mean_of(list(base.values()))
     return Decomposition(
         name,
         alone_name,
         level,
         gain,
-        paired_difference(separate, base),
-        paired_difference(together, separate),
+        gain_over(separate, base),
+        gain_over(together, separate),
         _against_longer(name, rows, stages, together),
-        None if level is None or ceiling.mean is None else level + ceiling.mean,
-        _share(paired_difference(together, _only(base, list(ceiling.seeds))), ceiling),
+        None if level is None or ceiling.mean is None else score.improved(level, ceiling.mean),
+        _share(gain_over(together, _only(base, list(ceiling.seeds))), ceiling),
     )
 
 

@@ -32,7 +32,7 @@ def decompositions(runs: Iterable[RunRecord], stage: str | None = None) -> list[
         ConfigError: nothing is finished, a run lacks the stage, or no method ran alone, too.
     """
     groups, _ = group_runs(runs, stage)
-    every = [(group, decompose(group.rows, group.stages(stage))) for group in groups]
+    every = [(group, decompose(group.rows, group.stages(stage), group.score)) for group in groups]
     found = [(group, ours) for group, ours in every if any(one.gain.mean is not None for one in ours)]
     if not found:
         raise ConfigError("nothing to draw: no method of these runs ran alone, too; see `polyfed compare --controls`")
@@ -69,26 +69,26 @@ def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem:
     style_axes(axes, "x")
     looks = fills()
     parts = {"gain alone": next(looks), "federated gain": next(looks)}
+    score = group.score
     handles: dict[str, Any] = {}
     for place, one in enumerate(found):
         base = one.local or 0.0
-        between = base + (one.alone.mean or 0.0)
+        between = score.improved(base, one.alone.mean or 0.0)
         bars = (("gain alone", base, one.alone, -0.5), ("federated gain", between, one.federated, 0.5))
         for part, begin, difference, side in bars:
             height = place + side * _THICK
-            length = 100 * (difference.mean or 0.0)
-            handles[part] = axes.barh(height, length, height=_THICK, left=100 * begin, **parts[part])
+            left, end = (score.shown(value) for value in (begin, score.improved(begin, difference.mean or 0.0)))
+            handles[part] = axes.barh(height, end - left, height=_THICK, left=left, **parts[part])
             if difference.margin is not None:
-                axes.errorbar(
-                    100 * begin + length, height, xerr=100 * difference.margin, color="black", capsize=3, linewidth=1.1
-                )
+                reach = score.shown(difference.margin)
+                axes.errorbar(end, height, xerr=reach, color="black", capsize=3, linewidth=1.1)
     for name, values in (("Local", [one.local for one in found]), ("pooled", [one.pooled for one in found])):
-        line = _line(axes, name, values)
+        line = _line(axes, name, [None if value is None else score.shown(value) for value in values])
         if line is not None:
             handles[name] = line
     axes.set_yticks(range(len(found)), ["\n".join(textwrap.wrap(one.name, 30)) for one in found], parse_math=False)
     axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlabel("test accuracy [%]")
+    axes.set_xlabel(score.axis)
     legend(axes, list(handles.values()), list(handles))
     data = {"about": about, "decompositions": [asdict(one) for one in found]}
     return FigureWithData(stem, figure, data, [_row(one) for one in found])
@@ -100,7 +100,7 @@ def _line(axes: Any, name: str, values: Sequence[float | None]) -> Any:
     if not known:
         return None
     style = (0, (1.5, 2)) if name == "Local" else "solid"
-    return axes.axvline(100 * sum(known) / len(known), color="black", linestyle=style, linewidth=1.6, gid=name)
+    return axes.axvline(sum(known) / len(known), color="black", linestyle=style, linewidth=1.6, gid=name)
 
 
 def _row(one: Decomposition) -> dict[str, Any]:

@@ -36,6 +36,7 @@ METRICS = {
     "f1": "macro F1",
     "auc": "macro AUC",
     "calibration_error": "calibration error",
+    "r2": "R2",
 }
 _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _SECOND_SCALES = ((3600, "h"), (60, "min"), (1, "s"))
@@ -50,7 +51,7 @@ class Series:
     Attributes:
         name: the method or variant.
         x: rounds, or cumulative bytes or seconds, measured or simulated (mean over seeds).
-        mean: accuracy, or another figure, in [0, 1].
+        mean: accuracy, or another figure, in [0, 1]; where numbers are predicted, the RMSE.
         low: lowest seed.
         high: highest seed.
         seeds: how many seeds.
@@ -79,11 +80,11 @@ def curves(
         x: "round", "bytes" (both directions), "seconds", or "simulated", the seconds that rounds would have taken on
             the clients' devices; all but the first cumulative.
         stage: which stage to draw; by default each run's own evaluation.
-        metric: "accuracy", "bottom_decile", or one that the runs recorded: "balanced_accuracy", "f1", "auc",
-            "calibration_error".
+        metric: "accuracy" (where numbers are predicted, the RMSE), "bottom_decile", or one that the runs recorded:
+            "balanced_accuracy", "f1", "auc", "calibration_error", "r2".
 
     Returns:
-        The files written: ``<metric>-by-<x>.png`` and ``.svg``, numbered where there are several figures.
+        The files written: ``<metric>-by-<x>.png`` (or rmse) and ``.svg``, numbered where there are several figures.
 
     Raises:
         ConfigError: unknown axis or metric, nothing to draw, a run without the stage, or the folder cannot be written
@@ -123,7 +124,8 @@ def curve_drawings(
         raise ConfigError(f"nothing to draw: no round of these runs {why}")
     drawings = []
     for number, (group, lines) in enumerate(drawn, start=1):
-        stem = f"{metric}-by-{x}" + (f"-{number}" if len(drawn) > 1 else "")
+        named = group.score.name if metric == "accuracy" else metric
+        stem = f"{named}-by-{x}" + (f"-{number}" if len(drawn) > 1 else "")
         smoothed = [_smoothed(line, smooth) for line in lines]
         rows = [
             {"name": line.name, x: at, "mean": mean, "low": low, "high": high, "seeds": line.seeds}
@@ -133,6 +135,21 @@ def curve_drawings(
         data = {"about": _caption(group, smoothed, stage, smooth), "lines": [asdict(line) for line in smoothed]}
         drawings.append(FigureWithData(stem, draw_series(group, smoothed, x, stage, metric, smooth), data, rows))
     return drawings
+
+
+def metric_title(group: Group, metric: str) -> str:
+    """A figure's name in titles, of the group's main score."""
+    if metric == "bottom_decile" and group.score.lower_is_better:
+        return f"{group.score.title} of the highest tenth of clients"
+    return group.score.title if metric == "accuracy" else METRICS[metric]
+
+
+def metric_factor(group: Group, metric: str) -> float:
+    """What a figure is multiplied by to be shown: 100 for a share, in percent."""
+    is_share = metric != "r2"
+    if metric in ("accuracy", "bottom_decile"):
+        is_share = group.score.is_share
+    return 100.0 if is_share else 1.0
 
 
 def axes_of(runs: Iterable[RunRecord]) -> list[str]:
@@ -241,7 +258,9 @@ def draw_series(
 ) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    title = f"{METRICS[metric][0].upper()}{METRICS[metric][1:]} against {_AGAINST[x]}"
+    named = metric_title(group, metric)
+    factor = metric_factor(group, metric)
+    title = f"{named[0].upper()}{named[1:]} against {_AGAINST[x]}"
     figure, axes = empty_figure(title, _caption(group, lines, stage, smooth))
     divisor, label = _scale(lines, x)
     methods = [group.rows[line.name][0].method for line in lines]
@@ -255,17 +274,17 @@ def draw_series(
             line = _level(line, first, farthest)
         at = [value / divisor for value in line.x]
         if line.seeds > 1:
-            low, high = ([100 * value for value in band] for band in (line.low, line.high))
+            low, high = ([factor * value for value in band] for band in (line.low, line.high))
             axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
         step = max(1, math.ceil(len(at) / _MARKERS_PER_LINE))
         every = (number % step, step)  # markers of neighboring lines do not fall on one another
         (handle,) = axes.plot(
-            at, [100 * value for value in line.mean], **style, markersize=5, markevery=every, gid=f"series-{number}"
+            at, [factor * value for value in line.mean], **style, markersize=5, markevery=every, gid=f"series-{number}"
         )
         handles.append(handle)
         labels.append(line.name)
     axes.set_xlabel(label)
-    axes.set_ylabel(f"test {METRICS[metric]} [%]")
+    axes.set_ylabel(f"test {named} [%]" if factor > 1 else f"test {named}")
     if x == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     elif logarithmic:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from polyfed.results.main_score import ACCURACY, MainScore
+
 __all__ = ["about_column", "about_stage"]
 
 _STAGES = {
@@ -22,6 +24,12 @@ _COLUMNS = {
     "best by valid.": "Test accuracy, in %, of the round with the best accuracy on validation data; the choice never "
     "looks at test data.",
     "lowest tenth": "Mean accuracy of the lowest tenth of the clients, in %.",
+    "RMSE": "Root of the mean squared error on test data, in the unit of the numbers that are predicted, after the "
+    "last round: the mean over clients, then over seeds; low is good. ± is the sample standard deviation over seeds.",
+    "R2": "Coefficient of determination on test data, mean over clients: 1 is perfect, 0 as good as predicting the "
+    "mean of a client's test data.",
+    "max client": "RMSE of the worst client; mean over seeds.",
+    "highest tenth": "Mean RMSE of the highest tenth of the clients.",
     "balanced accuracy": "Mean, in %, of the recalls of the classes that a client has test samples of.",
     "macro F1": "Mean F1 of the classes that a client has test samples of, in %.",
     "macro AUC": "Mean area under the ROC curves, one class against the others, in %.",
@@ -68,13 +76,14 @@ _COLUMNS = {
 }
 
 
-def about_column(heading: str) -> str:
-    """What a column means; "" where that is not known."""
+def about_column(heading: str, score: MainScore = ACCURACY) -> str:
+    """What a column means; "" where that is not known. score: the main score."""
     if heading in _STAGES:
-        return f"Accuracy in % of {_STAGES[heading]}."
+        return score.of_it(f"Accuracy in % of {_STAGES[heading]}.")
     if heading.startswith("by "):
-        return f"The same models in the same stage, predicting by {heading.removeprefix('by ')} instead; in %."
-    return _COLUMNS.get(heading, "")
+        told = f"The same models in the same stage, predicting by {heading.removeprefix('by ')} instead"
+        return f"{told}; in %." if score.is_share else f"{told}."
+    return score.of_it(_COLUMNS.get(heading, ""))
 
 
 def about_stage(stage: str) -> str:

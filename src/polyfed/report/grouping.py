@@ -16,6 +16,7 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.report.run_records import EXPERIMENT, RunRecord, format_setting
+from polyfed.results.main_score import MainScore
 from polyfed.results.schema import EvaluationFacts
 
 _TEST = {"client": "each client's own test data", "global": "one global test set"}
@@ -32,6 +33,11 @@ class Group:
     seeds: tuple[int, ...]
     evaluation: EvaluationFacts
     notes: tuple[str, ...] = ()
+
+    @property
+    def score(self) -> MainScore:
+        """What the runs' accuracies are: where numbers are predicted, the RMSE."""
+        return self.runs[0].result.main_score
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -54,7 +60,7 @@ class Group:
         return {name: stage or runs[0].stage for name, runs in self.rows.items()}
 
     def scoring(self, stage: str | None) -> str:
-        """What the accuracies are, in words."""
+        """What the main scores are, in words."""
         stages = list(dict.fromkeys(self.stages(stage).values()))
         which = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
         return f"{which}, {self.on_what()}"
@@ -137,6 +143,7 @@ def _context(run: RunRecord) -> dict[str, Any]:
     result = run.result
     return {
         "dataset": result.dataset,
+        "score": result.score,
         "clients": result.clients,
         "rounds": result.rounds,
         "test": result.evaluation.test,

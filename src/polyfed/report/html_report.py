@@ -22,13 +22,14 @@ from typing import Any
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import notes_of, sub_tables
 from polyfed.report.comparison_formats import Table
-from polyfed.report.figures import AXES, METRICS, axes_of, series
+from polyfed.report.figures import AXES, METRICS, axes_of, metric_factor, metric_title, series
 from polyfed.report.glossary import about_column, about_stage
 from polyfed.report.grouping import Group, group_runs, scored_stages
 from polyfed.report.heatmaps import heat_maps
 from polyfed.report.results_page import read_command
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import Column, finite
+from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.schema import ClientRow
 from polyfed.version import __version__
 
@@ -114,11 +115,12 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     sections = [
         {
             "title": group.about,
+            "score": _score(group.score),
             "finding": section.finding,
             "caption": section.caption,
             "scaled": any(run.scaled_down for run in group.runs),
             "notes": notes_of(section),
-            "tables": [_sub_table(title, columns) for title, columns in sub_tables(section)],
+            "tables": [_sub_table(title, columns, group.score) for title, columns in sub_tables(section)],
             "stages": _stages(group),
             "rows": [_look(group, name) for name in group.rows],
             "curves": _curves(group, stage, most),
@@ -133,8 +135,9 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     ]
     title = groups[0].about if len(groups) == 1 else f"{len(groups)} comparisons"
     axes = {axis: AXES[axis] for axis in axes_of(run for group in groups for run in group.runs)}
-    overview = [_sub_table(title, columns) for title, columns in table.overview]
-    told = {"overview": overview, "axes": axes, "metrics": METRICS, "polyfed": __version__}
+    scores = [section.score for section in table.sections] or [ACCURACY]
+    overview = [_sub_table(title, columns, scores[0]) for title, columns in table.overview]
+    told = {"overview": overview, "axes": axes, "polyfed": __version__}
     return {"title": title, "notes": list(table.notes), **told, "sections": sections}
 
 
@@ -147,15 +150,25 @@ def _look(group: Group, name: str) -> dict[str, Any]:
 # tables -----------------------------------------------------------------------------------------------------------
 
 
-def _sub_table(title: str, columns: Sequence[Column]) -> dict[str, Any]:
-    return {"title": title, "columns": [_column(column) for column in columns]}
+def _score(score: MainScore) -> dict[str, Any]:
+    """How the page shows the main score: a share in percent, or a number as it is."""
+    return {
+        "axis": score.axis,
+        "per_client": score.of_it("Accuracy per client in %"),
+        "every_client": score.of_it("Accuracy of every client"),
+        "factor": score.shown(1.0),
+    }
 
 
-def _column(column: Column) -> dict[str, Any]:
+def _sub_table(title: str, columns: Sequence[Column], score: MainScore) -> dict[str, Any]:
+    return {"title": title, "columns": [_column(column, score) for column in columns]}
+
+
+def _column(column: Column, score: MainScore = ACCURACY) -> dict[str, Any]:
     order = None if column.words else list(map(sort_order, column.cells))
     cells = ["" if cell == "-" else cell for cell in column.cells]
     heading = column.heading.replace("\n", " ")
-    about = about_column(heading)
+    about = about_column(heading, score)
     return {"heading": heading, "about": about, "cells": cells, "order": order, "bold": sorted(column.bold)}
 
 
@@ -208,7 +221,9 @@ def _curves(group: Group, stage: str | None, most: int) -> dict[str, Any]:
             points["metrics"][metric] = values
     names = [metric for metric in METRICS if any(metric in line["metrics"] for line in lines.values())]
     note = f"Curves of up to {thinned} rounds are drawn through {most} of them." if thinned else ""
-    return {"metrics": names, "lines": lines, "note": note}
+    titles = {name: metric_title(group, name) for name in names}
+    factors = {name: metric_factor(group, name) for name in names}
+    return {"metrics": names, "titles": titles, "factors": factors, "lines": lines, "note": note}
 
 
 def _kept(count: int, most: int) -> list[int]:
@@ -263,7 +278,7 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
     stages = list(dict.fromkeys(run.stage for run in group.runs))
     about = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
     return {
-        "about": f"Accuracy on a client's test data, last round, {about}.",
+        "about": group.score.of_it(f"Accuracy on a client's test data, last round, {about}."),
         "note": "Who holds which classes has no room on this page." if crowded else "",
         "class_names": names if len(names) <= _NAMES else [],
         "seeds": found,

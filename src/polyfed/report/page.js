@@ -54,7 +54,8 @@
     [60, "min"],
     [1, "s"],
   ];
-  const percent = (value, digits = 2) => `${(100 * value).toFixed(digits)} %`;
+  // a share in percent, any other figure with four digits; factor: 100 for a share
+  const figure = (value, factor) => (factor > 1 ? `${(factor * value).toFixed(2)} %` : plain(Number(value.toPrecision(4))));
   const plain = (value) => String(Number(value.toPrecision(6)));
 
   function human(value, scales) {
@@ -398,13 +399,14 @@
 
   const height = (width) => Math.round(Math.min(430, Math.max(250, 0.48 * width)));
 
-  function yScale(low, high, top, bottom) {
-    const pad = Math.max(0.04 * (high - low), 0.004);
-    const [from, to] = [Math.max(0, low - pad), Math.min(1, high + pad)];
-    const found = ticks(100 * from, 100 * to, 7);
+  function yScale(low, high, top, bottom, factor) {
+    const share = factor > 1;
+    const pad = Math.max(0.04 * (high - low), share ? 0.004 : 0.004 * Math.abs(high));
+    const [from, to] = [low < 0 ? low - pad : Math.max(0, low - pad), share ? Math.min(1, high + pad) : high + pad];
+    const found = ticks(factor * from, factor * to, 7);
     return {
       at: (value) => bottom - ((value - from) / (to - from || 1)) * (bottom - top),
-      ticks: found.map((value) => [value / 100, plain(value)]),
+      ticks: found.map((value) => [value / factor, plain(value)]),
     };
   }
 
@@ -421,6 +423,9 @@
     );
     const shown = new Set(Object.keys(found.lines));
     const area = canvas("Curves; arrow keys go from point to point");
+
+    const shownAs = (value) => figure(value, found.factors[state.metric]);
+    const yLabel = () => `test ${found.titles[state.metric]}${found.factors[state.metric] > 1 ? " [%]" : ""}`;
 
     function lineOf(name) {
       const line = found.lines[name];
@@ -481,7 +486,7 @@
       const { svg, width } = surface;
       const margin = { left: 44, right: 16, top: 26, bottom: 42 };
       const lines = Object.keys(found.lines).map(lineOf).filter(Boolean);
-      svg.append(draw("text", { x: 4, y: 13, "data-label": "y" }, `test ${data.metrics[state.metric]} [%]`));
+      svg.append(draw("text", { x: 4, y: 13, "data-label": "y" }, yLabel()));
       if (!lines.length) {
         svg.append(
           draw(
@@ -499,6 +504,7 @@
         Math.max(...lines.flatMap((line) => line.high)),
         margin.top,
         bottom,
+        found.factors[state.metric],
       );
       frame(surface, margin, x, y, data.axes[state.axis] + x.unit);
       const points = [];
@@ -557,14 +563,14 @@
           const { line, at } = point;
           const spread =
             line.seeds > 1
-              ? `${percent(line.low[at])} to ${percent(line.high[at])} over ${line.seeds} seeds`
+              ? `${shownAs(line.low[at])} to ${shownAs(line.high[at])} over ${line.seeds} seeds`
               : "one seed";
           const where =
             state.axis === "round" ? "" : point.silent ? ", sends nothing" : `, ${AXES[state.axis].show(line.x[at])}`;
           area.say(point.x, point.y, [
             line.name,
             `round ${plain(line.round[at])}${where}`,
-            percent(line.mean[at]),
+            shownAs(line.mean[at]),
             spread,
           ]);
         },
@@ -595,7 +601,7 @@
       { class: "controls" },
       choice(
         "Figure",
-        found.metrics.map((metric) => [metric, data.metrics[metric]]),
+        found.metrics.map((metric) => [metric, found.titles[metric]]),
         state.metric,
         (value) => {
           state.metric = value;
@@ -627,7 +633,7 @@
   function clients(section) {
     const looks = looksOf(section);
     const shown = new Set(section.rows.map((row) => row.name));
-    const area = canvas("Accuracy of every client; arrow keys go from point to point");
+    const area = canvas(`${section.score.every_client}; arrow keys go from point to point`);
     const holder = make("div");
     const beside = make("div");
     let order = [];
@@ -635,6 +641,8 @@
     let sort = [0, 1];
 
     const names = section.clients.class_names;
+    const cellOf = (value) =>
+      section.score.factor > 1 ? (section.score.factor * value).toFixed(2) : plain(Number(value.toPrecision(4)));
     const nameOf = (label) => names[label] ?? String(label);
     const heldBy = (held) =>
       Object.entries(held ?? {})
@@ -663,7 +671,7 @@
         ...(seed.labels.some(Boolean) ? [heldClasses(seed.labels)] : []),
         ...Object.entries(seed.accuracy).map(([name, values]) => ({
           heading: name,
-          cells: numbers.map((at) => (typeof values[at] === "number" ? (100 * values[at]).toFixed(2) : "")),
+          cells: numbers.map((at) => (typeof values[at] === "number" ? cellOf(values[at]) : "")),
           order: numbers.map((at) => (typeof values[at] === "number" ? values[at] : null)),
         })),
       ];
@@ -773,13 +781,13 @@
       const { svg, width } = surface;
       const names = Object.keys(now.accuracy).filter((name) => shown.has(name));
       const values = names.flatMap((name) => now.accuracy[name]).filter((value) => value !== null);
-      svg.append(draw("text", { x: 4, y: 13 }, "test accuracy [%]"));
+      svg.append(draw("text", { x: 4, y: 13 }, section.score.axis));
       if (!values.length) return;
       const bottom = surface.height - margin.bottom;
       const step = (width - margin.left - margin.right) / order.length;
       const at = (index) => margin.left + (index + 0.5) * step;
       const every = Math.ceil(26 / step);
-      const y = yScale(Math.min(...values), Math.max(...values), margin.top, bottom);
+      const y = yScale(Math.min(...values), Math.max(...values), margin.top, bottom, section.score.factor);
       order.forEach((client, index) => {
         if (index % 2 && step > 8)
           svg.append(
@@ -831,7 +839,7 @@
             point.y,
             [
               point.row,
-              `client ${point.client}: ${percent(point.value)}`,
+              `client ${point.client}: ${figure(point.value, section.score.factor)}`,
               [network, samples === null ? "" : `${samples} training samples`].filter(Boolean).join(", "),
             ].filter(Boolean),
           );
@@ -845,7 +853,7 @@
 
     function choose(seed) {
       now = seed;
-      const made = table(columnsOf(seed), "Accuracy per client in %", {
+      const made = table(columnsOf(seed), section.score.per_client, {
         sortedBy: (found, at, direction) => {
           order = found;
           sort = [at, direction];
@@ -881,7 +889,7 @@
       make(
         "details",
         { open: now.architecture.length <= 30 },
-        make("summary", {}, "Accuracy per client in %, and what each holds"),
+        make("summary", {}, `${section.score.per_client}, and what each holds`),
         holder,
       ),
       beside,

@@ -17,6 +17,7 @@ from polyfed.report.run_records import format_setting
 from polyfed.report.sweep_figure import figure_of
 from polyfed.report.sweeps import SweepRow, SweepTable, short_names, to_json
 from polyfed.results.fields import validated
+from polyfed.results.main_score import main_score_of
 from polyfed.results.read import SWEEP, check_links, parse_json
 from polyfed.results.stored_files import StoredSweep
 
@@ -45,7 +46,7 @@ def read_sweep(folder: str | Path) -> SweepTable:
     except ValueError as error:
         raise ConfigError(f"expected {path} as `polyfed sweep` writes it, got another: {error}") from None
     rows = tuple(SweepRow(**dict(row)) for row in stored.rows)
-    return SweepTable(stored.keys, stored.caption, rows, stored.notes)
+    return SweepTable(stored.keys, stored.caption, rows, stored.notes, main_score_of([stored.score]))
 
 
 def sensitivity(folder: str | Path) -> list[FigureWithData]:
@@ -112,22 +113,25 @@ def _draw(table: SweepTable, both: GridMap) -> Any:
     from matplotlib.patches import Rectangle
 
     names = short_names(table.keys)
-    title = f"Accuracy over {names[both.across]} and {names[both.up]}"
-    about = f"{table.caption} Test accuracy in %; framed: chosen by validation."
+    score = table.score
+    title = f"{score.of_it('Accuracy')} over {names[both.across]} and {names[both.up]}"
+    about = f"{table.caption} Test {score.title_with_unit}; framed: chosen by validation."
     columns, rows = ([f"{value:g}" for value in values] for values in (both.columns, both.rows))
     column = max(0.5, inches(columns, 9) + 0.12)  # room for "100.0" and for the setting below it
     width = max(WIDTH, 1.2 + inches(rows, 9) + column * len(columns))
     figure, ((axes,),) = canvas(title, about, 0.9 + 0.42 * len(rows), width=width)
     nan = float("nan")
-    values = [[nan if value is None else 100 * value for value in line] for line in both.values]
+    values = [[nan if value is None else score.shown(value) for value in line] for line in both.values]
     shown = axes.imshow(values, cmap=SHADES, aspect="auto", origin="lower")
     low, high = shown.get_clim()
     for y, line in enumerate(both.cells):
         for x, cell in enumerate(line):
             if cell is None or cell.accuracy is None:
                 continue
-            dark = 100 * cell.accuracy > (low + high) / 2
-            axes.text(x, y, f"{100 * cell.accuracy:.1f}", ha="center", va="center", color="white" if dark else "black")
+            value = score.shown(cell.accuracy)
+            color = "white" if value > (low + high) / 2 else "black"
+            said = f"{value:.1f}" if score.is_share else f"{value:.3g}"
+            axes.text(x, y, said, ha="center", va="center", color=color)
             if cell.chosen:
                 for color, width in (("white", 4.5), ("black", 2.0)):  # shows on light and dark
                     axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, ec=color, lw=width))
@@ -135,5 +139,5 @@ def _draw(table: SweepTable, both: GridMap) -> Any:
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(both.across)
     axes.set_ylabel(both.up)
-    add_colorbar(figure, shown, [axes], "test accuracy [%]")
+    add_colorbar(figure, shown, [axes], score.axis)
     return figure

@@ -93,21 +93,23 @@ def is_distinguishable(difference: Paired) -> bool | None:
     return abs(difference.mean) > difference.margin
 
 
-def leader(scores: Mapping[str, Mapping[int, float | None]]) -> str | None:
-    """The row with the highest mean, where its difference to the next one is distinguishable; else None.
+def leader(scores: Mapping[str, Mapping[int, float | None]], lower_is_better: bool = False) -> str | None:
+    """The row with the best mean, where its difference to the next one is distinguishable; else None.
 
     Args:
-        scores: row -> seed -> accuracy; a row in which one is not known does not count.
+        scores: row -> seed -> main score; a row in which one is not known does not count.
+        lower_is_better: whether the lowest mean is the best, not the highest.
     """
     means = {name: mean_of(list(found.values())) for name, found in scores.items()}
     known = {name: mean for name, mean in means.items() if mean is not None}
-    ranked = sorted(known, key=lambda name: -known[name])
+    sign = -1 if lower_is_better else 1
+    ranked = sorted(known, key=lambda name: -sign * known[name])
     if len(ranked) < 2:
         return None
     best, following = ranked[:2]
     difference = paired_difference(scores[best], scores[following])
-    is_above = difference.mean is not None and difference.mean > 0  # on the seeds that both have
-    return best if is_above and is_distinguishable(difference) else None
+    is_ahead = difference.mean is not None and sign * difference.mean > 0  # on the seeds that both have
+    return best if is_ahead and is_distinguishable(difference) else None
 
 
 def indistinguishable(scores: Mapping[str, Mapping[int, float | None]], name: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.report.plot_style import LOCAL_STYLE, empty_figure, legend, save, styles
 from polyfed.report.sweeps import SweepRow, SweepTable, named
+from polyfed.results.main_score import MainScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,22 +42,24 @@ def figure_of(table: SweepTable) -> Figure | None:
     if axis is None or len(table.keys) > 2 or len({row.settings[axis] for row in rows}) < 2:
         return None
     other = next((key for key in table.keys if key != axis), None)
-    figure, axes = empty_figure(f"Accuracy against {axis}", f"{table.caption} {_legend_of(rows)}")
+    figure, axes = empty_figure(table.score.of_it(f"Accuracy against {axis}"), f"{table.caption} {_legend_of(rows)}")
     marked: dict[str, dict[str, Any]] = {}
     for (name, line), style in zip(_lines(rows, axis, other), styles(), strict=False):
-        _draw_line(axes, axis, name, line, style)
+        _draw_line(axes, axis, name, line, style, table.score)
         marked[name] = {"color": style["color"], "marker": style["marker"], "fillstyle": "bottom"}
-    for name, at, local in _local_lines(rows, axis, other):
+    for name, at, local in _local_lines(rows, axis, other, table.score):
         looks = {**LOCAL_STYLE, **(marked[name] if name else {})}  # that of the line it stands beside
         axes.plot(at, local, **looks, label=f"Local, test{name and f', {name}'}", gid=f"local {name}")
     _scale(axes, sorted({float(row.settings[axis]) for row in rows}))
     axes.set_xlabel(axis)
-    axes.set_ylabel("accuracy [%]")
+    axes.set_ylabel(table.score.axis.removeprefix("test "))
     legend(axes, *axes.get_legend_handles_labels())
     return figure
 
 
-def _draw_line(axes: Any, axis: str, name: str, line: Sequence[SweepRow], style: Mapping[str, Any]) -> None:
+def _draw_line(
+    axes: Any, axis: str, name: str, line: Sequence[SweepRow], style: Mapping[str, Any], score: MainScore
+) -> None:
     """Validation dashed, test with the seeds' band, and a ring around what was chosen."""
     at = [row.settings[axis] for row in line]
     suffix = name and f", {name}"
@@ -65,20 +68,20 @@ def _draw_line(axes: Any, axis: str, name: str, line: Sequence[SweepRow], style:
         ("validation", [row.validation for row in line], {**style, **open_and_dashed}),
         ("test", [row.accuracy for row in line], style),
     ):
-        axes.plot(at, _percents(values), **looks, markersize=5, label=f"{what}{suffix}", gid=f"{what} {name}")
-    _band(axes, at, [[run.accuracy for run in row.runs] for row in line], style["color"])
+        axes.plot(at, _shown(values, score), **looks, markersize=5, label=f"{what}{suffix}", gid=f"{what} {name}")
+    _band(axes, at, [_shown([run.accuracy for run in row.runs], score) for row in line], style["color"])
     for row in (row for row in line if row.chosen and row.validation is not None):
         ring = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none", "color": "black"}
-        axes.plot([row.settings[axis]], _percents([row.validation]), **ring, label="chosen")
+        axes.plot([row.settings[axis]], _shown([row.validation], score), **ring, label="chosen")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _percents(values: Sequence[float | None]) -> list[float]:
+def _shown(values: Sequence[float | None], score: MainScore) -> list[float]:
     """For drawing: what is not known leaves a gap."""
-    return [math.nan if value is None else 100 * value for value in values]
+    return [math.nan if value is None else score.shown(value) for value in values]
 
 
 def _legend_of(rows: Sequence[SweepRow]) -> str:
@@ -96,11 +99,11 @@ def _lines(rows: Sequence[SweepRow], axis: str, other: str | None) -> Iterator[t
 
 
 def _local_lines(
-    rows: Sequence[SweepRow], axis: str, other: str | None
+    rows: Sequence[SweepRow], axis: str, other: str | None, score: MainScore
 ) -> Iterator[tuple[str, list[float], list[float]]]:
     """Local beside each line; once, without a name, where it is the same beside all of them."""
     lines = [
-        (name, [row.settings[axis] for row in line], _percents([row.local for row in line]))
+        (name, [row.settings[axis] for row in line], _shown([row.local for row in line], score))
         for name, line in _lines(rows, axis, other)
         if any(row.local is not None for row in line)
     ]
@@ -109,9 +112,9 @@ def _local_lines(
     yield from lines
 
 
-def _band(axes: Any, at: Sequence[float], values: Sequence[Sequence[float | None]], color: str) -> None:
+def _band(axes: Any, at: Sequence[float], values: Sequence[Sequence[float]], color: str) -> None:
     """From the lowest to the highest seed."""
-    known = [[100 * value for value in each if value is not None] for each in values]
+    known = [[value for value in each if not math.isnan(value)] for each in values]
     if all(known) and any(len(each) > 1 for each in known):
         axes.fill_between(at, list(map(min, known)), list(map(max, known)), color=color, alpha=0.15, linewidth=0)
 

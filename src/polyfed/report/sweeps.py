@@ -26,12 +26,13 @@ from polyfed.report.text_tables import (
     markdown_table,
     mean_of,
     min_width,
-    percent,
     render_text,
+    scored,
     std_of,
     wrap_columns,
     wrapped,
 )
+from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.results.stored_files import SweepRun
 from polyfed.units import human_bytes, human_seconds
 
@@ -99,12 +100,16 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SweepTable:
-    """A sweep. keys: the swept settings. rows: Local's first, then in the order of the grid."""
+    """A sweep. keys: the swept settings. rows: Local's first, then in the order of the grid.
+
+    score: what the accuracies are.
+    """
 
     keys: tuple[str, ...]
     caption: str
     rows: tuple[SweepRow, ...]
     notes: tuple[str, ...]
+    score: MainScore = ACCURACY
 
     @property
     def chosen(self) -> SweepRow | None:
@@ -148,16 +153,19 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
         return None
     sound = [(cell, row) for cell, row in found if cell.complete and cell.words and not row.nothing_learnt]
     candidates = [row for _, row in sound if row.validation is not None]
-    best = max(candidates, key=lambda row: row.validation or 0.0, default=None)  # the first of equals
-    rows = tuple(replace(row, chosen=row is best) for _, row in found)
     main = [cell for cell, _ in found if cell.words] or [cell for cell, _ in found]
     group = _group(main)
-    caption = f"{_about(main)}. Accuracy: {group.scoring(None)}, after the last round.{group.preset_text()}"
+    score = group.score
+    top = score.best(row.validation for row in candidates if row.validation is not None) if candidates else None
+    best = next((row for row in candidates if row.validation == top), None)  # the first of equals
+    rows = tuple(replace(row, chosen=row is best) for _, row in found)
+    scored = score.of_it(f"Accuracy: {group.scoring(None)}, after the last round.")
+    caption = f"{_about(main)}. {scored}{group.preset_text()}"
     several = any(len(row.seeds) > 1 for row in rows)
     told = "accuracies in %" + ("; ± is the sample standard deviation over seeds" if several else "")
     if any(row.difference is not None for row in rows):
         told += "; the difference to Local, with the same settings otherwise, is in percentage points"
-    told += "; the choice is by validation accuracy, never by test accuracy"
+    told = score.of_it(f"{told}; the choice is by validation accuracy, never by test accuracy")
     left = [cell for cell, _ in found if cell.words and not cell.complete]
     lost = [f"not to be chosen, as a seed is missing: {named(keys, cell.settings)}" for cell in left]
     lost += [
@@ -166,7 +174,7 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
         for run in cell.runs
         if cell.words and run.result.nothing_learnt
     ]
-    return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes))
+    return SweepTable(tuple(keys), caption, rows, (told, *lost, *notes), score)
 
 
 def _row(cell: SweepCell) -> SweepRow:
@@ -249,11 +257,12 @@ def _columns(table: SweepTable) -> list[Column]:
         Column(names[key], [format_setting(row.settings[key]) if key in row.settings else "-" for row in rows])
         for key in table.keys
     ]
+    score = table.score
     numbers = [
-        ("validation", format_mean_std([(row.validation, row.validation_std) for row in rows])),
-        ("test", format_mean_std([(row.accuracy, row.accuracy_std) for row in rows])),
-        ("best by\nvalid.", [percent(row.best) for row in rows]),
-        ("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], sign="+")),
+        ("validation", format_mean_std([(row.validation, row.validation_std) for row in rows], score=score)),
+        ("test", format_mean_std([(row.accuracy, row.accuracy_std) for row in rows], score=score)),
+        ("best by\nvalid.", [scored(row.best, score) for row in rows]),
+        ("vs Local", format_mean_std([(row.difference, row.difference_std) for row in rows], "+", score)),
         (_COSTS[0], ["-" if row.bytes_up is None else human_bytes(row.bytes_up) for row in rows]),
         (_COSTS[1], ["-" if row.bytes_down is None else human_bytes(row.bytes_down) for row in rows]),
         (_COSTS[2], ["-" if row.seconds is None else human_seconds(row.seconds) for row in rows]),
@@ -309,7 +318,7 @@ def to_html(table: SweepTable) -> str:
 
 def to_csv(table: SweepTable) -> str:
     """A line per row, exact; the swept settings under their whole keys; None is empty."""
-    plain = [_plain(row) for row in table.rows]
+    plain = [_plain(row, table.score) for row in table.rows]
     rest = [name for name in plain[0] if name not in ("settings", "words", "runs")]
     lines = [
         {name: row[name] for name in rest}
@@ -329,12 +338,14 @@ def to_json(table: SweepTable) -> str:
         "chosen": chosen,
         "chosen_options": table.chosen_options,
     }
-    content = {**about, "rows": [_plain(row) for row in table.rows], "notes": list(table.notes)}
+    about |= {} if table.score is ACCURACY else {"score": table.score.name}
+    content = {**about, "rows": [_plain(row, table.score) for row in table.rows], "notes": list(table.notes)}
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def _plain(row: SweepRow) -> dict[str, Any]:
-    return vars(row) | {"settings": dict(row.settings), "runs": [run.model_dump() for run in row.runs]}
+def _plain(row: SweepRow, score: MainScore) -> dict[str, Any]:
+    runs = [score.renamed(run.model_dump()) for run in row.runs]
+    return score.renamed(vars(row) | {"settings": dict(row.settings), "runs": runs})
 
 
 def write(table: SweepTable, folder: str | Path) -> list[Path]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polyfed.escaping import markdown_text, visible
+from polyfed.results.main_score import ACCURACY, MainScore
 
 _NAME = 16  # min_width column of names in plain text
 
@@ -64,29 +65,37 @@ def percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{100 * value:{sign}.2f}"
 
 
-def format_mean_std(pairs: list[tuple[float | None, float | None]], sign: str = "") -> list[str]:
+def scored(value: float | None, score: MainScore, sign: str = "") -> str:
+    """A main score as tables show it, signed with ``sign="+"``; "-" where it is not known."""
+    return "-" if value is None else score.text(value, sign)
+
+
+def format_mean_std(
+    pairs: list[tuple[float | None, float | None]], sign: str = "", score: MainScore = ACCURACY
+) -> list[str]:
     """``"75.12 ± 0.40"``; a spread that is not known stays away, and keeps its place where other rows have one."""
-    spreads = [percent(std) for _, std in pairs]
+    spreads = [scored(std, score) for _, std in pairs]
     width = max(map(len, spreads))
     shown = any(std is not None for _, std in pairs)
     return [
-        percent(mean, sign) + (f" ± {spread:>{width}}" if shown and mean is not None else "")
+        scored(mean, score, sign) + (f" ± {spread:>{width}}" if shown and mean is not None else "")
         for (mean, _), spread in zip(pairs, spreads, strict=True)
     ]
 
 
-def interval(mean: float | None, margin: float | None, sign: str = "") -> str:
-    """``"[+0.10, +2.30]"`` in per cent, of a difference; "-" where one is not known."""
+def interval(mean: float | None, margin: float | None, sign: str = "", score: MainScore = ACCURACY) -> str:
+    """``"[+0.10, +2.30]"``, of an accuracy's difference in per cent; "-" where one is not known."""
     if mean is None or margin is None:
         return "-"
-    return f"[{percent(mean - margin, sign)}, {percent(mean + margin, sign)}]"
+    return f"[{scored(mean - margin, score, sign)}, {scored(mean + margin, score, sign)}]"
 
 
-def interval_of_share(mean: float | None, margin: float | None) -> str:
-    """``"[70.10, 72.30]"`` in per cent, cut to 0..100, of what cannot lie elsewhere; "-" where one is not known."""
+def interval_of_score(mean: float | None, margin: float | None, score: MainScore = ACCURACY) -> str:
+    """``"[70.10, 72.30]"``, an accuracy in per cent and cut to 0..100, an RMSE to 0; "-" where one is not known."""
     if mean is None or margin is None:
         return "-"
-    return f"[{percent(max(0.0, mean - margin))}, {percent(min(1.0, mean + margin))}]"
+    high = mean + margin
+    return f"[{scored(max(0.0, mean - margin), score)}, {scored(min(1.0, high) if score.is_share else high, score)}]"
 
 
 def markdown_table(columns: Sequence[Column]) -> str:

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from polyfed.results.main_score import RMSE, as_accuracy
 
 __all__ = [
     "Count",
@@ -27,6 +29,7 @@ __all__ = [
     "NullIsEmptyList",
     "Number",
     "Record",
+    "ScoredRecord",
     "Setting",
     "Text",
     "check_present",
@@ -153,6 +156,18 @@ class Record(BaseModel):
     """An object of a file. Keys that no field names are ignored: a later version may have written them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", validate_default=False)
+
+
+class ScoredRecord(Record):
+    """A record with a main score, the accuracy or the RMSE."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _under_one_name(cls, said: Any) -> Any:
+        """The RMSE as the attributes of the accuracy."""
+        if not isinstance(said, Mapping) or RMSE.name not in said:
+            return said
+        return as_accuracy(said)
 
 
 def validated(model: type[R], value: Any, place: str = "") -> R:

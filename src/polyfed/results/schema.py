@@ -4,6 +4,7 @@ The engine checks what it writes by these models, reports read it by them, and d
 descriptions by ``scripts/records_page.py``. A key that an older version, or a run without the feature, does not write
 is None, or empty, when it is read.
 
+Where numbers are predicted, keys that begin with "accuracy" begin with "rmse"; reports read them under one name.
 Accuracies and other figures are shares in [0, 1], bytes are exact sizes of tensors, times are in seconds. Clients are
 numbered from 0, rounds from 1.
 """
@@ -11,7 +12,7 @@ numbered from 0, rounds from 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -25,15 +26,23 @@ from polyfed.results.fields import (
     NullIsEmptyList,
     Number,
     Record,
+    ScoredRecord,
     Text,
     check_present,
-    count_between,
     number_between,
     one_of,
 )
-
-Whole = Annotated[int, count_between(0, 2**40)]
-Unit = Annotated[str, one_of("client", "sample")]  # what noise hides: whether a client takes part, or one of its rows
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore, as_accuracy
+from polyfed.results.round_parts import (
+    BufferedUpload,
+    DefenseRecord,
+    LateUpload,
+    Refusal,
+    ReleaseRecord,
+    SimulatedEffort,
+    Traffic,
+    Unit,
+)
 
 
 class Summary(Record):
@@ -48,7 +57,7 @@ class Summary(Record):
     min: IfPresent[Number] = Field(None, description="the lowest client")
     max: IfPresent[Number] = Field(None, description="the highest client")
     bottom_decile: IfPresent[Number] = Field(
-        None, description="accuracy only: mean of the lowest tenth of the clients, rounded up"
+        None, description="main score only: mean of the worst tenth of the clients, rounded up"
     )
     n: IfPresent[Number] = Field(None, description="number of clients with test data for which the figure is defined")
 
@@ -63,75 +72,7 @@ class FigureSummary(Record):
     n: IfPresent[Figure] = None
 
 
-class LateUpload(Record):
-    """An upload of an earlier round."""
-
-    client: Count = Field(description="the client that sent it")
-    sent_in: Count = Field(alias="from", description="the round in which it was sent")
-
-
-class BufferedUpload(Record):
-    """An upload that filled the buffer of a server that does not wait for all."""
-
-    client: Count = Field(description="the client that sent it")
-    begun_in: Count = Field(alias="from", description="the round in which it began to train")
-
-
-class Refusal(Record):
-    """An upload that was rejected and not aggregated."""
-
-    client: Count = Field(description="the client that sent it")
-    reason: Text = Field(description="why it was rejected")
-
-
-class Traffic(Record):
-    """What one client sent and was sent, in bytes."""
-
-    down: Count = Field(description="sent to the client")
-    up: Count = Field(description="sent by the client")
-
-
-class SimulatedEffort(Record):
-    """What a round would have taken on one client's device."""
-
-    down: Number = Field(description="seconds to receive")
-    train: Number = Field(description="seconds to compute")
-    up: Number = Field(description="seconds to send")
-    operations: Count = Field(description="floating-point operations computed")
-
-
-class DefenseRecord(Record):
-    """What the aggregator of `[robust_aggregation]` did in a round."""
-
-    left_out: list[Count] = Field([], description="clients whose uploads Krum left out")
-    shortened: IfPresent[Count] = Field(
-        None, description="number of vectors and tensors that were shortened to the norm bound"
-    )
-    few: IfPresent[Count] = Field(
-        None, description="number of parts that fewer than three clients sent, so that nobody can be outvoted"
-    )
-
-
-class ReleaseRecord(Record):
-    """One noised release, the same for all of its `clients`."""
-
-    what: Annotated[Literal["upload", "features", "training"], one_of("upload", "features", "training")] = Field(
-        description="what the noise was added to"
-    )
-    unit: Unit = Field(description="what the noise hides: whether a client takes part, or what one of its rows holds")
-    noise: Annotated[float, number_between(1e-9, 1e18)] = Field(
-        description="standard deviation of the noise, divided by the sensitivity"
-    )
-    drawn: Whole = Field(description="number of rows in it; 0: all")
-    held: Whole = Field(description="number of rows that these were drawn from")
-    poisson: Flag = Field(
-        description="whether each row was drawn independently; else exactly `drawn` without replacement"
-    )
-    times: Annotated[int, count_between(1, 2**40)] = Field(description="how often it was made")
-    clients: list[Whole] = Field(description="the clients that made it")
-
-
-class RoundRecord(Record):
+class RoundRecord(ScoredRecord):
     """One round, a line of rounds.jsonl."""
 
     round: Count = Field(description="counted from 1; a closing round has the number after the last one")
@@ -240,7 +181,7 @@ class RoundRecord(Record):
     )
 
     def mean_accuracy(self, stage: str) -> float | None:
-        """The accuracy over clients in a stage; None where it was not scored."""
+        """The main score over clients in a stage; None where it was not scored."""
         scored = self.accuracy.get(stage)
         return None if scored is None else scored.mean
 
@@ -272,7 +213,7 @@ class EvaluationFacts(Record):
     )
 
 
-class ClientRow(Record):
+class ClientRow(ScoredRecord):
     """One client of a run. A deployed run has neither `parameters` nor `labels`, which are with the nodes."""
 
     id: Count = Field(description="number of the client")
@@ -283,6 +224,7 @@ class ClientRow(Record):
         None,
         description="class -> number of training samples; with flipped labels as the client trains on them",
     )
+    class_names: IfPresent[list[Text]] = Field(None, description="only with a label space of its own: its classes")
     device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
     held_out: IfPresent[Flag] = Field(None, description="only with `held_out`: it is in no round")
     accuracy: Number | None = Field(None, description="accuracy in the main stage, last evaluation")
@@ -293,14 +235,19 @@ class ClientRow(Record):
     )
 
 
-class RunResult(Record):
+class RunResult(ScoredRecord):
     """A finished run, result.json: first the run's facts, then what its records add up to."""
 
     method: Text = Field(description="name of the method")
     hyperparameters: IfPresent[dict[str, Any]] = Field(None, description="all hyperparameters of the method")
     label: Text | None = Field(None, description="name of the variant, if it has one")
     dataset: Text = Field(description="name of the data set")
-    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
+    score: Annotated[str, one_of(ACCURACY.name, RMSE.name)] = Field(
+        ACCURACY.name,
+        description="only where numbers are predicted: `rmse`, the main score, which all keys below and in "
+        "`rounds.jsonl` have in place of `accuracy`",
+    )
+    class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order; empty: numbers")
     clients: Count = Field(description="number of clients")
     rounds: Count = Field(description="number of rounds that were asked for")
     seed: Count = Field(description="seed of every random draw")
@@ -400,8 +347,13 @@ class RunResult(Record):
         "the first one with the best validation accuracy",
     )
 
+    @property
+    def main_score(self) -> MainScore:
+        """What the attributes of the accuracy hold."""
+        return RMSE if self.score == RMSE.name else ACCURACY
+
     def mean_accuracy(self, stage: str) -> float | None:
-        """The accuracy over clients in a stage, after the last scored round; None where it was not scored."""
+        """The main score over clients in a stage, after the last scored round; None where it was not scored."""
         if stage == self.evaluation.stage:
             return self.accuracy
         scored = self.accuracy_by_stage.get(stage)
@@ -434,8 +386,9 @@ _NEEDED_TO_GO_ON = (
 
 def in_order(said: Mapping[str, Any], kind: type[Record]) -> dict[str, Any]:
     """The entries in the order of a model's fields; what the model does not know stands behind them."""
-    known = {name: said[name] for name in kind.model_fields if name in said}
-    return {**known, **said}
+    places = {name: place for place, name in enumerate(kind.model_fields)}
+    order = {name: places.get(fields, len(places)) for name, fields in zip(said, as_accuracy(said), strict=True)}
+    return {name: said[name] for name in sorted(said, key=lambda name: order[name])}
 
 
 def check_complete(record: RoundRecord) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -12,11 +12,14 @@ from polyfed.results.fields import (
     IfPresent,
     Number,
     Record,
+    ScoredRecord,
     Setting,
     Text,
     check_present,
+    one_of,
     validated,
 )
+from polyfed.results.main_score import ACCURACY, RMSE
 
 Section = dict[str, Any]  # settings by name, as the recipe's own model has checked them
 
@@ -130,6 +133,13 @@ class Normalization(Record):
     )
 
 
+class TargetScaleEntry(Record):
+    """What the numbers that a model predicts were standardized with."""
+
+    mean: Number = Field(description="mean of the client's training targets")
+    std: Number = Field(description="their standard deviation; 1 if they do not vary")
+
+
 class TableForm(Record):
     """How the columns of a table became numbers, where not all hold plain numbers."""
 
@@ -146,7 +156,11 @@ class ModelEntry(Record):
     architecture: IfPresent[Text] = Field(
         None, description="name of the architecture: one of the catalog, `timm:...`, or `package.module:function`"
     )
-    classes: IfPresent[Count] = Field(None, description="number of classes")
+    classes: IfPresent[Count] = Field(None, description="number of classes; 0 where numbers are predicted")
+    target: IfPresent[TargetScaleEntry] = Field(
+        None,
+        description="only where numbers are predicted: the prediction is mean + std times the network's output",
+    )
     class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order")
     feature_names: IfPresent[list[Text]] = Field(
         None, description="of tables: names of the columns, in order; empty for other inputs"
@@ -237,7 +251,7 @@ class NodeEvent(Record):
 # sweep.json -------------------------------------------------------------------------------------------------------
 
 
-class SweepRun(Record):
+class SweepRun(ScoredRecord):
     """One run of a row of a sweep. validation, accuracy: on these data, on test data; in the last evaluated round."""
 
     seed: Count
@@ -246,7 +260,7 @@ class SweepRun(Record):
     accuracy: Number | None
 
 
-class StoredSweepRow(Record):
+class StoredSweepRow(ScoredRecord):
     """One combination of settings; what the fields are is said at `polyfed.report.sweeps.SweepRow`."""
 
     settings: dict[str, Setting]
@@ -275,6 +289,7 @@ class StoredSweep(Record):
     """A sweep's table, sweep.json."""
 
     keys: tuple[Text, ...]
+    score: Annotated[str, one_of(ACCURACY.name, RMSE.name)] = ACCURACY.name
     caption: Text
     notes: tuple[Text, ...]
     rows: tuple[StoredSweepRow, ...]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from polyfed.escaping import visible
+from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["Console"]
@@ -80,11 +81,12 @@ class Console:
         self._reset(info)
         if self._quiet:
             return
+        score = main_score_of(str(info.get("score")).split())
         begin = f", from round {self._done + 1}" if self._done else ""
         where = f", into {info['out']}" if info.get("out") else ""
         self._print(
             f"{self._method} on {info.get('dataset', '?')}: {info.get('clients', '?')} clients, {self._rounds} rounds"
-            f"{begin}, seed {info.get('seed', '?')}, accuracy of stage {self._stage()}{where}"
+            f"{begin}, seed {info.get('seed', '?')}, {score.title} of stage {self._stage()}{where}"
         )
         if self._terminal:
             self._start_live()
@@ -115,9 +117,10 @@ class Console:
         self._up += record.get("bytes_up") or 0
         self._down += record.get("bytes_down") or 0
         self._remaining = remaining_seconds
-        mean = ((record.get("accuracy") or {}).get(self._stage()) or {}).get("mean")
+        score = main_score_of(record)
+        mean = ((record.get(score.name) or {}).get(self._stage()) or {}).get("mean")
         if mean is not None:
-            self._accuracy = f"accuracy {100 * mean:.2f} %"
+            self._accuracy = f"{score.title} {score.text(mean)}{score.unit}"
         self._tell_refused(record)
         if self._live is not None:
             if self._drawn is None or self._done >= self._rounds or self._clock() - self._drawn >= _REDRAW_PAUSE:
@@ -144,10 +147,11 @@ class Console:
         if self._pending is not None:
             self._say(self._pending)
         if result is not None:
-            accuracy = result.get("accuracy")
+            score = main_score_of(result)
+            accuracy = result.get(score.name)
             parts = [
                 f"{self._method}: {'nothing was learnt' if result.get('nothing_learnt') else 'done'}",
-                "" if accuracy is None else f"accuracy {100 * accuracy:.2f} % ({self._stage()})",
+                "" if accuracy is None else f"{score.title} {score.text(accuracy)}{score.unit} ({self._stage()})",
                 f"up {human_bytes(result.get('bytes_up') or self._up)}",
                 f"down {human_bytes(result.get('bytes_down') or self._down)}",
                 human_seconds(result.get("seconds") or self._clock() - self._began),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from polyfed.errors import ConfigError
+from polyfed.results.main_score import main_score_of
 
 __all__ = ["TensorBoard"]
 
@@ -26,7 +27,8 @@ class TensorBoard:
     """Writes every number of a round's record as a curve; the engine calls the five verbs below.
 
     Tags: ``train/loss``, ``train/lr``, ``train/samples``, ``train/refused``; ``accuracy/<stage>/mean`` (also std, min,
-    max, bottom_decile, n), ``accuracy/validation``, ``architecture/<name>/mean``; ``metrics/<stage>/<metric>/mean``;
+    max, bottom_decile, n), ``accuracy/validation`` (of regression ``rmse/...``), ``architecture/<name>/mean``;
+    ``metrics/<stage>/<metric>/mean``;
     ``predictor/<stage>/<name>/mean``; ``bytes/up``, ``bytes/down``, ``bytes/total_up``, ``bytes/total_down``;
     ``time/seconds``, ``time/simulated``; the method's own ``method/<name>`` and ``server/<name>``. The step is the
     round.
@@ -117,12 +119,13 @@ class TensorBoard:
 
 def _curves(record: Mapping[str, Any], totals: Mapping[str, int]) -> Iterator[tuple[str, float]]:
     """Tags and values of one record; what is not a finite number is left out."""
+    score = main_score_of(record).name
     train = {"loss": record.get("train_loss"), "refused": len(record.get("refused") or ())}
     tree = {
         "train": {**train, "lr": record.get("lr"), "samples": record.get("samples")},
-        "accuracy": {**(record.get("accuracy") or {}), "validation": record.get("validation")},
-        "architecture": record.get("accuracy_per_architecture"),
-        "predictor": record.get("accuracy_by_predictor"),
+        score: {**(record.get(score) or {}), "validation": record.get("validation")},
+        "architecture": record.get(f"{score}_per_architecture"),
+        "predictor": record.get(f"{score}_by_predictor"),
         "classes": record.get("accuracy_by_classes"),
         "held_out": record.get("held_out"),
         "metrics": record.get("metrics"),

@@ -22,7 +22,7 @@ from polyfed.core.message import Message, State, clone, contiguous, first_nonfin
 from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics, uses_default_predict
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import derive_seed, seeded_global_rng
-from polyfed.engine.evaluation import ClientScore, ScoreCache, evaluate_model
+from polyfed.engine.evaluation import Score, ScoreCache, evaluate_model
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
 from polyfed.engine.rejected import Rejected
@@ -63,7 +63,7 @@ class EvalJob:
     shared: Collection[str] = ()  # those that are the same samples for all clients
 
 
-Scores = Mapping[str, ClientScore]  # part of the data -> score
+Scores = Mapping[str, Score]  # part of the data -> score
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class JobResult:
     trained: TrainingResult
     bytes_up: int = 0
     sums: dict[str, float] = field(default_factory=dict)
-    score: ClientScore | None = None
+    score: Score | None = None
     refused: str | None = None
     dropped: bool = False
     operations: int = 0  # of receiving, training, uploading, where they are counted
@@ -303,9 +303,7 @@ def at_stage(client: Client, job: TrainJob, stage: str) -> Iterator[None]:
 
 
 @timed("score")
-def score_parts(
-    asked: EvalJob, method: Method, model_factory: ModelFactory, memory: ScoreCache
-) -> dict[str, ClientScore]:
+def score_parts(asked: EvalJob, method: Method, model_factory: ModelFactory, memory: ScoreCache) -> dict[str, Score]:
     """The scores of all the parts asked for, by the same working copy of the client.
 
     Raises:

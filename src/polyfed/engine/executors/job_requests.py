@@ -19,7 +19,7 @@ from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
-from polyfed.engine.evaluation import FROM_SCORES, ClientScore, ScoreCache
+from polyfed.engine.evaluation import FROM_SCORES, ClientScore, RegressionScore, Score, ScoreCache
 from polyfed.engine.executors.base import (
     EvalJob,
     JobResult,
@@ -136,17 +136,24 @@ def read_answer(
     )
 
 
-def _figures(score: ClientScore) -> dict[str, Any]:
+def _figures(score: Score) -> dict[str, Any]:
     """A score in tensors, for `_read_score`."""
     others = {name: _figures(other) for name, other in score.others.items()}
+    if isinstance(score, RegressionScore):
+        numbers = torch.tensor([score.total, score.rmse, score.r2], dtype=torch.float64)
+        return {"regression": numbers, "others": others}
     shares = {name: torch.tensor(getattr(score, name), dtype=torch.float64) for name in FROM_SCORES}
     missing = None if score.missing is None else _figures(score.missing)
     return {"confusion": score.confusion, **shares, "others": others, "missing": missing}
 
 
-def _read_score(figures: Mapping[str, Any]) -> ClientScore:
+def _read_score(figures: Mapping[str, Any]) -> Score:
     others = {name: _read_score(other) for name, other in figures["others"].items()}
+    if "regression" in figures:
+        total, rmse, r2 = figures["regression"].tolist()
+        return RegressionScore(int(total), rmse, r2, others)
     missing = None if figures["missing"] is None else _read_score(figures["missing"])
+    assert missing is None or isinstance(missing, ClientScore)
     auc, calibration_error = (float(figures[name]) for name in ("auc", "calibration_error"))
     return ClientScore(figures["confusion"], auc, others, calibration_error, missing)
 

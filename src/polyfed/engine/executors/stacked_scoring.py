@@ -15,7 +15,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import Method, NotVectorizable, uses_default_predict
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import CHUNK, ClientScore, evaluate_model
+from polyfed.engine.evaluation import CHUNK, Score, evaluate_model
 from polyfed.engine.executors.base import EvalJob, Scores, WorkerContext, client_weights, placed, working_copy
 from polyfed.engine.executors.stack_parts import Tensors, begins, own_tensors, put_row, weights_on
 from polyfed.errors import RunError
@@ -51,7 +51,7 @@ def score_together(asked: Sequence[EvalJob], context: WorkerContext) -> list[Sco
         for place, (each, weights) in enumerate(zip(asked, weights_on(before, model_factory.device), strict=True)):
             clients.append(_received(each, working_copy(each.client, each.variant, model_factory, weights), context))
             put_row(stacked, place, len(asked), own_tensors(template))
-    found: list[dict[str, ClientScore]] = [{} for _ in asked]
+    found: list[dict[str, Score]] = [{} for _ in asked]
     for part in first.parts:
         samples: list[LabeledSamples] = [getattr(client.data, part) for client in clients]
         outputs = _tried(_Predict(context.method, template), stacked, clients, samples)

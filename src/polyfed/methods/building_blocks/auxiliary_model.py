@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import Group, Message, get_group
-from polyfed.core.method import Context, Method, TrainingResult, hyperparameters
+from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
@@ -73,6 +73,9 @@ def buffer_names(module: nn.Module) -> frozenset[str]:
     return frozenset(float_state(module)) - frozenset(float_state(module, buffers=False))
 
 
+SHARED_HEAD = "all clients train one auxiliary model, head included"  # why outputs have to mean the same
+
+
 @hyperparameters
 class AuxiliaryModelMethod(Method):
     """Clients train a network of their own and an auxiliary model. Only the latter is sent and averaged."""
@@ -86,6 +89,10 @@ class AuxiliaryModelMethod(Method):
 
     shared: Annotated[str, Field(min_length=1)] = "smallest"  # the auxiliary model: "largest", or a model's name
     weighting: weight_averaging.Weighting = "samples"  # by training samples, or "uniform"
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(shared_outputs=SHARED_HEAD)
 
     @property
     def auxiliary_model(self) -> AuxiliaryModel:

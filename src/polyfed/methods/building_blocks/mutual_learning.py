@@ -61,7 +61,11 @@ class MutualLearning(Method):
     @property
     def requirements(self) -> Requirements:
         return Requirements(
-            split_model=True, same_feature_dim=True, images=True, hint="set models.feature_dim to add a projection"
+            split_model=True,
+            same_feature_dim=True,
+            images=True,
+            classes="its networks teach each other by probabilities of classes",
+            hint="set models.feature_dim to add a projection",
         )
 
     @property

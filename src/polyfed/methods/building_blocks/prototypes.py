@@ -97,7 +97,9 @@ class PrototypeUploads(Method):
     @property
     def requirements(self) -> Requirements:
         instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Requirements(split_model=True, same_feature_dim=True, hint=instead)
+        return Requirements(
+            split_model=True, same_feature_dim=True, classes="its prototypes are means of classes", hint=instead
+        )
 
     @property
     def accepts_stale_uploads(self) -> bool:

@@ -15,7 +15,14 @@ class TrainedHeader(Method):
     @property
     def requirements(self) -> Requirements:
         instead = "set models.feature_dim to add a projection, or use fedhenn, which compares kernels"
-        return Requirements(split_model=True, same_feature_dim=True, same_head=True, linear_head=True, hint=instead)
+        return Requirements(
+            split_model=True,
+            same_feature_dim=True,
+            same_head=True,
+            linear_head=True,
+            classes="the server trains the header on means of classes",
+            hint=instead,
+        )
 
     @property
     def accepts_stale_uploads(self) -> bool:

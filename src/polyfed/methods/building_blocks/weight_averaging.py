@@ -26,6 +26,7 @@ from polyfed.models.split import Part
 Aggregation = Literal["layer-wise", "same-shape", "by-name"]
 OfOneFamily = Literal["layer-wise", "same-shape"]  # for methods whose networks share more than a head, or no head
 Weighting = Literal["samples", "uniform"]
+AVERAGES_HEADS = "it averages heads"  # why outputs have to mean the same for all clients
 Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numbers of its clients -> where it should go
 _UNION = "union"
 
@@ -47,6 +48,7 @@ def requirements(
         shared_shapes=aggregation != "same-shape",
         shared_parts=parts,
         more_than_head=aggregation == "layer-wise" and parts is None,
+        shared_outputs=AVERAGES_HEADS if parts is None else "",
         hint=hint,
         same_cut_shapes=same_cut_shapes,
         gridlike_cuts=gridlike_cuts,

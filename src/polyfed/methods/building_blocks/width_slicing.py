@@ -338,7 +338,9 @@ class SlicedMethod(Method):
 
     @property
     def requirements(self) -> Requirements:
-        return Requirements(same_architecture=True)
+        return Requirements(
+            same_architecture=True, classes="larger sub-models teach smaller ones by probabilities of classes"
+        )
 
     @property
     def evaluation_stage(self) -> Stage:
@@ -367,6 +369,10 @@ class WidthSlicing(SlicedMethod):
     max_grad_norm: Annotated[float, Field(ge=0)] = 0.0  # bound on the gradient norm of a step; 0: off
     statistics: Statistics = "all"  # clients that report BatchNorm statistics; "running": averaged
     weighting: Weighting = "uniform"  # weights of the mean; "samples": by training samples
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(same_architecture=True, classes="its loss leaves out classes that a client lacks")
 
     def exchanges(self, round: int) -> Sequence[Exchange]:
         return level_exchanges(self.statistics)

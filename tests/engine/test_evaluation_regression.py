@@ -1,0 +1,168 @@
+"""Numbers to predict: scores against scikit-learn, direction, executors, resume, and which methods take them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as oracle
+from torch import nn
+
+import polyfed as pf
+from polyfed.core.client import Client
+from polyfed.core.settings import Evaluation, Training
+from polyfed.data.samples import LabeledSamples, TargetScale
+from polyfed.engine.federation import Federation, Run
+from polyfed.engine.history import best_round, early_stop_round
+from polyfed.engine.task import Execution, Output, Task
+from polyfed.errors import ConfigError
+from polyfed.registry import METHODS
+from tests.helpers import regression
+
+SHORT = Training(rounds=2, batch_size=8, lr=0.05)
+TAKE_NUMBERS = (
+    "local", "fedavg", "fedprox", "fednova", "scaffold", "moon", "incoavg", "fedrep", "lgfedavg", "fedselect",
+    "fedfomo", "fedin", "fedhenn", "fml", "fedmrl", "inclusivefl", "fiarse",
+)  # fmt: skip
+
+
+def run(method: pf.Method, executor: Any = "serial", clients: Sequence[Client] | None = None, **more: Any) -> Run:
+    made = regression.clients() if clients is None else clients
+    return Federation(made, method, more.pop("training", SHORT), executor=executor, **more).run()
+
+
+def test_the_scores_are_scikit_learns() -> None:
+    clients = regression.clients()
+    found = run(pf.methods.Local(), clients=clients)
+    errors, shares = [], []
+    for number, client in enumerate(clients):
+        with torch.inference_mode():
+            predicted = found.models[number](client.data.test.x)[:, 0].numpy()
+        errors.append(oracle.root_mean_squared_error(client.data.test.y.numpy(), predicted))
+        shares.append(oracle.r2_score(client.data.test.y.numpy(), predicted))
+    assert found.result["rmse_per_client"] == pytest.approx(errors)
+    assert found.result["rmse"] == pytest.approx(np.mean(errors))
+    assert found.result["rmse_std"] == pytest.approx(np.std(errors))
+    assert found.result["rmse_bottom_decile"] == pytest.approx(max(errors))  # the worst tenth
+    assert found.result["metrics"]["personal"]["r2"]["mean"] == pytest.approx(np.mean(shares))
+    assert found.result["rmse"] < np.mean([float(client.data.test.y.std()) for client in clients])
+    assert found.result["score"] == "rmse"
+    assert not [key for key in {*found.result, *found.history[0]} if "accuracy" in key]
+
+
+def test_a_prediction_is_taken_back_to_the_unit_of_its_client() -> None:
+    x, y = regression.rows(24, 1, mean=50.0, spread=3.0)
+    scale = TargetScale(50.0, 6.0)
+    plain = LabeledSamples(x, y)
+    own = Client(regression.network(), plain.standardized(scale), plain.standardized(scale))
+    common = Client(regression.network(), plain.standardized(scale), plain)  # test rows in their own unit
+    scores = []
+    for client in (own, common):
+        torch.manual_seed(0)
+        made = Client(regression.network(), client.data.train, client.data.test)
+        found = run(pf.methods.Local(), clients=[made])
+        with torch.inference_mode():
+            predicted = scale.restored(found.models[0](x)[:, 0])
+        assert found.result["rmse"] == pytest.approx(float((predicted - y).square().mean().sqrt()), rel=1e-4)
+        scores.append(found.result["rmse"])
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
+    assert scores[0] < 6.0
+
+
+def test_an_averaged_network_is_trained_on_the_squared_error() -> None:
+    """One client, one step of SGD on all rows: by hand."""
+    torch.manual_seed(0)
+    linear = nn.Linear(3, 1)
+    x, y = regression.rows(8, 4)
+    w, b = linear.weight.detach().clone(), linear.bias.detach().clone()
+    error = (x @ w.T + b)[:, 0] - y
+    found = run(
+        pf.methods.FedAvg(), clients=[Client(linear, (x, y), (x, y))], training=Training(rounds=1, batch_size=8, lr=0.1)
+    )
+    after = found.models[0]
+    assert isinstance(after, nn.Linear)
+    torch.testing.assert_close(after.weight.detach(), w - 0.1 * 2 * (error[:, None] * x).mean(0, keepdim=True))
+    torch.testing.assert_close(after.bias.detach(), b - 0.1 * 2 * error.mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize("name", TAKE_NUMBERS)
+def test_methods_that_take_numbers(name: str) -> None:
+    settings = {"alignment_data": {"size": 16}} if name == "fedhenn" else {}
+    task = Task(public=pf.PublicData(LabeledSamples(*regression.rows(16, 99)))) if name == "fedhenn" else None
+    found = run(METHODS[name](**settings), clients=regression.clients((4, 4, 4)), task=task)
+    assert math.isfinite(found.result["rmse"])
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {*TAKE_NUMBERS, "fedlora"}))  # fedlora needs adapters
+def test_the_others_refuse_before_round_1_and_say_why(name: str) -> None:
+    with pytest.raises(ConfigError) as said:
+        run(METHODS[name](), clients=regression.clients((4, 4, 4)))
+    problems = getattr(said.value, "problems", [str(said.value)])
+    assert any(f"{name} needs classes as labels, as " in line for line in problems), problems
+
+
+def test_executors_agree() -> None:
+    serial = run(pf.methods.FML())
+    pool = run(pf.methods.FML(), Execution("processes", workers=2))
+    stacked = run(pf.methods.FML(), "vectorized", regression.clients())
+    assert pool.result["rmse_per_client"] == serial.result["rmse_per_client"]
+    assert pool.result["metrics"] == serial.result["metrics"]
+    assert stacked.result["rmse_per_client"] == pytest.approx(serial.result["rmse_per_client"], rel=1e-4)
+
+
+def test_a_resumed_run_ends_alike(tmp_path: Path) -> None:
+    def federation(rounds: int, out: Path) -> Federation:
+        training = Training(rounds=rounds, batch_size=8, lr=0.05)
+        return Federation(regression.clients(), pf.methods.FedAvg(aggregation="same-shape"), training, out=out)
+
+    whole = federation(4, tmp_path / "whole").run()
+    federation(2, tmp_path / "parts").run()
+    again = federation(4, tmp_path / "parts").run(resume=True)
+    assert [r["rmse_per_client"] for r in again.history] == [r["rmse_per_client"] for r in whole.history]
+    assert again.result["rmse"] == whole.result["rmse"]
+
+
+def test_lower_is_better() -> None:
+    values = {1: 3.0, 2: 2.0, 3: 2.5, 4: 2.4}
+    curve = [{"round": n, "closing": False, "validation": value, "rmse": {}} for n, value in values.items()]
+    assert best_round(curve) == 2
+    assert early_stop_round(curve, 2, 0.0) == 4
+    assert early_stop_round(curve[:3], 2, 0.0) is None
+    assert early_stop_round(curve[:2], 1, 1.5) == 2  # by less than 1.5
+    found = run(pf.methods.Local(), out=Output(keep="best"))
+    best = min(found.history, key=lambda record: record["validation"])
+    assert found.result["rmse_best_by_validation"] == best["rmse"]["personal"]["mean"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"task": Task(classes=3)}, "classes: expected none, as labels are floats"),
+        ({"evaluation": Evaluation(metrics=["auc"])}, "evaluation.metrics: expected of r2, got 'auc'"),
+        ({"evaluation": Evaluation(missing_classes=True)}, "missing_classes: expected classes as labels"),
+        ({"metrics": {"mine": float}}, "metrics: expected none where numbers are predicted"),
+        ({"plugins": [pf.Adversaries(label_flip_fraction=0.4)]}, "label_flip_fraction: expected classes as labels"),
+    ],
+)
+def test_what_is_of_classes_is_refused(changed: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        run(pf.methods.Local(), **changed)
+
+
+def test_numbers_and_classes_do_not_mix() -> None:
+    clients = regression.clients()
+    x, y = regression.rows(8, 1)
+    clients[1] = Client(regression.network(), (x, (y > 0).long()), (x, (y > 0).long()))
+    with pytest.raises(ConfigError, match=r"client 1, train: expected floats as labels, as of client 0, train"):
+        run(pf.methods.Local(), clients=clients)
+    wide = [Client(nn.Linear(3, 2), (x, y), (x, y))]
+    with pytest.raises(ConfigError, match=r"expected one output per sample, .* got shape \(2,\); write y.long\(\)"):
+        run(pf.methods.Local(), clients=wide)
+    classes = [Client(nn.Linear(3, 2), (x, (y > 0).long()), (x, (y > 0).long()))]
+    with pytest.raises(ConfigError, match=r"evaluation.metrics: expected of balanced_accuracy.*, got 'r2'"):
+        run(pf.methods.Local(), clients=classes, evaluation=Evaluation(metrics=["r2"]))

@@ -1,0 +1,127 @@
+"""Runs that predict numbers from a recipe: tables, files and the page name the RMSE, never an accuracy; predictions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.config.recipe import Recipe
+from polyfed.experiments.prediction import predict
+from polyfed.report.comparison import Table, compare_runs, to_csv, to_json, to_latex, to_markdown, to_text
+from polyfed.report.figures import curve_drawings
+from polyfed.report.html_report import page_data
+from polyfed.report.run_records import RunRecord, load_runs
+from tests.helpers import regression
+
+RECIPE = """
+[data]
+dataset = "csv:costs.csv"
+label_column = "cost"
+task = "regression"
+feature_columns = ["a", "b", "c"]
+partition = "by_group"
+group_by = "site"
+split = "6:2:2"
+[models]
+architectures = ["mlp-64-32"]
+[method]
+name = "fedavg"
+[training]
+rounds = 3
+batch_size = 6
+lr = 0.05
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
+    folder = tmp_path_factory.mktemp("regression")
+    regression.write_table(folder / "costs.csv")
+    (folder / "costs.toml").write_text(RECIPE.replace("csv:costs.csv", f"csv:{folder}/costs.csv"))
+    for method in ("local", "fedavg"):
+        for seed in range(3):
+            recipe = Recipe.load(folder / "costs.toml", method=method, seed=seed)
+            pf.run(recipe.with_run(executor="serial"), out=folder / "runs" / f"{method}-{seed}")
+    return load_runs(folder / "runs")
+
+
+@pytest.fixture(scope="module")
+def table(runs: list[RunRecord]) -> Table:
+    return compare_runs(runs)
+
+
+def test_no_table_speaks_of_accuracies(runs: list[RunRecord], table: Table) -> None:
+    shown = [to_text(table, metrics=True), to_markdown(table), to_latex(table), to_csv(table), to_json(table)]
+    sections = [{**section, "recipes": []} for section in page_data(runs, table)["sections"]]  # recipes name all keys
+    for text in [*shown, json.dumps(sections)]:
+        text = text.replace('"accuracy": {', "").replace('"accuracy"', "")  # names inside the page's own script
+        assert "ccuracy" not in text
+        assert "percentage points" not in text
+    assert "RMSE" in shown[0]
+    assert "R2" in shown[0]
+    for run in runs:
+        for name in ("result.json", "rounds.jsonl"):
+            assert "accuracy" not in (run.path / name).read_text()
+
+
+def test_the_numbers_are_those_of_the_runs(runs: list[RunRecord], table: Table) -> None:
+    (section,) = table.sections
+    rows = {row.name: row for row in section.rows}
+    for name in ("local", "fedavg"):
+        results = [json.loads((run.path / "result.json").read_text()) for run in runs if run.method == name]
+        assert rows[name].accuracy == pytest.approx(np.mean([result["rmse"] for result in results]))
+        worst = [max(result["rmse_per_client"]) for result in results]
+        assert rows[name].accuracy_min_client == pytest.approx(np.mean(worst))
+    lines = list(csv.DictReader(io.StringIO(to_csv(table))))
+    assert float(lines[0]["rmse"]) == pytest.approx(rows["local"].accuracy)
+    assert float(lines[1]["r2"]) == pytest.approx(rows["fedavg"].metrics["r2"])
+    stored = json.loads(to_json(table))["tables"][0]["rows"]
+    assert stored[0]["runs"][0]["rmse"] == rows["local"].runs[0].accuracy
+
+
+def test_the_lowest_error_leads(table: Table) -> None:
+    (section,) = table.sections
+    rows = {row.name: row for row in section.rows}
+    means = {name: row.accuracy for name, row in rows.items() if row.accuracy is not None}
+    best = min(means, key=lambda name: means[name])
+    assert section.finding.startswith(f"{best} leads with RMSE ")
+    assert section.leaders.get("rmse", best) == best
+    difference = rows["fedavg"].difference
+    assert difference is not None
+    assert difference == pytest.approx(means["fedavg"] - means["local"])
+
+
+def test_curves_are_in_the_unit_of_the_numbers(runs: list[RunRecord]) -> None:
+    (drawing,) = curve_drawings(runs)
+    assert drawing.stem == "rmse-by-round"
+    (axes,) = drawing.figure.axes
+    assert axes.get_ylabel() == "test RMSE"
+    assert np.asarray(axes.lines[0].get_ydata(), dtype=float).max() == pytest.approx(
+        max(drawing.data["lines"][0]["mean"])
+    )
+    (of_r2,) = curve_drawings(runs, metric="r2")
+    assert of_r2.figure.axes[0].get_ylabel() == "test R2"
+
+
+def test_predictions_are_in_the_unit_of_the_numbers(runs: list[RunRecord]) -> None:
+    run = next(run for run in runs if run.method == "local")
+    x, y = regression.rows(12, 77, mean=100.0, spread=2.0)
+    file = run.path.parent.parent / "new.csv"
+    lines = [f"{a},{b},{c},{cost}" for (a, b, c), cost in zip(x.tolist(), y.tolist(), strict=True)]
+    file.write_text("a,b,c,cost\n" + "\n".join(lines) + "\n")
+    found = predict(run.path, 1, file)
+    assert found.rmse == pytest.approx(float((found.values - y.double()).square().mean().sqrt()), rel=1e-5)
+    assert found.rmse is not None
+    assert found.rmse < float(y.std()) + float((y.mean() - 100).abs())  # of the client whose numbers are around 100
+    assert found.accuracy is None
+    assert found.rows()[0] == {"name": "0", "prediction": found.values[0].item()}
+    assert found.to_csv().startswith("name,prediction\n0,")
+    without = predict(run.path, 1, torch.cat([x, x]))
+    assert without.rmse is None
+    assert torch.equal(without.values[:12], found.values)

@@ -18,12 +18,13 @@ from polyfed.report.text_tables import (
     interval_of_score,
     markdown_table,
     mean_of,
-    percent,
     render_text,
+    scored,
     std_of,
     wrap_columns,
     wrapped,
 )
+from polyfed.results.main_score import MainScore
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["ranking", "to_markdown", "to_text", "write_page"]
@@ -67,8 +68,8 @@ def to_markdown(title: str, found: Sequence[SettingResult], seconds: _Seconds, m
 
 
 def ranking(found: Sequence[SettingResult]) -> Ranking:
-    """The methods, ranked over settings by their mean accuracy."""
-    return rank({one.setting: _means(one) for one in found})
+    """The methods, ranked over settings by their mean score."""
+    return rank({one.setting: _merits(one) for one in found})
 
 
 def _columns(ranked: Ranking) -> list[Column]:
@@ -93,7 +94,7 @@ def _about_ranks(found: Sequence[SettingResult]) -> Iterator[str]:
 
 
 def _what_ranks_tell(ranked: Ranking) -> str:
-    told = "Rank 1 is the highest mean accuracy of a setting, each method in its own evaluation stage."
+    told = "Rank 1 is the best mean score of a setting, each method in its own evaluation stage."
     if ranked.p_value is None or ranked.critical_difference is None:
         return f"{told} Too few methods or settings for a test."
     return (
@@ -102,9 +103,11 @@ def _what_ranks_tell(ranked: Ranking) -> str:
     )
 
 
-def _means(one: SettingResult) -> dict[str, float]:
+def _merits(one: SettingResult) -> dict[str, float]:
+    """Method -> its mean score, of which more is better: an RMSE with the other sign."""
     means = {row.name: mean_of(list(row.accuracy.values())) for row in one.methods}
-    return {name: mean for name, mean in means.items() if mean is not None}
+    sign = -1 if one.main_score.lower_is_better else 1
+    return {name: sign * mean for name, mean in means.items() if mean is not None}
 
 
 def _about_gains(found: Sequence[SettingResult]) -> Iterator[str]:
@@ -115,21 +118,21 @@ def _about_gains(found: Sequence[SettingResult]) -> Iterator[str]:
     columns = [Column("method", names, words=True)]
     for one in found:
         by_name = {gains.name: gains.federated for gains in one.gains}
-        cells = [_with_interval(by_name.get(name)) for name in names]
+        cells = [_with_interval(by_name.get(name), one.main_score) for name in names]
         bold = frozenset(at for at, name in enumerate(names) if _leaves_out_zero(by_name.get(name)))
         columns.append(Column(one.setting, cells, bold=bold))
     yield markdown_table(columns)
     yield (
-        "Accuracy together minus accuracy alone (every client a federation of its own), in percentage points, paired "
-        "by seed, with the 95 % interval; bold where that leaves out zero."
+        "How much better together is than alone (every client a federation of its own): accuracy in percentage "
+        "points, RMSE in the target's unit; paired by seed, with the 95 % interval; bold where that leaves out zero."
     )
 
 
-def _with_interval(gain: Gain | None) -> str:
+def _with_interval(gain: Gain | None, score: MainScore) -> str:
     if gain is None or gain.mean is None:
         return "-"
-    told = percent(gain.mean, "+")
-    return told if gain.margin is None else f"{told} {interval(gain.mean, gain.margin, '+')}"
+    told = scored(gain.mean, score, "+")
+    return told if gain.margin is None else f"{told} {interval(gain.mean, gain.margin, '+', score)}"
 
 
 def _leaves_out_zero(gain: Gain | None) -> bool:
@@ -144,14 +147,15 @@ def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float 
     yield markdown_text(one.caption)
     local = next((row for row in one.rows if row.method == "local" and not row.control), None)
     gains = {gain.name: gain for gain in one.gains}
+    score = one.main_score
     scores = [list(row.accuracy.values()) for row in one.rows]
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
-        Column("accuracy", format_mean_std([(mean_of(found), std_of(found)) for found in scores])),
-        Column("95 % interval", [interval_of_score(mean_of(found), ci_half_width(found)) for found in scores]),
-        Column("to Local", [_to_local(row, local) for row in one.rows]),
-        Column("alone", [_gain_of(gains.get(row.name), "alone") for row in one.rows]),
-        Column("federated", [_gain_of(gains.get(row.name), "federated") for row in one.rows]),
+        Column(score.title, format_mean_std([(mean_of(found), std_of(found)) for found in scores], score=score)),
+        Column("95 % interval", [interval_of_score(mean_of(found), ci_half_width(found), score) for found in scores]),
+        Column("gain over Local", [_over_local(row, local, score) for row in one.rows]),
+        Column("= alone", [_gain_of(gains.get(row.name), "alone", score) for row in one.rows]),
+        Column("+ federated", [_gain_of(gains.get(row.name), "federated", score) for row in one.rows]),
         Column("way to pooled", [_way(gains.get(row.name)) for row in one.rows]),
         Column("bytes", [_bytes(row) for row in one.rows]),
         Column("time", [_time(seconds.get(row.name, {})) for row in one.rows]),
@@ -162,15 +166,17 @@ def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float 
         yield f"Chosen by validation: {markdown_text(told)}."
 
 
-def _to_local(row: RowResult, local: RowResult | None) -> str:
+def _over_local(row: RowResult, local: RowResult | None, score: MainScore) -> str:
+    """How much better than Local a row is, paired by seed."""
     if local is None or row is local:
         return "-"
-    found = paired_difference(row.by_seed, local.by_seed)
-    return _with_interval(Gain(mean=found.mean, margin=found.margin))
+    pair = (local, row) if score.lower_is_better else (row, local)
+    found = paired_difference(pair[0].by_seed, pair[1].by_seed)
+    return _with_interval(Gain(mean=found.mean, margin=found.margin), score)
 
 
-def _gain_of(gains: Gains | None, part: str) -> str:
-    return "-" if gains is None else percent(getattr(gains, part).mean, "+")
+def _gain_of(gains: Gains | None, part: str, score: MainScore) -> str:
+    return "-" if gains is None else scored(getattr(gains, part).mean, score, "+")
 
 
 def _way(gains: Gains | None) -> str:

@@ -18,8 +18,8 @@ class Ranking:
     """Methods by mean rank, best first.
 
     Attributes:
-        settings: those ranked over, in which every method has an accuracy.
-        ranks: method -> its rank in each setting, 1 the highest accuracy; ties share the mean of theirs.
+        settings: those ranked over, in which every method has a score.
+        ranks: method -> its rank in each setting, 1 the best; ties share the mean of theirs.
         p_value: of Friedman's test, corrected for ties, that all methods are equal; None with fewer than three methods
             or two settings, and where all are equal throughout.
         critical_difference: mean ranks that differ by less cannot be told apart (95 %, Nemenyi); None with so few.
@@ -36,24 +36,24 @@ class Ranking:
         return sum(found) / len(found)
 
 
-def rank(accuracies: Mapping[str, Mapping[str, float]]) -> Ranking:
+def rank(scores: Mapping[str, Mapping[str, float]]) -> Ranking:
     """Rank methods in each setting, and over all.
 
     Args:
-        accuracies: setting -> method -> mean accuracy. Methods that a setting lacks are left out.
+        scores: setting -> method -> mean score, the higher the better. Methods that a setting lacks are left out.
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range  # comes with scikit-learn
 
-    settings = [name for name, found in accuracies.items() if found]
-    everywhere = [m for m in dict.fromkeys(_all(accuracies)) if all(m in accuracies[name] for name in settings)]
-    columns = {name: rankdata([-accuracies[name][method] for method in everywhere]) for name in settings}
+    settings = [name for name, found in scores.items() if found]
+    everywhere = [m for m in dict.fromkeys(_all(scores)) if all(m in scores[name] for name in settings)]
+    columns = {name: rankdata([-scores[name][method] for method in everywhere]) for name in settings}
     ranks = {m: tuple(float(columns[name][at]) for name in settings) for at, m in enumerate(everywhere)}
     ordered = dict(sorted(ranks.items(), key=lambda item: sum(item[1])))
     if len(everywhere) < _METHODS or len(settings) < _SETTINGS:
         return Ranking(tuple(settings), ordered, None, None)
     p_value = None  # where all are equal in every setting
     if any(len(set(column)) > 1 for column in columns.values()):
-        by_method = ([accuracies[name][method] for name in settings] for method in everywhere)
+        by_method = ([scores[name][method] for name in settings] for method in everywhere)
         p_value = float(friedmanchisquare(*by_method).pvalue)
     methods = len(everywhere)
     quantile = float(studentized_range.ppf(LEVEL, methods, math.inf)) / math.sqrt(2)
@@ -61,5 +61,5 @@ def rank(accuracies: Mapping[str, Mapping[str, float]]) -> Ranking:
     return Ranking(tuple(settings), ordered, p_value, critical)
 
 
-def _all(accuracies: Mapping[str, Mapping[str, float]]) -> Sequence[str]:
-    return [method for found in accuracies.values() for method in found]
+def _all(scores: Mapping[str, Mapping[str, float]]) -> Sequence[str]:
+    return [method for found in scores.values() for method in found]

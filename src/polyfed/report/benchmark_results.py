@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,8 @@ from polyfed.report.comparison_rows import ComparisonRow
 from polyfed.report.decomposition import Decomposition
 from polyfed.report.statistics import Paired
 from polyfed.report.text_tables import finite
-from polyfed.results.fields import Count, Number, Record, Text, validated
+from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
+from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 from polyfed.results.read import parse_json
 
 __all__ = [
@@ -73,9 +74,15 @@ class Gains(Record):
 
 
 class SettingResult(Record):
-    """What was measured in a setting. tuned: method -> hyperparameter -> the value that validation chose."""
+    """What was measured in a setting.
+
+    Attributes:
+        score: what the rows' accuracies are: "accuracy", or "rmse" where numbers are predicted.
+        tuned: method -> hyperparameter -> the value that validation chose.
+    """
 
     setting: Text
+    score: Annotated[Literal["accuracy", "rmse"], one_of("accuracy", "rmse")]
     caption: Text
     rounds: Count
     clients: Count
@@ -87,6 +94,11 @@ class SettingResult(Record):
     def row(self, name: str) -> RowResult | None:
         """The row of a name."""
         return next((row for row in self.rows if row.name == name), None)
+
+    @property
+    def main_score(self) -> MainScore:
+        """The score that methods are compared by."""
+        return RMSE if self.score == RMSE.name else ACCURACY
 
     @property
     def methods(self) -> list[RowResult]:
@@ -105,6 +117,7 @@ def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, 
     section = table.sections[0]
     result = SettingResult(
         setting=setting,
+        score=section.score.name,
         caption=section.caption,
         rounds=section.facts.rounds,
         clients=section.facts.clients,

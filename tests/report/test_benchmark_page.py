@@ -1,0 +1,91 @@
+"""The page of a benchmark, of figures made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyfed.report.benchmark_page import ranking, to_markdown, write_page
+from polyfed.report.benchmark_results import SettingResult, read_results, read_seconds, write_result
+from polyfed.results.fields import validated
+
+LOCAL = (0.50, 0.52, 0.54)
+ABOVE = (0.60, 0.64, 0.68)  # gains 0.10, 0.12, 0.14: 0.12 +- 4.3027 * 0.02 / sqrt(3)
+BELOW = (0.40, 0.42, 0.44)
+
+
+def row(name: str, values: tuple[float, ...], control: str = "") -> dict[str, Any]:
+    accuracy = {str(seed): value for seed, value in enumerate(values)}
+    return {
+        "name": name,
+        "method": name,
+        "control": control,
+        "stage": "personal",
+        "accuracy": accuracy,
+        "bytes_up": 512,
+        "bytes_down": 512,
+    }
+
+
+def setting(name: str, score: str) -> SettingResult:
+    gain = {"mean": 0.12, "margin": 0.05}
+    return validated(
+        SettingResult,
+        {
+            "setting": name,
+            "score": score,
+            "caption": "By hand.",
+            "rounds": 2,
+            "clients": 3,
+            "tuned": {"above": {"rate": 0.1}},
+            "versions": {},
+            "rows": [row("local", LOCAL), row("above", ABOVE), row("below", BELOW), row("pooled", ABOVE, "pooled")],
+            "gains": [
+                {"name": "above", "gain": gain, "alone": gain, "federated": {"mean": 0.0, "margin": 0.1}, "way": 0.5},
+                {"name": "below", "gain": gain, "alone": gain, "federated": gain, "way": None},
+            ],
+        },
+    )
+
+
+def lines(page: str, begin: str) -> list[str]:
+    return [line for line in page.splitlines() if line.startswith(f"| {begin} |")]
+
+
+def test_a_table_by_hand() -> None:
+    page = to_markdown("Two", [setting("one", "accuracy")], {"one": {"above": {"0": 60.0, "1": 120.0, "2": 180.0}}})
+    assert lines(page, "above")[-1] == (
+        "| above | 64.00 ± 4.00 | [54.06, 73.94] | +12.00 [+7.03, +16.97] | +12.00 | +0.00 | 50 % | 1.0 KiB | "
+        "2 min 00 s |"
+    )
+    assert "| below | **+12.00 [+7.00, +17.00]** |" in page, "an interval that leaves out zero is bold"
+    assert "| above | +0.00 [-10.00, +10.00] |" in page
+    assert "Chosen by validation: above: rate = 0.1." in page
+    assert "6 min 00 s of wall-clock time" in page
+
+
+def test_the_lowest_error_is_the_best() -> None:
+    assert list(ranking([setting("one", "accuracy")]).ranks) == ["above", "local", "below"]
+    ranked = ranking([setting("one", "rmse")])
+    assert ranked.ranks == {"below": (1.0,), "local": (2.0,), "above": (3.0,)}
+    page = to_markdown("Errors", [setting("one", "rmse")], {})
+    assert "| method | RMSE |" in page
+    assert lines(page, "below")[-1].startswith("| below | 0.4200 ± 0.02000 |")
+    assert "+0.1000" in lines(page, "below")[-1], "0.1 less than Local is a gain"
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    for name, seconds in (("one", 1.0), ("two", None)):
+        write_result(setting(name, "accuracy"), {"above": {"0": seconds}}, tmp_path)
+    assert read_results(tmp_path, ["one", "two", "three"]) == [setting("one", "accuracy"), setting("two", "accuracy")]
+    assert read_seconds(tmp_path) == {"one": {"above": {"0": 1.0}}, "two": {"above": {"0": None}}}
+    found, (page,) = write_page(tmp_path, "A & B", ["one", "two", "three"])
+    assert len(found) == 2
+    assert "Not finished: three." in page.read_text()
+
+
+@pytest.mark.parametrize("score", ["accuracy", "rmse"])
+def test_controls_have_no_rank(score: str) -> None:
+    assert "pooled" not in ranking([setting("one", score)]).ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ recipe = "plain.toml"
 preset = "longer"
 overrides = ["training.lr=0.2"]
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_figures() -> Iterator[None]:
+    """Curves and figures of sweeps and comparisons are not what is tested here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in ("compare.curves", "compare.write_decompositions", "sweep.draw"):
+            patch.setattr(f"polyfed.experiments.{place}", lambda *_: [])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +147,8 @@ def test_what_is_missing_is_run_again_with_equal_figures(done: Benchmark, suite:
 
 def test_settings_one_after_the_other(done: Benchmark, suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "tiny"
+    shutil.copytree(done.folder, out)
+    shutil.rmtree(out / "results")
     first = benchmark(suite, out, settings=["long"])
     assert [one.setting for one in first.settings] == ["long"]
     assert "Not finished: short." in (out / "results" / "benchmark.md").read_text()

@@ -421,7 +421,7 @@ def test_from_tensors_takes_arrays_and_tensors() -> None:
         ((np.zeros((2, 3)), [0, 5]), 3, "got 5"),
         ((np.zeros((2, 3)), [0, -1]), 3, "got -1"),
         ((np.zeros((0, 3)), np.zeros(0, dtype=np.int64)), None, "N > 0"),
-        ((np.zeros((2, 3)), [0.0, 1.0]), None, "whole-number"),
+        ((np.zeros((2, 3)), [0.0, float("inf")]), None, "finite numbers to predict"),
         ((np.zeros((2, 3)), [0]), None, "as many labels"),
         ((np.zeros((2, 3)), [[0], [1]]), None, "shape (N,)"),
         ((np.zeros((2, 3), dtype=np.uint8), [0, 1]), None, "pass anything that is no image as floats"),

@@ -348,7 +348,7 @@ def test_runs_without_rounds_still_have_a_table(make: Any) -> None:
     folder = make("a")
     (folder / "rounds.jsonl").write_text("")
     (section,) = shown(folder)["sections"]
-    assert section["curves"] == {"metrics": [], "lines": {}, "note": ""}
+    assert section["curves"] == {"metrics": [], "titles": {}, "factors": {}, "lines": {}, "note": ""}
     assert section["tables"][0]["columns"][0]["cells"] == ["local"]
 
 

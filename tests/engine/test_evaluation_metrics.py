@@ -23,6 +23,7 @@ from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.functional import metrics
 from polyfed.methods import FedAvg, Local
+from polyfed.results.main_score import ACCURACY
 from polyfed.testing.fixtures import SHORT, draw, tiny_model
 
 ALL = ["balanced_accuracy", "f1", "auc", "calibration_error", "confusion"]
@@ -172,7 +173,7 @@ def test_clients_that_were_not_scored_have_no_figures() -> None:
     assert list(found["accuracy"]) == list(found["metrics"]) == ["personal"]
     assert found["confusion"] == [[1, 1], [0, 0]]
     nobody = scoring.evaluation_record({"personal": {}}, ["a"], asked)
-    assert {**nobody, "validation": None} == {**scoring.NOT_EVALUATED, "accuracy_per_client": [None]}
+    assert {**nobody, "validation": None} == {**scoring.not_evaluated(ACCURACY), "accuracy_per_client": [None]}
 
 
 # in records ---------------------------------------------------------------------------------------------------------

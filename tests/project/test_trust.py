@@ -300,6 +300,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.sweep_figure.draw",
     "report.sweeps.write",
     "report.benchmark_results.write_result",
+    "report.comparison_rows.RunScore.of",
     "report.comparison.compare_runs",
     "report.decomposition_figure.decompositions",
     "report.decomposition_figure.write_decompositions",

@@ -64,6 +64,8 @@ KEYS: dict[str, str | Refused] = {
     "data.limit_train": "every data set has a training side",
     "data.limit_test": refused("'digits' has no official test side", limit_test=50),
     "data.image_size": refused("data.image_size: expected images", dataset=TABLE, image_size=8),
+    "data.label_space": "every client has classes",
+    "data.task": refused("data.task 'regression': expected a table", task="regression"),
     "data.num_clients": "there are so many",
     "data.partition": "rows are always dealt",
     "data.dirichlet_alpha": refused(NO_PARTITION, dirichlet_alpha=0.1),

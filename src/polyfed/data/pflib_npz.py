@@ -119,7 +119,11 @@ def _side(side: str, path: Path, checked: _Check) -> LabeledSamples:
         raise ConfigError(f"expected arrays of numbers x and y in {path}, got {came} for {what}")
     if np.ndim(x) > 1 and len(x) and not np.size(x):
         raise ConfigError(f"expected inputs of one number or more in {path}, got the shape {np.shape(x)}")
-    return checked((x, y), {"train": "training"}.get(side, side), str(path))
+    what = {"train": "training"}.get(side, side)
+    samples = checked((x, y), what, str(path))
+    if samples.are_numbers:
+        raise ConfigError(f"expected whole-number {what} labels in {path}, got {np.asarray(y).dtype}")
+    return samples
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> NDArray[Any]:

@@ -15,15 +15,18 @@ from polyfed.methods.building_blocks import weight_averaging as averaging
 from polyfed.methods.building_blocks.weight_averaging import Aggregation, requirements
 from polyfed.testing import ConformanceKit
 
+HEADS = "it averages heads"
 HINT = "use method.aggregation = 'same-shape'"
 
 
 def test_layer_by_layer_tensors_of_one_name_have_one_shape_and_not_heads_alone_are_averaged() -> None:
-    assert requirements("layer-wise") == Requirements(shared_shapes=True, more_than_head=True, hint=HINT)
+    assert requirements("layer-wise") == Requirements(
+        shared_shapes=True, more_than_head=True, shared_outputs=HEADS, hint=HINT
+    )
 
 
 def test_within_an_architecture_anything_goes() -> None:
-    assert requirements("same-shape") == Requirements(hint=HINT)
+    assert requirements("same-shape") == Requirements(shared_outputs=HEADS, hint=HINT)
 
 
 def test_of_some_parts_the_heads_are_the_clients_own() -> None:
@@ -34,7 +37,7 @@ def test_of_some_parts_the_heads_are_the_clients_own() -> None:
 @pytest.mark.parametrize("name", ["split_model", "same_cut_shapes", "gridlike_cuts"])
 def test_all_else_is_handed_on(name: str) -> None:
     asked = requirements("same-shape", **{name: True}, hint="another way")
-    assert asked == Requirements(**{name: True}, hint="another way")
+    assert asked == Requirements(**{name: True}, shared_outputs=HEADS, hint="another way")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ from polyfed.report.atomic_files import write_whole
 from polyfed.report.run_records import RunRecord, load_runs
 from polyfed.results.schema import RoundRecord
 from polyfed.results.stored_files import StoredRecipe
+from tests.helpers.regression import write_table
 
 RECIPE: dict[str, Any] = {
     "data": {
@@ -499,3 +500,16 @@ def test_roc_curves_in_the_records_are_thin_and_whole() -> None:
     assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
     assert curve["fpr"] == sorted(curve["fpr"])
     assert sum(rate < 0.01 for rate in curve["fpr"]) > 10, "dense where it matters"
+
+
+def test_a_run_that_predicts_numbers_is_refused(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "costs.csv")
+    recipe = {
+        "data": {"dataset": f"csv:{table}", "label_column": "cost", "task": "regression", "num_clients": 2},
+        "models": {"architectures": ["mlp-64-32"]},
+        "method": {"name": "fedavg"},
+        "training": {"rounds": 1},
+    }
+    pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"expected a run on classes, got .*run, which predicts numbers"):
+        attacks.audit(tmp_path / "run")

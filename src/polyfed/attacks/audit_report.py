@@ -161,8 +161,10 @@ def audit_run(record: RunRecord, options: AuditOptions, say: Callable[[str], Non
         record: a finished run of a recipe. say: told what is being done.
 
     Raises:
-        ConfigError: it cannot be run again, see `replay`.
+        ConfigError: numbers are predicted; or it cannot be run again, see `replay`.
     """
+    if record.result.main_score.lower_is_better:
+        raise ConfigError(f"expected a run on classes, got {record.path}, which predicts numbers")
     worked = list(last_upload_rounds(record))[: options.clients]
     if not worked:
         raise ConfigError(f"expected a run in which the server heard of somebody, got {record.path}")

@@ -36,9 +36,9 @@ class Table:
     rows: list[list[str]]
 
     def column(self, name: str, method: str) -> str:
-        """The cell of a method in a column; empty where the table has none."""
+        """The cell of a method in a column, not bold; empty where the table has none."""
         cells = next((row for row in self.rows[1:] if row[0] == method), None)
-        return cells[self.rows[0].index(name)] if cells and name in self.rows[0] else ""
+        return cells[self.rows[0].index(name)].strip("*") if cells and name in self.rows[0] else ""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ def main(folder: str, figure: str) -> None:
     for name, by_round in shares.items():
         axes.plot(list(by_round), [100 * share for share in by_round.values()], label=name)
     axes.set(xlabel="round", ylabel="energy beyond the smallest rank (%)", ylim=(0, None))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.locator_params(axis="x", integer=True)
     plot.savefig(f"{figure}.svg", metadata={"Date": None})
     with Path(f"{figure}.csv").open("w", newline="") as stream:
         rows = csv.writer(stream)

@@ -177,6 +177,22 @@ def test_the_command_tells_what_is_left(done: Benchmark, suite: Path, tmp_path: 
     assert "mean rank" in told.out
 
 
+def test_a_method_of_ones_own_is_counted_and_not_run_again(suite: Path, tmp_path: Path, capsys: Any) -> None:
+    own = tmp_path / "suite"
+    shutil.copytree(suite, own)
+    (own / "of_mine.py").write_text(
+        "from polyfed.core.method import Method, hyperparameters\n\n\n"
+        "@hyperparameters\nclass Mine(Method):\n    name = 'of-mine'\n"
+    )
+    protocol = "title = 'Mine'\nmethods = ['of_mine:Mine']\nseeds = [0]\n[settings.short]\nrecipe = 'plain.toml'\n"
+    (own / "protocol.toml").write_text(protocol)
+    for left in ("2 runs left", "all runs are done"):
+        done = benchmark(own, tmp_path / "out", progress=True)
+        assert f"setting short (1 of 1): {left}" in capsys.readouterr().err
+    assert done.table is not None
+    assert len(done.table.ranks) == 2
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

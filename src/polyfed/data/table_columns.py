@@ -79,4 +79,4 @@ def fill_missing(samples: LabeledSamples, columns: TableColumns, values: Sequenc
     x = samples.x.clone()
     for (place, flag), value in zip(columns.flags, values, strict=True):
         x[x[:, flag] == 1, place] = value
-    return LabeledSamples(x, samples.y)
+    return LabeledSamples(x, samples.y, samples.scale)

@@ -134,7 +134,7 @@ def _recipe(asked: _Suite, setting: str) -> Recipe:
 
 def _work_left(asked: _Suite, setting: str, recipe: Recipe) -> str:
     """How many runs are to be done, and about how long they take, as a few batches of each tell."""
-    left = {name: number for name, number in _runs(asked, setting).items() if number}
+    left = {name: number for name, number in _runs(asked, setting, recipe).items() if number}
     if not left:
         return "all runs are done"
     seconds = 0.0
@@ -143,16 +143,17 @@ def _work_left(asked: _Suite, setting: str, recipe: Recipe) -> str:
     return f"{human_count(sum(left.values()), 'run')} left, about {human_seconds(seconds)}"
 
 
-def _runs(asked: _Suite, setting: str) -> dict[str, int]:
+def _runs(asked: _Suite, setting: str, recipe: Recipe) -> dict[str, int]:
     """Method -> its runs that are not done; a control counts as a run of its method, or of Local."""
     protocol = asked.protocol
     found: dict[str, int] = {}
     for method in ("local", *protocol.methods_of(setting)):
         trials = protocol.trials(method) * len(protocol.tuning_seeds)
         found[method] = trials - _done(asked.out / "tuning" / setting / method)
-        rows = [method]
+        name = recipe.choose(method).name
+        rows = [name]
         if protocol.controls:
-            rows += ["pooled", "pooled-steps"] if method == "local" else [f"{method}-alone"]
+            rows += ["pooled", "pooled-steps"] if method == "local" else [f"{name}-alone"]
         for row in rows:
             found[method] += len(protocol.seeds_of(setting)) - _done(asked.out / setting / row)
     return found

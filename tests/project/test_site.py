@@ -223,6 +223,8 @@ def test_commands_are_valid(page: str, tmp_path: Path, monkeypatch: pytest.Monke
             assert f"\n{words[1]}:" in makefile
         elif words[0] == "polyfed":
             check(words)
+        elif words[0] == "python":
+            assert (ROOT / words[1]).is_file()
         else:
             assert words in (["source", ".venv/bin/activate"], ["pip", "install", "."])
 

@@ -234,7 +234,7 @@ class PhaseData:
             there = [samples.at(device) for samples in distinct.values()]
             self._x = torch.cat([samples.x.to(device) for samples in there])
             self._y = torch.cat([samples.y.to(device) for samples in there])
-        self._plan = self._weights = self._drawn = torch.empty(0)
+        self._plan = self._weights = self._labels = self._drawn = torch.empty(0)
 
     def plan(self, walks: Sequence[ClientProgress]) -> None:
         """Bring all batches of all clients to the device, in one copy: a step then waits for none."""
@@ -247,6 +247,8 @@ class PhaseData:
                 counts[step, place] = len(chosen)
                 rows[step, place] = _filled(chosen, width)
         self._plan, self._weights = self._uploaded(rows, self._begins, counts)
+        if width:
+            self._labels = self._y[self._plan[1]]
         if self._augment is not None:
             self._drawn = self._draw(walks, self._augment, width).to(self._device)
 
@@ -280,7 +282,8 @@ class PhaseData:
         if self._augment is not None and number is not None:
             x = self._augment.apply(x, self._of(walks, self._drawn[number, :, :width]).flatten(0, 1))
         x = self._prepare(x).unflatten(0, rows.shape)
-        return Batch(x, self._y[where], w, rows)
+        y = self._y[where] if number is None else self._of(walks, self._labels[number, :, :width])
+        return Batch(x, y, w, rows)
 
     def _planned(self, walks: Sequence[ClientProgress], number: int, width: int) -> tuple[Tensor, Tensor]:
         """Rows of the clients' data and of all, (2, K, B), and weights (K, B), of a batch as planned."""

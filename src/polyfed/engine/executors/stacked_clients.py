@@ -56,6 +56,7 @@ from polyfed.engine.executors.stack_parts import (
 )
 from polyfed.engine.local_training import train_only
 from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
+from polyfed.functional.vmapped import FewerKernels
 from polyfed.profiling import timed
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
@@ -92,6 +93,7 @@ class StackedClients:
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
         self._indices = RowIndices(self._device)
+        self._ones = torch.ones(len(clients), device=self._device)
         self._losses: list[
             tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]
         ] = []  # of the steps; they stay on the device
@@ -279,9 +281,11 @@ class StackedClients:
         given = (tuple(static.tensors), tuple(moving.tensors))
         axes = (tuple(static.axes), tuple(moving.axes))
         drawn = "different" if self._drops else "error"  # a mask for each client
-        losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes), randomness=drawn)(tensors, batch, *given)
+        with FewerKernels():
+            losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes), randomness=drawn)(tensors, batch, *given)
         leaves = {name: tensors[name] for name in part.names}
-        taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        ones = self._ones[: len(losses)].to(losses.dtype)  # made once, as no loss is scaled
+        taken = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True)
         grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
         losses = losses.detach()
         sums = {name: value.detach() for name, value in sums.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import get_tensor
+from polyfed.core.message import first_nonfinite, get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.context_stacking import StackedContext
@@ -54,6 +54,19 @@ def only_of(context: Context, names: frozenset[str]) -> Context:
 
 def floats_of(tensors: Tensors) -> Tensors:
     return {name: t for name, t in tensors.items() if t.is_floating_point()}
+
+
+def numbers_and_nonfinite(losses: Sequence[Tensor], rows: Tensors) -> tuple[list[float], list[str | None]]:
+    """All losses, and the first tensor of each client that is not finite: asked for together, as that stops a GPU."""
+    floats = {name: t.detach() for name, t in floats_of(rows).items()}
+    sums = torch.stack([t.reshape(len(t), -1).sum(dim=1).float() for t in floats.values()])
+    suspected = (~sums.isfinite()).any(dim=0)  # a sum may also have run over
+    values = torch.cat([*(loss.float() for loss in losses), suspected.float()]).tolist()
+    first = [
+        first_nonfinite({"model": {name: t[place] for name, t in floats.items()}}) if suspect else None
+        for place, suspect in enumerate(values[-len(suspected) :])
+    ]
+    return values[: -len(suspected)], first
 
 
 def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:

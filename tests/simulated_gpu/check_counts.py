@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -125,6 +126,22 @@ def test_a_step_of_a_stack_costs_little_more_than_one_clients(network: Callable[
     assert few == many <= most
     assert few <= kernels_in_plain_pytorch(network(), None) + 16
     assert few <= kernels_in_plain_pytorch(network(), 4) - 13
+
+
+@pytest.mark.parametrize("network", [mlp, cnn, NETWORK])
+def test_all_steps_of_a_stack_are_alike(network: Callable[[], nn.Module]) -> None:
+    """The same operations in every step, none of which waits or has a shape that depends on values.
+
+    So a CUDA graph could record a step. An operation with such a shape counts as a wait.
+    """
+
+    def operations(steps: int) -> Counter[str]:
+        counted("vectorized", 1, 4, [network], steps=(steps,))
+        return Counter(gpu.by_name())
+
+    two, seven, twelve = map(operations, (2, 7, 12))
+    assert seven - two == twelve - seven
+    assert not [name for name in twelve - seven if "sync" in name or "h2d" in name or "d2h" in name]
 
 
 @pytest.mark.parametrize("room", [None, 0])

@@ -363,6 +363,9 @@ class RunSettings(Settings):
     precision: Precision = Field(
         "float32", description="what networks train in; bf16: matrix products and convolutions in bfloat16"
     )
+    compile: Annotated[bool, ActsWith("executor", ("auto", "vectorized"))] = Field(
+        False, description="compile the losses of clients that are vectorized (torch.compile): slow at first"
+    )
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
     keep: Literal["last", "best"] = Field(
         "last",

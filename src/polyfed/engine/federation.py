@@ -249,9 +249,8 @@ class Federation:
     def _make_executor(self) -> Executor:
         """What carries out the clients' work."""
         asked = self.execution
-        context = WorkerContext(
-            self.method, self.model_factory, self.clients, self.store, from_scores_of(self.evaluation)
-        )
+        scores = from_scores_of(self.evaluation)
+        context = WorkerContext(self.method, self.model_factory, self.clients, self.store, scores, asked.compile)
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)

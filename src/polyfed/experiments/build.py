@@ -131,6 +131,7 @@ def build_federation(
             timings,
             wrap_executor,
             functools.partial(rebuild_federation, recipe.dumps()) if recipe.run.executor == "ray" else None,
+            recipe.run.compile,
         ),
         out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
         seed=recipe.run.seed,

@@ -24,7 +24,13 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors import process_pool, stacked_clients
 from polyfed.engine.executors.base import Serial
-from polyfed.engine.executors.context_stacking import PartialContext, RecordingContext, StackedContext, structure
+from polyfed.engine.executors.context_stacking import (
+    PartialContext,
+    RecordingContext,
+    StackedContext,
+    structure,
+    unpacked,
+)
 from polyfed.engine.executors.vectorized import SIZE, VectorizedExecutor, clients_per_batch
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
@@ -603,7 +609,8 @@ def test_contexts_are_stacked_or_shared() -> None:
 
     packed = StackedContext([context(k) for k in range(4)])
     assert packed.axes.count(None) == 4  # common twice, the pair's two
-    one = packed.unpacked([t if axis is None else t[2] for t, axis in zip(packed.tensors, packed.axes, strict=True)])
+    of_one = [t if axis is None else t[2] for t, axis in zip(packed.tensors, packed.axes, strict=True)]
+    one = unpacked(packed.form, of_one)
     assert one["own"] == 2
     assert one["common"] is common
     assert one["at"] == 3

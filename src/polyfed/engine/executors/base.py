@@ -97,6 +97,7 @@ class WorkerContext:
     """What is worked on.
 
     clients: by number. store: of their weights. from_scores: scores come with these of `evaluation.FROM_SCORES`.
+    compiles: losses of clients that train as one are compiled.
     """
 
     method: Method
@@ -104,6 +105,7 @@ class WorkerContext:
     clients: Sequence[Client]
     store: WeightStore
     from_scores: Sequence[str]
+    compiles: bool = False
 
 
 class Executor(Protocol):

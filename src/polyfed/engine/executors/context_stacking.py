@@ -80,7 +80,7 @@ class StackedContext:
 
     Attributes:
         tensors: those that differ stacked, (K, ...); those that are the same object for all as they are. axes: 0 or
-        None for each, as `torch.vmap` wants it.
+        None for each, as `torch.vmap` wants it. form: where they belong, for `unpacked`; holds none of them.
 
     Raises:
         NotVectorizable: an entry is neither a tensor nor the same for all.
@@ -89,11 +89,7 @@ class StackedContext:
     def __init__(self, contexts: Sequence[Context]) -> None:
         self.tensors: list[Tensor] = []
         self.axes: list[int | None] = []
-        self._form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
-
-    def unpacked(self, tensors: Sequence[Tensor]) -> dict[str, Any]:
-        """One client's context; `tensors` in place of its own `tensors`."""
-        return {name: _unpack(entry, tensors) for name, entry in self._form.items()}
+        self.form = {name: self._pack(name, [context[name] for context in contexts]) for name in contexts[0]}
 
     def _pack(self, name: str, values: Sequence[Any]) -> Any:
         first = values[0]
@@ -111,6 +107,11 @@ class StackedContext:
         if not shared and not (isinstance(first, int | float | str) and all(value == first for value in values)):
             raise NotVectorizable(f"'{name}' in the context of its loss is a {type(first).__name__}, no tensor")
         return _Constant(first)
+
+
+def unpacked(form: Mapping[str, Any], tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """One client's context; `tensors` are its own in place of a `StackedContext`'s."""
+    return {name: _unpack(entry, tensors) for name, entry in form.items()}
 
 
 class _Slot:

@@ -69,16 +69,13 @@ def make_executor(
     if name in EXECUTORS:
         other: Executor = EXECUTORS[name](context, workers, training, say, rebuild)
         return other
-    if name == "serial" and (workers or 1) > 1:
-        raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
-    if name == "vectorized" and workers == 1:
-        raise ConfigError(
-            "expected 2 or more workers, as the executor 'vectorized' trains so many clients as one, got 1"
-        )
+    _check_workers(name, workers)
     drawn = training.cohort_size(len(context.clients))
     device = context.model_factory.device.type
     if (size := clients_per_batch(name, device, workers)) > 1:
         return VectorizedExecutor(context, size, say)
+    if context.compiles:
+        raise ConfigError(f"expected the executor 'vectorized' with compile = true, got '{name}' on device '{device}'")
     asked = name == "processes" or (name == "auto" and (workers or 1) > 1)
     if asked and (reason := unavailable_reason(device)):
         together = "'vectorized' or 'auto', by which clients of one network train as one"
@@ -92,6 +89,20 @@ def make_executor(
     if not asked and (unavailable_reason(device) or estimates.run() < _WORTH):
         return serial
     return ProcessPool(context, count, estimates, say)
+
+
+def _check_workers(name: str, workers: int | None) -> None:
+    """Whether an executor can have so many.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if name == "serial" and (workers or 1) > 1:
+        raise ConfigError(f"expected 1 worker, as the executor 'serial' has one, got {workers}")
+    if name == "vectorized" and workers == 1:
+        raise ConfigError(
+            "expected 2 or more workers, as the executor 'vectorized' trains so many clients as one, got 1"
+        )
 
 
 def unavailable_reason(device: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +43,12 @@ class SignatureCache:
     Attributes:
         kinds: what is known of a kind of steps, or why it cannot be stacked.
         inputs: why the inputs of a phase cannot be drawn for a stack; "" where they can.
+        compiled: losses that were compiled.
     """
 
     kinds: dict[Hashable, StepSignature | str] = field(default_factory=dict)
     inputs: dict[Hashable, str] = field(default_factory=dict)
+    compiled: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
 
 
 def only_of(context: Context, names: frozenset[str]) -> Context:

@@ -37,7 +37,7 @@ from polyfed.core.method import (
 )
 from polyfed.core.modules import load_state, trainable_parameters
 from polyfed.core.randomness import seeded_global_rng
-from polyfed.engine.executors.context_stacking import PartialContext, RecordingContext, StackedContext, structure
+from polyfed.engine.executors.context_stacking import RecordingContext, StackedContext, structure
 from polyfed.engine.executors.stack_parts import (
     ActiveGroup,
     ClientProgress,
@@ -55,9 +55,9 @@ from polyfed.engine.executors.stack_parts import (
     parted,
     summed,
 )
+from polyfed.engine.executors.stacked_loss import StackedLoss
 from polyfed.engine.local_training import train_only
 from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
-from polyfed.functional.vmapped import FewerKernels
 from polyfed.profiling import timed
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
@@ -71,7 +71,7 @@ class StackedClients:
         clients: K >= 2, each with its `context`. rows: their networks' tensors, (K, ...) by name, trained in place.
         method: whose loss. template: the network; what it holds means nothing.
         known: what was tried before; grows. label: what that may depend on: the network, the exchange.
-        step: gives a block for the passes of each step, see `training.train`.
+        step: gives a block for the passes of each step, see `training.train`. compiles: whether losses are compiled.
     """
 
     def __init__(
@@ -83,8 +83,10 @@ class StackedClients:
         known: SignatureCache,
         label: Hashable = None,
         step: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        compiles: bool = False,
     ) -> None:
         self.rows = rows
+        self._compiles = compiles
         self._method = method
         self._template = template
         self._known = known
@@ -273,19 +275,13 @@ class StackedClients:
         names = {**walks[0].client.context, **turns[0].inputs}
         static = part.packed(walks, kind.read.difference(turns[0].inputs))
         moving = StackedContext([only_of(turn.inputs, kind.read) for turn in turns])
-
-        def context(static_tensors: Sequence[Tensor], moving_tensors: Sequence[Tensor]) -> PartialContext:
-            return PartialContext({**static.unpacked(static_tensors), **moving.unpacked(moving_tensors)}, names)
-
-        def loss(tensors: Tensors, batch: Batch, *given: Sequence[Tensor]) -> tuple[Tensor, Tensors]:
-            outcome: Any = torch.func.functional_call(self._loss, self._loss.named(tensors), (batch, context(*given)))
-            return outcome if isinstance(outcome, tuple) else (outcome, {})
-
-        given = (tuple(static.tensors), tuple(moving.tensors))
-        axes = (tuple(static.axes), tuple(moving.axes))
-        drawn = "different" if self._drops else "error"  # a mask for each client
-        with FewerKernels():
-            losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes), randomness=drawn)(tensors, batch, *given)
+        function = StackedLoss(self._loss, static, moving, names, self._drops)
+        if self._compiles and whole and self._is_full(turns, walks[0].client):
+            alike = structure(only_of({**walks[0].client.context, **turns[0].inputs}, kind.read), exact=True)
+            key = (self._label, part.phase.name, tuple(part.names), kind, len(walks), alike)
+            losses, sums = function.compiled(tensors, batch, self._known.compiled, key)
+        else:
+            losses, sums = function(tensors, batch)
         leaves = {name: tensors[name] for name in part.names}
         ones = self._ones[: len(losses)].to(losses.dtype)  # made once, as no loss is scaled
         taken = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True)
@@ -298,15 +294,20 @@ class StackedClients:
             return grads, losses, sums
 
         def changed(grads: Tensors, loss: Tensor, sums: Tensors, batch: Batch, *given: Sequence[Tensor]) -> Any:
-            told = context(*given)
+            told = function.context(*given)
             solved = PrecomputedGradients(StepResult({name: grads.get(name) for name in leaves}, loss, sums), told)
             made = self._method.gradients(solved, batch, told)
             return {name: g for name, g in made.grads.items() if g is not None}, made.loss, summed(made)
 
-        found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *axes))(
-            grads, losses, sums, batch, *given
+        found: tuple[Tensors, Tensor, Tensors] = torch.func.vmap(changed, in_dims=(0, 0, 0, 0, *function.axes))(
+            grads, losses, sums, batch, *function.given
         )
         return found
+
+    def _is_full(self, turns: Sequence[NextStep], client: Client) -> bool:
+        """Whether a step has whole batches: those of other sizes would be compiled for themselves, and no trial is."""
+        size = client.training.batch_size
+        return not self._drops and all(turn.number is not None and turn.count == size for turn in turns)
 
     # trials -----------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,9 @@ class VectorizedExecutor:
         phases = method.phases(clients[0].training) if jobs[0].exchange.phases is None else jobs[0].exchange.phases
         try:
             _check_data(clients, phases)
-            stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
+            passes = model_factory.training
+            compiles = self._context.compiles
+            stack = StackedClients(clients, stacked, method, template, self._known, kind, passes, compiles)
             with _common_layers(clients, jobs[0]):
                 trained, nonfinite = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):

@@ -157,7 +157,7 @@ def test_combinations_that_cannot_be(hyperparameters, text):
 # ---- where the RAD comes from, and how it travels ----
 
 
-@pytest.mark.parametrize("setting", ["heterogeneous", "homogeneous"])
+@pytest.mark.parametrize("setting", others_slow(["heterogeneous", "homogeneous"], quick=["heterogeneous"]))
 @pytest.mark.parametrize("refresh", others_slow([1, 2, 0], quick=[2]))
 def test_transports_are_alike_but_for_bytes(setting, refresh):
     members = clients(["deep"] * 3)
@@ -182,7 +182,7 @@ def test_the_rad_may_be_another_data_set():
 # ---- how long it stays ----
 
 
-@pytest.mark.parametrize("refresh", [1, 2, 3, 0])
+@pytest.mark.parametrize("refresh", others_slow([1, 2, 3, 0], quick=[2, 0]))
 def test_refresh(refresh):
     history = rounds(hetero(refresh=refresh), clients(MIXED), held=public(), rounds=5)
     rads = [round.before["rad"] for round in history]
@@ -423,7 +423,7 @@ def test_an_infinite_kernel_of_finite_weights_is_left_out(similarity):
     ("precision", "factor", "kernel"),
     [
         ("float32", 4 * 20 * 23, 4 * 20 * 5),
-        ("float16", 2 * 20 * 23 + 4, 2 * 20 * 5 + 4),
+        pytest.param("float16", 2 * 20 * 23 + 4, 2 * 20 * 5 + 4, marks=pytest.mark.slow),
         ("int8", 20 * 23 + 4 * 23, 20 * 5 + 4 * 5),
     ],
 )

@@ -24,6 +24,7 @@ from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedIN
 from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     CLASSES,
     NETS,
@@ -636,7 +637,7 @@ def test_features_are_all_that_crosses_between_architectures_in_same_shape():
         assert same(a, b) != train_in
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("weighting", others_slow(["uniform", "samples"], quick=["samples"]))
 def test_with_one_architecture_both_aggregations_are_one(weighting):
     """Homogeneous models (table 5a): eq. 19 is eq. 20 or 21."""
     members = clients(["deep-bn"] * 4, [8, 12, 16, 9])
@@ -656,7 +657,7 @@ STATISTICS = ("running_mean", "running_var")
 NORMED = ["bn", "deep-bn"] * 2
 
 
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize("aggregation", others_slow(["layer-wise", "same-shape"], quick=["layer-wise"]))
 def test_statistics_are_averaged_like_weights(aggregation):
     history = rounds(FedIN(aggregation=aggregation, weighting="uniform"), clients(NORMED), rounds=3)
     for round in history:

@@ -189,6 +189,7 @@ class Hard(FedKWAZ):
         return super().loss(model, batch, {name: value for name, value in context.items() if name != "known"})
 
 
+@pytest.mark.slow
 def test_a_mutant_is_caught_by_the_oracle() -> None:
     assert "oracle" in testing.violations(Hard(**MUTUAL), ["oracle"], reference_loss=taught_by_means)
 

@@ -144,7 +144,7 @@ def of_toys(
     "method",
     others_slow(
         [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML()],
-        quick=[FedAvg(), FedHeNN(), SCAFFOLD(), FML()],
+        quick=[FedAvg(), SCAFFOLD(), FML()],
     ),
     ids=lambda method: method.name,
 )
@@ -356,7 +356,7 @@ def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int]
 
 
 @pytest.mark.parametrize("client_fraction", [1.0, 0.6])
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize("aggregation", others_slow(["layer-wise", "same-shape"], quick=["same-shape"]))
 def test_masks_that_grow_apart_are_stacked(aggregation: Any, client_fraction: float, stacks: list[int]) -> None:
     """With a share of the clients, some have masks while others have none yet."""
     training = Training(rounds=5, batch_size=8, lr=0.1, client_fraction=client_fraction)

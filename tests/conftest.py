@@ -52,6 +52,7 @@ OF_SOME = {
     "alone_with_one_client",
     "batchnorm",
     "begins_alike",
+    "bytes_metered",
     "data_are_shuffled",
     "degenerate_clients",
     "global_generators_untouched",

@@ -55,6 +55,7 @@ def test_label_tables(group: Group, classes: int, most: int) -> None:
     assert drawing.data["columns"] == list(CLASSES[:classes]), "names are shortened in the picture alone"
 
 
+@pytest.mark.slow
 def test_a_label_table_of_few_clients_has_rows_as_high_as_its_numbers(group: Group) -> None:
     table = LabelTable(0, ((1, 22, 3),) * 4, CLASSES[:3], ("cnn",) * 4)
     assert unreadable(plot_labels(group, table).figure) == []
@@ -70,12 +71,11 @@ def alike(name: str, networks: tuple[str, ...], places: tuple[str, ...]) -> RunS
     return similarity(record(name), who, len(who), kernels, inputs)
 
 
-@pytest.mark.parametrize(
-    "networks", [NETWORKS, pytest.param(("cnn",) * 20, marks=pytest.mark.slow)], ids=["twenty", "one"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("networks", [NETWORKS, ("cnn",) * 20], ids=["twenty", "one"])
 @pytest.mark.parametrize(
     "places",
-    [pytest.param(("extractor", "representation", "logits"), marks=pytest.mark.slow), ("logits",)],
+    [("extractor", "representation", "logits"), ("logits",)],
     ids=["three", "one"],
 )
 def test_maps_of_cka(group: Group, networks: tuple[str, ...], places: tuple[str, ...]) -> None:

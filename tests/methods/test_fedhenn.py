@@ -528,6 +528,7 @@ def test_homogeneous_model_stays_when_nobody_answers():
     assert moved(history[2].after["model deep"], history[2].before["model deep"]) > 1e-4
 
 
+@pytest.mark.slow
 def test_alignment_brings_kernels_together():
     """With weight the networks end with more alike kernels than alone: mean CKA over pairs of clients."""
     held = public(60)

@@ -206,7 +206,7 @@ def test_who_missed_the_rad_is_sent_it():
     assert len(holds) > 4
 
 
-@pytest.mark.parametrize("refresh", [0, 1])
+@pytest.mark.parametrize("refresh", others_slow([0, 1], quick=[0]))
 def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
     """8 clients in the first mean kernel, then the 4 of the last round; and the same bits without any memory."""
 
@@ -302,7 +302,7 @@ def test_no_rad_without_a_kernel_to_be_aligned_to(pool):
 
 
 @pytest.mark.parametrize("make", [hetero, homo])
-@pytest.mark.parametrize("refresh", [0, 1, 2])
+@pytest.mark.parametrize("refresh", others_slow([0, 1, 2], quick=[2]))
 def test_scoring_passes_no_rad(make, refresh, monkeypatch):
     """In the stage `received` too, where clients keep the RAD."""
     from polyfed.core import inference
@@ -442,7 +442,7 @@ def test_precision_is_metered_and_near(precision, factor, kernel):
 
 
 @pytest.mark.parametrize("similarity", ["linear", "rbf", "procrustes"])
-@pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
+@pytest.mark.parametrize("architecture", others_slow(["deep", "bn", "dropout"], quick=["bn"]))
 @pytest.mark.parametrize("chunk", [1, 7, 19])
 def test_chunks_change_nothing(similarity, architecture, chunk, monkeypatch):
     method = homo(similarity=similarity)
@@ -574,7 +574,9 @@ def test_only_who_answers_with_the_present_draw_holds_it():
 
 
 @pytest.mark.parametrize("uploads", ["weights", "kernels"])
-@pytest.mark.parametrize("hyperparameters", [{}, {"pool": "selected"}, {"pool": "seen"}])
+@pytest.mark.parametrize(
+    "hyperparameters", others_slow([{}, {"pool": "selected"}, {"pool": "seen"}], quick=[{"pool": "seen"}])
+)
 def test_drops_and_joiners(uploads, hyperparameters):
     method = hetero(uploads=uploads, refresh=0, **hyperparameters)
     fed = Federation(

@@ -113,6 +113,7 @@ def test_the_other_resnets_bytes_follow_from_their_floats():
         assert 4 * (floats + 73_728) == expected
 
 
+@pytest.mark.slow
 def test_batchnorm_statistics_of_resnet10_move_only_with_the_local_pass(resnets):
     """One local batch per round: the counter says 1, although IN and upload passes ran too; and it is not sent."""
     counters = [n for n in resnets[1].trained[0] if n.endswith("num_batches_tracked")]
@@ -483,7 +484,7 @@ def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
             np.testing.assert_allclose(value.numpy(), numpy_mean(ends, [1] * 3, name), atol=2e-6)
 
 
-@pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
+@pytest.mark.parametrize("architecture", others_slow(["deep", "bn", "dropout"], quick=["dropout"]))
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_homogeneous_without_pairs_and_mu_is_fedavg_bit_for_bit(architecture, aggregation):
     members = clients([architecture] * 4)

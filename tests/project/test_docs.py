@@ -145,6 +145,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[..., str]) -> None:
     words = [str(ROOT / "recipes" / "fedin" / "table3.toml"), *SMALL, "--set", "data.num_clients=2"]
     words += ["--set", "training.batch_size=4", "--methods", "fedavg,scaffold,moon,fedin", "--json"]

@@ -42,6 +42,7 @@ OPTIONS: dict[type[Method], dict[str, Any]] = {
     Local: {"reference_loss": cross_entropy},
     FedAvg: {"counted": "updates", "expected_bytes": averaging_bytes},
     FedGH: {"skip": dict.fromkeys(("order_of_uploads", "client_order_invariant"), "pair by pair")},
+    broken.DeadKnob: {"changed_values": {"mu": 0.7}},  # one value, where the kit would try five
     sound.FedProx: {"reference_loss": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
     sound.FedProto: {
         "counted": "statistics",

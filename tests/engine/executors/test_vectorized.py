@@ -309,7 +309,7 @@ class Sometimes(Local):
         return cross_entropy(model(batch.x, context["other"]), batch.y, batch.w)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", others_slow(["sgd", "adam"], quick=["adam"]))
 def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: str, stacks: list[int]) -> None:
     training = Training(rounds=2, local_epochs=2, batch_size=8, optimizer=optimizer, weight_decay=0.1)
     same(of_toys(Sometimes(), TwoHeads, training=training))

@@ -109,6 +109,18 @@ def test_memory_follows_the_batch_and_the_optimizer() -> None:
     assert found.data_nbytes == 12 * (10 * 4 + 8), "rows that several look into count once"
 
 
+def test_memory_of_clients_that_train_as_one() -> None:
+    alone = checked()
+    made = federation(Local())
+    together = pf.Federation(made.clients, made.method, made.training, executor=pf.Execution("vectorized", workers=2))
+    found = estimate_costs(together)
+    assert (alone.stack, found.stack) == (1, 2)
+    assert found.device_nbytes is None
+    assert found.peak_at_work > 1.5 * alone.peak_at_work
+    assert found.peak_at_work == max(kind.peak * min(2, kind.clients) for kind in found.architectures)
+    assert "on the GPU" not in str(found)
+
+
 def test_rows_that_are_scored() -> None:
     def rows(trains: float, **evaluation: Any) -> float:
         made = federation(Local())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfed.functional.device_copies import copy_once, move_together
+from polyfed.functional.device_copies import copy_in_place, copy_once, move_together
 
 HERE, THERE = torch.device("cpu"), torch.device("cpu:0")
 
@@ -83,3 +83,29 @@ def test_tensors_that_tell_of_no_change_always_cross() -> None:
             tensor.add_(1)
         (found,) = move_together([tensor], [THERE])
     assert torch.equal(found, tensor)
+
+
+def test_a_block_within_another_knows_what_that_one_has_copied() -> None:
+    tensor, other = torch.arange(3.0), torch.arange(4.0)
+    with Copies() as copies, copy_once():
+        move_together([tensor], [THERE])
+        with copy_once():
+            move_together([tensor, other], [THERE, THERE])
+        move_together([other], [THERE])
+    assert copies.joined == [1, 1]
+
+
+def test_copies_in_place_share_nothing_but_what_was_shared() -> None:
+    tensor = torch.arange(12.0, requires_grad=True)
+    whole = tensor.reshape(3, 4)
+    with torch.inference_mode():
+        unchanging = torch.arange(2)
+    given = [whole.T, whole.T.detach(), whole[1:], unchanging, torch.zeros(0)]
+    found = copy_in_place(given)
+    assert all(map(torch.equal, found, given))
+    assert [t.stride() for t in found] == [t.stride() for t in given]
+    assert not any(t.requires_grad for t in found)
+    places = [t.data_ptr() for t in found[:4]]
+    assert places[0] == places[1]
+    assert len({*places, *(t.data_ptr() for t in given[:4])}) == 3 + 3
+    assert copy_in_place([]) == []

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gpu
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.federation import Federation
+from polyfed.engine.optimizers import Optimizer
+from polyfed.engine.weight_store import WeightRow
 from polyfed.methods import FedAvg, FedHeNN
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData
 from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
 
 CLIENTS = 20
+NETWORK = functools.partial(tiny_model, 1, 4, 6)
 STEPS = 5  # of a client in a round
 PUBLIC = 24  # rows that everybody may see
 AVERAGE = FedAvg(aggregation="same-shape")
 MOST = {
-    "serial": {"kernels": 4520, "syncs": 120, "h2d": 100, "h2d_bytes": 144320, "d2h": 120, "d2h_bytes": 70880},
-    "vectorized": {"kernels": 539, "syncs": 24, "h2d": 8, "h2d_bytes": 94328, "d2h": 24, "d2h_bytes": 38740},
+    "serial": {"kernels": 4360, "syncs": 120, "h2d": 60, "h2d_bytes": 75360, "d2h": 120, "d2h_bytes": 43840},
+    "vectorized": {"kernels": 511, "syncs": 4, "h2d": 6, "h2d_bytes": 25368, "d2h": 4, "d2h_bytes": 38800},
 }
 
 
@@ -31,14 +36,14 @@ def counted(
     executor: str,
     rounds: int,
     clients: int = CLIENTS,
-    widths: Sequence[int] = (4,),
+    networks: Sequence[Callable[[], nn.Module]] = (NETWORK,),
     steps: Sequence[int] = (STEPS,),
     method: Method = AVERAGE,
     **training: Any,
 ) -> tuple[dict[str, int], Federation]:
-    """What is done in so many rounds of clients of small networks of these widths, who take so many steps in turn."""
+    """What is done in so many rounds of clients of these small networks, who take so many steps in turn."""
     among = world(
-        [functools.partial(tiny_model, 1, width, 6) for width in widths],
+        networks,
         public=PUBLIC,
         sizes=[8 * steps[place % len(steps)] for place in range(clients)],
         labels=(tuple(range(CLASSES)),) * clients,
@@ -76,20 +81,70 @@ def test_a_step_waits_for_nothing_and_copies_nothing(executor: str, augmentation
     assert long["h2d"] - short["h2d"] == drawn
 
 
-def test_a_step_of_a_stack_costs_the_same_however_many_clients_there_are() -> None:
-    costs = []
-    for clients in (4, 12):
-        short, _ = counted("vectorized", 1, clients, steps=(2,))
-        long, _ = counted("vectorized", 1, clients, steps=(12,))
-        costs.append((long["kernels"] - short["kernels"]) / 10)
-    assert costs == [62, 62]  # of which the optimizer's is one
+def kernels_of_a_step(clients: int, network: Callable[[], nn.Module]) -> float:
+    """Those of one step of all clients as one."""
+    short, _ = counted("vectorized", 1, clients, [network], steps=(2,))
+    long, _ = counted("vectorized", 1, clients, [network], steps=(12,))
+    return (long["kernels"] - short["kernels"]) / 10
 
 
-def test_another_client_of_a_stack_costs_a_wait_and_no_copy_to_the_device() -> None:
-    """What it uploads is fetched; losses, a look for NaN and scores are those of all."""
+def kernels_in_plain_pytorch(network: nn.Module, clients: int | None) -> int:
+    """Those of a step by PyTorch alone, of one client (None) or of several by `torch.func`: rows, gradients, SGD."""
+    network = network.cuda()
+    rows = torch.arange(8, device="cuda")
+    x, y = torch.randn(16, 1, 6, 6, device="cuda"), torch.zeros(16, dtype=torch.int64, device="cuda")
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(network, weights, (x,)), y)
+
+    gradient = torch.func.grad(loss)
+    if clients is not None:
+        rows = rows.repeat(clients, 1)
+        weights = {name: torch.stack([p] * clients) for name, p in weights.items()}
+        gradient = torch.func.vmap(gradient)
+    optimizer = Optimizer(list(weights.values()), Training(), 0.1)
+    with gpu.counting() as done:
+        optimizer.step(list(gradient(weights, x[rows], y[rows]).values()))
+    return done["kernels"]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def cnn() -> nn.Module:
+    layers = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(("network", "most"), [(mlp, 29), (cnn, 34), (NETWORK, 44)])
+def test_a_step_of_a_stack_costs_little_more_than_one_clients(network: Callable[[], nn.Module], most: int) -> None:
+    """However many clients there are: above it is the loss, as rows have weights, and what vmap computes apart."""
+    few, many = (kernels_of_a_step(clients, network) for clients in (4, 12))
+    assert few == many <= most
+    assert few <= kernels_in_plain_pytorch(network(), None) + 16
+    assert few <= kernels_in_plain_pytorch(network(), 4) - 13
+
+
+@pytest.mark.parametrize("room", [None, 0])
+def test_another_client_of_a_stack_costs_no_wait_and_no_copy(room: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, uploads and scores of all cross together; weights, too, where they have no room on the device."""
+    if room is not None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room, room))
     few, many = (third_round("vectorized", clients) for clients in (4, 12))
-    assert many["syncs"] - few["syncs"] == 8
-    assert many["h2d"] == few["h2d"]
+    assert (few["syncs"], few["d2h"]) == (many["syncs"], many["d2h"]) == (4, 4)
+    samples = 0 if room is None else 4 * 8  # of 8 clients: inputs and labels to train on, inputs to be scored twice
+    assert many["h2d"] == few["h2d"] + samples
+
+
+@pytest.mark.parametrize("executor", MOST)
+def test_weights_stay_on_the_device_between_rounds(executor: str) -> None:
+    """And are read in main memory."""
+    _, held = counted(executor, 2)
+    rows = [client.weights for client in held.clients]
+    assert all(isinstance(row, WeightRow) and row.bytes.is_cuda for row in rows)
+    assert not any(t.is_cuda for row in rows for t in (row or {}).values())
 
 
 @pytest.mark.parametrize("executor", MOST)
@@ -105,18 +160,20 @@ def test_alignment_data_are_where_the_steps_are(executor: str, rows: int, copies
 
 @pytest.mark.parametrize("executor", MOST)
 def test_data_stream_where_the_device_has_no_room(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They go up batch by batch then, or round by round, and the result is the same."""
+    """They go up batch by batch then, or round by round, as do weights, and the result is the same."""
     kept, held = counted(executor, 2)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     streamed, again = counted(executor, 2)
     assert streamed["h2d_bytes"] > 1.2 * kept["h2d_bytes"]
     assert difference(all_state(held), all_state(again)) is None
+    assert all(isinstance(client.weights, WeightRow) and client.weights.bytes.is_cpu for client in again.clients)
 
 
 def test_a_few_clients_of_a_network_are_no_stack() -> None:
     """Three of each network train one after the other: trials and a stack's step would take longer than they save."""
-    serial, one_by_one = counted("serial", 2, clients=6, widths=(4, 5))
-    vectorized, asked = counted("vectorized", 2, clients=6, widths=(4, 5))
+    two = [functools.partial(tiny_model, 1, width, 6) for width in (4, 5)]
+    serial, one_by_one = counted("serial", 2, clients=6, networks=two)
+    vectorized, asked = counted("vectorized", 2, clients=6, networks=two)
     assert {name: vectorized[name] for name in MOST["serial"]} == {name: serial[name] for name in MOST["serial"]}
     assert difference(all_state(one_by_one), all_state(asked)) is None
 

@@ -176,7 +176,11 @@ def test_a_run_is_attacked_analyzed_and_estimated(tmp_path: Path) -> None:
         for device in ("cpu", "cuda")
     ]
     assert len(figures) == 2
-    assert pf.check(made, device="cuda").seconds > 0
+    found = pf.check(made, device="cuda")
+    assert found.seconds > 0
+    assert found.device_nbytes is not None
+    assert 0 < found.device_nbytes <= found.nbytes
+    assert "of weights, which stay there, and as much again" in str(found)
 
 
 # what the user hands in -----------------------------------------------------------------------------------------------

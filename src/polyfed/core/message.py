@@ -7,7 +7,7 @@ as 0-d tensors. Serialized here and nowhere else, as safetensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import safetensors.torch
@@ -115,12 +115,25 @@ def freeze(message: Message) -> Message:
 
 def clone(message: Message) -> State:
     """The message in tensors of its own, on the CPU, in the plain order of their entries."""
+    tensors = tensors_of(message)
+    return with_tensors(message, map(_own, move_together(tensors, [_CPU] * len(tensors))))
+
+
+def tensors_of(message: Message) -> list[Tensor]:
+    """The tensors of a message, group by group, in its order.
+
+    Raises:
+        RunError: something in it is no tensor.
+    """
     entries = [[v] if isinstance(v, Tensor) else list(_members(k, v).values()) for k, v in message.items()]
-    tensors = [entry for members in entries for entry in members]
-    here = iter(move_together(tensors, [_CPU] * len(tensors)))
+    return [entry for members in entries for entry in members]
+
+
+def with_tensors(message: Message, tensors: Iterable[Tensor]) -> State:
+    """The message with others in place of `tensors_of(message)`."""
+    others = iter(tensors)
     return {
-        k: _own(next(here)) if isinstance(v, Tensor) else {name: _own(next(here)) for name in v}
-        for k, v in message.items()
+        k: next(others) if isinstance(v, Tensor) else {name: next(others) for name in v} for k, v in message.items()
     }
 
 

@@ -24,6 +24,7 @@ from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.settings import AdapterSettings, Stage, Training
 from polyfed.core.upload_forms import Form
+from polyfed.functional.device_copies import move_together
 from polyfed.functional.losses import task_loss
 from polyfed.models.split import Part
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
@@ -408,4 +409,6 @@ def uses_default_predict(method: Method) -> bool:
 
 def scalar_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums over the steps as floats, for the record."""
-    return {name: float(value) for name, value in flatten(dict(sums)).items() if value.dim() == 0}
+    numbers = {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}
+    here = move_together(list(numbers.values()), [torch.device("cpu")] * len(numbers))
+    return {name: float(value) for name, value in zip(numbers, here, strict=True)}

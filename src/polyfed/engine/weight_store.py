@@ -1,4 +1,4 @@
-"""The clients' weights: one flat row per client, in memory that worker processes share.
+"""The clients' weights: one flat row per client, in memory that worker processes share, or on the run's GPU.
 
 A row begins with the network's float32 numbers, parameters and buffers, tied tensors once, each tensor begun at a
 multiple of 64 bytes; tensors of other types (BatchNorm's counters) lie behind them. Rows of one architecture and
@@ -33,6 +33,7 @@ from polyfed.functional.device_copies import move_together
 _ALIGNED = 64  # bytes; as PyTorch aligns its own tensors
 GROWTH_BYTES = 64 * 2**20  # bytes by which the memory grows at least; what is not written to takes no memory
 _SHARE = 0.5  # of the available memory that all clients' rows together may need, to be kept in memory
+_DEVICE_SHARE = 0.1  # likewise of a GPU's free memory; a round holds rows from before and after it
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,11 @@ class RowLayout:
 
 
 class WeightRow(Mapping[str, Tensor]):
-    """A client's weights, by name: views into the row.
+    """A client's weights, by name: in main memory, views into the row or, where that lies on a GPU, copies.
 
     Attributes:
-        architecture, variant: of the network that they are of. begin: where in the store's memory the row lies.
+        architecture, variant: of the network that they are of. begin: where in the store's memory the row lies; -1: on
+        a GPU.
         bytes: (nbytes,) uint8, the whole row. flat: (P,) its float32 numbers, gaps (zeros) included.
     """
 
@@ -128,6 +130,7 @@ class WeightRow(Mapping[str, Tensor]):
         self.begin = begin
         self.bytes = content
         self._views: dict[str, Tensor] | None = None
+        self._read: dict[str, Tensor] | None = None  # what was asked for of a row on a GPU
 
     @property
     def flat(self) -> Tensor:
@@ -135,7 +138,7 @@ class WeightRow(Mapping[str, Tensor]):
 
     @property
     def views(self) -> dict[str, Tensor]:
-        """All tensors by name; always the same objects."""
+        """All tensors by name, where the row lies; always the same objects."""
         if self._views is None:
             self._views = self.layout.views(self.bytes)
         return self._views
@@ -155,12 +158,13 @@ class WeightRow(Mapping[str, Tensor]):
                 raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {came}")
         views = list(self.views.values())
         here = move_together([tensors[name] for name in self.views], [view.device for view in views])
-        for view, value in zip(views, here, strict=True):
-            view.copy_(value)
+        torch._foreach_copy_(views, here)
         return self
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.views[name]
+        if self._read is None:
+            self._read = self.views if self.bytes.is_cpu else self.layout.views(self.bytes.cpu())
+        return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout.places)
@@ -174,7 +178,8 @@ class WeightStore:
 
     Memory is used for what was written to. It is shared with processes forked from this one after `open`; only this
     one makes rows, the others find them by their places. Where the rows of all clients would not fit into half of the
-    available memory, they lie in a file without a name, which the system reads and writes as it needs them.
+    available memory, they lie in a file without a name, which the system reads and writes as it needs them. Where the
+    networks compute on an NVIDIA GPU, they lie there if they fit into a tenth of its free memory.
 
     Args:
         architectures: the networks. owners: the architectures of all clients. folder: for such a file; None: the
@@ -189,6 +194,25 @@ class WeightStore:
         self._free: dict[tuple[str, str], list[int]] = {}
         self._rows: dict[tuple[str, str], int] = {}  # places made, free or not
         self._memory: _Memory | None = None
+        self._on_device: bool | None = None  # decided when the first row is made
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a row for each client."""
+        return sum(self.layout(architecture).nbytes for architecture in self._owners)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether rows lie on the GPU where the networks compute."""
+        if self._on_device is None:
+            device = self._model_factory.device
+            self._on_device = (
+                device.type == "cuda" and self.nbytes <= _DEVICE_SHARE * torch.cuda.mem_get_info(device)[0]
+            )
+        return self._on_device
+
+    def _fits(self, free: int) -> bool:
+        return self.nbytes <= _DEVICE_SHARE * free
 
     def open(self) -> None:
         """Have memory that processes forked from now on share."""
@@ -209,6 +233,9 @@ class WeightStore:
         """
         key = (architecture, variant)
         layout = self.layout(architecture, variant)
+        if self.on_device:
+            content = torch.zeros(layout.nbytes, dtype=torch.uint8, device=self._model_factory.device)
+            return WeightRow(architecture, variant, layout, -1, content)
         free = self._free.setdefault(key, [])
         memory = self._opened()
         if not free:
@@ -242,8 +269,7 @@ class WeightStore:
 
     def _opened(self) -> _Memory:
         if self._memory is None:
-            needed = sum(self.layout(architecture).nbytes for architecture in self._owners)
-            self._memory = _Memory(_file(needed, self._folder))
+            self._memory = _Memory(_file(self.nbytes, self._folder))
         return self._memory
 
 

@@ -69,7 +69,8 @@ class CostEstimate:
         seconds_server, seconds_scoring: what of the seconds is the server's, and what is scoring.
         nbytes: of all clients' weights and states and the server's, in memory. data_nbytes: of the clients' samples and
             those that everybody may see.
-        workers: among so many processes the clients' work is dealt.
+        workers: among so many processes the clients' work is dealt. stack: so many clients train as one, at most.
+        device_nbytes: of all clients' weights where these stay on the GPU between rounds; None: there is no GPU.
         devices: where devices are simulated, one entry for each client: id, device, memory (bytes it has), needs (bytes
             that training takes), fits, and the seconds down, train and up of a later round.
         simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
@@ -87,6 +88,8 @@ class CostEstimate:
     bytes_down: float
     nbytes: int
     workers: int = 1
+    stack: int = 1
+    device_nbytes: int | None = None
     seconds_server: float = 0.0
     seconds_scoring: float = 0.0
     data_nbytes: int = 0
@@ -97,13 +100,16 @@ class CostEstimate:
 
     @property
     def peak(self) -> int:
-        """Bytes in memory with the largest network at work in every worker; Python and PyTorch are not counted."""
+        """Bytes in memory, a GPU's included, with the largest network at work in every worker.
+
+        Python and PyTorch are not counted.
+        """
         return self.nbytes + self.data_nbytes + self.peak_at_work
 
     @property
     def peak_at_work(self) -> int:
-        """Those at work, in all workers together."""
-        return self.workers * max(kind.peak for kind in self.architectures)
+        """Those at work, in all workers together, and of all clients that train as one."""
+        return self.workers * max(kind.peak * min(self.stack, kind.clients) for kind in self.architectures)
 
     @property
     def seconds_round(self) -> float:
@@ -167,7 +173,19 @@ def _totals(check: CostEstimate) -> list[str]:
         f"memory, about: {human_bytes(check.peak)} beside Python and PyTorch: "
         f"{human_bytes(check.nbytes)} of weights and states, {human_bytes(check.data_nbytes)} of data, "
         f"{human_bytes(check.peak_at_work)} at work{workers}",
+        *_device_memory(check),
     ]
+
+
+def _device_memory(check: CostEstimate) -> list[str]:
+    """What of the memory is a GPU's."""
+    if check.device_nbytes is None:
+        return []
+    work = f"{human_bytes(check.peak_at_work)} at work, up to {check.stack} clients as one"
+    if not check.device_nbytes:
+        return [f"on the GPU: {work}; it has no room for all weights, which cross in every round"]
+    kept = human_bytes(check.device_nbytes)
+    return [f"on the GPU: {work}; {kept} of weights, which stay there, and as much again within a round"]
 
 
 def _count_left_out(rows: Sequence[object]) -> list[str]:

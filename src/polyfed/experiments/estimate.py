@@ -15,6 +15,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.method import Exchange
 from polyfed.data.samples import LabeledSamples
+from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation import Federation
 from polyfed.engine.held_out import remarks_on
 from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
@@ -104,6 +105,7 @@ def estimate_costs(
         bytes_down=reached * sum(share.of(share.kind.down) for share in shares) + closing_down,
         nbytes=sum(kind.nbytes for kind in mine) + nbytes(federation.server.state),
         workers=workers,
+        **_on_device(federation),
         seconds_server=server,
         seconds_scoring=sum(scored / workers for scored in scoring),
         data_nbytes=_data_bytes(federation),
@@ -198,6 +200,16 @@ def _evaluations(federation: Federation) -> int:
     """After how many rounds clients are scored."""
     rounds, every = federation.training.rounds, federation.evaluation.every_n_rounds
     return math.ceil(rounds / every) + bool(federation.method.final_exchanges())
+
+
+def _on_device(federation: Federation) -> dict[str, Any]:
+    """How many clients train as one, and what stays on a GPU between rounds."""
+    asked, device = federation.execution, federation.model_factory.device
+    found = {"stack": clients_per_batch(asked.executor, str(device), asked.workers)}
+    if device.type == "cpu":
+        return found
+    store = federation.store
+    return {**found, "device_nbytes": store.nbytes if store.on_device else 0}
 
 
 def _newcomer_seconds(federation: Federation, trial: TrialRounds, share: _Share) -> float:

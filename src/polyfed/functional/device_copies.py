@@ -1,4 +1,4 @@
-"""Copies between main memory and GPUs: many tensors in few, as each copy makes a GPU wait."""
+"""Copies between main memory and GPUs: many tensors in few, as each copy makes a GPU wait; and copies in place."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-__all__ = ["copy_once", "move_together"]
+__all__ = ["copy_in_place", "copy_once", "move_together"]
 
 _Known = dict[Hashable, tuple[Tensor, Tensor]]  # a tensor and its copy, which keep each other's memory
 _known: ContextVar[_Known | None] = ContextVar("_known", default=None)
@@ -19,9 +19,10 @@ _known: ContextVar[_Known | None] = ContextVar("_known", default=None)
 def copy_once() -> Iterator[None]:
     """Within the block `move_together` does not copy again what has not changed since it was copied.
 
-    Its results are shared then: whoever changes one has to copy it.
+    Its results are shared then: whoever changes one has to copy it. A block within another shares what that one knows.
     """
-    before = _known.set({})
+    known = _known.get()
+    before = _known.set({} if known is None else known)
     try:
         yield
     finally:
@@ -52,6 +53,17 @@ def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) ->
             if known is not None:
                 known[_key(tensor, device)] = (tensor, found[place])
     return found
+
+
+def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of the tensors, detached, each where it lies; of what is there several times, one copy."""
+    keys = [_key(tensor, tensor.device) for tensor in tensors]
+    distinct = dict(zip(keys, tensors, strict=True))
+    with torch.no_grad():
+        copies = {key: torch.empty_like(tensor) for key, tensor in distinct.items()}
+        if copies:
+            torch._foreach_copy_(list(copies.values()), list(distinct.values()))
+    return [copies[key] for key in keys]
 
 
 def _key(tensor: Tensor, device: torch.device) -> Hashable:

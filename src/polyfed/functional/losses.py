@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 
 def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
@@ -18,8 +19,8 @@ def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
     >>> weighted_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor(3.)
     """
-    total = w_N.sum()
-    return (w_N * values_N).sum() / torch.where(total > 0, total, torch.ones_like(total))
+    total = w_N.sum().clamp(min=torch.finfo(w_N.dtype).tiny)  # where all are 0, so is the numerator
+    return (w_N * values_N).sum() / total
 
 
 def _wide(scores: Tensor) -> Tensor:
@@ -68,8 +69,22 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         raise ValueError(f"expected logits (N, C), y (N,) and w (N,), got {shapes}")
     if y_N.is_floating_point():
         raise ValueError(f"expected whole numbers as classes, got {y_N.dtype}; task_loss takes float targets, too")
-    ce_N = F.cross_entropy(_wide(logits_NC), y_N.long(), reduction="none")
-    return weighted_mean(ce_N, w_N)
+    return weighted_mean(row_cross_entropy(_wide(logits_NC), y_N.long()), w_N)
+
+
+def row_cross_entropy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
+    """(N,): -log softmax(logits_n)[y_n]. A `TorchFunctionMode` may compute it in its own way.
+
+    Args:
+        logits_NC: scores before the softmax. y_N: classes, integers in [0, C).
+
+    >>> row_cross_entropy(torch.zeros(1, 2), torch.tensor([0]))  # log 2
+    tensor([0.6931])
+    """
+    if has_torch_function_variadic(logits_NC, y_N):
+        own: Tensor = handle_torch_function(row_cross_entropy, (logits_NC, y_N), logits_NC, y_N)
+        return own
+    return F.cross_entropy(logits_NC, y_N, reduction="none")
 
 
 def kl_divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:

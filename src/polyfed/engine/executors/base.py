@@ -23,6 +23,7 @@ from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.evaluation import Score, ScoreCache, evaluate_model
+from polyfed.engine.executors.made_upload import MadeUpload
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
 from polyfed.engine.rejected import Rejected
@@ -191,8 +192,10 @@ def run_job(
         if job.exchange.trains:
             with at_stage(client, job, "training"):
                 trained = training(client, job, method, model_factory)
-        nonfinite = first_nonfinite({"model": model_factory.state(client.architecture, job.variant)})
-        return finish_job(client, job, trained, nonfinite, method, model_factory, fresh, before, operations)
+        after = model_factory.state(client.architecture, job.variant)
+        nonfinite = first_nonfinite({"model": after})
+        made = make_upload(client, job, trained, nonfinite, method, after, operations)
+        return finish_job(client, job, trained, made, method, fresh, before)
 
 
 def own_layers(client: Client, job: TrainJob) -> AbstractContextManager[None]:
@@ -225,44 +228,64 @@ def _counting(job: TrainJob) -> AbstractContextManager[OperationCounter | None]:
 
 
 @timed("messages")
-def finish_job(
+def make_upload(
     client: Client,
     job: TrainJob,
     trained: TrainingResult,
     nonfinite: str | None,
     method: Method,
-    model_factory: ModelFactory,
-    fresh: Callable[[], WeightRow],
-    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
     operations: int = 0,
-) -> JobResult:
-    """Second half of a job, after the training: judge, score, upload.
+) -> MadeUpload:
+    """Second part of a job, after the training: judge, score, make the upload.
 
     Args:
         client: at work, with its new weights in the template. nonfinite: the first of them that holds NaN or infinity.
-        before: its weights before the job. fresh: see `run_job`. operations: until now.
+        after: the template's tensors. operations: until now.
 
     Raises:
         RunError: the method failed, as for `run_job`.
     """
     score = None
-    message = freeze({})
     bad = _untrained(job, trained, nonfinite)
     if bad is None and job.scores and len(client.data.test):
         with at_stage(client, job, "scoring"):
             score = evaluate_model(client, method, client.data.test, job.from_scores)
-    made = None
+    message = None
     if bad is None and job.uploads:  # a model of NaN sends nothing: who knows what the method's upload makes of it
         with at_stage(client, job, "uploading"), _counting(job) as done:
-            made = method.upload(client, trained)
+            message = method.upload(client, trained)
         operations += 0 if done is None else done.count
+    return MadeUpload(message, after, score, bad, operations)
+
+
+@timed("messages")
+def finish_job(
+    client: Client,
+    job: TrainJob,
+    trained: TrainingResult,
+    made: MadeUpload,
+    method: Method,
+    fresh: Callable[[], WeightRow],
+    before: Mapping[str, Tensor],
+) -> JobResult:
+    """Last part of a job: what was made leaves the device.
+
+    Args:
+        client: at work. fresh: see `run_job`. before: its weights before the job.
+
+    Raises:
+        RunError: the method failed, as for `run_job`.
+    """
+    message = freeze({})
+    bad = made.refused
     with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
-        if made is not None:
+        if made.message is not None:
             with at_stage(client, job, "uploading"):
-                message, bad = encoded(clone(made), client, method, job.message)
-        after = model_factory.state(client.architecture, job.variant)
-        same = bad is not None or not job.uploads or (not job.exchange.trains and _alike(before, after))
-        weights = job.client.weights if same else fresh().write(after)
+                message, bad = encoded(clone(made.message), client, method, job.message)
+        same = bad is not None or not job.uploads or (not job.exchange.trains and _alike(before, made.after))
+        weights = job.client.weights if same else fresh().write(made.after)
+        sums = {} if bad else scalar_metrics(trained.sums)
     return JobResult(
         client.id,
         message,
@@ -270,10 +293,10 @@ def finish_job(
         contiguous(client.state),
         trained,
         sent_nbytes(method, message),
-        {} if bad else scalar_metrics(trained.sums),
-        None if bad else score,
+        sums,
+        None if bad else made.score,
         bad,
-        operations=operations,
+        operations=made.operations,
     )
 
 
@@ -377,7 +400,8 @@ def client_weights(client: Client, variant: str, model_factory: ModelFactory) ->
     """The client's weights, or those it starts from (again, if its network is now another one)."""
     if client.weights is None or not has_weights(client, variant, model_factory):
         return model_factory.starting_state(client.architecture, variant, client.id, client.given)
-    return {name: client.weights[name] for name in model_factory.state(client.architecture, variant)}
+    held = client.weights.views if isinstance(client.weights, WeightRow) else client.weights
+    return {name: held[name] for name in model_factory.state(client.architecture, variant)}
 
 
 def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import get_tensor
+from polyfed.core.message import first_nonfinite, get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.context_stacking import StackedContext
@@ -54,6 +54,19 @@ def only_of(context: Context, names: frozenset[str]) -> Context:
 
 def floats_of(tensors: Tensors) -> Tensors:
     return {name: t for name, t in tensors.items() if t.is_floating_point()}
+
+
+def numbers_and_nonfinite(losses: Sequence[Tensor], rows: Tensors) -> tuple[list[float], list[str | None]]:
+    """All losses, and the first tensor of each client that is not finite: asked for together, as that stops a GPU."""
+    floats = {name: t.detach() for name, t in floats_of(rows).items()}
+    sums = torch.stack([t.reshape(len(t), -1).sum(dim=1).float() for t in floats.values()])
+    suspected = (~sums.isfinite()).any(dim=0)  # a sum may also have run over
+    values = torch.cat([*(loss.float() for loss in losses), suspected.float()]).tolist()
+    first = [
+        first_nonfinite({"model": {name: t[place] for name, t in floats.items()}}) if suspect else None
+        for place, suspect in enumerate(values[-len(suspected) :])
+    ]
+    return values[: -len(suspected)], first
 
 
 def are_near(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], close: float, least: float) -> bool:
@@ -234,7 +247,7 @@ class PhaseData:
             there = [samples.at(device) for samples in distinct.values()]
             self._x = torch.cat([samples.x.to(device) for samples in there])
             self._y = torch.cat([samples.y.to(device) for samples in there])
-        self._plan = self._weights = self._drawn = torch.empty(0)
+        self._plan = self._weights = self._labels = self._drawn = torch.empty(0)
 
     def plan(self, walks: Sequence[ClientProgress]) -> None:
         """Bring all batches of all clients to the device, in one copy: a step then waits for none."""
@@ -247,6 +260,8 @@ class PhaseData:
                 counts[step, place] = len(chosen)
                 rows[step, place] = _filled(chosen, width)
         self._plan, self._weights = self._uploaded(rows, self._begins, counts)
+        if width:
+            self._labels = self._y[self._plan[1]]
         if self._augment is not None:
             self._drawn = self._draw(walks, self._augment, width).to(self._device)
 
@@ -280,7 +295,8 @@ class PhaseData:
         if self._augment is not None and number is not None:
             x = self._augment.apply(x, self._of(walks, self._drawn[number, :, :width]).flatten(0, 1))
         x = self._prepare(x).unflatten(0, rows.shape)
-        return Batch(x, self._y[where], w, rows)
+        y = self._y[where] if number is None else self._of(walks, self._labels[number, :, :width])
+        return Batch(x, y, w, rows)
 
     def _planned(self, walks: Sequence[ClientProgress], number: int, width: int) -> tuple[Tensor, Tensor]:
         """Rows of the clients' data and of all, (2, K, B), and weights (K, B), of a batch as planned."""

@@ -50,12 +50,14 @@ from polyfed.engine.executors.stack_parts import (
     Tensors,
     are_near,
     floats_of,
+    numbers_and_nonfinite,
     only_of,
     parted,
     summed,
 )
 from polyfed.engine.local_training import train_only
 from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
+from polyfed.functional.vmapped import FewerKernels
 from polyfed.profiling import timed
 
 _CLOSE = {"cpu": 1e-4}  # of the largest entry: how far a gradient may be off, by type of device
@@ -92,6 +94,7 @@ class StackedClients:
         self._loss = LossOf(method, template)
         self._device = next(iter(rows.values())).device
         self._indices = RowIndices(self._device)
+        self._ones = torch.ones(len(clients), device=self._device)
         self._losses: list[
             tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]
         ] = []  # of the steps; they stay on the device
@@ -105,8 +108,8 @@ class StackedClients:
             walk.outline = self._number(structure(walk.client.context))
 
     @timed("train")
-    def train(self, phases: Sequence[Phase]) -> list[TrainingResult]:
-        """Go through the phases; what it left behind, client by client.
+    def train(self, phases: Sequence[Phase]) -> tuple[list[TrainingResult], list[str | None]]:
+        """Go through the phases; what it left behind and the first tensor that is not finite, client by client.
 
         Raises:
             NotVectorizable: these clients cannot train as one; `rows` mean nothing then.
@@ -121,26 +124,28 @@ class StackedClients:
                     self._pass(place, phase, names)
         for walk in self._walks:
             walk.client.phase = ""
-        return [
+        totals, nonfinite = self._judged()
+        trained = [
             TrainingResult(
                 walk.steps,
                 walk.samples,
                 total / max(walk.samples, 1),
                 *parted({name: sums[walk.place] for name, sums in self._sums.items() if name in walk.summed}),
             )
-            for walk, total in zip(self._walks, self._totals(), strict=True)
+            for walk, total in zip(self._walks, totals, strict=True)
         ]
+        return trained, nonfinite
 
-    def _totals(self) -> list[float]:
-        """The losses of all steps, times their samples, client by client; asked for once, as that stops a GPU."""
+    def _judged(self) -> tuple[list[float], list[str | None]]:
+        """The losses of all steps, times their samples, and the first tensor that is not finite, client by client."""
+        rows = {name: self.rows[name] for name in self._template.state_dict() if name in self.rows}
+        values, nonfinite = numbers_and_nonfinite([loss for _, _, loss in self._losses], rows)
+        losses = iter(values)
         totals = [0.0] * len(self._walks)
-        if not self._losses:
-            return totals
-        values = iter(torch.cat([loss.float() for _, _, loss in self._losses]).tolist())
         for walks, turns, _ in self._losses:
             for walk, turn in zip(walks, turns, strict=True):
-                totals[walk.place] += next(values) * turn.count
-        return totals
+                totals[walk.place] += next(losses) * turn.count
+        return totals, nonfinite
 
     # a phase --------------------------------------------------------------------------------------------------
 
@@ -279,9 +284,11 @@ class StackedClients:
         given = (tuple(static.tensors), tuple(moving.tensors))
         axes = (tuple(static.axes), tuple(moving.axes))
         drawn = "different" if self._drops else "error"  # a mask for each client
-        losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes), randomness=drawn)(tensors, batch, *given)
+        with FewerKernels():
+            losses, sums = torch.func.vmap(loss, in_dims=(0, 0, *axes), randomness=drawn)(tensors, batch, *given)
         leaves = {name: tensors[name] for name in part.names}
-        taken = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+        ones = self._ones[: len(losses)].to(losses.dtype)  # made once, as no loss is scaled
+        taken = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True)
         grads = {name: grad for name, grad in zip(leaves, taken, strict=True) if grad is not None}
         losses = losses.detach()
         sums = {name: value.detach() for name, value in sums.items()}

@@ -21,6 +21,7 @@ from polyfed.engine.executors.stack_parts import Tensors, begins, own_tensors, p
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once
 from polyfed.functional.modes import eval_mode
+from polyfed.functional.vmapped import FewerKernels
 from polyfed.profiling import timed
 
 _ROWS = 1024  # of all clients together in a pass
@@ -120,7 +121,7 @@ def _outputs(
         return outputs
 
     found = []
-    with torch.no_grad(), eval_mode(predict.model):
+    with torch.no_grad(), eval_mode(predict.model), FewerKernels():
         for rows_KB in rows_KN.split(max(1, _ROWS // len(clients)), dim=1):
             x = clients[0].prepare(whole[rows_KB.flatten()]).unflatten(0, rows_KB.shape)
             found.append(torch.func.vmap(call)(tensors, x))

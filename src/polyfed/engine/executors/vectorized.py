@@ -11,10 +11,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
+from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import first_nonfinite
-from polyfed.core.method import NotVectorizable, Phase
+from polyfed.core.message import flatten, tensors_of
+from polyfed.core.method import NotVectorizable, Phase, TrainingResult
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import (
@@ -24,14 +25,17 @@ from polyfed.engine.executors.base import (
     Serial,
     TrainJob,
     WorkerContext,
+    at_stage,
     client_weights,
     finish_job,
+    make_upload,
     own_layers,
     placed,
     receive,
     run_job,
     working_copy,
 )
+from polyfed.engine.executors.made_upload import MadeUpload, fetch
 from polyfed.engine.executors.stack_parts import SignatureCache, Tensors, own_tensors, put_row, weights_on
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_scoring import can_score_together, score_together
@@ -148,11 +152,11 @@ class VectorizedExecutor:
             self._said.add(text)
             self._say(f"{self._context.method.display_name}: {text}")
 
-    def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> Iterator[JobResult]:
-        """Receive one after the other, train as one, hand in one after the other.
+    def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> list[JobResult]:
+        """Receive one after the other, train as one, upload one after the other; all uploads leave the device as one.
 
         Raises:
-            NotVectorizable: before anything has been handed in.
+            NotVectorizable: they cannot train as one.
         """
         method = self._context.method
         model_factory = self._context.model_factory
@@ -177,35 +181,39 @@ class VectorizedExecutor:
             _check_data(clients, phases)
             stack = StackedClients(clients, stacked, method, template, self._known, kind, model_factory.training)
             with _common_layers(clients, jobs[0]):
-                trained = stack.train(phases)
+                trained, nonfinite = stack.train(phases)
         except (NotVectorizable, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
         if dropout_layers(template):
             self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
-        nonfinite = _first_nonfinite(stacked, list(model_factory.state(network, variant)))
+        made = []
         for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
-            tensors = {name: t[place] for name, t in stacked.items()}
-            client.bound = model_factory.load(network, variant, tensors).train()
-            fresh = functools.partial(store.allocate, network, variant)
+            client.bound = model_factory.load(network, variant, {name: t[place] for name, t in stacked.items()}).train()
+            after = model_factory.state(network, variant)
             with own_layers(client, job):
-                known = (trained[place], nonfinite[place])
-                outcome = finish_job(
-                    client, job, *known, method, model_factory, fresh, before[place], operations[place]
-                )
-            yield outcome
+                judged = trained[place], nonfinite[place]
+                whole = make_upload(client, job, *judged, method, after, operations[place])
+                with at_stage(client, job, "uploading"):
+                    made.append(whole.copied())
+        outcomes = []
+        with copy_once():
+            fetch(tensor for each, result in zip(made, trained, strict=True) for tensor in self._leaving(each, result))
+            for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
+                if client.plugins:  # which see the client at work
+                    model_factory.load(network, variant, made[place].after)
+                fresh = functools.partial(store.allocate, network, variant)
+                with own_layers(client, job):
+                    result = trained[place]
+                    outcomes.append(finish_job(client, job, result, made[place], method, fresh, before[place]))
+        return outcomes
 
-
-def _first_nonfinite(stacked: Tensors, names: Sequence[str]) -> list[str | None]:
-    """`first_nonfinite` of each client's network, asked for together, as that stops a GPU. names: in their order."""
-    floats = {name: stacked[name] for name in names if name in stacked and stacked[name].is_floating_point()}
-    sums = torch.stack([t.detach().reshape(len(t), -1).sum(dim=1).float() for t in floats.values()])
-    suspected = (~sums.isfinite().all(dim=0)).tolist()  # a sum may also have run over
-    return [
-        first_nonfinite({"model": {name: t[place].detach() for name, t in floats.items()}}) if suspect else None
-        for place, suspect in enumerate(suspected)
-    ]
+    def _leaving(self, made: MadeUpload, trained: TrainingResult) -> list[Tensor]:
+        """What of a client's work goes to main memory."""
+        sums = [value for value in flatten(dict(trained.sums)).values() if value.dim() == 0]
+        kept = [] if self._context.store.on_device else made.after.values()
+        return [*tensors_of(made.message or {}), *sums, *kept]
 
 
 def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepares: list[object]) -> Hashable:

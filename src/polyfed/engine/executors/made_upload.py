@@ -1,0 +1,42 @@
+"""What a client has made in a job, between its work on the device and main memory, where uploads go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from polyfed.core.message import Message, tensors_of, with_tensors
+from polyfed.engine.evaluation import Score
+from polyfed.functional.device_copies import copy_in_place, move_together
+
+
+@dataclass(frozen=True)
+class MadeUpload:
+    """What came of a client's work, in tensors of its network.
+
+    message: what its method uploads; None: nothing. after: its network's tensors. refused: why nothing of it counts.
+    operations: those of the job, where they are counted.
+    """
+
+    message: Message | None
+    after: Mapping[str, Tensor]
+    score: Score | None
+    refused: str | None
+    operations: int
+
+    def copied(self) -> MadeUpload:
+        """The same in tensors of its own, as its network is about to be another client's."""
+        tensors = tensors_of(self.message or {})
+        copies = copy_in_place([*tensors, *self.after.values()])
+        after = dict(zip(self.after, copies[len(tensors) :], strict=True))
+        message = None if self.message is None else with_tensors(self.message, copies)
+        return replace(self, message=message, after=after)
+
+
+def fetch(tensors: Iterable[Tensor]) -> None:
+    """Bring tensors to main memory in one copy for each type, for the block `copy_once` around this call."""
+    needed = list(tensors)
+    move_together(needed, [torch.device("cpu")] * len(needed))

@@ -1,0 +1,93 @@
+"""What vmap computes in fewer kernels is bit for bit what it computes without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from polyfed.functional.losses import cross_entropy
+from polyfed.functional.vmapped import FewerKernels
+
+K, B, D, C = 3, 5, 4, 6
+DRAWS = torch.Generator().manual_seed(0)
+X, WEIGHT, BIAS = (torch.randn(*shape, generator=DRAWS) for shape in ((K, B, D), (K, C, D), (K, C)))
+TOKENS = torch.randn(K, B, 2, D, generator=DRAWS)
+IMAGES, FILTERS = (torch.randn(K, *shape, generator=DRAWS) for shape in ((B, 2, 4, 4), (C, 2, 3, 3)))
+LOGITS = torch.randn(K, B, C, generator=DRAWS)
+LABELS = torch.arange(K * B).view(K, B) % C
+ROWS = (torch.arange(B) < torch.tensor([[B], [2], [0]])).float()  # all rows count, some, none
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is computed within the block, views apart."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        self.count += not operation.is_view
+        return operation(*arguments, **(named or {}))
+
+
+def computed(function: Callable[..., Tensor], given: tuple[Tensor, ...], block: Any) -> tuple[list[Tensor], int]:
+    """What vmap makes of it and the gradients of what is trained, and in how many operations."""
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in given]
+    with Operations() as done:
+        with block:
+            value = torch.func.vmap(function)(*leaves)
+        trained = [t for t in leaves if t.requires_grad]
+        gradients = torch.autograd.grad(value.square().sum(), trained, allow_unused=True)
+    return [value, *(g for g in gradients if g is not None)], done.count
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "fewer"),
+    [
+        (F.linear, (X, WEIGHT, BIAS), True),
+        (F.linear, (X, WEIGHT), False),
+        (F.linear, (TOKENS, WEIGHT, BIAS), False),
+        (lambda x, w, b: F.linear(x, w, bias=b), (X, WEIGHT, BIAS), True),
+        (cross_entropy, (LOGITS, LABELS, ROWS), True),
+    ],
+)
+def test_the_same_bits_in_fewer_operations(
+    function: Callable[..., Tensor], given: tuple[Tensor, ...], fewer: bool
+) -> None:
+    plain, before = computed(function, given, nullcontext())
+    found, after = computed(function, given, FewerKernels())
+    assert len(found) == len(plain)
+    assert all(map(torch.equal, found, plain))
+    assert (after < before) is fewer
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (F.linear, (X, WEIGHT, BIAS)),
+        (F.linear, (X, WEIGHT)),
+        (F.linear, (TOKENS, WEIGHT, BIAS)),
+        (F.conv2d, (IMAGES, FILTERS, BIAS)),
+        (lambda x, w, b: F.conv2d(x, w, bias=b, padding=1), (IMAGES, FILTERS, BIAS)),
+    ],
+)
+def test_bfloat16_is_that_of_one_after_the_other(function: Callable[..., Tensor], given: tuple[Tensor, ...]) -> None:
+    """By itself vmap would compute all but the second in float32."""
+    with torch.autocast("cpu", torch.bfloat16):
+        alone = torch.stack([function(*one) for one in zip(*given, strict=True)])
+        with FewerKernels():
+            found = torch.func.vmap(function)(*given)
+    assert found.dtype == alone.dtype == torch.bfloat16
+    torch.testing.assert_close(found, alone, rtol=0.02, atol=0.05)
+
+
+def test_nothing_is_narrowed_without_autocast() -> None:
+    with FewerKernels():
+        assert torch.func.vmap(F.conv2d)(IMAGES, FILTERS, BIAS).dtype == torch.float32

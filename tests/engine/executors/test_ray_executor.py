@@ -103,6 +103,7 @@ def same(found: Run, expected: Run) -> None:
         ("local", {"data": {"test": "global"}, "devices": {"profiles": ["laptop", "phone-mid"]}}),
         ("heterofl", ONE),
         ("fedmd", {"data": {"holdout": 20}}),
+        ("feddf", {"hyperparameters": SMALL["feddf"], "data": {"holdout": 20}}),
     ],
 )
 def test_the_result_is_that_of_one_process(method: str, options: Mapping[str, Any]) -> None:

@@ -212,15 +212,15 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
 
     def run():
         count = 0
-        whole = kernel_alignment.inference.representations
+        whole = kernel_alignment.public_outputs
 
-        def counted(*args):
+        def counted(server, models, *args):
             nonlocal count
-            count += 1
-            return whole(*args)
+            count += len(models)
+            return whole(server, models, *args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(kernel_alignment.inference, "representations", counted)
+            patch.setattr(kernel_alignment, "public_outputs", counted)
             history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
         return count, [{**round.record, "seconds": 0} for round in history]
 

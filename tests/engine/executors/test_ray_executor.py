@@ -107,6 +107,7 @@ def slow(*values: Any) -> Any:
         slow("local", {"data": {"test": "global"}, "devices": {"profiles": ["laptop", "phone-mid"]}}),
         slow("heterofl", ONE),
         slow("fedmd", {"data": {"holdout": 20}}),
+        ("feddf", {"hyperparameters": SMALL["feddf"], "data": {"holdout": 20}}),
     ],
 )
 def test_the_result_is_that_of_one_process(method: str, options: Mapping[str, Any]) -> None:

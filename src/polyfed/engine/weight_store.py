@@ -158,7 +158,8 @@ class WeightRow(Mapping[str, Tensor]):
                 raise ValueError(f"expected shape {tuple(view.shape)} for '{name}', got {came}")
         views = list(self.views.values())
         here = move_together([tensors[name] for name in self.views], [view.device for view in views])
-        torch._foreach_copy_(views, here)
+        if views:  # an empty row stands for weights that are elsewhere
+            torch._foreach_copy_(views, here)
         return self
 
     def __getitem__(self, name: str) -> Tensor:

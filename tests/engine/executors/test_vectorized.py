@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import polyfed as pf
 from polyfed.core.client import Client
-from polyfed.core.message import Message
-from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult
+from polyfed.core.message import Message, get_group
+from polyfed.core.method import Batch, Context, Method, NotVectorizable, Phase, StepResult, TrainingResult
 from polyfed.core.modules import freeze_copy
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.samples import LabeledSamples
@@ -27,6 +27,7 @@ from polyfed.engine.executors.base import Serial
 from polyfed.engine.executors.context_stacking import PartialContext, RecordingContext, StackedContext, structure
 from polyfed.engine.executors.vectorized import SIZE, VectorizedExecutor, clients_per_batch
 from polyfed.engine.federation import Federation
+from polyfed.engine.plugin import Plugin
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.losses import cross_entropy
 from polyfed.methods import (
@@ -559,6 +560,33 @@ def test_what_trains_alone_leaves_no_stack_behind(method: Method, monkeypatch: p
     gc.collect()
     assert len(made) == len(federation.history)
     assert not any(stack() for stack in made)
+
+
+class Rewriting(FedAvg):
+    """Uploads after it has changed the network, once more by what it uploads."""
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        with torch.no_grad():
+            for parameter in client.model.parameters():
+                parameter.mul_(2).add_(client.id)
+        return super().upload(client, trained)
+
+
+class Weighing(Plugin):
+    """Scales what a client sends by a weight of the network that it has at work."""
+
+    name = "weighing"
+
+    def encode(self, upload: Message, client: Client, method: Method, received: Message) -> Message:
+        scale = next(client.model.parameters()).detach().cpu().abs().mean()
+        scaled = {name: scale * t for name, t in get_group(upload, "model").items()}
+        return {**upload, "model": scaled}
+
+
+def test_uploads_are_made_and_changed_with_each_client_at_work() -> None:
+    """One client after the other is at work, before any upload is taken in."""
+    same(of_toys(Rewriting(), training=TWO_ROUNDS))
+    same(of_toys(Rewriting(), training=TWO_ROUNDS, plugins=[Weighing()]))
 
 
 # contexts ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,9 @@ PYTHONS = python3 python3.14 python3.13 python3.12 python3.11
 # More arguments for pytest: make test ARGS="-k fedgh"
 ARGS ?=
 
+# Compiled files are kept, whatever the shell says: else each process of the tests compiles all of them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # One thread for torch's own loops in the tests: steady on shared cores, and the same order of sums everywhere.
 # One process of tests per core.
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal

@@ -63,7 +63,7 @@ def busy(loops: int) -> Iterator[None]:
 def command_of(kind: str, number: int, arguments: Sequence[str]) -> list[str]:
     """The command of one run."""
     workers = ["-n", "0"] if kind == "core" else ["-n", "auto", "--dist", "worksteal"]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *workers]
+    command = [sys.executable, "-m", "pytest", "-v", "-x", "-p", "no:cacheprovider", *workers]
     if kind == "random":
         command += ["-p", "tests.helpers.shuffle", "--shuffle", str(1000 + number)]
     if kind == "core":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ OF_SOME = {
     "alone_with_one_client",
     "batchnorm",
     "begins_alike",
+    "bytes_metered",
     "data_are_shuffled",
     "degenerate_clients",
     "global_generators_untouched",
@@ -86,8 +88,26 @@ def pytest_configure() -> None:
     import torch
 
     torch.set_num_threads(1)
+    _keep_folders_in_memory()
     _let_torchvision_import()
     os.fsync = _do_not_wait
+
+
+def pytest_sessionstart() -> None:
+    """The collector would look through all that is compiled and collected again and again; nothing of it goes."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on it is needed; see `_frozen`."""
+    gc.enable()
+
+
+def _keep_folders_in_memory() -> None:
+    """The folders of `tmp_path` lie in memory where there is room: a disk takes milliseconds to remove one."""
+    memory = Path("/dev/shm")
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 def _do_not_wait(fd: object) -> None:

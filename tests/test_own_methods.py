@@ -171,6 +171,7 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
     }
 
 
+@pytest.mark.slow
 def test_in_a_recipe_with_networks_and_data_in_worker_processes(project: Path) -> None:
     (project / "mine.toml").write_text(RECIPE.replace('"fedgh"', '"own_all:Gentle"\nshare = 1.0') + VARIANT)
     more = ['models.architectures=["own_all:net"]', 'data.dataset="own_all:rows"']

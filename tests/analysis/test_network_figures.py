@@ -130,6 +130,7 @@ def test_a_run_without_models_has_the_other_figures(
         analyze(copy, ["cka"])
 
 
+@pytest.mark.slow
 def test_records_need_no_torch(compared: Path, tmp_path: Path) -> None:
     code = f"""
 import sys

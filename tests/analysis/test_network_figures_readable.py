@@ -16,6 +16,7 @@ from polyfed.analysis.tsne import Embedding, draw_panels
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import RunResult
+from tests.helpers.quick import others_slow
 from tests.helpers.readable import unreadable
 
 THINGS = ("airplane (passenger)", "automobile", "red-tailed bird", "tabby cat", "white-tailed deer")
@@ -54,6 +55,7 @@ def test_label_tables(group: Group, classes: int, most: int) -> None:
     assert drawing.data["columns"] == list(CLASSES[:classes]), "names are shortened in the picture alone"
 
 
+@pytest.mark.slow
 def test_a_label_table_of_few_clients_has_rows_as_high_as_its_numbers(group: Group) -> None:
     table = LabelTable(0, ((1, 22, 3),) * 4, CLASSES[:3], ("cnn",) * 4)
     assert unreadable(plot_labels(group, table).figure) == []
@@ -69,12 +71,11 @@ def alike(name: str, networks: tuple[str, ...], places: tuple[str, ...]) -> RunS
     return similarity(record(name), who, len(who), kernels, inputs)
 
 
-@pytest.mark.parametrize(
-    "networks", [NETWORKS, pytest.param(("cnn",) * 20, marks=pytest.mark.slow)], ids=["twenty", "one"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("networks", [NETWORKS, ("cnn",) * 20], ids=["twenty", "one"])
 @pytest.mark.parametrize(
     "places",
-    [pytest.param(("extractor", "representation", "logits"), marks=pytest.mark.slow), ("logits",)],
+    [("extractor", "representation", "logits"), ("logits",)],
     ids=["three", "one"],
 )
 def test_maps_of_cka(group: Group, networks: tuple[str, ...], places: tuple[str, ...]) -> None:
@@ -82,6 +83,7 @@ def test_maps_of_cka(group: Group, networks: tuple[str, ...], places: tuple[str,
     assert unreadable(draw_maps(group, found).figure) == []
 
 
+@pytest.mark.slow
 def test_bars_of_cka(group: Group) -> None:
     places = ("extractor", *(f"stage{n}" for n in range(1, 9)), "representation", "logits")
     found = [alike(f"{LONG}-{n}", NETWORKS, places) for n in range(14)]
@@ -104,7 +106,7 @@ INPUTS = ProbeInputs(
 )
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(4, 10), (10, 20), (20, 20)])
+@pytest.mark.parametrize(("clients", "classes"), others_slow([(4, 10), (10, 20), (20, 20)], quick=[(20, 20)]))
 def test_panels_of_tsne(group: Group, clients: int, classes: int) -> None:
     drawing = draw_panels(group, [panel("local", clients, classes), panel(LONG, clients, classes)], INPUTS)
     assert unreadable(drawing.figure) == []

@@ -384,6 +384,7 @@ def test_by_default_it_lies_in_the_run_folder_and_does_not_disturb_what_else_is_
     RunFolder(run).validate(pf.Recipe.load(run / "recipe.toml").to_dict(), resume=False, force=True)
 
 
+@pytest.mark.slow
 def test_the_grid_has_a_block_for_each_prior(ran: Callable[..., Done]) -> None:
     features = reconstruction_grid(run_attack(exposed(ran().path, images=3), settings(tv=(0.0, 0.5))))
     assert len(features.axes) == 3 * 2 * 3  # original, two levels; two blocks of three images
@@ -393,6 +394,7 @@ def test_the_grid_has_a_block_for_each_prior(ran: Callable[..., Done]) -> None:
     assert all(caption.endswith(")") for caption in captions)
 
 
+@pytest.mark.slow
 def test_the_grid_can_be_read_where_classes_have_long_names(
     ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:

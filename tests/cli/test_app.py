@@ -456,8 +456,9 @@ def test_help_answers_at_once(tmp_path: Path) -> None:
     assert not [name for name in ("torch", "numpy", "matplotlib", "sklearn", "pyarrow") if f"'{name}'" in imported]
 
 
-def test_a_reader_that_has_gone_is_no_failure(tmp_path: Path) -> None:
-    process = start(tmp_path, "methods", "--json")
+@pytest.mark.parametrize("words", others_slow([["--help"], ["methods", "--json"]], quick=[["--help"]]))
+def test_a_reader_that_has_gone_is_no_failure(words: list[str], tmp_path: Path) -> None:
+    process = start(tmp_path, *words)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.close()

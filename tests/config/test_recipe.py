@@ -15,6 +15,7 @@ from polyfed.errors import ConfigError
 from polyfed.experiments.sweep import parse
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.report.paper_results import entries
+from tests.helpers.quick import others_slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "recipes").rglob("*.toml"))
@@ -412,9 +413,12 @@ def test_paper_tables_names_a_table_that_there_is(path: Path) -> None:
 # the papers' recipes
 
 PAPERS = [file for file in SHIPPED if file.parent.name in ("fedgh", "fedhenn", "fedin")]
+ONE_OF_EACH = {file.parent.name: file for file in PAPERS}.values()
 
 
-@pytest.mark.parametrize("file", PAPERS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+@pytest.mark.parametrize(
+    "file", others_slow(PAPERS, quick=ONE_OF_EACH), ids=lambda file: f"{file.parent.name}/{file.stem}"
+)
 def test_the_papers_recipes_have_a_small_preset_and_are_valid_with_every_preset(file: Path) -> None:
     presets = tomllib.loads(file.read_text())["presets"]
     assert presets["small"]["note"].startswith("scaled down: ")

@@ -21,6 +21,7 @@ from polyfed.data.parquet_files import open_parquet
 from polyfed.data.text import TextConfig, load_word_vectors
 from polyfed.data.text_files import read_lines
 from polyfed.errors import ConfigError
+from tests.helpers.quick import others_slow
 
 ZEROS = b"\0" * 2**20
 
@@ -99,7 +100,7 @@ def pixels(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("image_size", [None, 8])
+@pytest.mark.parametrize("image_size", others_slow([None, 8], quick=[8]))
 def test_an_image_of_too_many_pixels(pixels: Path, image_size: int | None) -> None:
     """Without so much as Pillow's warning, which would be another line."""
     with pytest.raises(ConfigError, match=r"expected an image, got .*\(90000000 pixels\) exceeds limit"):

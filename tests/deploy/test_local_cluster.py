@@ -213,7 +213,7 @@ def slow(*values: object) -> object:
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        (
+        slow(
             "superlink",
             RunError,
             r"superlink has ended, with status 1: no such certificate \(all of it in .*superlink.log",

@@ -79,7 +79,11 @@ def same(recipe: Recipe, run: Run, folder: Path) -> None:
         ("fedavg", ONE),
         ("fedgh", {}),
         ("fedhenn", RAD),
-        ("fedhenn", {**RAD, "hyperparameters": {"alignment_data": {"size": 10}, "kernel": {"control": "own"}}}),
+        pytest.param(
+            "fedhenn",
+            {**RAD, "hyperparameters": {"alignment_data": {"size": 10}, "kernel": {"control": "own"}}},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "fedhenn",
             {**RAD, "hyperparameters": {"alignment_data": {"size": 10}, "kernel": {"control": "permuted"}}},
@@ -106,7 +110,7 @@ def test_nodes_give_the_same_numbers(tmp_path: Path, method: str, options: Mappi
 @pytest.mark.parametrize(
     ("method", "hyperparameters"),
     [
-        ("fedrep", {"head_epochs": 1, "final_head_epochs": 1}),
+        pytest.param("fedrep", {"head_epochs": 1, "final_head_epochs": 1}, marks=pytest.mark.slow),
         ("fedhenn", {"alignment_data": {"size": 10}, "setting": "homogeneous", "final_average": True}),
     ],
 )

@@ -25,6 +25,7 @@ from polyfed.methods import FedAvg, FedIN, FedProto, FedProx, FedSelect, Local
 from polyfed.models import build
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.quick import others_slow
 
 TWO = Training(rounds=2, batch_size=8, lr=0.1)
 NOISY: dict[str, Any] = {"max_grad_norm": 1.0, "noise_multiplier": 1.0}
@@ -217,7 +218,7 @@ class TestTraining:
         assert float(noise.std()) == pytest.approx(1.0, rel=0.1)
         assert float(noise.mean()) == pytest.approx(0.0, abs=4 / len(noise) ** 0.5)
 
-    @pytest.mark.parametrize("executor", ["processes", "vectorized"])
+    @pytest.mark.parametrize("executor", others_slow(["processes", "vectorized"], quick=["processes"]))
     def test_all_executors_agree(self, executor: str) -> None:
         serial, other = ran(**NOISY), ran(**NOISY, executor=executor)
         assert difference(all_state(serial), all_state(other)) is None

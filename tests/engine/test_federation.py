@@ -30,6 +30,7 @@ from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import SHORT, all_state, difference, draw, received, records, state, tiny_model, weights
 from polyfed.testing.spy import Spy
+from tests.helpers.quick import others_slow
 
 
 class Watcher:
@@ -428,7 +429,7 @@ def start_and_stop(method: Method, out: Path, number: int) -> None:
         federation.run()
 
 
-@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("number", others_slow([1, 2, 5], quick=[2]))
 @pytest.mark.parametrize(
     "method",
     [FedGH(header_lr=0.1), pytest.param(FedAvg(), marks=pytest.mark.slow)],

@@ -60,7 +60,9 @@ def of_others(federation: Federation) -> dict[str, Tensor]:
 # nobody notices -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [Local(), FedAvg(), FedProto()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", others_slow([Local(), FedAvg(), FedProto()], quick=[FedProto()]), ids=lambda method: method.name
+)
 def test_the_others_train_as_if_there_were_no_such_client(method: Method) -> None:
     world = usual(method)
     without = dataclasses.replace(world, clients=world.clients[:LAST])
@@ -107,6 +109,7 @@ def test_held_out_clients_upload_nothing_and_release_nothing() -> None:
     assert held.clients[LAST].state == {}
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_target_is_for_those_who_train() -> None:
     privacy = Privacy(max_grad_norm=1.0, target_epsilon=5.0)
     training = THREE.model_copy(update={"rounds": 2})
@@ -171,7 +174,9 @@ def test_every_method_has_something_for_a_newcomer(name: str) -> None:
 # executors and resuming -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedProto()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", others_slow([FedAvg(), FedProto()], quick=[FedAvg()]), ids=lambda method: method.name
+)
 def test_workers_give_the_serial_result(method: Method) -> None:
     evaluation = HELD.model_copy(update={"metrics": ["calibration_error", "auc"], "missing_classes": True})
     serial = run(method, evaluation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from polyfed.data.transforms import augment
 from polyfed.engine.federation import Federation
 from polyfed.engine.local_training import poisson_batches, shuffled_batches, train
 from polyfed.errors import RunError
+from polyfed.functional.secure_noise import KeyedUniforms
 from polyfed.methods import Local
 from polyfed.testing.fixtures import SHORT, difference, draw, tiny_model
 from polyfed.testing.spy import Spy
@@ -308,6 +309,29 @@ def test_batches_by_chance_of_some_rows() -> None:
     often = torch.cat(found).bincount(minlength=21) / len(found)
     assert often[chosen].numpy() == pytest.approx(2 / 5, abs=0.05)
     assert int((often > 0).sum()) == 5
+
+
+def test_chances_are_drawn_in_double_precision() -> None:
+    """As privacy is accounted for with a rate of B / M, and not with a multiple of 2^-24."""
+    client = at_work(linear(), batch_size=2)
+    found = poisson_batches(client, Phase(4), 21, None, torch.Generator().manual_seed(0))
+    draws = torch.Generator().manual_seed(0)
+    for rows in found:
+        numbers = torch.rand(21, generator=draws, dtype=torch.float64)
+        assert rows.tolist() == [row for row, number in enumerate(numbers.tolist()) if number < 2 / 21]
+
+
+class Edge(KeyedUniforms):
+    """Numbers that are the rate itself."""
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        return torch.full(tuple(shape), 2 / 21, dtype=torch.float64)
+
+
+def test_a_number_that_is_the_rate_leaves_the_row_out() -> None:
+    """Of numbers from 0 on and below 1, the share B / M lies below B / M."""
+    client = at_work(linear(), batch_size=2)
+    assert all(len(rows) == 0 for rows in poisson_batches(client, Phase(1), 21, None, Edge(bytes(32))))
 
 
 @pytest.mark.parametrize("draw_batches", [shuffled_batches, poisson_batches])

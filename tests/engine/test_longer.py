@@ -118,7 +118,7 @@ CASES: dict[str, Mapping[str, Any]] = {
 }
 
 
-SOME = ("a closing round", "scored in every second round", "late uploads, drops, joiners")
+SOME = ("a closing round", "late uploads, drops, joiners")
 
 
 @pytest.mark.parametrize("case", others_slow(CASES, quick=SOME))
@@ -136,6 +136,7 @@ def test_it_ends_as_if_it_had_been_planned(case: str, tmp_path: Path) -> None:
     assert again.result == longer.result, "finished: it is only read"
 
 
+@pytest.mark.slow
 def test_in_worker_processes_too(tmp_path: Path, finished: Finished) -> None:
     pool = {"run": {"executor": "processes", "workers": 2}}
     pf.run(recipe(3, **CLOSING, **pool), out=tmp_path / "longer")
@@ -223,6 +224,7 @@ def test_what_was_made_of_the_shorter_run_goes_when_the_new_result_is_there(tmp_
     assert left == ["mine.txt", "mine.txt"], "files of somebody else stay"
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_comparison_goes_on_with_its_members(tmp_path: Path) -> None:
     for rounds in (2, 3):
         done = pf.compare(recipe(rounds), ["fedgh"], out=tmp_path / "all")

@@ -208,6 +208,7 @@ def test_data_are_told_by_their_size() -> None:
     assert repr(told) == "Predictions(2 inputs, 2 classes, accuracy 0.5000)"
 
 
+@pytest.mark.slow
 def test_neither_matplotlib_nor_pandas_is_needed() -> None:
     code = """
 import sys

@@ -30,6 +30,7 @@ from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, draw, plain_model, records
 from polyfed.testing.spy import Spy
+from tests.helpers.quick import others_slow
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.toml"
 
@@ -271,7 +272,7 @@ class CtrlC:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [3, 4, 5])
+@pytest.mark.parametrize("after", others_slow([3, 4, 5], quick=[4]))
 def test_resuming_counts_on(tmp_path: Path, after: int) -> None:
     whole = scripted(patience=2)
     expected = whole.run().result

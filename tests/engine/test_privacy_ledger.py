@@ -23,6 +23,7 @@ from polyfed.methods import FD, FedAvg, FedIN, FedRep, Local
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.quick import others_slow
 
 FOUR = Training(rounds=4, batch_size=64, lr=0.1)
 NOISY = {"upload_clip_norm": 1.0, "upload_noise_multiplier": 2.0}
@@ -190,7 +191,7 @@ def test_without_uploads_a_budget_is_never_spent() -> None:
 # targets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedIN(num_pairs=2), FedRep()])
+@pytest.mark.parametrize("method", others_slow([FedAvg(), FedIN(num_pairs=2), FedRep()], quick=[FedAvg()]))
 def test_noise_for_a_target_spends_it_in_all_rounds(method: Any) -> None:
     made = ran(method, upload_clip_norm=1.0, target_epsilon=3.0)
     assert made.history[-1]["epsilon"]["client"] == pytest.approx(3.0, rel=1e-9)

@@ -139,6 +139,7 @@ def test_a_run_and_reading_it_again(place: Path, capsys: pytest.CaptureFixture[s
     assert cli.status(["run", "wild.toml", "--out", "a", "--overwrite", "--set", "training.lr=0.05", "--quiet"]) == 0
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["compare", "wild.toml", "--methods", "fedavg", "--out", "b", "--quiet"]
     for _ in ("run", "done already"):
@@ -156,6 +157,7 @@ def test_a_comparison(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "nothing was learnt" in (place / "b" / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_a_sweep(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfed.experiments.sweep.draw", lambda *_: [])
     assert cli.status(["sweep", "wild.toml", "--set", "training.lr=1e18,0.05", "--out", "c", "--quiet"]) == 0

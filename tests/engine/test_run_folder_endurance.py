@@ -33,6 +33,7 @@ from polyfed.results.read import parse_json, parse_toml, seal, unseal
 from polyfed.results.schema import RoundRecord
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.quick import others_slow
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUR = Training(rounds=4, batch_size=8, lr=0.1, client_fraction=0.67)
@@ -139,7 +140,7 @@ def test_with_all_checkpoints_damaged_nothing_is_touched(unfinished: Path, tmp_p
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("line", [4, 2])
+@pytest.mark.parametrize("line", others_slow([4, 2], quick=[2]))
 def test_a_damaged_record_is_seen_and_an_earlier_checkpoint_may_do(
     line: int, unfinished: Path, tmp_path: Path, straight: Federation
 ) -> None:

@@ -167,6 +167,7 @@ def test_pooled_steps_are_those_of_a_client() -> None:
     assert [record["samples"] for record in done.history] == [160, 160]
 
 
+@pytest.mark.slow
 def test_pooled_does_as_well_in_processes_and_resumed(tmp_path: Path) -> None:
     asked = pooled(recipe(training={"rounds": 2, "batch_size": 10}), "pooled-steps")
     serial = weights(run(asked))

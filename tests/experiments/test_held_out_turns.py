@@ -81,6 +81,7 @@ class Stopper(Console):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_run_again(compared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("polyfed.experiments.compare.Console", Stopper)
     monkeypatch.setattr(Stopper, "left", 3)
@@ -98,6 +99,7 @@ def test_what_is_done_is_not_run_again(compared: Path, tmp_path: Path, monkeypat
         assert mine["held_out"] == theirs["held_out"]
 
 
+@pytest.mark.usefixtures("unrendered")
 def test_the_command_line_does_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import tomli_w
 

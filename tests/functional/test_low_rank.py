@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polyfed.functional.low_rank import GROUPS, decode, encode, numel, truncated_svd
+from tests.helpers.quick import others_slow
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -78,7 +79,7 @@ NETWORK = {
 }
 
 
-@pytest.mark.parametrize("energy", [0.5, 0.95, 0.98, 1.0])
+@pytest.mark.parametrize("energy", others_slow([0.5, 0.95, 0.98, 1.0], quick=[0.95]))
 def test_never_more_than_the_weights_and_never_nothing(energy: float) -> None:
     """Fresh layers need almost every singular value: then they stay as they are instead of growing or vanishing."""
     tensors = {name: gaussian(*shape) for name, shape in NETWORK.items()}

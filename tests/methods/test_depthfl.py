@@ -16,6 +16,7 @@ from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL, FedAvg
 from polyfed.methods.building_blocks.client_shares import client_share
 from polyfed.models import build
+from tests.helpers.quick import others_slow
 from tests.helpers.slices import order_of
 from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, numpy_mean, rounds, same, samples
 
@@ -146,7 +147,7 @@ def test_untouched_sub_models_come_back_as_they_went():
     assert same(history[0].before["model"], history[1].after["model"])
 
 
-@pytest.mark.parametrize("kind", ["shallow", "bn", "dropout"])
+@pytest.mark.parametrize("kind", others_slow(["shallow", "bn", "dropout"], quick=["bn"]))
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_one_depth_is_fedavg(kind, weighting):
     members = clients([kind] * 3, [8, 12, 16])

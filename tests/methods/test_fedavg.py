@@ -250,6 +250,7 @@ def test_one_client_is_local_training_from_the_shared_start():
     assert same(local[-1].weights[0], fedavg[-1].weights[0])
 
 
+@pytest.mark.slow
 def test_learns_what_no_client_has_alone():
     members = [Client("shallow", samples(60, i, (i, (i + 1) % CLASSES)), samples(120, 50 + i)) for i in range(3)]
     run = {m.name: federation(m, members, rounds=15, lr=0.2)[0].run().result["accuracy"] for m in (FedAvg(), Local())}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.methods import FedAvg, Local
 from polyfed.methods.feddpa import FedDPA
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import INPUTS, NETS, batch, clients, federation, model_with, rounds, same, samples
 
 
@@ -82,7 +83,7 @@ def test_two_clients_by_hand(clip: bool) -> None:
     assert signs >= {-1.0, 1.0}
 
 
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize("weighting", others_slow(["samples", "uniform"], quick=["samples"]))
 @pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
 def test_with_nothing_personal_and_no_pull_it_is_fedavg(weighting: Any, architectures: list[str]) -> None:
     methods = (FedDPA(threshold=1.0, lambda2=0.0, weighting=weighting), FedAvg(weighting=weighting))

@@ -411,6 +411,7 @@ def test_unequal_feature_widths_are_refused_before_round_1():
         federation(FedGH(), clients(["shallow", "deep", "broad"]))
 
 
+@pytest.mark.slow
 def test_helps_where_classes_are_rare():
     """Each client has two of three classes and is tested on all: Local can know two at most, the header knows three."""
     members = [Client(a, samples(60, i, (i, (i + 1) % 3)), samples(150, 70 + i)) for i, a in enumerate(MIXED)]

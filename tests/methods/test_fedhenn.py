@@ -24,6 +24,7 @@ from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit
 from tests.helpers.nested import nested
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     CLASSES,
     INPUTS,
@@ -225,7 +226,7 @@ def hand_gradient(model, data, x, k_bar, weight):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("rows", [20, 7])
+@pytest.mark.parametrize("rows", others_slow([20, 7], quick=[7]))
 @pytest.mark.parametrize("norm", ["none", "fro"])
 def test_gradient_of_a_step(every, rows, norm):
     """Q eta on every q-th step, nothing between; K_bar of everybody's latest weights, cut to the rows of the step."""
@@ -307,7 +308,7 @@ def known_to_the_server(members, history, upto, seed=0):
 
 
 @pytest.mark.parametrize("norm", ["none", "fro"])
-@pytest.mark.parametrize("pool", ["all", "selected", "seen"])
+@pytest.mark.parametrize("pool", others_slow(["all", "selected", "seen"], quick=["selected"]))
 def test_kernel_alignment_of_each_pool(pool, norm):
     members = clients([*MIXED, "deep"])
     method = hetero(pool=pool, norm=norm)
@@ -435,6 +436,7 @@ class Pooled(nn.Module):
         return F.adaptive_avg_pool2d(x, 8).flatten(1)
 
 
+@pytest.mark.slow
 def test_bytes_of_the_papers_sizes(monkeypatch):
     """L = 5000 CIFAR images as bytes: 15 360 000 B; a factor of rank 64: 1 280 000 B; 307 842 weights. And the page."""
     g = torch.Generator().manual_seed(0)
@@ -526,6 +528,7 @@ def test_homogeneous_model_stays_when_nobody_answers():
     assert moved(history[2].after["model deep"], history[2].before["model deep"]) > 1e-4
 
 
+@pytest.mark.slow
 def test_alignment_brings_kernels_together():
     """With weight the networks end with more alike kernels than alone: mean CKA over pairs of clients."""
     held = public(60)
@@ -545,6 +548,7 @@ def test_alignment_brings_kernels_together():
     assert values[-1] < values[0]
 
 
+@pytest.mark.slow
 def test_learns():
     members = clients(MIXED, sizes=60, test=90)
     fed, _ = federation(hetero(eta0=0.05), members, held=public(), rounds=6, local_epochs=2, lr=0.2)

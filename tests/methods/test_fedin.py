@@ -24,6 +24,7 @@ from polyfed.functional.modes import eval_mode
 from polyfed.methods import FedAvg, FedIN
 from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     CLASSES,
     NETS,
@@ -112,6 +113,7 @@ def test_the_other_resnets_bytes_follow_from_their_floats():
         assert 4 * (floats + 73_728) == expected
 
 
+@pytest.mark.slow
 def test_batchnorm_statistics_of_resnet10_move_only_with_the_local_pass(resnets):
     """One local batch per round: the counter says 1, although IN and upload passes ran too; and it is not sent."""
     counters = [n for n in resnets[1].trained[0] if n.endswith("num_batches_tracked")]
@@ -482,7 +484,7 @@ def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
             np.testing.assert_allclose(value.numpy(), numpy_mean(ends, [1] * 3, name), atol=2e-6)
 
 
-@pytest.mark.parametrize("architecture", ["deep", "bn", "dropout"])
+@pytest.mark.parametrize("architecture", others_slow(["deep", "bn", "dropout"], quick=["dropout"]))
 @pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
 def test_homogeneous_without_pairs_and_mu_is_fedavg_bit_for_bit(architecture, aggregation):
     members = clients([architecture] * 4)
@@ -636,7 +638,7 @@ def test_features_are_all_that_crosses_between_architectures_in_same_shape():
         assert same(a, b) != train_in
 
 
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("weighting", others_slow(["uniform", "samples"], quick=["samples"]))
 def test_with_one_architecture_both_aggregations_are_one(weighting):
     """Homogeneous models (table 5a): eq. 19 is eq. 20 or 21."""
     members = clients(["deep-bn"] * 4, [8, 12, 16, 9])
@@ -656,7 +658,7 @@ STATISTICS = ("running_mean", "running_var")
 NORMED = ["bn", "deep-bn"] * 2
 
 
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize("aggregation", others_slow(["layer-wise", "same-shape"], quick=["layer-wise"]))
 def test_statistics_are_averaged_like_weights(aggregation):
     history = rounds(FedIN(aggregation=aggregation, weighting="uniform"), clients(NORMED), rounds=3)
     for round in history:

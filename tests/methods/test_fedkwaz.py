@@ -20,6 +20,7 @@ from polyfed.errors import ConfigError
 from polyfed.methods import FedKWAZ, Local, LocalMutual
 from tests.helpers import toys
 from tests.helpers.image_clients import CLASSES, SOME, image_rounds, members, pair, part
+from tests.helpers.quick import others_slow
 from tests.helpers.table3 import second_round
 from tests.helpers.toys import federation, moved, same
 from tests.testing.test_conformance import MUTUAL, taught_by_means
@@ -143,7 +144,7 @@ def test_phases() -> None:
         assert [(phase.name, phase.epochs) for phase in method.phases(training)] == expected
 
 
-@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
+@pytest.mark.parametrize(("classes", "present"), others_slow([(10, 2), (100, 10)], quick=[(10, 2)]))
 def test_bytes(classes: int, present: int) -> None:
     count = classes // present if classes == 10 else 2
     round = second_round(FedKWAZ(), classes, present, count)
@@ -189,6 +190,7 @@ class Hard(FedKWAZ):
         return super().loss(model, batch, {name: value for name, value in context.items() if name != "known"})
 
 
+@pytest.mark.slow
 def test_a_mutant_is_caught_by_the_oracle() -> None:
     assert "oracle" in testing.violations(Hard(**MUTUAL), ["oracle"], reference_loss=taught_by_means)
 

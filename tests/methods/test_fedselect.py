@@ -15,6 +15,7 @@ from polyfed.core.message import flatten, nbytes
 from polyfed.methods import FedAvg, Local
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import NETS, clients, federation, rounds, same
 
 
@@ -88,7 +89,7 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
 
 
 @pytest.mark.parametrize("off", [{"personal_rate": 0.0}, {"max_personal_fraction": 0.0}, {"grow_interval": 9}])
-@pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
+@pytest.mark.parametrize("architectures", others_slow([["bn"] * 3, ["shallow", "deep", "deep"]], quick=[["bn"] * 3]))
 def test_without_masks_it_is_uniform_fedavg(off: dict[str, Any], architectures: list[str]) -> None:
     runs = [
         rounds(method, clients(architectures, [6, 9, 14]), rounds=5, client_fraction=0.7, momentum=0.5, local_epochs=2)

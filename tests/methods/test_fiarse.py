@@ -12,6 +12,7 @@ from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.functional.masks import unpack_bits
 from polyfed.methods import FIARSE, FedAvg
+from tests.helpers.quick import others_slow
 from tests.helpers.slices import order_of
 from tests.helpers.toys import clients, federation, model_with, moved, numpy_mean, rounds, same
 from tests.helpers.toys import net as toy
@@ -106,7 +107,7 @@ def test_two_rounds_by_hand(kind, weighting, threshold):
     assert fell, "some weight should fall below its threshold in training"
 
 
-@pytest.mark.parametrize("kind", ["shallow", "bn", "dropout"])
+@pytest.mark.parametrize("kind", others_slow(["shallow", "bn", "dropout"], quick=["bn"]))
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("threshold", ["global", "layer"])
 def test_with_all_of_the_network_everywhere_it_is_fedavg(kind, weighting, threshold):

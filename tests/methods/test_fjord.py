@@ -152,6 +152,7 @@ def test_with_one_width_it_is_fedavg_also_with_batchnorm():
     assert set(ours[-1].after) == {"model", "statistics 1"}  # its statistics are taken afterwards
 
 
+@pytest.mark.slow
 def test_every_client_is_scored_at_its_own_width_and_learns():
     members = clients(["shallow"] * 5, 40, test=60)
     fed, watch = watched(FjORD(), members, rounds=15, lr=0.2)

@@ -11,6 +11,7 @@ from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, InclusiveFL
 from polyfed.testing.fixtures import draw, tiny_model
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import federation, numpy_mean, rounds, same
 
 NETS = {f"blocks{n}": lambda n=n: tiny_model(n, 4, 6) for n in range(5)}
@@ -81,7 +82,10 @@ class Reference:
                     self.w[a][name] = sum(w[b] * (old[b][name] + u[b][name]) for b in sharing) / total
 
 
-@pytest.mark.parametrize(("beta", "local_last"), [(0.2, True), (1.0, True), (0.4, False), (0.0, True)])
+@pytest.mark.parametrize(
+    ("beta", "local_last"),
+    others_slow([(0.2, True), (1.0, True), (0.4, False), (0.0, True)], quick=[(0.2, True), (0.4, False)]),
+)
 def test_rounds_by_hand(beta, local_last):
     method = InclusiveFL(beta=beta, local_last_block=local_last)
     lose = lambda r, i: (r, i) in {(1, 2), (2, 1), (2, 4)}  # noqa: E731  (an architecture without anybody)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
 from polyfed.methods import Local
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import CLASSES, NETS, clients, federation, moved, rounds, same
 
 
@@ -60,7 +61,7 @@ def pairs_of_weights(architecture, kind, fused):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("architecture", ["shallow", "deep", "bn"])
+@pytest.mark.parametrize("architecture", others_slow(["shallow", "deep", "bn"], quick=["bn"]))
 def test_equals_a_plain_loop_bit_for_bit(architecture, kind):
     """With PyTorch's fused steps, which the engine takes."""
     for ours, theirs in pairs_of_weights(architecture, kind, fused=True):
@@ -132,6 +133,7 @@ def test_the_users_own_network_starts_where_it_stands_and_is_not_touched():
     assert same(watch.rounds[0].weights[0], mine.state_dict())
 
 
+@pytest.mark.slow
 def test_learns():
     fed, _ = federation(Local(), clients(["shallow", "deep"], sizes=60, test=90), rounds=8, local_epochs=3, lr=0.2)
     assert fed.run().result["accuracy"] > 1 / CLASSES + 0.2

@@ -19,6 +19,7 @@ from polyfed.methods.building_blocks.mutual_learning import CANDIDATES
 from polyfed.testing.fixtures import draw
 from tests.helpers import toys
 from tests.helpers.image_clients import CLASSES, NETS, SOME, image_rounds, kl, members, pair, part
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import federation, moved, same, worker
 from tests.testing.test_conformance import MUTUAL, taught_by_each_other
 
@@ -189,7 +190,7 @@ class Lukewarm(LocalMutual):
         return super().divergence(scores, teacher, w) / self.temperature**2
 
 
-@pytest.mark.parametrize("mutant", [Unmixed, OneMixture, Lukewarm])
+@pytest.mark.parametrize("mutant", others_slow([Unmixed, OneMixture, Lukewarm], quick=[Lukewarm]))
 def test_mutants_are_caught(mutant: type[LocalMutual]) -> None:
     assert "oracle" in testing.violations(mutant(**MUTUAL), ["oracle"], reference_loss=taught_by_each_other)
 

@@ -22,6 +22,7 @@ from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import eval_mode, frozen_running_stats
 from polyfed.methods import SCAFFOLD, FedAvg
 from polyfed.plugins.settings import Availability
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
     NETS,
     Client,
@@ -229,7 +230,7 @@ def losing(lost, method, members, builders=NETS, classes=3, **training):
     return watch.rounds
 
 
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize("aggregation", others_slow(["layer-wise", "same-shape"], quick=["layer-wise"]))
 def test_c_stays_the_mean_when_uploads_are_lost(aggregation):
     """A client whose upload was lost starts from the c_k that is part of c, not from what the lost round made of it."""
     method = SCAFFOLD(aggregation=aggregation)
@@ -322,7 +323,7 @@ class Averaged(FedAvg):
     loss = Bowls.loss
 
 
-@pytest.mark.parametrize("control", ["mean", "I", "II"])
+@pytest.mark.parametrize("control", others_slow(["mean", "I", "II"], quick=["II"]))
 def test_ten_local_steps_reach_the_common_optimum(control):
     """Where averaging alone ends elsewhere, however long it goes on."""
     members = [Client("two", (torch.tensor([[a]]), torch.tensor([y]))) for a, y in ((1.0, 0), (4.0, 1))]

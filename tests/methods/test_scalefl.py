@@ -412,6 +412,7 @@ def preactivated(width, blocks, exits):
     return total
 
 
+@pytest.mark.slow
 def test_the_default_levels_have_fedins_mean_size_with_its_resnet152():
     with torch.device("meta"):  # no memory
         exits = add_early_exits(build("resnet152-preact-1000", (3, 32, 32), 10), [0.4, 0.55, 0.7, 0.85, 1])

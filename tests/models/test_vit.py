@@ -350,6 +350,7 @@ def test_methods_for_nested_networks_take_them(method: Method) -> None:
         assert all(not torch.equal(client.weights[name], tensor) for name, tensor in start.items())
 
 
+@pytest.mark.slow
 def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
     method, names = FedHeNN(alignment_data=ROWS), ["cnn", "vit"]
     assert difference(all_state(federation(method, names)), all_state(federation(method, names, "processes"))) is None

@@ -16,6 +16,7 @@ from polyfed.errors import ConfigError
 from polyfed.models import SequentialSplit, SplitModel, build, cut_shapes, describe
 from polyfed.models.zoo import without_memory
 from polyfed.registry import MODELS
+from tests.helpers.quick import others_slow
 
 RGB32, DIGIT = (3, 32, 32), (1, 8, 8)
 RESNETS = [f"resnet{depth}" for depth in (10, 14, 18, 22, 26)]
@@ -130,7 +131,7 @@ def test_digits_networks_differ_but_share_their_cuts() -> None:
     assert len({tuple(t.shape for t in m.intermediate.state_dict().values()) for m in models}) == 5
 
 
-@pytest.mark.parametrize("name", ["digits-cnn1", "resnet10-cifar", "vit-s8-half"])
+@pytest.mark.parametrize("name", others_slow(["digits-cnn1", "resnet10-cifar", "vit-s8-half"], quick=["vit-s8-half"]))
 def test_without_memory_there_are_shapes_and_no_values(name: str) -> None:
     shape = (1, 8, 8) if name == "digits-cnn1" else (3, 32, 32) if name == "resnet10-cifar" else (3, 224, 224)
     with without_memory():

@@ -27,6 +27,7 @@ from polyfed.plugins.settings import Availability
 from polyfed.plugins.upload_buffer import draw_starters, fill_buffer, staleness_weight
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.quick import others_slow
 
 ALIKE = Devices(profiles=["laptop"])
 UNLIKE = Devices(profiles=["laptop", "raspberry-pi", "phone-low"])
@@ -107,7 +108,10 @@ def test_fresh_uploads_count_whole() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [Local(), FedAvg(), FedGH(), FedProto(), FD(), FedSA(), FedSAF(), LGFedAvg(), FedRep(final_head_epochs=1)],
+    others_slow(
+        [Local(), FedAvg(), FedGH(), FedProto(), FD(), FedSA(), FedSAF(), LGFedAvg(), FedRep(final_head_epochs=1)],
+        quick=[FedAvg(), FedProto()],
+    ),
     ids=lambda method: method.name,
 )
 def test_equal_devices_and_a_buffer_for_all_are_synchronous_rounds(method: Method) -> None:
@@ -130,12 +134,17 @@ def test_a_buffer_for_all_waits_for_the_slowest() -> None:
 
 def test_methods_that_count_all_ages_alike_take_constant_weights() -> None:
     method = FedHeNN(alignment_data=AlignmentData(size=8), eta0=0.1)
-    whole, other = ran(method, ALIKE), ran(method, buffered(ALIKE, CLIENTS, staleness="constant"))
+    constant = buffered(ALIKE, CLIENTS, staleness="constant")
+    whole, other = ran(method, ALIKE, rounds=2), ran(method, constant, rounds=2)
     assert difference(all_state(whole), all_state(other)) is None
-    ran(FedTGP(), buffered(UNLIKE, 2, staleness="constant"))
+    ran(FedTGP(), buffered(UNLIKE, 2, staleness="constant"), rounds=2)
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedGH(), FedProto(weighting="uniform"), FD()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method",
+    others_slow([FedAvg(), FedGH(), FedProto(weighting="uniform"), FD()], quick=[FedAvg()]),
+    ids=lambda method: method.name,
+)
 def test_size_and_staleness_change_the_server(method: Method) -> None:
     uneven = UNLIKE.model_copy(update={"time_jitter": 1.0})
     runs = [ran(method, buffered(uneven, 3), rounds=6), ran(method, buffered(uneven, 4), rounds=6)]
@@ -250,7 +259,9 @@ class Stopper:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedProto(), Local()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", others_slow([FedAvg(), FedProto(), Local()], quick=[FedAvg()]), ids=lambda method: method.name
+)
 @pytest.mark.parametrize("where", [{"after": 2}, {"within": 3}], ids=["between", "within"])
 def test_an_interrupted_run_goes_on_bit_for_bit(method: Method, where: dict[str, int], tmp_path: Path) -> None:
     devices = buffered(UNLIKE, 2, time_jitter=0.3, server_flops=1e7)

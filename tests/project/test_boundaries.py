@@ -9,12 +9,14 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from polyfed.registry import METHODS
+from tests.helpers.syntax import nodes
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
 MAX_FACE_LINES = 40
@@ -110,9 +112,15 @@ def modules(source: Path) -> dict[str, Path]:
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    """A file's syntax tree."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+def importing(path: Path) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """The nodes of a file that import something."""
+    kinds = (node for node in nodes(path) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call))
+    return tuple(node for node in kinds if not isinstance(node, ast.Call) or called(node) == "import_module")
+
+
+def called(call: ast.Call) -> str:
+    """The name of what is called, without what it is a name of."""
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
 def imports(name: str, known: dict[str, Path]) -> list[Import]:
@@ -120,7 +128,7 @@ def imports(name: str, known: dict[str, Path]) -> list[Import]:
     path = known[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = []
-    for node in ast.walk(parsed(path)):
+    for node in importing(path):
         targets: list[str] = []
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
@@ -131,10 +139,8 @@ def imports(name: str, known: dict[str, Path]) -> list[Import]:
                 base = ".".join([*above, base] if base else above)
             full = [f"{base}.{alias.name}" for alias in node.names]
             targets = [target if target in known else base for target in full]
-        elif isinstance(node, ast.Call) and "import_module" in {
-            getattr(node.func, word, "") for word in ("id", "attr")
-        }:
-            targets = [arg.value for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+        else:
+            targets = [str(arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
         if targets:
             found += [Import(name, target, node.lineno) for target in dict.fromkeys(targets)]
     return found
@@ -199,11 +205,6 @@ KNOWN = modules(SOURCE)
 METHOD_FILES = [path for path in sorted((SOURCE / "methods").glob("*.py")) if path.name != "__init__.py"]
 
 
-def tree(name: str) -> ast.Module:
-    """The parsed module."""
-    return parsed(KNOWN[name])
-
-
 def test_there_are_files_to_check() -> None:
     assert {"polyfed.errors", "polyfed.registry"} <= set(KNOWN)
     assert METHOD_FILES, "no method in src/polyfed/methods"
@@ -226,9 +227,10 @@ def test_the_engine_names_no_method() -> None:
     # "local" is also an ordinary word (local training), so that one name proves nothing
     names = {name.lower() for name in METHODS} - {"local"}
     for name in (name for name in KNOWN if room(name) == "engine"):
-        for node in ast.walk(tree(name)):
+        for node in nodes(KNOWN[name]):
             for said in (getattr(node, field, None) for field in ("value", "id", "attr")):
-                assert not (isinstance(said, str) and said.lower() in names), f"{name}:{node.lineno} names {said}"
+                line = getattr(node, "lineno", 0)
+                assert not (isinstance(said, str) and said.lower() in names), f"{name}:{line} names {said}"
 
 
 def test_the_face_is_short() -> None:
@@ -238,8 +240,7 @@ def test_the_face_is_short() -> None:
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
 def test_a_method_leaves_the_loop_to_the_engine(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(path):
         if isinstance(node, ast.For | ast.comprehension):
             words = re.findall(r"\w+", f"{ast.unparse(node.target)} {ast.unparse(node.iter)}")
             loops = [word for word in words if re.fullmatch(r"(mini)?batch(es)?|\w*loader", word)]
@@ -261,10 +262,10 @@ def test_torch_is_not_loaded_before_it_is_needed(statement: str) -> None:
 _UNSAFE = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 
 
-def dangers(code: ast.AST) -> list[str]:
+def dangers(code: Iterable[ast.AST]) -> list[str]:
     """What could run code out of a file or a string: unpickling, evaluation, a shell."""
     found = []
-    for node in ast.walk(code):
+    for node in code:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
             found += [name for name in names if name.partition(".")[0] in _UNSAFE]
@@ -292,21 +293,21 @@ def dangers(code: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_nothing_unpickles_or_evaluates(name: str) -> None:
-    assert dangers(tree(name)) == []
+    assert dangers(nodes(KNOWN[name])) == []
 
 
 def callers(what: str) -> set[str]:
     """The modules that call a function of this name."""
-    calls = ((name, node) for name in KNOWN for node in ast.walk(tree(name)) if isinstance(node, ast.Call))
-    return {name for name, call in calls if ast.unparse(call.func).rpartition(".")[2] == what}
+    calls = ((name, node) for name in KNOWN for node in nodes(KNOWN[name]) if isinstance(node, ast.Call))
+    return {name for name, call in calls if called(call) == what}
 
 
 def test_code_that_a_text_names_is_imported_in_one_place() -> None:
     """In `registry.import_object`; readers of run folders ask `registry.check_trusted` before they come there."""
-    importing = callers("import_module")
+    importers = callers("import_module")
     fixed = {"polyfed", "polyfed.models.third_party"}  # the face's own modules; timm, torchvision and transformers
     constant = {"polyfed.data.flwr_partitioners", "polyfed.engine.history", "polyfed.attacks.lpips"}
-    assert importing - fixed - constant == {"polyfed.registry"}
+    assert importers - fixed - constant == {"polyfed.registry"}
     assert callers("import_object") == {
         *(
             "polyfed.config.own_plugins",
@@ -404,5 +405,5 @@ def test_a_circle_is_seen(tmp_path: Path) -> None:
     ],
 )
 def test_a_danger_is_seen(code: str) -> None:
-    assert len(dangers(ast.parse(code))) >= 1
-    assert dangers(ast.parse("model.eval(); re.compile(x); np.load(f, allow_pickle=False)")) == []
+    assert len(dangers(ast.walk(ast.parse(code)))) >= 1
+    assert dangers(ast.walk(ast.parse("model.eval(); re.compile(x); np.load(f, allow_pickle=False)"))) == []

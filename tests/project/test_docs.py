@@ -108,6 +108,7 @@ def example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
+@pytest.mark.slow
 def test_the_example_of_kernel_messages_runs(finished_run: Path, example: Callable[..., str]) -> None:
     words = [str(finished_run), "--images", "300", "--ranks", "4", "16"]
     rows = json.loads(example("kernel_messages.py", *words, "--json"))
@@ -144,6 +145,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.slow
 def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[..., str]) -> None:
     words = [str(ROOT / "recipes" / "fedin" / "table3.toml"), *SMALL, "--set", "data.num_clients=2"]
     words += ["--set", "training.batch_size=4", "--methods", "fedavg,scaffold,moon,fedin", "--json"]
@@ -164,6 +166,7 @@ def test_the_example_of_overheads_weighs_messages_and_memory(example: Callable[.
     assert scaffold["training"] > scaffold["kept"] + parameters, "correction and received weights come on top"
 
 
+@pytest.mark.slow
 def test_the_example_of_overheads_takes_the_mean_over_widths(
     example: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

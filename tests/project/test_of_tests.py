@@ -6,7 +6,10 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from tests.helpers.syntax import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE, TESTS = ROOT / "src" / "polyfed", ROOT / "tests"
@@ -17,11 +20,6 @@ OF_FOLDERS = {"functional/test_module_list.py", "testing/test_conformance.py"}  
 CHECKS = {"raises", "warns", "fail", "exec"}  # code of a page that is executed must run
 # of Python, its named tuples, notebooks and PyTorch
 PUBLIC = {"_asdict", "_exit", "_forward_hooks", "_replace", "_repr_html_"}
-
-
-@functools.cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 # where they are
@@ -75,9 +73,10 @@ def named(node: ast.AST) -> Iterator[str]:
 
 def private_uses(path: Path) -> list[str]:
     common = private_names() & words(path.read_text(encoding="utf-8"))
-    nodes = [*ast.walk(tree(path))] if common else []
-    private = common - {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    uses = ((node, name) for node in nodes if isinstance(node, ast.expr | ast.stmt) for name in named(node))
+    if not common:
+        return []
+    private = common - {node.name for node in nodes(path) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    uses = ((node, name) for node in nodes(path) if isinstance(node, ast.expr | ast.stmt) for name in named(node))
     return [f"{path.name}:{node.lineno}: {name}" for node, name in uses if name in private]
 
 
@@ -89,48 +88,62 @@ def test_no_private_name_of_the_library_is_used() -> None:
 # what they say
 
 
-@functools.cache
-def calls(node: ast.AST) -> frozenset[str]:
-    """The names of what is called, without what they are names of."""
-    called = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
-    attributes = {each.attr for each in called if isinstance(each, ast.Attribute)}
-    return frozenset(attributes | {each.id for each in called if isinstance(each, ast.Name)})
+@dataclass(frozen=True)
+class Body:
+    """A function of the tests. asserts: itself. calls: names of what is called, without what they are names of."""
+
+    name: str
+    line: int
+    asserts: bool
+    calls: frozenset[str]
+
+
+def read_body(function: ast.FunctionDef) -> Body:
+    """What a function does, read once from its first node to its last."""
+    asserts = False
+    called = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert | ast.Raise):
+            asserts = True
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute | ast.Name):
+                called.add(node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id)
+            asserts = asserts or any(is_check(keyword) for keyword in node.keywords)
+    asserts = asserts or any(name in CHECKS or name.startswith("assert_") for name in called)
+    return Body(function.name, function.lineno, asserts, frozenset(called))
+
+
+def is_check(keyword: ast.keyword) -> bool:
+    """Whether it asks `subprocess.run` to fail where the command does."""
+    return keyword.arg == "check" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
 
 
 @functools.cache
-def has_assertion(node: ast.AST) -> bool:
-    if any(isinstance(each, ast.Assert | ast.Raise) for each in ast.walk(node)):
-        return True
-    return any(name in CHECKS or name.startswith("assert_") for name in calls(node))
+def bodies(path: Path) -> tuple[Body, ...]:
+    return tuple(read_body(node) for node in nodes(path) if isinstance(node, ast.FunctionDef))
 
 
 @functools.cache
 def checkers() -> frozenset[str]:
     """Names of functions of the tests that assert something, themselves or through another."""
-    bodies = [node for path in FILES for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-    found = {body.name for body in bodies if has_assertion(body)}
-    called = {(body.name, calls(body)) for body in bodies}
+    every = [body for path in FILES for body in bodies(path)]
+    found = {body.name for body in every if body.asserts}
     size = 0
     while size < len(found):
         size = len(found)
-        found |= {name for name, others in called if found & others}
+        found |= {body.name for body in every if not found.isdisjoint(body.calls)}
     return frozenset(found)
 
 
-def is_checking(node: ast.AST) -> bool:
-    told = [k for each in ast.walk(node) if isinstance(each, ast.Call) for k in each.keywords if k.arg == "check"]
-    subprocesses = any(isinstance(k.value, ast.Constant) and k.value.value is True for k in told)
-    return has_assertion(node) or subprocesses or bool(checkers() & calls(node))
-
-
 def empty_tests(path: Path) -> list[str]:
-    tests = (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef))
-    return [f"{path.name}:{t.lineno}: {t.name}" for t in tests if t.name.startswith("test_") and not is_checking(t)]
+    tests = (body for body in bodies(path) if body.name.startswith("test_"))
+    empty = (test for test in tests if not test.asserts and checkers().isdisjoint(test.calls))
+    return [f"{path.name}:{test.line}: {test.name}" for test in empty]
 
 
 def constant_asserts(path: Path) -> list[str]:
     """Assertions that call nothing and name nothing: they hold or fail whatever the library does."""
-    asserts = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Assert))
+    asserts = (node for node in nodes(path) if isinstance(node, ast.Assert))
     return [
         f"{path.name}:{one.lineno}: {ast.unparse(one)}"
         for one in asserts

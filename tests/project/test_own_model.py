@@ -17,6 +17,7 @@ import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.models import build
+from tests.helpers.quick import others_slow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text(encoding="utf-8")
 
@@ -91,7 +92,7 @@ def test_a_personal_model_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     executed("onnxruntime.InferenceSession")
 
 
-@pytest.mark.parametrize("name", ["digits-cnn1", "fedhenn-h3", "resnet10-cifar"])
+@pytest.mark.parametrize("name", others_slow(["digits-cnn1", "fedhenn-h3", "resnet10-cifar"], quick=["digits-cnn1"]))
 def test_networks_of_the_zoo_as_programs(name: str) -> None:
     shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
     network, x = build(name, shape, 10).eval(), torch.rand(5, *shape)

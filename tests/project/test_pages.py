@@ -13,6 +13,7 @@ import pytest
 import polyfed as pf
 from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
+from tests.helpers.quick import others_slow
 from tests.project.test_method_pages import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +40,10 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    others_slow(PAGES, quick=set(PAGES) - {"own-method.md"}),  # tests/test_own_methods.py follows that page
+)
 def test_every_block_of_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if page == "python.md":

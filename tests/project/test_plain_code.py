@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.syntax import nodes
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -97,9 +99,9 @@ def of_classes(definition: ast.ClassDef) -> Iterator[tuple[int, str]]:
             yield each.lineno, "class attributes as a tuple"
 
 
-def idioms(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def idioms(code: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """The line and the name of everything that needs a second reading."""
-    for node in ast.walk(tree):
+    for node in code:
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Call):
             yield from ((line, what) for what in of_calls(node))
@@ -122,7 +124,7 @@ def is_tuple(node: ast.expr) -> bool:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_nothing_needs_a_second_reading(path: Path) -> None:
-    assert list(idioms(ast.parse(path.read_text(encoding="utf-8")))) == []
+    assert list(idioms(nodes(path))) == []
 
 
 def test_files_are_small() -> None:
@@ -130,11 +132,11 @@ def test_files_are_small() -> None:
     assert [name for name, lines in lengths.items() if lines > MAX_LINES] == []
 
 
-def blocks_of(tree: ast.AST) -> set[str]:
+def blocks_of(path: Path) -> set[str]:
     """The building blocks that a method's file imports."""
     found: set[str] = set()
     package = "polyfed.methods.building_blocks"
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.module == package:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
@@ -143,8 +145,8 @@ def blocks_of(tree: ast.AST) -> set[str]:
 
 
 def test_a_method_needs_one_building_block() -> None:
-    trees = {path.stem: ast.parse(path.read_text(encoding="utf-8")) for path in (SOURCE / "methods").glob("*.py")}
-    assert {name: blocks_of(tree) for name, tree in trees.items() if len(blocks_of(tree)) > 1} == TWO_BLOCKS
+    blocks = {path.stem: blocks_of(path) for path in (SOURCE / "methods").glob("*.py")}
+    assert {name: used for name, used in blocks.items() if len(used) > 1} == TWO_BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -166,11 +168,11 @@ def test_a_method_needs_one_building_block() -> None:
     ],
 )
 def test_an_idiom_is_seen(code: str, what: str) -> None:
-    assert what in [said for _, said in idioms(ast.parse(code))]
+    assert what in [said for _, said in idioms(ast.walk(ast.parse(code)))]
 
 
 @pytest.mark.parametrize(
     "code", ["a, b = b, a + b", "x, y = data.x, data.y", "a, b = f()", "s = 'x' * n", "f(a if b else c)"]
 )
 def test_what_reads_at_once_is_let_be(code: str) -> None:
-    assert list(idioms(ast.parse(code))) == []
+    assert list(idioms(ast.walk(ast.parse(code)))) == []

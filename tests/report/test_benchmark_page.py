@@ -81,9 +81,11 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         write_result(setting(name, "accuracy"), {"above": {"0": seconds}}, tmp_path)
     assert read_results(tmp_path, ["one", "two", "three"]) == [setting("one", "accuracy"), setting("two", "accuracy")]
     assert read_seconds(tmp_path) == {"one": {"above": {"0": 1.0}}, "two": {"above": {"0": None}}}
-    found, (page,) = write_page(tmp_path, "A & B", ["one", "two", "three"])
+    found, (page, *drawn) = write_page(tmp_path, "A & B", ["one", "two", "three"])
     assert len(found) == 2
     assert "Not finished: three." in page.read_text()
+    assert "](gains.png)" in page.read_text()
+    assert sorted(path.name for path in drawn) == ["gains.csv", "gains.json", "gains.png", "gains.svg"]
 
 
 @pytest.mark.parametrize("score", ["accuracy", "rmse"])

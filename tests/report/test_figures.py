@@ -14,6 +14,7 @@ from polyfed.errors import ConfigError
 from polyfed.report.figures import curve_drawings, curves, draw_series, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
+from tests.helpers.quick import others_slow
 
 
 def _lines_in(svg: Path) -> int:
@@ -43,7 +44,7 @@ def test_rounds_that_were_not_evaluated_still_cost(make: Any) -> None:
     assert line.x == (6144,)
 
 
-@pytest.mark.parametrize("x", ["round", "bytes", "seconds"])
+@pytest.mark.parametrize("x", others_slow(["round", "bytes", "seconds"], quick=["bytes"]))
 def test_files(two_by_two: Path, tmp_path: Path, x: str) -> None:
     png, svg = curves(load_runs(two_by_two), tmp_path / "figures", x=x)
     assert (png.name, svg.name) == (f"accuracy-by-{x}.png", f"accuracy-by-{x}.svg")
@@ -108,12 +109,14 @@ def test_requests_that_cannot_be_met(make: Any, tmp_path: Path) -> None:
         curves(load_runs(folder), tmp_path)
 
 
+@pytest.mark.slow
 def test_no_heavy_import_until_drawn_and_pyplot_never(two_by_two: Path, tmp_path: Path) -> None:
     code = f"""
 import sys
 from polyfed.report import figures
 from polyfed.report import run_records
 from polyfed.report import comparison
+from tests.helpers.quick import others_slow
 heavy = {{"torch", "matplotlib", "rich", "numpy", "polyfed.engine"}}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 figures.curves(run_records.load_runs({str(two_by_two)!r}), {str(tmp_path / "out")!r})

@@ -6,6 +6,8 @@ import json
 import math
 from pathlib import Path
 
+import pytest
+
 from polyfed.report.plot_style import (
     LOCAL_STYLE,
     SHADES,
@@ -21,6 +23,7 @@ from polyfed.report.plot_style import (
     shortened,
     styles,
 )
+from tests.helpers.quick import others_slow
 from tests.helpers.readable import unreadable
 
 
@@ -58,11 +61,11 @@ def test_twenty_colors_lie_far_apart_and_far_from_the_paper() -> None:
     assert max(lab(color)[0] for color in colors) < 81
 
 
-def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved() -> None:
+@pytest.mark.parametrize("shift", others_slow(range(4), quick=[0]))  # where lines break differs
+def test_a_caption_is_no_wider_than_the_figure_as_it_is_saved(shift: int) -> None:
     words = "each method's own stage (personal or received), on each client's own test data, plain mean over clients "
-    for shift in range(4):  # where lines break differs
-        figure, _ = empty_figure("Title", f"{'i' * shift} {words * 5}{'path/' * 40}")
-        assert unreadable(figure) == []
+    figure, _ = empty_figure("Title", f"{'i' * shift} {words * 5}{'path/' * 40}")
+    assert unreadable(figure) == []
 
 
 def test_shortened_names_still_differ() -> None:

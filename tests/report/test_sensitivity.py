@@ -57,6 +57,7 @@ def test_the_map_by_hand(tmp_path: Path) -> None:
     assert len(curve.data["rows"]) == 4
 
 
+@pytest.mark.slow
 def test_a_map_of_many_values_has_room_for_their_numbers(tmp_path: Path) -> None:
     values = [0.00123 * 2**n for n in range(14)]
     folder = swept(tmp_path, {(lr, epochs): 0.5 for lr in values for epochs in range(1, 9)})

@@ -42,6 +42,7 @@ OPTIONS: dict[type[Method], dict[str, Any]] = {
     Local: {"reference_loss": cross_entropy},
     FedAvg: {"counted": "updates", "expected_bytes": averaging_bytes},
     FedGH: {"skip": dict.fromkeys(("order_of_uploads", "client_order_invariant"), "pair by pair")},
+    broken.DeadKnob: {"changed_values": {"mu": 0.7}},  # one value, where the kit would try five
     sound.FedProx: {"reference_loss": proximal, "reductions": [Reduction({"mu": 0.0}, FedAvg())]},
     sound.FedProto: {
         "counted": "statistics",
@@ -71,6 +72,7 @@ CAUGHT_BY = {
     broken.ReceivedIsKept: "nothing_written_in_place",
     broken.PreviousIsLive: "nothing_aliased",
     broken.UnsquaredNorm: "oracle",
+    broken.LastIsUnbound: "oracle",
     broken.DeadKnob: "hyperparameters_matter",
     broken.HeadsBeginApart: "begins_alike",
     broken.UncountedPrototypes: "samples_counted_once",
@@ -83,6 +85,7 @@ CAUGHT_BY = {
     broken.SeededDraws: "other_seed_other_result",
     broken.GlobalSeed: "global_generators_untouched",
     broken.DrawsInLoss: "loss_is_pure",
+    broken.DrawsInTheLastLoss: "loss_is_pure",
     broken.BranchesOnValues: "loss_is_pure",
     broken.Unshuffled: "data_are_shuffled",
     broken.DropsTheLastBatch: "degenerate_clients",

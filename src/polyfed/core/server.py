@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 
+PublicOutputs = Literal["scores", "representations"]
+
 
 @dataclass(frozen=True)
 class ClientInfo:
@@ -23,6 +25,25 @@ class ClientInfo:
 
     architecture: str
     num_samples: int  # training samples
+
+
+@dataclass(frozen=True)
+class PublicPass:
+    """One network's pass over public inputs, in eval mode and without gradient (`core.public_passes`).
+
+    Attributes:
+        client_id: number of the client whose network it is. weights: of the network, by name.
+        outputs: "scores" (N, C), of inputs prepared as the public data are; or "representations" (N, D), of inputs
+            prepared as the clients' own.
+        rows: (N,) int64, which of the public inputs, in this order; None: all.
+        round: number of the present round.
+    """
+
+    client_id: int
+    weights: Group
+    outputs: PublicOutputs
+    rows: Tensor | None
+    round: int
 
 
 class Server:
@@ -41,6 +62,7 @@ class Server:
         log: numbers for the round's record; emptied after every round.
         cache: recomputable values by purpose and client; never saved.
         upload_weights: by client, see `upload_weight`.
+        run_passes: computes passes over public inputs, in order; None: `core.public_passes` does so by itself.
 
     Networks are those of `Method.build`; what `Method.join_models` adds exists on clients only.
     """
@@ -72,6 +94,7 @@ class Server:
         self.log: dict[str, float] = {}
         self.cache: dict[tuple[str, int], Any] = {}
         self.upload_weights: Mapping[int, float] = {}
+        self.run_passes: Callable[[Sequence[PublicPass]], list[Tensor]] | None = None
         self._members = dict(clients)
         self._names = tuple(dict.fromkeys(member.architecture for member in clients.values()))
         self._model_factory = model_factory

@@ -43,7 +43,7 @@ from polyfed.engine.device import parse_device
 from polyfed.engine.evaluation import Measure, from_scores_of, validate_metrics
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor, WorkerContext
-from polyfed.engine.executors.process_pool import make_executor
+from polyfed.engine.executors.process_pool import ProcessPool, make_executor
 from polyfed.engine.held_out import held_out_of, remarks_on
 from polyfed.engine.history import History, summarize_run
 from polyfed.engine.missing_classes import select_missing
@@ -254,6 +254,7 @@ class Federation:
         say = functools.partial(self.tell, "message")
         workers = None if asked.workers is None else check_integer("workers", asked.workers, 1)
         executor = make_executor(asked.executor, workers, context, self.training, say, asked.rebuild)
+        self.server.run_passes = executor.run_passes if isinstance(executor, ProcessPool) else None
         return executor if asked.wrap is None else asked.wrap(executor)
 
     # what it is -----------------------------------------------------------------------------------------------

@@ -212,9 +212,6 @@ class WeightStore:
             )
         return self._on_device
 
-    def _fits(self, free: int) -> bool:
-        return self.nbytes <= _DEVICE_SHARE * free
-
     def open(self) -> None:
         """Have memory that processes forked from now on share."""
         self._opened()

@@ -2,7 +2,8 @@
 
     K_j = A_j A_j^T,   K_bar = sum_j w_j K_j,   F F^T ~ H K_bar H up to scale,   CKA(K_a, K_bar) = cka(A, F)
 
-with H = I - 11^T/L; no L x L array is formed. Makhija et al., ICML 2022, eq. 6. Numbers: as in `kernels.py`.
+with H = I - 11^T/L; an L x L array is formed only beside representations that are as wide, of few rows. Makhija et al.,
+ICML 2022, eq. 6. Numbers: as in `kernels.py`.
 
 Shapes: L rows (the same inputs for all), D feature width, W columns gathered, r columns of the factor.
 """
@@ -21,6 +22,7 @@ from polyfed.functional.centering import center, center_and_scale, max_abs, nonz
 from polyfed.functional.kernels import kernel_squared_norm
 
 _SPARE = 16  # columns that a factor being gathered has beyond its rank
+KERNEL_ROWS = 1024  # most rows for which an L x L kernel is added up: its eigenvectors take some tenths of a second
 
 
 class Factor(NamedTuple):
@@ -42,8 +44,10 @@ class MeanKernelFactor:
 
     With G_j = sqrt(w_j) Ac_j: F = [G_1, ..., G_N], exact, while the sum of the widths is at most ``exact_rank``. Beyond
     that columns are gathered, and what is too wide gives way to its leading part, half as wide: U S of G = U S V^T, by
-    the eigenvectors V of the small G^T G. In the end ``rank`` columns are left. Memory is at most L x 2 (rank + 16), or
-    the kept A_j while it is exact, and a few copies of one A_j, however many there are.
+    the eigenvectors V of the small G^T G. From the first A_j with as many columns as rows on, of at most 1024 rows, the
+    kernel itself is added up instead, which takes less time, and nothing more gives way. In the end ``rank`` columns
+    are left. Memory is at most L x 2 (rank + 16), L x L, or the kept A_j while it is exact, and a few copies of one
+    A_j, however many there are.
 
     Args:
         rank: r, columns of F at most (fewer if K_bar has no more), where it is not exact.
@@ -71,6 +75,7 @@ class MeanKernelFactor:
         self._peak = torch.zeros((), dtype=torch.float64)  # max|A_j| of all, the common unit
         self._parts: list[_Part] = []  # all of them, while they are exact
         self._columns: Tensor | None = None  # G, once they were not
+        self._kernel: Tensor | None = None  # G G^T in place of G, once an A_j was wide
         self._left_out = 0.0  # sum of the norms of what gave way
 
     @property
@@ -116,15 +121,22 @@ class MeanKernelFactor:
         """
         shares = normalize(self._weights)
         with torch.autocast(self._like.device.type, enabled=False):
-            if self._columns is None:
+            if self._columns is None and self._kernel is None:
                 scaled = [self._scaled(part, share) for part, share in zip(self._parts, shares, strict=True)]
                 f_Lr = torch.cat(scaled, dim=1)
                 tail = 0.0
             else:
-                f_Lr, norm, rest = _leading(self._columns, self._rank)
+                f_Lr, norm, rest = self._leading_columns()
                 rest += self._left_out
                 tail = rest / math.hypot(norm, rest) if rest else 0.0
             return Factor(f_Lr / nonzero(max_abs(f_Lr)), tail, f_Lr.shape[1])
+
+    def _leading_columns(self) -> tuple[Tensor, float, float]:
+        if self._kernel is None:
+            assert self._columns is not None
+            return _leading(self._columns, self._rank)
+        values_r, vectors_Lr, norm, rest = _leading_eigenvectors(self._kernel, self._rank)
+        return center((vectors_Lr * values_r.sqrt()).to(self._kernel)), norm, rest
 
     @property
     def _like(self) -> Tensor:
@@ -141,12 +153,20 @@ class MeanKernelFactor:
     def _raise_peak(self, peak: Tensor) -> None:
         before = self._peak
         self._peak = torch.maximum(self._peak, peak)
-        if self._columns is not None and not self._fro and self._peak > before:
+        if not self._fro and self._peak > before:
             shrunk = float(nonzero(before) / self._peak)
-            self._columns = self._columns * shrunk
+            self._columns = None if self._columns is None else self._columns * shrunk
+            self._kernel = None if self._kernel is None else self._kernel * shrunk**2
             self._left_out = self._left_out * shrunk**2
 
     def _gather(self, g_LD: Tensor) -> None:
+        if self._kernel is None and len(g_LD) <= min(g_LD.shape[1], KERNEL_ROWS):
+            held = g_LD[:, :0] if self._columns is None else self._columns
+            self._kernel = held @ held.mT
+            self._columns = None
+        if self._kernel is not None:
+            self._kernel.addmm_(g_LD, g_LD.mT)
+            return
         half = self._rank + _SPARE
         for piece in g_LD.split(half, dim=1):
             held = g_LD[:, :0] if self._columns is None else self._columns
@@ -173,7 +193,7 @@ def kernel_factor(
     exact_rank: int = 256,
     norm: str = "none",
 ) -> Factor:
-    """F with F F^T ~ sum_j w_j H K_j H up to scale, without any L x L array: `MeanKernelFactor` of all of them.
+    """F with F F^T ~ sum_j w_j H K_j H up to scale: `MeanKernelFactor` of all of them.
 
     Args:
         representations: A_1..A_N with the same L rows; gone through once, so that one at a time need exist.
@@ -196,13 +216,22 @@ def kernel_factor(
 
 def _leading(g_LW: Tensor, most: int) -> tuple[Tensor, float, float]:
     """At most so many leading columns of U S, where G = U S V^T; the norms of their kernel and of what is left out."""
-    gram_WW = (g_LW.mT @ g_LW).cpu().double()  # some devices have no float64
-    values_W, vectors_WW = torch.linalg.eigh(gram_WW)  # ascending
+    _, vectors_Wr, norm, rest = _leading_eigenvectors(g_LW.mT @ g_LW, most)
+    return center(g_LW @ vectors_Wr.to(g_LW)), norm, rest
+
+
+def _leading_eigenvectors(gram_WW: Tensor, most: int) -> tuple[Tensor, Tensor, float, float]:
+    """At most so many leading eigenvalues (r,) and eigenvectors (W, r), float64 on the CPU, beginning with the largest.
+
+    Returns:
+        Also the norm of these values, and of those that are left out. Where all are 0, one vector of zeros.
+    """
+    values_W, vectors_WW = torch.linalg.eigh(gram_WW.cpu().double())  # ascending; some devices have no float64
     values_W = values_W.clamp(min=0)
-    keep_W = values_W > values_W[-1] * 4 * torch.finfo(g_LW.dtype).eps  # the rest is rounding
+    keep_W = values_W > values_W[-1] * 4 * torch.finfo(gram_WW.dtype).eps  # the rest is rounding
     keep_W[:-most] = False
     norm = float(values_W[keep_W].norm())
     rest = float(values_W[~keep_W].norm())
     if not bool(keep_W.any()):
-        return g_LW.new_zeros(g_LW.shape[0], 1), norm, rest
-    return center(g_LW @ vectors_WW[:, keep_W].flip(1).to(g_LW)), norm, rest
+        return values_W[:1], torch.zeros_like(vectors_WW[:, :1]), norm, rest
+    return values_W[keep_W].flip(0), vectors_WW[:, keep_W].flip(1), norm, rest

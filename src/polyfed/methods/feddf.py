@@ -99,7 +99,7 @@ class FedDF(Method):
         weight_averaging.average(server, _WITHIN, models, shares)
         if len(uploads) < 2 or not self.server_steps or server.public is None:
             return  # one client's scores are those of its own network
-        scores_SNC = ensemble_distillation.client_scores(server, models, server.public)
+        scores_SNC = ensemble_distillation.client_scores(server, models)
         if self.drop_worst:
             kept_S = better_than_chance(scores_SNC, server.public.samples.y)
             server.log["dropped"] = float((~kept_S).sum())

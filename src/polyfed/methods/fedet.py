@@ -25,7 +25,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.client import PublicData
 from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
@@ -99,7 +98,7 @@ class FedET(FedAvg):
         names = head_names(server.model(server.auxiliary_model, {}))
         w = {**get_group(server.state, "server"), **{own: head[inner] for own, inner in names.items()}}
         if self.server_steps and server.public is not None:
-            targets = consensus_targets(server, models, server.public)
+            targets = consensus_targets(server, models)
             model = server.model(server.auxiliary_model, w)
 
             def loss(scores: Tensor, rows: Tensor) -> Tensor:
@@ -129,6 +128,6 @@ class FedET(FedAvg):
 # the networks teach --------------------------------------------------------------------------------------------------
 
 
-def consensus_targets(server: Server, models: Mapping[int, Group], public: PublicData) -> Consensus:
+def consensus_targets(server: Server, models: Mapping[int, Group]) -> Consensus:
     """Consensus of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
-    return consensus(ensemble_distillation.client_scores(server, models, public))
+    return consensus(ensemble_distillation.client_scores(server, models))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
+from polyfed.report.benchmark_figures import GAINS, gains_figure
 from polyfed.report.benchmark_ranks import Ranking, rank
 from polyfed.report.benchmark_results import Gain, Gains, RowResult, SettingResult, read_results, read_seconds
 from polyfed.report.run_records import format_setting
@@ -47,16 +48,27 @@ def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple
     if not found:
         return (), ()
     missing = [name for name in settings if name not in {one.setting for one in found}]
-    page = to_markdown(title, found, read_seconds(folder), missing)
-    return tuple(found), (write_whole(folder / PAGE, page.encode()),)
+    figure = gains_figure(found, list(ranking(found).ranks))
+    drawn = [] if figure is None else figure.write(folder)
+    page = to_markdown(title, found, read_seconds(folder), missing, has_figure=figure is not None)
+    return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
 
 
-def to_markdown(title: str, found: Sequence[SettingResult], seconds: _Seconds, missing: Sequence[str] = ()) -> str:
+def to_markdown(
+    title: str,
+    found: Sequence[SettingResult],
+    seconds: _Seconds,
+    missing: Sequence[str] = (),
+    has_figure: bool = False,
+) -> str:
     """The page. seconds: see `read_seconds`. missing: settings of the suite without figures."""
     parts = [f"# {markdown_text(title)}"]
     if missing:
         parts.append(f"Not finished: {', '.join(map(markdown_text, missing))}.")
-    parts += [*_about_ranks(found), *_about_gains(found)]
+    parts += _about_ranks(found)
+    if has_figure:
+        parts.append(f"![Gain over Local and federated gain, by method and setting]({GAINS}.png)")
+    parts += _about_gains(found)
     for one in found:
         parts += [*_about_setting(one, seconds.get(one.setting, {}))]
     spent = sum(value or 0.0 for rows in seconds.values() for by_seed in rows.values() for value in by_seed.values())
@@ -119,7 +131,7 @@ def _about_gains(found: Sequence[SettingResult]) -> Iterator[str]:
     for one in found:
         by_name = {gains.name: gains.federated for gains in one.gains}
         cells = [_with_interval(by_name.get(name), one.main_score) for name in names]
-        bold = frozenset(at for at, name in enumerate(names) if _leaves_out_zero(by_name.get(name)))
+        bold = frozenset(at for at, name in enumerate(names) if name in by_name and by_name[name].leaves_out_zero)
         columns.append(Column(one.setting, cells, bold=bold))
     yield markdown_table(columns)
     yield (
@@ -133,10 +145,6 @@ def _with_interval(gain: Gain | None, score: MainScore) -> str:
         return "-"
     told = scored(gain.mean, score, "+")
     return told if gain.margin is None else f"{told} {interval(gain.mean, gain.margin, '+', score)}"
-
-
-def _leaves_out_zero(gain: Gain | None) -> bool:
-    return gain is not None and gain.mean is not None and gain.margin is not None and abs(gain.mean) > gain.margin
 
 
 # a setting ----------------------------------------------------------------------------------------------------------

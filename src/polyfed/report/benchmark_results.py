@@ -62,6 +62,11 @@ class Gain(Record):
     mean: Number | None
     margin: Number | None
 
+    @property
+    def leaves_out_zero(self) -> bool:
+        """Whether the interval does."""
+        return self.mean is not None and self.margin is not None and abs(self.mean) > self.margin
+
 
 class Gains(Record):
     """A method's gain over Local, taken apart (`polyfed.report.decomposition`)."""

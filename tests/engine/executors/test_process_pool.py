@@ -35,6 +35,7 @@ from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
 from tests.helpers import toys
 from tests.helpers.flat_options import grouped
+from tests.helpers.quick import others_slow
 
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
@@ -89,9 +90,11 @@ def same(method: Method, counts: Sequence[int], **options: Any) -> None:
     ("method", "counts"),
     [
         (FedAvg(), (1, 3)),
-        (SCAFFOLD(), (2,)),
         (FML(), (2,)),  # two networks at each client
-        *(pytest.param(method(), (2,), marks=pytest.mark.slow) for method in (FedGH, FedIN, HeteroFL, FedDPA)),
+        *(
+            pytest.param(method(), (2,), marks=pytest.mark.slow)
+            for method in (SCAFFOLD, FedGH, FedIN, HeteroFL, FedDPA)
+        ),
     ],
     ids=lambda given: getattr(given, "name", None),
 )
@@ -248,9 +251,9 @@ def failing(where: str, error: Exception, numbers: Sequence[int] = (1, 4)) -> Me
 @pytest.mark.parametrize(
     ("where", "error"),
     [
-        ("receiving", KeyError("w")),
+        pytest.param("receiving", KeyError("w"), marks=pytest.mark.slow),
         ("training", ValueError("five\nlines")),
-        ("uploading", ConfigError("no")),
+        pytest.param("uploading", ConfigError("no"), marks=pytest.mark.slow),
         ("scoring", Odd("odd")),
     ],
 )
@@ -451,7 +454,9 @@ def federation(folder: Path, executor: str = "processes") -> Federation:
     return ConformanceKit(method=Slow()).usual.federation(Slow(), training, out=folder / "run", **given)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", others_slow([signal.SIGTERM, signal.SIGKILL], quick=[signal.SIGKILL]), ids=lambda number: number.name
+)
 def test_a_run_that_is_killed_leaves_no_worker(tmp_path: Path, number: signal.Signals) -> None:
     process, staff = begun(tmp_path)
     os.kill(process, number)
@@ -540,7 +545,7 @@ def test_cores_are_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> No
         assert process_pool.available_cores() == expected
 
 
-@pytest.mark.parametrize("what", ["fork", "gradient"])
+@pytest.mark.parametrize("what", others_slow(["fork", "gradient"], quick=["gradient"]))
 def test_where_no_worker_can_be_had_serial_does_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_fork() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")

@@ -88,21 +88,26 @@ def same(found: Run, expected: Run) -> None:
 # the result of one process ----------------------------------------------------------------------------------------
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("method", "options"),
     [
         ("fedhenn", KERNELS),
-        ("scaffold", ONE),
+        slow("scaffold", ONE),
         ("fedgh", {"evaluation": STAGES}),
-        (
+        slow(
             "fml",
             {"compression": {"dtype": "int8"}, "privacy": {"upload_clip_norm": 1.0, "upload_noise_multiplier": 0.1}},
         ),
         ("fedavg", {**ONE, "compression": {"top_k_fraction": 0.2, "error_feedback": True}}),
         ("fedproto", {"availability": {"dropout_rate": 0.3, "delay_rate": 0.3, "late_joiners": 1}}),
-        ("local", {"data": {"test": "global"}, "devices": {"profiles": ["laptop", "phone-mid"]}}),
-        ("heterofl", ONE),
-        ("fedmd", {"data": {"holdout": 20}}),
+        slow("local", {"data": {"test": "global"}, "devices": {"profiles": ["laptop", "phone-mid"]}}),
+        slow("heterofl", ONE),
+        slow("fedmd", {"data": {"holdout": 20}}),
+        ("feddf", {"hyperparameters": SMALL["feddf"], "data": {"holdout": 20}}),
     ],
 )
 def test_the_result_is_that_of_one_process(method: str, options: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from polyfed.errors import RunError
 from polyfed.methods import FML, FedAvg, FedGH, FedProto, Local
 from tests.helpers import toys
 from tests.helpers.flat_options import grouped
+from tests.helpers.quick import others_slow
 
 TESTS = (5, 1, 40, 700)  # rows of each client; more than one pass takes
 PARTS = ("validation", "test")
@@ -80,7 +81,9 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("received", [False, True])
 @pytest.mark.parametrize("net", ["shallow", "bn", "dropout"])
-@pytest.mark.parametrize("method", [Local(), FedGH(), FML()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", others_slow([Local(), FedGH(), FML()], quick=[FedGH()]), ids=lambda method: method.name
+)
 def test_scores_are_those_of_clients_alone(method: Method, net: str, received: bool, together: list[int]) -> None:
     federation, context = trained(method, toys.NETS[net])
     alone, found = by_executor(context, asked_of(federation, received))

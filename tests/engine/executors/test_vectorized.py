@@ -151,7 +151,7 @@ def of_toys(
     "method",
     others_slow(
         [FedAvg(), FedProx(mu=0.1), FedGH(), FedHeNN(), MOON(), SCAFFOLD(), FedDPA(), FML()],
-        quick=[FedAvg(), FedHeNN(), SCAFFOLD(), FML()],
+        quick=[FedAvg(), SCAFFOLD(), FML()],
     ),
     ids=lambda method: method.name,
 )
@@ -316,7 +316,7 @@ class Sometimes(Local):
         return cross_entropy(model(batch.x, context["other"]), batch.y, batch.w)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", others_slow(["sgd", "adam"], quick=["adam"]))
 def test_a_parameter_without_gradient_stays_whatever_the_others_do(optimizer: str, stacks: list[int]) -> None:
     training = Training(rounds=2, local_epochs=2, batch_size=8, optimizer=optimizer, weight_decay=0.1)
     same(of_toys(Sometimes(), TwoHeads, training=training))
@@ -363,7 +363,7 @@ def test_a_single_row_does_not_pass_for_a_loss_that_weighs_rows(sizes: list[int]
 
 
 @pytest.mark.parametrize("client_fraction", [1.0, 0.6])
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize("aggregation", others_slow(["layer-wise", "same-shape"], quick=["same-shape"]))
 def test_masks_that_grow_apart_are_stacked(aggregation: Any, client_fraction: float, stacks: list[int]) -> None:
     """With a share of the clients, some have masks while others have none yet."""
     training = Training(rounds=5, batch_size=8, lr=0.1, client_fraction=client_fraction)

@@ -71,6 +71,16 @@ class UnsquaredNorm(FedProx):
         return cross_entropy(model(batch.x), batch.y, batch.w) + self.mu / 2 * (torch.cat(gaps).norm() + 1e-12)
 
 
+class LastIsUnbound(FedProx):
+    """The last client alone is without the proximal term."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        return {**super().receive(client, message), "bound": torch.tensor(client.id != 5)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return super().loss(model, batch, context) if context["bound"] else Local().loss(model, batch, context)
+
+
 class DeadKnob(FedProx):
     """The coefficient is multiplied by 0 on its way, so that the method is FedAvg."""
 
@@ -193,6 +203,17 @@ class DrawsInLoss(Local):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         return cross_entropy(model(batch.x + 0.1 * torch.randn(batch.x.shape)), batch.y, batch.w)
+
+
+class DrawsInTheLastLoss(Local):
+    """A random draw inside the loss of the last client."""
+
+    def step_inputs(self, client: Client, step: int, generator: torch.Generator) -> Context:
+        return {"last": torch.tensor(client.id == 5)}
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        noise = 0.1 * torch.randn(batch.x.shape) if context["last"] else 0.0
+        return cross_entropy(model(batch.x + noise), batch.y, batch.w)
 
 
 class BranchesOnValues(Local):

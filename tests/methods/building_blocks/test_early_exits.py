@@ -46,7 +46,7 @@ class Forward(nn.Module):
     ("name", "shape", "of", "blocks"),
     [
         ("resnet10", (3, 32, 32), 5, (2, 3, 4, 5)),  # the stem and four residual blocks
-        ("resnet26-cifar", (3, 32, 32), 13, (6, 8, 10, 12, 13)),
+        pytest.param("resnet26-cifar", (3, 32, 32), 13, (6, 8, 10, 12, 13), marks=pytest.mark.slow),
         ("fedgh-cnn1", (3, 32, 32), 4, (2, 3, 4)),  # two convolutions, two hidden layers
         ("fedhenn-h5", (3, 32, 32), 5, (2, 3, 4, 5)),
         ("digits-cnn1", (1, 8, 8), 2, (1, 2)),

@@ -21,7 +21,9 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, State, clone, contiguous, first_nonfinite, freeze, shallow_copy
 from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics, uses_default_predict
 from polyfed.core.model_factory import ModelFactory
+from polyfed.core.public_passes import run_pass
 from polyfed.core.randomness import derive_seed, seeded_global_rng
+from polyfed.core.server import PublicPass
 from polyfed.engine.evaluation import Score, ScoreCache, evaluate_model
 from polyfed.engine.executors.made_upload import MadeUpload
 from polyfed.engine.local_training import train
@@ -64,6 +66,19 @@ class EvalJob:
     shared: Collection[str] = ()  # those that are the same samples for all clients
 
 
+@dataclass(frozen=True)
+class PassJob:
+    """A pass over public inputs that the server asks for, by the network of this client."""
+
+    client: Client
+    asked: PublicPass
+
+    @property
+    def round(self) -> int:
+        return self.asked.round
+
+
+Job = TrainJob | EvalJob | PassJob
 Scores = Mapping[str, Score]  # part of the data -> score
 
 
@@ -106,6 +121,14 @@ class WorkerContext:
     store: WeightStore
     from_scores: Sequence[str]
     compiles: bool = False
+
+
+def run_public_pass(asked: PublicPass, context: WorkerContext) -> Tensor:
+    """What the server's own pass would give (`core.public_passes.public_outputs`)."""
+    architecture = context.clients[asked.client_id].architecture
+    model = context.model_factory.load(architecture, "", asked.weights, alone=True).eval()
+    first = context.clients[0]  # whose preparation is the server's
+    return run_pass(asked, model, first.public, first.prepare)
 
 
 class Executor(Protocol):

@@ -19,19 +19,23 @@ from polyfed import profiling
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
+from polyfed.core.server import PublicPass
 from polyfed.engine.evaluation import FROM_SCORES, ClientScore, RegressionScore, Score, ScoreCache
 from polyfed.engine.executors.base import (
     EvalJob,
+    Job,
     JobResult,
+    PassJob,
     Scores,
     TrainJob,
     WorkerContext,
     placed,
     run_job,
+    run_public_pass,
     score_parts,
 )
 from polyfed.engine.executors.shared_buffer import TensorBuffer
-from polyfed.engine.weight_store import WeightRow
+from polyfed.engine.weight_store import WeightRow, client_row
 from polyfed.errors import PolyfedError, RunError
 
 
@@ -54,7 +58,7 @@ class Worker(Protocol):
         """
         ...
 
-    def send(self, asked: TrainJob | EvalJob, evaluation: int = 0) -> None:
+    def send(self, asked: Job, evaluation: int = 0) -> None:
         """Give it something to do; one thing at a time. evaluation: number of that which a scoring belongs to.
 
         Raises:
@@ -63,7 +67,7 @@ class Worker(Protocol):
         ...
 
     def receive(self) -> tuple[Any, float]:
-        """What came of it, a `JobResult` or `Scores`, in tensors of its own; and how many seconds it took.
+        """What came of it, see `read_answer`, in tensors of its own; and how many seconds it took.
 
         Raises:
             Died: it is no more. PolyfedError: that of the work, as if it had been done here.
@@ -82,19 +86,29 @@ class Worker(Protocol):
 # the run's side ---------------------------------------------------------------------------------------------------
 
 
-def request_facts(asked: TrainJob | EvalJob, evaluation: int) -> dict[str, Any]:
-    """The plain facts of a request; its message and the client's state travel as tensors."""
-    facts = {
-        "client": asked.client.id,
-        "variant": asked.variant,
-        "round": asked.round,
-        "timed": profiling.is_profiling(),
-    }
+def request_facts(asked: Job, evaluation: int) -> dict[str, Any]:
+    """The plain facts of a request; what `request_tensors` gives travels as tensors."""
+    facts: dict[str, Any] = {"client": asked.client.id, "round": asked.round, "timed": profiling.is_profiling()}
+    if isinstance(asked, PassJob):
+        return {"what": "pass", **facts, "outputs": asked.asked.outputs}
+    facts["variant"] = asked.variant
     if isinstance(asked, TrainJob):
         names = ("is_final", "exchange_index", "scores", "from_scores", "counted", "uploads")
         return {"what": "job", **facts, **{name: getattr(asked, name) for name in names}}
     parts = {"parts": list(asked.parts), "shared": list(asked.shared)}
     return {"what": "scoring", **facts, **parts, "version": asked.client.version, "evaluation": evaluation}
+
+
+def request_tensors(asked: Job) -> dict[str, Any]:
+    """The tensors of a request, but for the client's weights."""
+    if isinstance(asked, PassJob):
+        return {"weights": asked.asked.weights, "rows": asked.asked.rows}
+    return {"message": asked.message, "state": asked.client.state}
+
+
+def request_row(asked: Job) -> WeightRow | None:
+    """The row with the client's weights, if the request needs it and there is one."""
+    return None if isinstance(asked, PassJob) else client_row(asked.client)
 
 
 def check_reply(reply: Mapping[str, Any]) -> None:
@@ -112,15 +126,18 @@ def check_reply(reply: Mapping[str, Any]) -> None:
 
 
 def read_answer(
-    asked: TrainJob | EvalJob, reply: Mapping[str, Any], tensors: Mapping[str, Any], fresh: WeightRow | None
-) -> JobResult | Scores:
-    """What came of a request; of a job, what did not change is the client's own again.
+    asked: Job, reply: Mapping[str, Any], tensors: Mapping[str, Any], fresh: WeightRow | None
+) -> JobResult | Scores | torch.Tensor:
+    """What came of a request; of a `TrainJob`, what did not change is the client's own again.
 
     Args:
         fresh: the row that holds the weights that came of a job.
     """
     if isinstance(asked, EvalJob):
         return {part: _read_score(figures) for part, figures in tensors.items()}
+    if isinstance(asked, PassJob):
+        outputs: torch.Tensor = tensors["outputs"]
+        return outputs
     own = asked.client
     return JobResult(
         own.id,
@@ -230,8 +247,8 @@ class WorkerLoop:
         began = time.perf_counter()
         try:
             with profiling.profile(request["timed"], "messages") as watch:
-                work = self._job if request["what"] == "job" else self._scoring
-                reply = work(request)
+                work = {"job": self._job, "scoring": self._scoring, "pass": self._pass}
+                reply = work[request["what"]](request)
             reply["seconds"] = time.perf_counter() - began
             if watch is not None:
                 reply["timings"] = watch.seconds
@@ -312,3 +329,9 @@ class WorkerLoop:
         )
         scores = score_parts(scoring, self.context.method, self.context.model_factory, self._memory)
         return {"tensors": self._outbox.write({part: _figures(score) for part, score in scores.items()})}
+
+    def _pass(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        tensors = self._inbox.view(request["tensors"])
+        facts = (request["client"], tensors["weights"], request["outputs"], tensors["rows"], request["round"])
+        outputs = run_public_pass(PublicPass(*facts), self.context)
+        return {"tensors": self._outbox.write({"outputs": outputs})}

@@ -17,16 +17,30 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
+from polyfed.core.server import PublicPass
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import EvalJob, Executor, JobResult, Scores, Serial, TrainJob, WorkerContext
+from polyfed.engine.executors.base import (
+    EvalJob,
+    Executor,
+    Job,
+    JobResult,
+    PassJob,
+    Scores,
+    Serial,
+    TrainJob,
+    WorkerContext,
+    run_public_pass,
+)
 from polyfed.engine.executors.job_requests import Worker, WorkerDied, WorkerUnavailable
 from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
 from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.errors import ConfigError, PolyfedError, RunError
-from polyfed.profiling import timed
+from polyfed.profiling import section, timed
 from polyfed.registry import EXECUTORS
 
 _STEP, _SAMPLE = 3e-4, 4e-10  # seconds per training step; per sample and parameter. Rough: for convolutions too little
@@ -132,7 +146,7 @@ class Estimates:
         names = {client.architecture for client in context.clients}
         self._sizes = {name: sum(p.numel() for p in template(name).parameters()) for name in names}
         self._training = training
-        self._measured: dict[tuple[int, bool], float] = {}
+        self._measured: dict[tuple[int, str], float] = {}
 
     def training(self, client: Client) -> float:
         """Seconds of one round's training, guessed."""
@@ -146,15 +160,21 @@ class Estimates:
         mean = sum(map(self.training, self._clients)) / len(self._clients)
         return self._training.rounds * self._training.cohort_size(len(self._clients)) * mean
 
-    def seconds(self, asked: TrainJob | EvalJob) -> float:
+    def seconds(self, asked: Job) -> float:
         """What it took last time, or the guess."""
-        trains = isinstance(asked, TrainJob) and asked.exchange.trains
-        known = self._measured.get((asked.client.id, trains))
+        known = self._measured.get((asked.client.id, _work(asked)))
         return self.training(asked.client) if known is None else known
 
-    def note(self, asked: TrainJob | EvalJob, seconds: float) -> None:
+    def note(self, asked: Job, seconds: float) -> None:
         """It took so long."""
-        self._measured[asked.client.id, isinstance(asked, TrainJob) and asked.exchange.trains] = seconds
+        self._measured[asked.client.id, _work(asked)] = seconds
+
+
+def _work(asked: Job) -> str:
+    """What takes a client the same time again."""
+    if isinstance(asked, PassJob):
+        return "pass"
+    return "training" if isinstance(asked, TrainJob) and asked.exchange.trains else "other"
 
 
 class ProcessPool:
@@ -202,6 +222,17 @@ class ProcessPool:
         self._evaluation += 1
         found: list[Scores | None] = self._run_all(asked, lambda _: None)
         return [one or {} for one in found]
+
+    def run_passes(self, passes: Sequence[PublicPass]) -> list[Tensor]:
+        """See `Server.run_passes`; a single one is not worth sending, and what workers die of is done here."""
+        found: list[Tensor | None] = [None] * len(passes)
+        if len(passes) > 1 and self._with_workers():
+            with section("idle"):
+                found = self._run_all([PassJob(self._context.clients[p.client_id], p) for p in passes], lambda _: None)
+        return [
+            run_public_pass(asked, self._context) if one is None else one
+            for asked, one in zip(passes, found, strict=True)
+        ]
 
     def close(self) -> None:
         """See `Executor`."""
@@ -265,7 +296,7 @@ class ProcessPool:
             for place in self._assign_jobs(asked, order, keep):
                 for again in self._assign_jobs(asked, [place], keep):
                     keep(again, None)
-                    self._say(f"{_whose(asked[again])} died again; it counts as dropped out")
+                    self._say(f"{_whose(asked[again])} died again; {_consequence(asked[again])}")
         except BaseException:
             self.close()  # whatever the others are at
             raise
@@ -317,5 +348,9 @@ class ProcessPool:
         return place
 
 
-def _whose(asked: TrainJob | EvalJob) -> str:
+def _whose(asked: Job) -> str:
     return f"round {asked.round}: the worker of client {asked.client.id}"
+
+
+def _consequence(asked: Job) -> str:
+    return "the run's own process does its work" if isinstance(asked, PassJob) else "it counts as dropped out"

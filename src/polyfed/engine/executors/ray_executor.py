@@ -28,7 +28,7 @@ import torch
 from polyfed import profiling
 from polyfed.core.settings import Training
 from polyfed.engine.evaluation import from_scores_of
-from polyfed.engine.executors.base import EvalJob, TrainJob, WorkerContext
+from polyfed.engine.executors.base import Job, TrainJob, WorkerContext
 from polyfed.engine.executors.job_requests import (
     Worker,
     WorkerDied,
@@ -37,6 +37,8 @@ from polyfed.engine.executors.job_requests import (
     described_error,
     read_answer,
     request_facts,
+    request_row,
+    request_tensors,
 )
 from polyfed.engine.executors.process_pool import (
     Estimates,
@@ -49,7 +51,7 @@ from polyfed.engine.executors.process_pool import (
 from polyfed.engine.executors.ray_session import CLUSTER, RaySession, address_of_cluster
 from polyfed.engine.executors.shared_buffer import Parcel
 from polyfed.engine.executors.worker import tune_process
-from polyfed.engine.weight_store import WeightRow, WeightStore, client_row
+from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import ConfigError, RunError
 from polyfed.version import __version__
 
@@ -151,7 +153,7 @@ class _RayWorker:
         self._ray = ray
         self._actor = actor = ray.actor(WorkerActor)
         self._alive = True
-        self._asked: TrainJob | EvalJob | None = None
+        self._asked: Job | None = None
         self._placed = actor.is_there.remote()
         self.pending = actor.begin.remote(__version__, torch.__version__, str(Path.cwd()), rebuild)
 
@@ -172,16 +174,11 @@ class _RayWorker:
         check_reply(reply)
 
     @profiling.timed("messages")
-    def send(self, asked: TrainJob | EvalJob, evaluation: int = 0) -> None:
+    def send(self, asked: Job, evaluation: int = 0) -> None:
         """See `Worker`."""
-        row = client_row(asked.client)
+        row = request_row(asked)
         parcel = Parcel()
-        tensors = {
-            "message": asked.message,
-            "state": asked.client.state,
-            "own": None if row is None else row.bytes,
-        }
-        described = parcel.write(tensors)
+        described = parcel.write({**request_tensors(asked), "own": None if row is None else row.bytes})
         held = None if row is None else row.variant
         request = {**request_facts(asked, evaluation), "tensors": described, "own": held}
         self._asked = asked

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from polyfed import profiling
-from polyfed.engine.executors.base import EvalJob, TrainJob, WorkerContext
+from polyfed.engine.executors.base import Job, TrainJob, WorkerContext
 from polyfed.engine.executors.job_requests import (
     WorkerDied,
     WorkerLoop,
@@ -32,9 +32,11 @@ from polyfed.engine.executors.job_requests import (
     check_reply,
     read_answer,
     request_facts,
+    request_row,
+    request_tensors,
 )
 from polyfed.engine.executors.shared_buffer import SharedBuffer
-from polyfed.engine.weight_store import WeightRow, client_row
+from polyfed.engine.weight_store import WeightRow
 from polyfed.signals import TERMINATION_SIGNALS
 
 _RUNS_BUSINESS = (signal.SIGINT, *TERMINATION_SIGNALS)  # upon which it ends its workers
@@ -60,7 +62,7 @@ class ForkedWorker:
         self._outbox = SharedBuffer()
         self._store = context.store
         self._store.open()
-        self._asked: TrainJob | EvalJob | None = None
+        self._asked: Job | None = None
         self._fresh: WeightRow | None = None  # for the weights that come of a job
         self.line, theirs = Pipe()
         run = os.getpid()
@@ -94,14 +96,14 @@ class ForkedWorker:
             raise WorkerUnavailable(f"it {self._how()}") from None
 
     @profiling.timed("messages")
-    def send(self, asked: TrainJob | EvalJob, evaluation: int = 0) -> None:
+    def send(self, asked: Job, evaluation: int = 0) -> None:
         """See `Worker`."""
         self._asked = asked
         self._fresh = (
             self._store.allocate(asked.client.architecture, asked.variant) if isinstance(asked, TrainJob) else None
         )
-        described = self._inbox.write({"message": asked.message, "state": asked.client.state})
-        rows = {"own": _place(client_row(asked.client)), "fresh": _place(self._fresh)}
+        described = self._inbox.write(request_tensors(asked))
+        rows = {"own": _place(request_row(asked)), "fresh": _place(self._fresh)}
         request = {**request_facts(asked, evaluation), "tensors": described, **rows}
         with contextlib.suppress(OSError):  # it is no more, as `receive` will say
             self.line.send_bytes(json.dumps(request).encode())

@@ -13,19 +13,16 @@ from torch import Tensor, nn
 from polyfed.core import inference
 from polyfed.core.client import PublicData
 from polyfed.core.message import Group
+from polyfed.core.public_passes import public_outputs
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.server import Server
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # scores of a batch, its rows among the public inputs -> a 0-d tensor
 
 
-def client_scores(server: Server, models: Mapping[int, Group], public: PublicData) -> Tensor:
+def client_scores(server: Server, models: Mapping[int, Group]) -> Tensor:
     """Scores (S, N, C) of the clients' networks (client number -> weights) on all public inputs, on the CPU."""
-    scores = []
-    for i, weights in models.items():
-        model = server.model(server.clients[i].architecture, weights)
-        scores.append(model_scores(model, public).cpu())
-    return torch.stack(scores)
+    return torch.stack(public_outputs(server, models, "scores"))
 
 
 def model_scores(model: nn.Module, public: PublicData) -> Tensor:

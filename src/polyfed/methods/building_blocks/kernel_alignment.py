@@ -2,8 +2,8 @@
 
 The alignment data (the paper's RAD) are unlabeled inputs that everybody sees. A draw of them is a function of one
 63-bit seed. Sent are the inputs themselves, where their rows stand in data that clients hold anyway, or that seed. In
-the server's state: "rad" (L, ...), the round of its draw, what it is sent as, whether this round uses it, and who holds
-it where it stays for more than one round; a client then keeps what it was sent.
+the server's state: "rad" (L, ...), its rows, the round of its draw, what it is sent as, whether this round uses it, and
+who holds it where it stays for more than one round; a client then keeps what it was sent.
 
 The mean kernel K_bar is sent as a factor F. In the server's state: "kernel 7" (a representation of the RAD that client
 7 uploaded) or, by `Server.keep`, its weights; "last", who uploaded last; "factor all" or "factor 7", what is sent in
@@ -15,17 +15,18 @@ Both classes are a method's settings, too: ``[method.alignment_data]`` and ``[me
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core import inference
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.modules import as_split_model
+from polyfed.core.public_passes import public_outputs
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import Entry, Form, Members, UploadContext
 from polyfed.errors import RunError
@@ -36,7 +37,7 @@ from polyfed.validation.effect import ActsWith
 from polyfed.validation.hyperparameters import hyperparameters
 
 _SENT_AS = ("rad", "rad_rows", "rad_seed")  # entries of a message, one of them by `transport`
-_STATE = ("rad", "rad_draw", "rad_sent", "rad_holders", "rad_live")
+_STATE = ("rad", "rad_indices", "rad_draw", "rad_sent", "rad_holders", "rad_live")
 REMEMBERED_BYTES = 2**28  # of representations in all that are not computed again while weights and RAD are the same
 EXACT_RANK = 256  # columns up to which the factor is exact
 LANDMARKS = 256  # RBF: Nystroem rows per client in the factor; with L or more it is exact
@@ -83,7 +84,7 @@ class AlignmentData:
         rows = self._rows(seed, server.public)
         if server.public is None:
             raise RunError("expected data that everybody may see, got none")
-        server.state["rad"] = server.public.samples.x[rows]
+        server.state |= {"rad": server.public.samples.x[rows], "rad_indices": rows}
         if self.transport == "indices":
             server.state["rad_sent"] = {"rad_rows": rows.int()}
         elif self.transport == "seed":
@@ -175,30 +176,43 @@ def _kind(x: Tensor) -> str:
 # the mean kernel --------------------------------------------------------------------------------------------------
 
 
-def _placed(server: Server, rad: Tensor, model: nn.Module) -> Tensor:
-    """The RAD where a network computes, which it reaches once for all clients' networks."""
-    device = next(iter(model.parameters())).device
-    if device == rad.device:
-        return rad
-    placed: tuple[weakref.ref[Tensor], Tensor] | None = server.cache.get(("placed", 0))
-    if placed is None or placed[0]() is not rad:
-        placed = (weakref.ref(rad), rad.to(device))
-        server.cache["placed", 0] = placed
-    return placed[1]
+class _RepresentationCache:
+    """Representations of one RAD by clients' networks, as many as fit into `REMEMBERED_BYTES`.
+
+    A network is known by the first tensor of its weights; None: by the client's initial weights.
+    """
+
+    def __init__(self, rad: Tensor) -> None:
+        self._rad = weakref.ref(rad)
+        self._kept: dict[int, tuple[weakref.ref[Tensor] | None, Tensor]] = {}
+        self._nbytes = 0
+
+    def is_of(self, rad: Tensor) -> bool:
+        """Whether it is of this RAD."""
+        return self._rad() is rad
+
+    def get(self, client_id: int, first: Tensor | None) -> Tensor | None:
+        """A_j (L, D), if it is here of these weights."""
+        if client_id not in self._kept:
+            return None
+        weights, a_LD = self._kept[client_id]
+        is_same = first is None if weights is None else weights() is first
+        return a_LD if is_same else None
+
+    def keep(self, client_id: int, first: Tensor | None, a_LD: Tensor) -> None:
+        """Keep A_j in place of what was here of this client, if there is room."""
+        if client_id in self._kept:
+            self._nbytes -= self._kept.pop(client_id)[1].nbytes
+        if self._nbytes + a_LD.nbytes <= REMEMBERED_BYTES:
+            self._kept[client_id] = (None if first is None else weakref.ref(first), a_LD)
+            self._nbytes += a_LD.nbytes
 
 
-@dataclass(frozen=True)
-class _CachedRepresentation:
-    """What a client's weights, by the first tensor of them, made of a RAD."""
-
-    rad: weakref.ref[Tensor]
-    weights: weakref.ref[Tensor]
-    seeded: bool
-    a_LD: Tensor
-
-    def is_of(self, rad: Tensor, weights: Tensor, seeded: bool) -> bool:
-        """Whether it is of this RAD and these weights."""
-        return self.rad() is rad and (self.weights() is weights or (self.seeded and seeded))
+def _pass_nbytes(server: Server, client_id: int) -> int:
+    """Bytes of A_j, and of the client's initial weights where these have to be drawn for its pass."""
+    model = as_split_model(server.model(server.clients[client_id].architecture, {}))
+    drawn = 0 if server.has_weights(client_id) else sum(p.nbytes for p in model.parameters())
+    return 4 * len(get_tensor(server.state, "rad")) * model.feature_dim + drawn
 
 
 @hyperparameters
@@ -235,8 +249,7 @@ class MeanKernel:
             owners = {"all": members}
         streams = {owner: MeanKernelFactor(self.rank, EXACT_RANK, self.norm) for owner in owners}
         first_nonfinite = 0  # networks with inf or nan on the RAD, as those of finite weights may have
-        for j in members:
-            a_LD = self._representation(server, j)
+        for j, a_LD in self._representations(server, members):
             if not bool(a_LD.isfinite().all()):
                 first_nonfinite += 1
                 continue
@@ -290,23 +303,43 @@ class MeanKernel:
             return factor_Lr
         return factor_Lr[torch.randperm(len(factor_Lr), generator=server.generator("permuted"))]
 
-    def _representation(self, server: Server, client_id: int) -> Tensor:
-        """A_j, as it was uploaded or by a pass, which is not made again for the same weights and RAD."""
-        if f"kernel {client_id}" in server.state:
-            return dequantize_columns(get_group(server.state, f"kernel {client_id}"))
+    def _representations(self, server: Server, members: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """A_j of all members in their order, as it was uploaded, or by a pass of the network."""
+        for block in self._blocks(server, members):
+            by_pass = self._passed(server, [j for j in block if f"kernel {j}" not in server.state])
+            for j in block:
+                yield j, by_pass[j] if j in by_pass else dequantize_columns(get_group(server.state, f"kernel {j}"))
+
+    def _blocks(self, server: Server, members: Sequence[int]) -> Iterator[list[int]]:
+        """The members in their order, so many together as may be in memory at the same time."""
+        block: list[int] = []
+        held = 0
+        for j in members:
+            nbytes = 0 if f"kernel {j}" in server.state else _pass_nbytes(server, j)
+            if block and held + nbytes > REMEMBERED_BYTES:
+                yield block
+                block = []
+                held = 0
+            block.append(j)
+            held += nbytes
+        yield block
+
+    def _passed(self, server: Server, members: Sequence[int]) -> dict[int, Tensor]:
+        """A_j by passes, which are not made again for the same weights and RAD."""
         rad = get_tensor(server.state, "rad")
-        is_seeded = not server.has_weights(client_id)  # and so as they were in every round before
-        weights = server.client_weights(client_id)
-        first = next(iter(weights.values()))
-        cached: _CachedRepresentation | None = server.cache.pop(("represented", client_id), None)
-        if cached is None or not cached.is_of(rad, first, is_seeded):
-            model = server.model(server.clients[client_id].architecture, weights)
-            a_LD = inference.representations(model, _placed(server, rad, model), server.prepare).cpu()
-            cached = _CachedRepresentation(weakref.ref(rad), weakref.ref(first), is_seeded, a_LD)
-        # what a state holds is never written into
-        if cached.a_LD.nbytes * len(server.clients) <= REMEMBERED_BYTES:
-            server.cache["represented", client_id] = cached
-        return cached.a_LD
+        cache: _RepresentationCache | None = server.cache.get(("representations", 0))
+        if cache is None or not cache.is_of(rad):
+            cache = server.cache["representations", 0] = _RepresentationCache(rad)
+        firsts = {j: next(iter(server.client_weights(j).values())) if server.has_weights(j) else None for j in members}
+        known = {j: cache.get(j, firsts[j]) for j in members}
+        found = {j: a_LD for j, a_LD in known.items() if a_LD is not None}
+        missing = {j: server.client_weights(j) for j in members if j not in found}
+        rows = get_tensor(server.state, "rad_indices")
+        outputs = public_outputs(server, missing, "representations", rows)
+        for j, a_LD in zip(missing, outputs, strict=True):
+            found[j] = a_LD
+            cache.keep(j, firsts[j], a_LD)
+        return found
 
     def _features(self, server: Server, client_id: int, a_LD: Tensor) -> Tensor:
         """A_j, or another matrix with the kernel of client j."""

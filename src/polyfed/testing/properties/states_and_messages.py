@@ -169,7 +169,8 @@ def expected_bytes(kit: ConformanceKit) -> None:
     """The bytes are those of the paper's formula."""
     if kit.expected_bytes is None:
         raise NotApplicable("no formula given")
-    for number, found in kit.base.history[-1]["bytes_by_client"].items():
-        down, up = kit.expected_bytes(kit.base.server, int(number))
+    federation = kit.scenes[-1].federation
+    for number, found in federation.history[-1]["bytes_by_client"].items():
+        down, up = kit.expected_bytes(federation.server, int(number))
         if (found["down"], found["up"]) != (down, up):
             kit.fail(f"client {number}: expected {down} bytes down and {up} up by the formula, got {found}")

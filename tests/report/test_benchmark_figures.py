@@ -1,0 +1,30 @@
+"""The map of gains, of figures made by hand."""
+
+from __future__ import annotations
+
+from polyfed.report.benchmark_figures import gains_figure
+from tests.report.test_benchmark_page import setting
+
+
+def test_cells_are_the_settings_gains() -> None:
+    figure = gains_figure([setting("one", "accuracy"), setting("two", "accuracy")], ["below", "above", "local"])
+    assert figure is not None
+    assert [(row["setting"], row["method"], row["part"], row["mean"]) for row in figure.rows[:4]] == [
+        ("one", "below", "gain", 0.12),
+        ("one", "below", "federated", 0.12),
+        ("one", "above", "gain", 0.12),
+        ("one", "above", "federated", 0.0),
+    ]
+    over_local, federated = figure.figure.axes[:2]
+    assert [label.get_text() for label in over_local.get_yticklabels()] == ["below", "above"]
+    assert [label.get_text() for label in federated.get_xticklabels()] == ["one", "two"]
+    said = {(text.get_position(), text.get_text(), text.get_fontweight()) for text in federated.texts}
+    assert ((0, 0), "+12.0", "bold") in said
+    assert ((0, 1), "+0.0", "normal") in said, "its interval includes zero"
+
+
+def test_errors_have_another_unit() -> None:
+    assert gains_figure([setting("one", "rmse")], ["above"]) is None
+    figure = gains_figure([setting("one", "rmse"), setting("two", "accuracy")], ["above"])
+    assert figure is not None
+    assert {row["setting"] for row in figure.rows} == {"two"}

@@ -672,7 +672,7 @@ def test_auto_takes_a_cohort_on_a_gpu_only() -> None:
     def choose(name: str, device: str, workers: int | None = None) -> object:
         parts = SimpleNamespace(device=torch.device(device), module=fed.model_factory.module)
         context: Any = SimpleNamespace(
-            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=()
+            method=fed.method, model_factory=parts, clients=fed.clients, store=fed.store, from_scores=(), compiles=False
         )
         return process_pool.make_executor(name, workers, context, Training(), print)
 

@@ -25,10 +25,9 @@ from polyfed.core.public_passes import run_pass
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.evaluation import Score, ScoreCache, evaluate_model
-from polyfed.engine.executors.made_upload import MadeUpload
+from polyfed.engine.executors.made_upload import MadeUpload, encoded
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
-from polyfed.engine.rejected import Rejected
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import PolyfedError, RunError
@@ -323,22 +322,6 @@ def finish_job(
         bad,
         operations=made.operations,
     )
-
-
-def encoded(made: Message, client: Client, method: Method, received: Message) -> tuple[Message, str | None]:
-    """What leaves the client in place of what its method made; and why nothing of it counts, if it does not."""
-    upload = freeze(made)
-    name = first_nonfinite(upload)
-    if name is not None:
-        return upload, f"the upload is not finite ('{name}')"
-    try:
-        for plugin in client.plugins:
-            changed = plugin.encode(upload, client, method, received)
-            if changed is not upload:
-                upload = freeze(changed)
-    except Rejected as problem:
-        return freeze({}), str(problem)
-    return upload, None
 
 
 @contextlib.contextmanager

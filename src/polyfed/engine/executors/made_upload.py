@@ -8,8 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polyfed.core.message import Message, tensors_of, with_tensors
+from polyfed.core.client import Client
+from polyfed.core.message import Message, first_nonfinite, freeze, tensors_of, with_tensors
+from polyfed.core.method import Method
 from polyfed.engine.evaluation import Score
+from polyfed.engine.rejected import Rejected
 from polyfed.functional.device_copies import copy_in_place, move_together
 
 
@@ -40,3 +43,19 @@ def fetch(tensors: Iterable[Tensor]) -> None:
     """Bring tensors to main memory in one copy for each type, for the block `copy_once` around this call."""
     needed = list(tensors)
     move_together(needed, [torch.device("cpu")] * len(needed))
+
+
+def encoded(made: Message, client: Client, method: Method, received: Message) -> tuple[Message, str | None]:
+    """What leaves the client in place of what its method made; and why nothing of it counts, if it does not."""
+    upload = freeze(made)
+    name = first_nonfinite(upload)
+    if name is not None:
+        return upload, f"the upload is not finite ('{name}')"
+    try:
+        for plugin in client.plugins:
+            changed = plugin.encode(upload, client, method, received)
+            if changed is not upload:
+                upload = freeze(changed)
+    except Rejected as problem:
+        return freeze({}), str(problem)
+    return upload, None

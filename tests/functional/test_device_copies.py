@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polyfed.functional.device_copies import copy_in_place, copy_once, move_together
+from polyfed.functional.device_copies import copy_in_place, copy_once, move_group, move_together
 
 HERE, THERE = torch.device("cpu"), torch.device("cpu:0")
 
@@ -109,3 +109,13 @@ def test_copies_in_place_share_nothing_but_what_was_shared() -> None:
     assert places[0] == places[1]
     assert len({*places, *(t.data_ptr() for t in given[:4])}) == 3 + 3
     assert copy_in_place([]) == []
+
+
+def test_a_group_crosses_together_under_its_names() -> None:
+    tensors = {"b": torch.arange(3.0, requires_grad=True), "a": torch.ones(2, 2)}
+    with Copies() as copies:
+        found = move_group(tensors, THERE)
+    assert copies.joined == [2]
+    assert list(found) == ["b", "a"]
+    assert all(torch.equal(found[name], t) for name, t in tensors.items())
+    assert move_group({}, THERE) == {}

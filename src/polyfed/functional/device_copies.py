@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["copy_in_place", "copy_once", "move_together"]
+__all__ = ["copy_in_place", "copy_once", "move_group", "move_together"]
 
 _Known = dict[Hashable, tuple[Tensor, Tensor]]  # a tensor and its copy, which keep each other's memory
 _known: ContextVar[_Known | None] = ContextVar("_known", default=None)
@@ -53,6 +53,12 @@ def move_together(tensors: Sequence[Tensor], devices: Sequence[torch.device]) ->
             if known is not None:
                 known[_key(tensor, device)] = (tensor, found[place])
     return found
+
+
+def move_group(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
+    """Tensors by name, detached, on a device: see `move_together`."""
+    found = move_together(list(tensors.values()), [torch.device(device)] * len(tensors))
+    return dict(zip(tensors, found, strict=True))
 
 
 def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:

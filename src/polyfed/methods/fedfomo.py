@@ -35,6 +35,7 @@ from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Context, Method, Requirements, TrainingResult, hyperparameters
 from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
+from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.functional.mixing import distance, interpolate_towards, model_gains, normalize_positive
 from polyfed.methods.building_blocks import weight_averaging
@@ -135,7 +136,7 @@ class FedFomo(Method):
         delta = self._delta(client, old, candidates)
         mixed = interpolate_towards(old, candidates, normalize_positive(delta).tolist())
         load_state(client.model, mixed)
-        client.state["before"] = {name: t.cpu() for name, t in mixed.items()}
+        client.state["before"] = move_group(mixed, "cpu")
         return {"delta": delta[len(candidates) - len(others) :]}
 
     def _delta(self, client: Client, old: Group, candidates: list[Group]) -> Tensor:

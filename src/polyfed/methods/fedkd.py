@@ -33,6 +33,7 @@ from polyfed.core.method import Batch, Context, Requirements, TrainingResult, hy
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.functional import low_rank
+from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import cross_entropy, kl_divergence, mse_loss
 from polyfed.methods.building_blocks import auxiliary_model
 
@@ -126,7 +127,7 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         mentee: Any = client.model.auxiliary_model
         synced = get_group(client.state, "synced")
-        change = {name: t.cpu() - synced[name] for name, t in float_state(mentee).items()}
+        change = {name: t - synced[name] for name, t in move_group(float_state(mentee), "cpu").items()}
         update = low_rank.encode(change, self._energy(client), auxiliary_model.buffer_names(mentee))
         return {**update, "n": torch.tensor(client.n)}
 

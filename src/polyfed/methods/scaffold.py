@@ -31,6 +31,7 @@ from polyfed.core.method import Batch, Context, StepResult, TrainingResult, hype
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.errors import ConfigError
+from polyfed.functional.device_copies import move_group
 from polyfed.methods.building_blocks import weight_averaging
 from polyfed.methods.fedavg import FedAvg
 
@@ -90,7 +91,8 @@ class SCAFFOLD(FedAvg):
         received = {name: w.clone() for name, w in float_state(client.model, buffers=False).items()}
         c = get_group(message, "control")
         own = _own_control(client, message)
-        correction = {name: (c[name] - own[name]).to(w) for name, w in received.items()}
+        device = next(iter(received.values())).device
+        correction = move_group({name: c[name] - own[name] for name in received}, device)
         return {"received": received, "correction": correction, "own": own}
 
     def gradients(self, model: Any, batch: Batch, context: Context) -> StepResult:
@@ -102,7 +104,7 @@ class SCAFFOLD(FedAvg):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         own: Group = client.context["own"]
-        new = {name: t.cpu() for name, t in self._new_control(client, trained).items()}
+        new = move_group(self._new_control(client, trained), "cpu")
         client.state |= {"before": dict(own), "control": new, "said": torch.tensor(client.round)}
         return {**super().upload(client, trained), "control": {name: new[name] - own[name] for name in new}}
 

@@ -2,24 +2,37 @@
 
     python scripts/result_figures.py rank-collapse runs/rank-collapse   # of recipes/adapters/rank-collapse.toml
     python scripts/result_figures.py asynchrony runs/asynchrony         # of recipes/asynchrony.toml
+    python scripts/result_figures.py gains docs/results/tables          # of stored comparisons with controls
 
-Reads run folders; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
+Reads run folders, or the stored tables; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from polyfed.report.benchmark_figures import gains_figure
+from polyfed.report.benchmark_results import Gains
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import empty_figure, legend, styles
 from polyfed.report.run_records import load_runs
+from polyfed.results.fields import validated
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 KEY = "energy_beyond_smallest_rank"
+SETTINGS = {  # stored table -> its name in the figure
+    "worth-reference": "two classes",
+    "worth-few": "few images",
+    "naturals-heart": "hospitals",
+    "naturals-watch": "watch",
+    "naturals-contraception": "districts",
+}
 
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
@@ -50,6 +63,40 @@ def asynchrony(folder: Path) -> None:
     _draw("asynchrony", "Accuracy against simulated time", about, axes, lines)
 
 
+def gains(folder: Path) -> None:
+    """Every method's gain over Local and its federated gain, in all settings that ran with controls."""
+    by_setting: dict[str, dict[str, Gains]] = {}
+    for stem, name in SETTINGS.items():
+        stored = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
+        (table,) = (one["rows"] for one in stored["tables"] if one["caption"].startswith("What federation is worth"))
+        found = [_gains(dict(zip(table[0], row, strict=True))) for row in table[1:]]
+        by_setting[name] = {one.name: one for one in found}
+    shared = Counter(method for found in by_setting.values() for method in found)
+    figure = gains_figure(by_setting, [method for method, _ in shared.most_common()], "gains")
+    if figure is None:
+        raise SystemExit(f"expected tables of gains in {folder}, got none")
+    figure.figure.savefig(RESULTS / "gains.png", facecolor="white")
+
+
+def _gains(row: Mapping[str, str]) -> Gains:
+    """A row of such a table, whose figures are percentage points."""
+    parts = {
+        part: _gain(row[title], row[interval])
+        for part, title, interval in (
+            ("gain", "gain over Local", "interval of gain"),
+            ("alone", "gain alone", "interval alone"),
+            ("federated", "federated gain", "interval federated"),
+        )
+    }
+    return validated(Gains, {"name": row["method"], **parts, "way": None})
+
+
+def _gain(mean: str, interval: str) -> dict[str, float | None]:
+    ends = [float(end) for end in interval.strip("[]").split(", ")] if interval.startswith("[") else None
+    margin = None if ends is None else (ends[1] - ends[0]) / 200
+    return {"mean": float(mean.strip("*")) / 100, "margin": margin}
+
+
 def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lines) -> None:
     """Lines of shares, in percent."""
     if not lines:
@@ -65,10 +112,10 @@ def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lin
 
 def main() -> None:
     """Draw what is asked for."""
-    drawn = {"rank-collapse": rank_collapse, "asynchrony": asynchrony}
+    drawn = {"rank-collapse": rank_collapse, "asynchrony": asynchrony, "gains": gains}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=drawn)
-    parser.add_argument("folder", type=Path, help="of the runs")
+    parser.add_argument("folder", type=Path, help="of the runs, or of the tables")
     options = parser.parse_args()
     drawn[options.name](options.folder)
 

@@ -3,6 +3,7 @@
     python scripts/result_figures.py rank-collapse runs/rank-collapse   # of recipes/adapters/rank-collapse.toml
     python scripts/result_figures.py asynchrony runs/asynchrony         # of recipes/asynchrony.toml
     python scripts/result_figures.py gains docs/results/tables          # of stored comparisons with controls
+    python scripts/result_figures.py unlike-own-data docs/results/tables
 
 Reads run folders, or the stored tables; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
 """
@@ -20,7 +21,7 @@ from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_results import Gains
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs
-from polyfed.report.plot_style import empty_figure, legend, styles
+from polyfed.report.plot_style import HEIGHT, canvas, empty_figure, fills, legend, style_axes, styles
 from polyfed.report.run_records import load_runs
 from polyfed.results.fields import validated
 
@@ -32,6 +33,10 @@ SETTINGS = {  # stored table -> its name in the figure
     "naturals-heart": "hospitals",
     "naturals-watch": "watch",
     "naturals-contraception": "districts",
+}
+UNLIKE_OWN = {  # stored table -> its column, and what it shows
+    "fedin-table1-fashion-small": ("accuracy", "Fashion-MNIST, one test set for all"),
+    "naturals-watch-newcomers": ("held out, received", "the watch, newcomers"),
 }
 
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -97,6 +102,24 @@ def _gain(mean: str, interval: str) -> dict[str, float | None]:
     return {"mean": float(mean.strip("*")) / 100, "margin": margin}
 
 
+def unlike_own_data(folder: Path) -> None:
+    """Accuracy where clients are scored on what they have no data of: a common test set, and as newcomers."""
+    about = "Mean over seeds in %; whiskers: standard deviation over seeds, where the table has it. Dotted: Local."
+    figure, (panels,) = canvas("Inputs unlike a client's own data", about, HEIGHT, columns=2)
+    for axes, (stem, (column, title)) in zip(panels, UNLIKE_OWN.items(), strict=True):
+        rows = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))["tables"][0]["rows"]
+        scores = {row[0]: row[rows[0].index(column)].strip("*").split(" ± ") for row in rows[1:]}
+        means = {name: float(score[0]) for name, score in scores.items()}
+        spreads = [float(score[1]) if len(score) > 1 else 0.0 for score in scores.values()]
+        axes.barh(list(means), list(means.values()), xerr=spreads, capsize=3, **next(fills()))
+        axes.axvline(means["local"], color="black", linestyle=(0, (1.5, 2)), linewidth=1.6)
+        axes.invert_yaxis()
+        axes.set_title(title, size=9)
+        axes.set(xlabel="accuracy [%]", xlim=(0, None))
+        style_axes(axes, grid="x")
+    figure.savefig(RESULTS / "unlike-own-data.png", facecolor="white")
+
+
 def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lines) -> None:
     """Lines of shares, in percent."""
     if not lines:
@@ -112,7 +135,12 @@ def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lin
 
 def main() -> None:
     """Draw what is asked for."""
-    drawn = {"rank-collapse": rank_collapse, "asynchrony": asynchrony, "gains": gains}
+    drawn = {
+        "rank-collapse": rank_collapse,
+        "asynchrony": asynchrony,
+        "gains": gains,
+        "unlike-own-data": unlike_own_data,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=drawn)
     parser.add_argument("folder", type=Path, help="of the runs, or of the tables")

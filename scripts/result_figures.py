@@ -2,24 +2,42 @@
 
     python scripts/result_figures.py rank-collapse runs/rank-collapse   # of recipes/adapters/rank-collapse.toml
     python scripts/result_figures.py asynchrony runs/asynchrony         # of recipes/asynchrony.toml
+    python scripts/result_figures.py gains docs/results/tables          # of stored comparisons with controls
+    python scripts/result_figures.py unlike-own-data docs/results/tables
 
-Reads run folders; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
+Reads run folders, or the stored tables; writes docs/results/NAME.png and, of what has no table elsewhere, NAME.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from polyfed.report.benchmark_figures import gains_figure
+from polyfed.report.benchmark_results import Gains
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs
-from polyfed.report.plot_style import empty_figure, legend, styles
+from polyfed.report.plot_style import HEIGHT, canvas, empty_figure, fills, legend, style_axes, styles
 from polyfed.report.run_records import load_runs
+from polyfed.results.fields import validated
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 KEY = "energy_beyond_smallest_rank"
+SETTINGS = {  # stored table -> its name in the figure
+    "worth-reference": "two classes",
+    "worth-few": "few images",
+    "naturals-heart": "hospitals",
+    "naturals-watch": "watch",
+    "naturals-contraception": "districts",
+}
+UNLIKE_OWN = {  # stored table -> its column, and what it shows
+    "fedin-table1-fashion-small": ("accuracy", "Fashion-MNIST, one test set for all"),
+    "naturals-watch-newcomers": ("held out, received", "the watch, newcomers"),
+}
 
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
@@ -50,6 +68,58 @@ def asynchrony(folder: Path) -> None:
     _draw("asynchrony", "Accuracy against simulated time", about, axes, lines)
 
 
+def gains(folder: Path) -> None:
+    """Every method's gain over Local and its federated gain, in all settings that ran with controls."""
+    by_setting: dict[str, dict[str, Gains]] = {}
+    for stem, name in SETTINGS.items():
+        stored = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
+        (table,) = (one["rows"] for one in stored["tables"] if one["caption"].startswith("What federation is worth"))
+        found = [_gains(dict(zip(table[0], row, strict=True))) for row in table[1:]]
+        by_setting[name] = {one.name: one for one in found}
+    shared = Counter(method for found in by_setting.values() for method in found)
+    figure = gains_figure(by_setting, [method for method, _ in shared.most_common()], "gains")
+    if figure is None:
+        raise SystemExit(f"expected tables of gains in {folder}, got none")
+    figure.figure.savefig(RESULTS / "gains.png", facecolor="white")
+
+
+def _gains(row: Mapping[str, str]) -> Gains:
+    """A row of such a table, whose figures are percentage points."""
+    parts = {
+        part: _gain(row[title], row[interval])
+        for part, title, interval in (
+            ("gain", "gain over Local", "interval of gain"),
+            ("alone", "gain alone", "interval alone"),
+            ("federated", "federated gain", "interval federated"),
+        )
+    }
+    return validated(Gains, {"name": row["method"], **parts, "way": None})
+
+
+def _gain(mean: str, interval: str) -> dict[str, float | None]:
+    ends = [float(end) for end in interval.strip("[]").split(", ")] if interval.startswith("[") else None
+    margin = None if ends is None else (ends[1] - ends[0]) / 200
+    return {"mean": float(mean.strip("*")) / 100, "margin": margin}
+
+
+def unlike_own_data(folder: Path) -> None:
+    """Accuracy where clients are scored on what they have no data of: a common test set, and as newcomers."""
+    about = "Mean over seeds in %; whiskers: standard deviation over seeds, where the table has it. Dotted: Local."
+    figure, (panels,) = canvas("Inputs unlike a client's own data", about, HEIGHT, columns=2)
+    for axes, (stem, (column, title)) in zip(panels, UNLIKE_OWN.items(), strict=True):
+        rows = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))["tables"][0]["rows"]
+        scores = {row[0]: row[rows[0].index(column)].strip("*").split(" ± ") for row in rows[1:]}
+        means = {name: float(score[0]) for name, score in scores.items()}
+        spreads = [float(score[1]) if len(score) > 1 else 0.0 for score in scores.values()]
+        axes.barh(list(means), list(means.values()), xerr=spreads, capsize=3, **next(fills()))
+        axes.axvline(means["local"], color="black", linestyle=(0, (1.5, 2)), linewidth=1.6)
+        axes.invert_yaxis()
+        axes.set_title(title, size=9)
+        axes.set(xlabel="accuracy [%]", xlim=(0, None))
+        style_axes(axes, grid="x")
+    figure.savefig(RESULTS / "unlike-own-data.png", facecolor="white")
+
+
 def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lines) -> None:
     """Lines of shares, in percent."""
     if not lines:
@@ -65,10 +135,15 @@ def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lin
 
 def main() -> None:
     """Draw what is asked for."""
-    drawn = {"rank-collapse": rank_collapse, "asynchrony": asynchrony}
+    drawn = {
+        "rank-collapse": rank_collapse,
+        "asynchrony": asynchrony,
+        "gains": gains,
+        "unlike-own-data": unlike_own_data,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=drawn)
-    parser.add_argument("folder", type=Path, help="of the runs")
+    parser.add_argument("folder", type=Path, help="of the runs, or of the tables")
     options = parser.parse_args()
     drawn[options.name](options.folder)
 

@@ -7,7 +7,8 @@ from tests.report.test_benchmark_page import setting
 
 
 def test_cells_are_the_settings_gains() -> None:
-    figure = gains_figure([setting("one", "accuracy"), setting("two", "accuracy")], ["below", "above", "local"])
+    gains = {one.name: one for one in setting("one", "accuracy").gains}
+    figure = gains_figure({"one": gains, "two": gains}, ["below", "above", "local"])
     assert figure is not None
     assert [(row["setting"], row["method"], row["part"], row["mean"]) for row in figure.rows[:4]] == [
         ("one", "below", "gain", 0.12),
@@ -23,8 +24,6 @@ def test_cells_are_the_settings_gains() -> None:
     assert ((0, 1), "+0.0", "normal") in said, "its interval includes zero"
 
 
-def test_errors_have_another_unit() -> None:
-    assert gains_figure([setting("one", "rmse")], ["above"]) is None
-    figure = gains_figure([setting("one", "rmse"), setting("two", "accuracy")], ["above"])
-    assert figure is not None
-    assert {row["setting"] for row in figure.rows} == {"two"}
+def test_without_gains_there_is_no_figure() -> None:
+    assert gains_figure({}, ["above"]) is None
+    assert gains_figure({"one": {}}, ["above"]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,14 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("score", ["accuracy", "rmse"])
 def test_controls_have_no_rank(score: str) -> None:
     assert "pooled" not in ranking([setting("one", score)]).ranks
+
+
+def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
+    for name, score in (("one", "rmse"), ("two", "accuracy")):
+        write_result(setting(name, score), {}, tmp_path)
+    write_page(tmp_path, "Both", ["one", "two"])
+    drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
+    assert {row["setting"] for row in drawn} == {"two"}, "an RMSE has another unit"
+    (tmp_path / "two.json").unlink()
+    _, files = write_page(tmp_path, "Errors", ["one"])
+    assert [path.name for path in files] == ["benchmark.md"]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyfed.report.benchmark_results import Gain, Gains, SettingResult
+from polyfed.report.benchmark_results import Gain, Gains
 from polyfed.report.plot_style import WIDTH, FigureWithData, add_colorbar, canvas, inches
-from polyfed.results.main_score import ACCURACY
 
 __all__ = ["gains_figure"]
 
-GAINS = "gains"  # the files' name
 PARTS = {"gain": "gain over Local", "federated": "federated gain"}  # attribute of `Gains` -> panel
 _COLORS = "RdBu"  # red: a loss
 _MOST = 10.0  # percentage points from which on the color is full
@@ -21,21 +19,18 @@ _ROW = 0.25  # inches
 _COLUMN = 0.5  # inches
 
 
-def gains_figure(found: Sequence[SettingResult], methods: Sequence[str]) -> FigureWithData | None:
+def gains_figure(
+    by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str], stem: str = "gains"
+) -> FigureWithData | None:
     """A map with a row for each method and a column for each setting, once per panel.
 
-    Settings whose score is an RMSE are left out, as their unit is another one.
-
     Args:
-        methods: the rows, from the top; those without a gain anywhere are left out.
+        by_setting: setting -> method -> its gains in accuracy. methods: the rows, from the top; those without a gain
+            anywhere are left out.
 
     Returns:
-        The figure with its data; None where no setting has a gain.
+        The figure with its data; None where there are no gains.
     """
-    by_setting = {
-        one.setting: {gains.name: gains for gains in one.gains} for one in found if one.main_score == ACCURACY
-    }
-    by_setting = {name: gains for name, gains in by_setting.items() if gains}
     names = [method for method in methods if any(method in gains for gains in by_setting.values())]
     if not names:
         return None
@@ -46,7 +41,7 @@ def gains_figure(found: Sequence[SettingResult], methods: Sequence[str]) -> Figu
         if method in gains
         for part in PARTS
     ]
-    return FigureWithData(GAINS, _draw(by_setting, names), {"gains": rows}, rows)
+    return FigureWithData(stem, _draw(by_setting, names), {"gains": rows}, rows)
 
 
 def _draw(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str]) -> Any:

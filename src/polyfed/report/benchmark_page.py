@@ -7,7 +7,7 @@ from pathlib import Path
 
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.benchmark_figures import GAINS, gains_figure
+from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_ranks import Ranking, rank
 from polyfed.report.benchmark_results import Gain, Gains, RowResult, SettingResult, read_results, read_seconds
 from polyfed.report.run_records import format_setting
@@ -25,7 +25,7 @@ from polyfed.report.text_tables import (
     wrap_columns,
     wrapped,
 )
-from polyfed.results.main_score import MainScore
+from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["ranking", "to_markdown", "to_text", "write_page"]
@@ -48,7 +48,7 @@ def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple
     if not found:
         return (), ()
     missing = [name for name in settings if name not in {one.setting for one in found}]
-    figure = gains_figure(found, list(ranking(found).ranks))
+    figure = gains_figure(_gains_by_setting(found), list(ranking(found).ranks))
     drawn = [] if figure is None else figure.write(folder)
     page = to_markdown(title, found, read_seconds(folder), missing, has_figure=figure is not None)
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
@@ -67,7 +67,7 @@ def to_markdown(
         parts.append(f"Not finished: {', '.join(map(markdown_text, missing))}.")
     parts += _about_ranks(found)
     if has_figure:
-        parts.append(f"![Gain over Local and federated gain, by method and setting]({GAINS}.png)")
+        parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     parts += _about_gains(found)
     for one in found:
         parts += [*_about_setting(one, seconds.get(one.setting, {}))]
@@ -138,6 +138,12 @@ def _about_gains(found: Sequence[SettingResult]) -> Iterator[str]:
         "How much better together is than alone (every client a federation of its own): accuracy in percentage "
         "points, RMSE in the target's unit; paired by seed, with the 95 % interval; bold where that leaves out zero."
     )
+
+
+def _gains_by_setting(found: Sequence[SettingResult]) -> dict[str, dict[str, Gains]]:
+    """Setting -> method -> gains, of settings with gains in accuracy; an RMSE has another unit."""
+    of_accuracy = [one for one in found if one.gains and one.main_score == ACCURACY]
+    return {one.setting: {gains.name: gains for gains in one.gains} for one in of_accuracy}
 
 
 def _with_interval(gain: Gain | None, score: MainScore) -> str:

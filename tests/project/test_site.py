@@ -141,7 +141,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert 'id="polyfed.engine.federation.Federation.run"' in text
     assert "share of the clients drawn each round" in text
     method = (tmp_path / "site" / "reference" / "method.html").read_text(encoding="utf-8")
-    assert "the representation is equally wide everywhere" in method, "a comment beside a field"
+    assert "all representations have the same width" in method, "a comment beside a field"
     loaded = [
         link
         for name in site

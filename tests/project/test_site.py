@@ -260,6 +260,7 @@ FEWER = {
     "leakage": ["--clients", "1", "--rows", "10", "--images", "1"],
 }
 FEWER["compare"] = FEWER["sweep"] = [*FEWER["run"], "--seeds", "0"]
+FEWER_OF = {"recipes/adapters/rank-collapse.toml": ["--set", "data.holdout=500", "--set", "pretraining.epochs=1"]}
 LEFT_OUT = {"--inputs": ("cka", "tsne"), "--points": ("tsne",)}  # options of some figures only
 
 
@@ -274,7 +275,7 @@ def test_commands_run(
         monkeypatch.setenv("POLYFED_DATA", str(request.getfixturevalue("data_root")))
     monkeypatch.chdir(at_work(tmp_path))
     for words in commands(read(page)):
-        fewer = FEWER.get(words[1], [])
+        fewer = [*FEWER.get(words[1], []), *FEWER_OF.get(words[2], [])]
         if words[1] == "plot":
             figures = words[words.index("--figures") + 1].split(",") if "--figures" in words else []
             pairs = zip(fewer[::2], fewer[1::2], strict=True)

@@ -122,8 +122,8 @@ def beside() -> dict[str, Any]:
 def test_the_privacy_section_is_true(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
     method = METHODS[name]()
-    variants = ("outputs", "setting", "mu")  # hyperparameters with which more can be clipped
-    bounded = has_upload(method) and (not method.fixed_entries or any(v in told for v in variants[:2]))
+    variants = ("outputs", "setting", "aggregation")  # hyperparameters with which more can be clipped
+    bounded = has_upload(method) and (not method.fixed_entries or any(v in told for v in variants))
     assert ("`upload_clip_norm` clips" in told) == bounded
     phases = method.phases(Training())
     by_row = method.supports_dp_sgd and all(phase.data == "train" and phase.rows is None for phase in phases)

@@ -108,13 +108,14 @@ def measure(job: str, workers: int, rounds: int, changed: Sequence[str], data: D
         runner.join()
         if runner.error is not None:
             raise runner.error
-    pool, ray = runners
-    assert records_of(pool.history) == records_of(ray.history), "ray and pool disagree"
+    processes, ray = runners
+    assert records_of(processes.history) == records_of(ray.history), "ray and processes disagree"
     figures: dict[str, Any] = {"job": job, "workers": workers, "rounds": rounds}
     for executor, runner in zip(EXECUTORS, runners, strict=True):
         first, *later = [record["seconds"] for record in runner.history]
         figures |= {f"{executor}_first_s": first, f"{executor}_round_s": median(later)}
-    ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in zip(pool.history, ray.history, strict=True)]
+    pairs = zip(processes.history, ray.history, strict=True)
+    ratios = [theirs["seconds"] / ours["seconds"] for ours, theirs in pairs]
     return {**figures, "ratio": median(ratios[1:])}
 
 
@@ -139,12 +140,11 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
     except PolyfedError as error:
         parser.exit(error.exit_status, f"{error}\n")
-    print(
-        f"\n{'job':14}{'workers':>8}{'pool first':>12}{'ray first':>11}{'pool round':>12}{'ray round':>11}{'ratio':>7}"
-    )
+    first_heads, later_heads = f"{'processes first':>17}{'ray first':>11}", f"{'processes round':>17}{'ray round':>11}"
+    print(f"\n{'job':14}{'workers':>8}{first_heads}{later_heads}{'ratio':>7}")
     for row in rows:
-        first = f"{row['pool_first_s']:12.2f}{row['ray_first_s']:11.2f}"
-        later = f"{row['pool_round_s']:12.3f}{row['ray_round_s']:11.3f}{row['ratio']:7.2f}"
+        first = f"{row['processes_first_s']:17.2f}{row['ray_first_s']:11.2f}"
+        later = f"{row['processes_round_s']:17.3f}{row['ray_round_s']:11.3f}{row['ratio']:7.2f}"
         print(f"{row['job']:14}{row['workers']:8}{first}{later}")
     if asked.write:
         Path(asked.write).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -393,7 +393,7 @@ def say(*words: str | Path) -> int:
 @pytest.mark.slow
 def test_the_command_reports_methods_side_by_side(ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [ran(name, **KERNELS if name == "fedhenn" else {}).record.path for name in ("local", "fedavg", "fedhenn")]
-    runs += [ran("fedin", None, noise=0.3, pairs=5).record.path]
+    runs += [ran("fedin", None, noise_std=0.3, num_pairs=5).record.path]
     assert say("leakage", *runs, *QUICK, "--out", tmp_path / "a") == 0
     out = capsys.readouterr().out
     assert {path.name for path in (tmp_path / "a").iterdir()} == set(REPORT_FILES)

@@ -7,12 +7,15 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from PIL import Image
 
 from polyfed.cli import app as cli
@@ -103,6 +106,7 @@ PRIVATE = [
     "--set",
     "method.aggregation=same-shape",
 ]
+BENCHMARKED = ["fd", "fedgh"]
 BEFORE = [  # what the examples find there, besides what those before them have made
     ["run", "recipes/quickstart.toml", "--method", "fedavg", *PRIVATE, "--out", "runs/fedin-privacy"],
     *(["run", "recipes/quickstart.toml", "--method", m, "--out", f"runs/{m}"] for m in ("fedavg", "fedgh", "fedin")),
@@ -117,6 +121,8 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dat
     pyarrow = pytest.importorskip("pyarrow")
     monkeypatch.setenv("POLYFED_DATA", str(data_root))
     monkeypatch.chdir(at_work(tmp_path))
+    for suite in (ROOT / "suites").iterdir():
+        shorten_suite(suite, tmp_path / "suites" / suite.name)
     for words in BEFORE:
         assert cli.status([*words, *FEWER[words[0]], *(["-q"] if words[0] != "check" else [])]) == 0
     (tmp_path / "photos").mkdir()
@@ -136,6 +142,19 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dat
         if words[1] == "sweep":
             more = [*more, "--seeds", "0"]
         assert cli.status([*words[1:], *more]) == 0, words
+
+
+def shorten_suite(suite: Path, folder: Path) -> None:
+    """The same suite with two methods, one seed, and fewer rounds and rows."""
+    shutil.copytree(suite, folder)
+    protocol = tomllib.loads((suite / "protocol.toml").read_text(encoding="utf-8"))
+    protocol |= {"methods": BENCHMARKED, "seeds": [0]}
+    protocol["tuning"] = {name: grid for name, grid in protocol["tuning"].items() if name in BENCHMARKED}
+    for setting in protocol["settings"].values():
+        setting["overrides"] = [*setting.get("overrides", []), *_LESS[1::2]]
+        setting.pop("methods", None)
+        setting.pop("seeds", None)
+    (folder / "protocol.toml").write_text(tomli_w.dumps(protocol), encoding="utf-8")
 
 
 def deployed(folder: Path) -> None:

@@ -18,6 +18,7 @@ from polyfed.core.settings import Training
 from polyfed.engine.executors import base
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_memory, training_operations
+from polyfed.functional.lora import energy_beyond
 from polyfed.methods import FedHeNN, FjORD
 from polyfed.plugins.device_profiles import Devices
 from polyfed.registry import METHODS
@@ -53,6 +54,15 @@ def test_counting_changes_nothing(mode: Callable[[], AbstractContextManager[Any]
             same = net(x)
     assert torch.equal(plain, same)
     assert done.count == 5 * 2 * (27 * 8 * 36 + 8 * 36 * 4)
+
+
+def test_counting_changes_no_energy_of_an_update() -> None:
+    """In any bit: PyTorch's own `eigvalsh` and `svdvals` are rounded otherwise in the block, for every update here."""
+    for seed in range(10):
+        update = torch.randn(6, 36, generator=torch.Generator().manual_seed(seed))
+        plain = energy_beyond(update, 2)
+        with OperationCounter():
+            assert energy_beyond(update, 2) == plain
 
 
 def exactly(method: Method, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:

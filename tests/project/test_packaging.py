@@ -107,9 +107,13 @@ def test_no_path_of_one_machine() -> None:
 # The Makefile
 
 
+# What a make passes on to the makes that it starts: its options, and the variables on its command line.
+OF_MAKE = {"MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "MFLAGS", "GNUMAKEFLAGS", "ARGS", "PYTHON", "SAMPLE"}
+
+
 def make(*arguments: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run make apart from the make that may be running these tests."""
-    clean = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}
+    """Run make apart from the make that may be running these tests, and from its variables."""
+    clean = {key: value for key, value in os.environ.items() if key not in OF_MAKE}
     return subprocess.run(
         ["make", *arguments], cwd=folder, env=clean | environment, capture_output=True, text=True, timeout=60
     )

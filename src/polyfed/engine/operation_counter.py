@@ -77,6 +77,9 @@ _OTHERS: dict[Any, Callable[..., int]] = {  # that PyTorch's own counter does no
 class OperationCounter(TorchDispatchMode):
     """Counts the floating-point operations of what is done within the block, which gives what it gives without.
 
+    But for `torch.linalg.eigvalsh` and `svdvals` (so `cond` and the nuclear norm): within a block like this PyTorch
+    computes vectors, too, and the values' last bits differ. `eigh` and `svd` give the same.
+
     Attributes:
         count: so many until now.
 

@@ -108,6 +108,11 @@ class FedLoRA(Method):
         return Requirements(same_architecture=True, split_model=True)
 
     @property
+    def fixed_entries(self) -> Mapping[str, str]:
+        drawn = "factors A that the client drew, and B beside them; use another method.aggregation, as 'slices'"
+        return {"adapters": drawn} if self.aggregation == "stack" else {}
+
+    @property
     def evaluation_stage(self) -> Stage:
         return "received"
 

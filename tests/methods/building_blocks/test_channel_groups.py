@@ -85,7 +85,9 @@ def test_what_is_added_to_the_input_stays_whole():
     assert plan.axes["out.weight"] == (Axis(OUTPUT), Axis(WHOLE))
 
 
-ZOO = [n for n in MODELS if "152" not in n and not n.startswith(("resnet2", "resnet14", "vit", "fedhenn-lstm"))]
+# Networks for series and texts; and, of those for images, transformers.
+CANNOT_BE_CUT = ("cnn1d", "gru", "tcn", "series-", "text-", "fedhenn-lstm", "vit")
+ZOO = [n for n in MODELS if "152" not in n and not n.startswith(("resnet2", "resnet14", *CANNOT_BE_CUT))]
 
 
 @pytest.mark.parametrize("name", others_slow(ZOO, quick=("digits-cnn3", "fedgh-cnn1", "resnet10-cifar")))
@@ -100,6 +102,13 @@ def test_all_of_the_zoo_is_cut(name):
     assert small(x).shape == (2, 10)
     assert small.feature_dim == small.head.in_features < model.feature_dim
     assert torch.equal(narrowed(model, 1.0)(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["cnn1d-16", "gru-32", "tcn-32", "series-transformer", "text-transformer", "vit-xs"])
+def test_others_of_the_zoo_are_refused_in_one_line(name):
+    shape = (3, 32, 32) if name.startswith("vit") else (40,) if name.startswith("text") else (3, 40)
+    with pytest.raises(ConfigError, match=rf"^{name} cannot be cut to narrower networks: .*; expected convolutions,"):
+        channel_plan(build(name, shape, 10))
 
 
 def test_a_narrow_resnet_is_the_resnet_of_that_width():

@@ -264,6 +264,13 @@ def _own() -> Path:
     return folder
 
 
+def _mine() -> Path:
+    """A folder in it for what this process makes and remembers: a child's is not known to the process behind it."""
+    folder = _own() / str(os.getpid())
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def tree(folder: Path) -> Files:
     """The files below a folder by their relative paths."""
     return {
@@ -303,7 +310,7 @@ KINDS = ("plain", "noise", "samples", "table", "texts")
 @functools.cache
 def _sheets() -> Path:
     """A folder with a table and with texts, of two classes."""
-    place = _own() / "sheets"
+    place = _mine() / "sheets"
     place.mkdir()
     numbers = "".join(f"{i % 7},{i % 5}.5,{'yes' if i % 2 else 'no'}\n" for i in range(40))
     (place / "table.csv").write_text("height,width,label\n" + numbers)
@@ -326,7 +333,8 @@ def federation(folder: Path, kind: str = "plain") -> Any:
 @functools.cache
 def run_folder(kind: str = "plain") -> Files:
     """A finished run, with what later commands leave in its folder."""
-    place = _own() / f"run-{kind}"
+    place = _mine() / f"run-{kind}"
+    shutil.rmtree(place, ignore_errors=True)  # a run whose input took too long was left in the middle
     federation(place, kind).run()
     matrix = [[0.5, 1.0], [None, 2]]
     shown = {"labels": {"name": "x", "seed": 0, "matrix": matrix, "about": "counts", "rows": ["a", "b"]}}
@@ -345,8 +353,8 @@ def sweep_folder() -> Files:
 
     from polyfed.experiments.sweep import sweep
 
-    place = _own() / "sweep"
-    recipe = _own() / "swept.toml"
+    place = _mine() / "sweep"
+    recipe = _mine() / "swept.toml"
     settings = settings_of("plain")
     settings["data"] |= {"split": "2:1:1"}
     recipe.write_text(tomli_w.dumps(settings))
@@ -1109,7 +1117,7 @@ def correspondence() -> tuple[tuple[tuple[str, Any, bytes], ...], Files]:
     """The envelopes to node 0 in a run of two rounds, by kind, facts and body; and all that the run leaves."""
     from polyfed.deploy.server import serve
 
-    place = _own() / "served"
+    place = _mine() / "served"
     sent: list[tuple[str, Any, bytes]] = []
 
     def hears(node: int, envelope: Any, answer: Any) -> Any:
@@ -1285,7 +1293,7 @@ def decoded() -> tuple[Files, Files]:
     """A folder of Parquet files and one of images; and the decoded copies of both, by what they are called."""
     from polyfed.data.datasets import load_dataset
 
-    place = _own() / "decoded"
+    place = _mine() / "decoded"
     sets = {"set/train.parquet": parquets()[1], "a/0.png": images()[0], "b/0.png": images()[0]}
     for name, data in sets.items():
         (place / "data" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -1374,7 +1382,7 @@ def certificates() -> Files:
     """An authority, a server's certificate, a node's keys."""
     from polyfed.deploy.tls import make_node_key, make_server_certificate
 
-    place = _own() / "keys"
+    place = _mine() / "keys"
     make_server_certificate(place, ["localhost"])
     make_node_key(place / "node")
     return tree(place)
@@ -1464,7 +1472,7 @@ def compared() -> Files:
     """What a comparison leaves, and a sweep: folders of runs, tables, pages."""
     from polyfed.experiments.compare import compare
 
-    place = _own() / "compared"
+    place = _mine() / "compared"
     compare(_small_recipe(place), methods=["fedgh"], out=place / "out")
     return {name: data for name, data in tree(place).items() if not name.endswith((".png", ".svg"))}
 

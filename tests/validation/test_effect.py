@@ -232,3 +232,10 @@ def test_what_was_itself_laid_over_is_told(path: Path) -> None:
     assert line(lambda: Recipe.load(path, ["data.classes_per_client=3"])).startswith("data: classes_per_client = 3")
     path.write_text(TEXT)
     assert line(lambda: Recipe.load(path)).startswith("presets.wrong: data: min_samples = 5 does nothing beside")
+
+
+@pytest.mark.parametrize("value", ["5", "0.5", "[[1], [1]]", "[{a = 1}, {a = 2}]"])
+def test_what_is_no_list_of_names_is_refused_as_such(value: str) -> None:
+    """Whether a setting beside it acts is asked before types are looked at."""
+    with pytest.raises(ConfigError, match=r"models\.architectures"):
+        Recipe.load(Path(__file__).parents[2] / "recipes" / "quickstart.toml", [f"models.architectures={value}"])

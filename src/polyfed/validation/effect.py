@@ -44,7 +44,8 @@ class ActsWith:
         if self.of and own not in self.of:
             return True
         if self.several:
-            return len({*other}) > 1
+            entries = other if isinstance(other, list | tuple) else [other]  # a recipe may hold anything as yet
+            return any(entry != entries[0] for entry in entries)
         if not self.values:
             return bool(other) and other != self.off
         return any(other == value or (_is_prefix(value) and str(other).startswith(value)) for value in self.values)

@@ -233,6 +233,22 @@ def test_where_no_core_is_left_the_others_go_on(ray: RayStub) -> None:
         run(on_ray(recipe, workers=1))
 
 
+def test_one_that_dies_on_a_lost_node_as_it_begins_is_replaced_again(ray: RayStub) -> None:
+    recipe, watch = recipe_of("fedgh"), Told()
+    first = dies(lambda asked: asked["round"] == 2, 1)
+    begun: list[str] = []
+
+    def fault(name: str, args: tuple[Any, ...]) -> Exception | None:
+        if name == "begin":
+            begun.append(name)
+            return ActorDiedError("its node is gone") if len(begun) == 3 else None  # in place of the first two
+        return first(name, args)
+
+    ray.fault = fault
+    same(run(on_ray(recipe), trackers=[watch]), run(recipe))
+    assert len(begun) == 4
+
+
 def test_a_method_that_fails_ends_the_run_as_it_would_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: Any, client: Client, message: Any) -> Any:
         if client.id:

@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import socket
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,17 +129,38 @@ class RayExecutor(ProcessPool):
     def _replace(self, worker: Worker) -> None:
         self.running.remove(worker)
         worker.terminate()
-        other = self.hire()
-        assert isinstance(other, _RayWorker)
-        if other.is_placed(_PATIENCE):
-            other.wait_ready()
+        other = self._another()
+        if other is not None:
             self.running.append(other)
             return
-        other.terminate()
         if not self.running:
             raise RunError("the last of Ray's workers died, and there is no free core for another one")
         self.workers -= 1
         self._say(f"no core of the cluster is free in place of it; the run goes on with {self.workers} workers")
+
+    def _another(self) -> Worker | None:
+        """A worker that has begun; None where no core is free.
+
+        For a while after a node was lost Ray still places workers there, which die as they begin.
+        """
+        end = time.monotonic() + _PATIENCE
+        while (left := end - time.monotonic()) > 0:
+            other = self.hire()
+            assert isinstance(other, _RayWorker)
+            if not other.is_placed(left):
+                other.terminate()
+                return None
+            try:
+                other.wait_ready()
+            except _DiedAtOnce:
+                other.terminate()
+            else:
+                return other
+        return None
+
+
+class _DiedAtOnce(RunError):
+    """A worker died before it had answered once."""
 
 
 class _RayWorker:
@@ -170,7 +192,7 @@ class _RayWorker:
         try:
             reply = json.loads(self._received())
         except WorkerDied as how:
-            raise RunError(f"a worker of Ray's died as it began: {how}") from None
+            raise _DiedAtOnce(f"a worker of Ray's died as it began: {how}") from None
         check_reply(reply)
 
     @profiling.timed("messages")

@@ -24,7 +24,7 @@ from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.settings import AdapterSettings, Stage, Training
 from polyfed.core.upload_forms import Form
-from polyfed.functional.device_copies import move_together
+from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.models.split import Part
 from polyfed.validation.hyperparameters import hyperparameters as hyperparameters
@@ -409,6 +409,9 @@ def uses_default_predict(method: Method) -> bool:
 
 def scalar_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums over the steps as floats, for the record."""
-    numbers = {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}
-    here = move_together(list(numbers.values()), [torch.device("cpu")] * len(numbers))
-    return {name: float(value) for name, value in zip(numbers, here, strict=True)}
+    return {name: float(value) for name, value in move_group(scalar_sums(sums), "cpu").items()}
+
+
+def scalar_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the sums over the steps that are single numbers, by their names in records."""
+    return {name: value for name, value in flatten(dict(sums)).items() if value.dim() == 0}

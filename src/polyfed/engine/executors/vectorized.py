@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import flatten, tensors_of
-from polyfed.core.method import NotVectorizable, Phase, TrainingResult
+from polyfed.core.message import tensors_of
+from polyfed.core.method import NotVectorizable, Phase, TrainingResult, scalar_sums
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import (
@@ -213,9 +213,8 @@ class VectorizedExecutor:
 
     def _leaving(self, made: MadeUpload, trained: TrainingResult) -> list[Tensor]:
         """What of a client's work goes to main memory."""
-        sums = [value for value in flatten(dict(trained.sums)).values() if value.dim() == 0]
         kept = [] if self._context.store.on_device else made.after.values()
-        return [*tensors_of(made.message or {}), *sums, *kept]
+        return [*tensors_of(made.message or {}), *scalar_sums(trained.sums).values(), *kept]
 
 
 def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepares: list[object]) -> Hashable:

@@ -103,7 +103,7 @@ install-dev: ## .venv with the tools of the tests, and the extras `flower`, `nat
 	$(call environment,dev flower naturals privacy ray)
 
 install-all: ## .venv with all that any test can use
-	$(call environment,adapters dev docs flower naturals privacy ray vision)
+	$(call environment,adapters dev docs flower naturals onnx privacy ray vision)
 
 install-audit: ## .venv with pip-audit besides
 	$(call environment,audit)

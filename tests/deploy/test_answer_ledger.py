@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +175,22 @@ def test_a_damaged_ledger_answers_nothing(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_bytes(b"{\n")
     with pytest.raises(RunError, match="expected a kind and a request in each line"):
         AnswerLedger(tmp_path / "ledger").count("a", "1", 1)
-    with pytest.raises(RunError, match=r"expected to note what is answered in .*, got (Not|Is) a directory"):
+    with pytest.raises(RunError, match=r"expected to note what is answered in .*, got File exists"):
         AnswerLedger(tmp_path / "ledger" / "below").count("a", "1", 1)
+
+
+def test_processes_that_share_it_count_together(tmp_path: Path) -> None:
+    """A request that comes while another process counts waits, and then finds what that one wrote."""
+    fcntl = pytest.importorskip("fcntl", reason="this system has no such locks")
+    (tmp_path / "answered").mkdir()
+    other = os.open(tmp_path / "answered", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(AnswerLedger(tmp_path / "answered" / "ledger").count, "a", "2", 1)
+        (tmp_path / "answered" / "ledger").write_text('["a", "1"]\n')
+        os.close(other)
+        with pytest.raises(RunError, match="at most 1 different requests for a"):
+            answer.result()
 
 
 def test_how_many_is_a_number(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ The same request asked again has the same answer, bit for bit, and is not counte
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from polyfed.errors import RunError
@@ -18,10 +20,10 @@ __all__ = ["AnswerLedger"]
 
 
 class AnswerLedger:
-    """A file with a line for every request that was answered.
+    """A file with a line for every request that was answered; processes that share it count together.
 
     Args:
-        path: the file, made with the first line.
+        path: the file, made with the first line. Its folder is locked while a request is counted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,17 +39,22 @@ class AnswerLedger:
             RunError: it would be one too many, or the file cannot be read or written; it must not be answered.
         """
         try:
-            known = self._read().setdefault(kind, set())
-            if request in known:
-                return
-            if len(known) >= most:
-                raise RunError(
-                    f"expected at most {most} different requests for {kind} (answers, in this node's configuration), "
-                    "got one more"
-                )
-            self._write(kind, request)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with _alone(self._path.parent):
+                self._count(kind, request, most)
         except OSError as error:
             raise RunError(f"expected to note what is answered in {self._path}, got {error.strerror}") from None
+
+    def _count(self, kind: str, request: str, most: int) -> None:
+        known = self._read().get(kind, set())
+        if request in known:
+            return
+        if len(known) >= most:
+            raise RunError(
+                f"expected at most {most} different requests for {kind} (answers, in this node's configuration), "
+                "got one more"
+            )
+        self._write(kind, request)
 
     def _read(self) -> dict[str, set[str]]:
         """Requests by kind. A last line without its end was never answered."""
@@ -69,10 +76,25 @@ class AnswerLedger:
             return []
 
     def _write(self, kind: str, request: str) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         whole = sum(len(line) + 1 for line in self._lines())
         with self._path.open("ab") as file:
             file.truncate(whole)
             file.write(json.dumps([kind, request]).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time, where the system has such locks; the others wait."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -55,6 +55,7 @@ BARE = "bare PyTorch loop"
 SAME_WORK = 0.05  # `moved` differs from 1 by no more
 SECONDS_ALLOWED = 900  # per run
 NO_PACKAGE = "not measured: no package of this name; its repository would have to be cloned"
+BLAZEFL = ("blazefl[contrib,reproducibility]==2.0.3",)
 Python = tuple[int, int]
 
 
@@ -71,7 +72,8 @@ class Framework:
         packages: what pip installs into the framework's own environment; none: runs in this one.
         least, below: the versions of Python that it takes, the second excluded.
         version: for the table.
-        parallel: whether it has workers.
+        least_workers, most_workers: with which it is measured.
+        words: of its program, beside those of the job.
     """
 
     name: str
@@ -80,16 +82,27 @@ class Framework:
     packages: tuple[str, ...] = ()
     least: Python = (3, 11)
     below: Python = (4, 0)
-    parallel: bool = True
+    least_workers: int = 1
+    most_workers: int = 1000
+    words: tuple[str, ...] = ()
     note: str = ""
 
 
 FRAMEWORKS = (
-    Framework(BARE, "bare_loop.py", f"PyTorch {torch.__version__.partition('+')[0]}", parallel=False),
+    Framework(BARE, "bare_loop.py", f"PyTorch {torch.__version__.partition('+')[0]}", most_workers=1),
     Framework("polyfed", "run_polyfed.py", __version__),
     Framework("Flower's simulation", "run_flower.py", "flwr 1.41.0", ("flwr[simulation]==1.41.0",)),
     Framework("pfl-research", "run_pfl.py", "pfl 0.6.0", ("pfl==0.6.0",), below=(3, 13)),
-    Framework("BlazeFL", "run_blazefl.py", "2.0.3", ("blazefl[contrib,reproducibility]==2.0.3",), least=(3, 12)),
+    Framework("BlazeFL, processes", "run_blazefl.py", "2.0.3", BLAZEFL, least=(3, 12)),
+    Framework(
+        "BlazeFL, threads",
+        "run_blazefl.py",
+        "2.0.3",
+        BLAZEFL,
+        least=(3, 12),
+        least_workers=2,
+        words=("--pool=threads",),
+    ),
     Framework("HtFLlib", None, note=NO_PACKAGE),
     Framework("PFLlib", None, note=NO_PACKAGE),
 )
@@ -285,13 +298,15 @@ def take_turns(
         bare: dict[str, Any] = {}
         for count in workers:
             for framework in chosen:
-                if (framework.name, count) in given_up or (count > 1 and not framework.parallel):
+                fits = framework.least_workers <= count <= framework.most_workers
+                if not fits or (framework.name, count) in given_up:
                     continue
-                program = [pythons[framework.name], str(HERE / "rivals" / str(framework.program)), *words(count)]
+                script = str(HERE / "rivals" / str(framework.program))
+                program = [pythons[framework.name], script, *words(count), *framework.words]
                 try:
                     run = done_by(program, own=bool(framework.packages))
                 except Failed as failure:
-                    if not framework.parallel:
+                    if framework.name == BARE:
                         raise
                     given_up.add((framework.name, count))
                     failures[framework.name] = f"{count} worker{'s' if count > 1 else ''} {failure}"

@@ -32,7 +32,8 @@ class Job:
         labels: (clients, samples), classes from 0 to 9.
         batch_size: samples per step.
         rounds: how many count; one more goes before them, in which much is done once.
-        workers: processes that train.
+        workers: processes that train; threads, where `pool` says so.
+        pool: "processes" or "threads"; for a framework that has both.
     """
 
     inputs: Tensor
@@ -40,6 +41,7 @@ class Job:
     batch_size: int
     rounds: int
     workers: int
+    pool: str = "processes"
 
     @property
     def clients(self) -> int:
@@ -87,10 +89,10 @@ def train(model: nn.Module, x: Tensor, y: Tensor, batch_size: int) -> None:
         optimizer.step()
 
 
-def load(path: str, batch_size: int = 1, rounds: int = 1, workers: int = 1) -> Job:
-    """The job whose data lie in this file; they are mapped, so that processes share them."""
+def load(path: str) -> tuple[Tensor, Tensor]:
+    """A job's inputs and labels; the file is mapped, so that processes share them."""
     data = torch.load(path, mmap=True, weights_only=True)
-    return Job(data["inputs"], data["labels"], batch_size, rounds, workers)
+    return data["inputs"], data["labels"]
 
 
 class Laps:
@@ -115,10 +117,11 @@ def asked(description: str | None) -> tuple[Job, str]:
     parser.add_argument("data", metavar="FILE", help="what `benchmarks/rivals.py` wrote for all")
     parser.add_argument("--batch-size", type=int, default=10, help="[10]")
     parser.add_argument("--rounds", type=int, default=2, help="that count; one more goes before [2]")
-    parser.add_argument("--workers", type=int, default=1, help="processes that train [1]")
+    parser.add_argument("--workers", type=int, default=1, help="that train [1]")
+    parser.add_argument("--pool", choices=("processes", "threads"), default="processes", help="of workers [processes]")
     words = parser.parse_args()
     torch.set_num_threads(1)
-    return load(words.data, words.batch_size, words.rounds, words.workers), words.data
+    return Job(*load(words.data), words.batch_size, words.rounds, words.workers, words.pool), words.data
 
 
 def report(job: Job, laps: Laps, average: Mapping[str, Tensor]) -> None:

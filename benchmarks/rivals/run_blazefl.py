@@ -1,4 +1,4 @@
-"""FedAvg with BlazeFL's own classes for it: one by one, or in its pool of processes with shared memory."""
+"""FedAvg with BlazeFL's own classes for it: one by one, in its pool of processes with shared memory, or of threads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from blazefl.contrib import (
     FedAvgBaseServerHandler,
     FedAvgPartitionType,
     FedAvgProcessPoolClientTrainer,
+    FedAvgThreadPoolClientTrainer,
 )
 from blazefl.core import IPCMode
 from job import LR, SEED, Job, Laps, asked, network, report
@@ -48,7 +49,10 @@ class Images:
         return DataLoader(images, sampler=batches, batch_size=None)
 
 
-def trainer_for(job: Job, images: Images, folder: Path) -> FedAvgBaseClientTrainer | FedAvgProcessPoolClientTrainer:
+Trainer = FedAvgBaseClientTrainer | FedAvgProcessPoolClientTrainer | FedAvgThreadPoolClientTrainer
+
+
+def trainer_for(job: Job, images: Images, folder: Path) -> Trainer:
     """Who trains the clients; `folder`: for what the pool of processes writes."""
     common = {
         "model_selector": Network(),
@@ -63,6 +67,8 @@ def trainer_for(job: Job, images: Images, folder: Path) -> FedAvgBaseClientTrain
     }
     if job.workers == 1:
         return FedAvgBaseClientTrainer(**common)
+    if job.pool == "threads":
+        return FedAvgThreadPoolClientTrainer(**common, num_parallels=job.workers)
     return FedAvgProcessPoolClientTrainer(
         **common,
         share_dir=folder / "shared",
@@ -75,6 +81,7 @@ def trainer_for(job: Job, images: Images, folder: Path) -> FedAvgBaseClientTrain
 def main() -> None:
     """Do the job."""
     job, _ = asked(__doc__)
+    torch.optim.SGD(network().parameters(), lr=LR)  # loads what else every round's new processes would each load
     images = Images(job.inputs, job.labels)
     server = FedAvgBaseServerHandler(
         model_selector=Network(),

@@ -22,12 +22,13 @@ def client_app(path: str, batch_size: int) -> ClientApp:
     @app.train()
     def train_one(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        job = load(path)
+        inputs, labels = load(path)
         number = int(context.node_config["partition-id"])
         model = network()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        train(model, job.inputs[number], job.labels[number], batch_size)
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": job.samples})}
+        train(model, inputs[number], labels[number], batch_size)
+        examples = MetricRecord({"num-examples": labels.shape[1]})
+        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": examples}
         return Message(content=RecordDict(content), reply_to=message)
 
     return app

@@ -42,7 +42,8 @@ TINY = {  # what to tell them to be through in a second
     "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.num_clients=2",
 }
 ELSEWHERE = "".join(  # others run there
-    Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("test_docs.py", "test_benchmarks_engine.py")
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("test_docs.py", "test_benchmarks_engine.py", "test_benchmarks_rivals.py")
 )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from polyfed.deploy import supernode
 from polyfed.deploy.superlink import serve_nodes
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, RunError
 from tests.helpers.nearby import recipe_of
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
@@ -68,3 +69,37 @@ def test_what_goes_wrong_at_a_node_stays_there(
     assert said.has_error()
     assert said.error.reason == "ValueError"
     assert "row 7: age 43" in caplog.text
+
+
+def test_a_message_that_never_arrives_does_not_keep_a_node(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run has ended while the SuperNode fetched it: part of it is announced for ever, and never there."""
+    from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
+    from flwr.proto.runtime_pb2 import AcquireTaskResponse, PullAppMessagesResponse, PullTaskInputResponse
+    from flwr.proto.task_pb2 import Task
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, None)
+    ends: list[str] = []
+    offered = iter([AcquireTaskResponse(task=Task(task_id=1), token="token")])
+    node = Mock()
+    node.AcquireTask.side_effect = lambda _: next(offered, AcquireTaskResponse())
+    node.PullTaskInput.return_value = PullTaskInputResponse(task_id=1)
+    tree = ObjectTree(object_id="part")
+    node.PullMessages.return_value = PullAppMessagesResponse(messages_list=[{}], message_object_trees=[tree])
+    node.PullObject.return_value = PullObjectResponse(object_found=True, object_available=False)
+    node.PushTaskOutput.side_effect = lambda request: ends.append(request.sub_status)
+    monkeypatch.setattr(RuntimeHttpClient, "from_server_address", lambda **_: node)
+    monkeypatch.setattr(supernode, "ARRIVAL", 0.0)
+
+    def check() -> None:
+        if ends:
+            raise RunError("looked for work again")
+
+    with pytest.raises(RunError, match="looked for work again"):
+        supernode.answer_forever(Mock(), 1, b"secret", check)
+    assert ends == ["failed"]
+    assert "expected a message to arrive within 0 s" in caplog.text

@@ -7,6 +7,7 @@ the polyfed that is installed here and the recipe of this machine; of an app it 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -38,6 +39,7 @@ __all__ = ["join"]
 _HOST = "127.0.0.1"
 _PAUSE = 0.2  # seconds between two looks for work
 _GRACE = 10.0  # seconds that the SuperNode has to end
+ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server waits for its answer by default
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the one request that a secret guards; the others have a token from it
 
 
@@ -155,6 +157,7 @@ def _answer_one(app: ClientApp, port: int, token: str) -> None:
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
     client = _client(port, RuntimeTokenHttpInterceptor(token))
+    client.PullObject = functools.partial(_pull, client.PullObject, time.monotonic() + ARRIVAL)
     beating = HeartbeatSender(lambda: _is_sent(lambda: client.SendTaskHeartbeat(SendTaskHeartbeatRequest())))
     beating.start()
     try:
@@ -167,6 +170,20 @@ def _answer_one(app: ClientApp, port: int, token: str) -> None:
     finally:
         beating.stop()
         client.close()
+
+
+def _pull(pull: Callable[[Any], Any], end: float, request: Any) -> Any:
+    """A part of a message from the SuperNode, or word that it is not there yet, upon which Flower asks again.
+
+    A message whose run ends while the SuperNode fetches it never arrives; Flower would ask for hours, and the node
+    would answer nobody else.
+
+    Raises:
+        RunError: it was to be there by now (`time.monotonic()`).
+    """
+    if time.monotonic() >= end:
+        raise RunError(f"expected a message to arrive within {ARRIVAL:g} s, got a part of it; its run may have ended")
+    return pull(request)
 
 
 def reply(app: ClientApp, message: Message, context: Any) -> Message:

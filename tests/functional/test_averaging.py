@@ -133,6 +133,14 @@ def test_layer_wise_of_one_architecture_is_the_plain_mean_and_a_sole_holder_keep
     assert torch.equal(mean["steps"], base["steps"])
 
 
+def test_layer_wise_shares_are_those_of_the_plain_mean_in_every_bit():
+    """Of weights whose shares do not sum to exactly 1: to normalize these once more would change the last bits."""
+    weights = [12, 20, 7, 16]
+    assert sum(normalize(weights)) != 1
+    models = [{"w": torch.randn(50, dtype=torch.float64)} for _ in weights]
+    assert torch.equal(layer_wise_mean(models, weights, models[0])["w"], weighted_mean(models, weights)["w"])
+
+
 def test_layer_wise_equals_adding_the_mean_change():
     """The InCo code's form: identical when all holders received the same value."""
     base, models = model(5), [model(i) for i in range(3)]

@@ -147,8 +147,11 @@ def normalized_mean(
 def _parts(
     models: Sequence[Mapping[str, Tensor]], weights: Sequence[float], base: Mapping[str, Tensor]
 ) -> dict[str, list[tuple[int, float]]]:
-    """Name -> (place, share) of the models of positive weight that have it; the shares sum to 1."""
-    shares = _shares(models, weights)
+    """Name -> (place, share) of the models of positive weight that have it; the shares sum to 1.
+
+    They are the weights normalized once: where all have a tensor, its shares are those of `weighted_mean` bit for bit.
+    """
+    _shares(models, weights)  # refuses weights that are unusable
     for i, model in enumerate(models):
         for name, tensor in model.items():
             if name not in base:
@@ -156,8 +159,10 @@ def _parts(
             _same_shape(name, base[name], tensor, f"model {i}", "the union model")
     parts = {}
     for name in base:
-        held = [i for i, (m, s) in enumerate(zip(models, shares, strict=True)) if name in m and s > 0]
-        parts[name] = list(zip(held, normalize([shares[i] for i in held]), strict=True)) if held else []
+        held = [
+            i for i, (model, weight) in enumerate(zip(models, weights, strict=True)) if name in model and weight > 0
+        ]
+        parts[name] = list(zip(held, normalize([weights[i] for i in held]), strict=True)) if held else []
     return parts
 
 

@@ -20,6 +20,7 @@ from polyfed.engine.optimizers import Optimizer
 from polyfed.engine.weight_store import WeightRow
 from polyfed.methods import FedAvg, FedHeNN
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData
+from polyfed.registry import METHODS
 from polyfed.testing.fixtures import CLASSES, all_state, difference, tiny_model, world
 
 CLIENTS = 20
@@ -31,6 +32,13 @@ MOST = {
     "serial": {"kernels": 4360, "syncs": 120, "h2d": 60, "h2d_bytes": 75360, "d2h": 120, "d2h_bytes": 43840},
     "vectorized": {"kernels": 511, "syncs": 4, "h2d": 6, "h2d_bytes": 25368, "d2h": 4, "d2h_bytes": 38800},
 }
+# of a round with one exchange: losses, uploads, one or two scorings; FedMD has a second exchange, of scores
+WAITS = {
+    **dict.fromkeys(["fd", "fedgh", "fedkwaz", "fedre", "fedsa", "fedsaf", "scaffold"], 4),
+    **dict.fromkeys(["fedorgp", "fedproto", "fedtgp"], 3),
+    "fedmd": 6,
+}
+WAITS_PER_CLIENT = {"fedin": 3, "fedkd": 1}  # one trains client by client, the other decomposes on the CPU
 
 
 def counted(
@@ -57,10 +65,10 @@ def counted(
     return done, federation
 
 
-def third_round(executor: str, clients: int) -> dict[str, int]:
+def third_round(executor: str, clients: int, method: Method = AVERAGE) -> dict[str, int]:
     """What is done in a round when everything that is brought to the device once is there."""
-    two, _ = counted(executor, 2, clients)
-    three, _ = counted(executor, 3, clients)
+    two, _ = counted(executor, 2, clients, method=method)
+    three, _ = counted(executor, 3, clients, method=method)
     return {name: three[name] - two[name] for name in MOST[executor]}
 
 
@@ -153,6 +161,19 @@ def test_another_client_of_a_stack_costs_no_wait_and_no_copy(room: int | None, m
     assert (few["syncs"], few["d2h"]) == (many["syncs"], many["d2h"]) == (4, 4)
     samples = 0 if room is None else 4 * 8  # of 8 clients: inputs and labels to train on, inputs to be scored twice
     assert many["h2d"] == few["h2d"] + samples
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_method_waits_as_often_whatever_the_number_of_clients(name: str) -> None:
+    """Class means, uploads and what clients keep of a round leave the device as one; so do predictions."""
+    few, many = (third_round("vectorized", clients, METHODS[name]()) for clients in (4, 8))
+    assert few["syncs"] == few["d2h"] == many["syncs"] == many["d2h"] == WAITS[name]
+
+
+@pytest.mark.parametrize("name", WAITS_PER_CLIENT)
+def test_other_methods_wait_for_each_client_no_more_often(name: str) -> None:
+    few, many = (third_round("vectorized", clients, METHODS[name]()) for clients in (4, 8))
+    assert many["syncs"] - few["syncs"] <= 4 * WAITS_PER_CLIENT[name]
 
 
 @pytest.mark.parametrize("executor", MOST)

@@ -149,14 +149,15 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def contiguous(state: Message) -> State:
-    """The state with every tensor's entries in the plain order, as they are after a checkpoint was read.
+    """The state in main memory, every tensor's entries in the plain order, as they are after a checkpoint was read.
 
     Copies those that lie otherwise (a network's may lie channels last): sums over them would round otherwise.
     """
-    return {
-        k: v.contiguous() if isinstance(v, Tensor) else {name: t.contiguous() for name, t in _members(k, v).items()}
-        for k, v in state.items()
-    }
+    tensors = tensors_of(state)
+    here = move_together(tensors, [_CPU] * len(tensors))
+    return with_tensors(
+        state, [t.contiguous() if t.is_cpu else _own(moved) for t, moved in zip(tensors, here, strict=True)]
+    )
 
 
 def shallow_copy(state: Message) -> State:

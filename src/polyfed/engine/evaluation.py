@@ -114,7 +114,7 @@ def evaluate_model(
     from_scores: Collection[str] = (),
     others: bool = True,
     represented: Sequence[Tensor] | None = None,
-    outputs: Sequence[Tensor] | None = None,
+    outputs: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> Score:
     """Score the model that a working client holds; its BatchNorm statistics and modes stay as they are.
 
@@ -124,16 +124,31 @@ def evaluate_model(
         others: also by the other predictors that the method names, from the same weights and state; and on the classes
             that the client never had, where it has samples of them.
         represented: of a split model's, the samples' representations, `CHUNK` rows each, where they are known.
-        outputs: likewise what `predict` gives, on the CPU.
+        outputs: likewise what `predict` gives, on the CPU, by the names of `predictors`; of all or of none.
     """
-    named = method.alternative_predictors if others else {}
-    by_others = {name: _score(client, other, samples) for name, other in named.items()}
-    score = replace(_score(client, method, samples, from_scores, represented, outputs), others=by_others)
+    known = outputs or {}
+    named = predictors(method, others)
+    found = {name: _score(client, one, samples, outputs=known.get(name)) for name, one in named.items() if name}
+    score = replace(_score(client, method, samples, from_scores, represented, known.get("")), others=found)
     if isinstance(score, RegressionScore) or client.missing is None or not others:
         return score
     missing = _score(client, method, client.missing)
     assert isinstance(missing, ClientScore)
     return replace(score, missing=missing)
+
+
+def predictors(method: Method, others: bool) -> dict[str, Method]:
+    """The methods whose `predict` scores a client: under "" its own, by name the others, where these are asked for."""
+    return {"": method, **(method.alternative_predictors if others else {})}
+
+
+def predict_samples(client: Client, method: Method, samples: LabeledSamples | SelectedSamples) -> list[Tensor]:
+    """What `predict` gives for a client at work, `CHUNK` rows each, on the device of its network."""
+    model = method.personal_model(client.model)
+    device = next(iter(model.parameters())).device
+    with torch.inference_mode(), eval_mode(model):
+        chunks = samples.chunks(CHUNK, device)
+        return [method.predict(model, client.prepare(x.to(device)), client.state) for x in chunks]
 
 
 def _score(
@@ -144,26 +159,18 @@ def _score(
     represented: Sequence[Tensor] | None = None,
     outputs: Sequence[Tensor] | None = None,
 ) -> Score:
-    model = method.personal_model(client.model)
-    device = next(iter(model.parameters())).device
-    predicted = []
-    kept = []
-    with torch.inference_mode(), eval_mode(model):
-        for place, x in enumerate(samples.chunks(CHUNK, device)):
-            if outputs is not None:
-                scores = outputs[place]
-            elif represented is None:
-                scores = method.predict(model, client.prepare(x.to(device)), client.state)
-            else:
-                scores = as_split_model(model).head(represented[place])
-            predicted.append(scores.argmax(dim=1) if client.classes else scores[:, 0])
-            if from_scores:
-                kept.append(scores)
+    if outputs is None and represented is not None:
+        model = as_split_model(method.personal_model(client.model))
+        with torch.inference_mode(), eval_mode(model):
+            outputs = [model.head(z) for z in represented]
+    elif outputs is None:
+        outputs = predict_samples(client, method, samples)
+    predicted = [scores.argmax(dim=1) if client.classes else scores[:, 0] for scores in outputs]
     if not client.classes:
         return _regression_score(client, samples, torch.cat(predicted).cpu())
     y = samples.y
     counts = metrics.confusion_matrix(y, torch.cat(predicted).cpu(), client.classes)
-    whole = torch.cat(kept).cpu() if from_scores else None
+    whole = torch.cat(list(outputs)).cpu() if from_scores else None
     taken = {name: FROM_SCORES[name](whole, y) for name in from_scores if whole is not None}
     return ClientScore(counts, taken.get("auc", math.nan), calibration_error=taken.get("calibration_error", math.nan))
 

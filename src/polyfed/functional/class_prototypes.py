@@ -11,79 +11,48 @@ from torch import Tensor
 from polyfed.functional.clipping import clip_factors
 
 
-class ClassMeans:
-    """Mean representation per class, batch after batch: Rbar^s = (1/|D^s|) sum over D^s of F(phi; x).
+def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean representation per class: Rbar^s = (1/|D^s|) sum over D^s of F(phi; x).
 
-    Sums and counts are kept, not means of batches (those are wrong when batches hold different numbers of a class).
-    The sums are float64: a class with one sample gives that sample's float32 representation bit for bit, and neither
-    the batch size nor the order shows in the result.
+    On the CPU the sums are float64: a class with one sample gives that sample's float32 representation bit for bit, and
+    the order of the samples does not show. Elsewhere they are float32, as not every device has float64, and a product
+    of matrices, which adds in the same order each time. Nothing waits for the device.
 
     Args:
+        z_ND: representations; no gradient is kept.
+        y_N: their classes, integers in [0, C), in main memory.
         classes: C, the number of classes of the task.
 
+    Returns:
+        labels (S,) int32 ascending, without absent classes; means (S, D) float32, where ``z_ND`` lies; counts (S,)
+        int64. Labels and counts are in main memory.
+
     Raises:
-        ValueError: ``classes`` is below 1.
+        ValueError: ``classes`` is below 1, shapes do not fit each other, or a class is out of range.
 
     Source: FedGH (Yi et al., ACM MM 2023), eq. 3.
-    """
-
-    def __init__(self, classes: int) -> None:
-        if classes < 1:
-            raise ValueError(f"expected at least one class, got {classes}")
-        self.classes = classes
-        self._sums: Tensor | None = None  # (C, D) float64
-        self._counts: Tensor | None = None  # (C,) int64
-
-    def add(self, z_ND: Tensor, y_N: Tensor) -> None:
-        """Take in one batch.
-
-        Args:
-            z_ND: representations; no gradient is kept.
-            y_N: their classes, integers in [0, C).
-
-        Raises:
-            ValueError: shapes do not fit each other or an earlier batch, or a class is out of range.
-        """
-        if z_ND.dim() != 2 or y_N.shape != z_ND.shape[:1]:
-            raise ValueError(f"expected z (N, D) and y (N,), got {tuple(z_ND.shape)} and {tuple(y_N.shape)}")
-        y_N = y_N.detach().to(device=z_ND.device, dtype=torch.int64)
-        if y_N.numel() and not bool(((y_N >= 0) & (y_N < self.classes)).all()):
-            raise ValueError(f"expected classes in [0, {self.classes}), got {int(y_N.min())} to {int(y_N.max())}")
-        if self._sums is None or self._counts is None:
-            self._sums = torch.zeros(self.classes, z_ND.shape[1], dtype=torch.float64, device=z_ND.device)
-            self._counts = torch.zeros(self.classes, dtype=torch.int64, device=z_ND.device)
-        if z_ND.shape[1] != self._sums.shape[1]:
-            raise ValueError(f"expected feature width {self._sums.shape[1]} as in the first batch, got {z_ND.shape[1]}")
-        self._sums.index_add_(0, y_N, z_ND.detach().to(torch.float64))
-        self._counts.index_add_(0, y_N, torch.ones_like(y_N))
-
-    def result(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The means so far.
-
-        Returns:
-            labels (S,) int32 ascending, without absent classes; means (S, D) float32, counts (S,) int64.
-
-        Raises:
-            ValueError: nothing was added.
-        """
-        if self._sums is None or self._counts is None:
-            raise ValueError("expected at least one batch before the class means are asked for, got none")
-        labels_S = (self._counts >= 1).nonzero().flatten()
-        counts_S = self._counts[labels_S]
-        means_SD = self._sums[labels_S] / counts_S.unsqueeze(1)
-        return labels_S.to(torch.int32), means_SD.to(torch.float32), counts_S
-
-
-def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``ClassMeans`` for one batch that holds everything: labels (S,), means (S, D), counts (S,).
 
     >>> class_means(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([2, 2, 0]), classes=3)[:2]
     (tensor([0, 2], dtype=torch.int32), tensor([[7.],
             [2.]]))
     """
-    means = ClassMeans(classes)
-    means.add(z_ND, y_N)
-    return means.result()
+    if classes < 1:
+        raise ValueError(f"expected at least one class, got {classes}")
+    if z_ND.dim() != 2 or y_N.shape != z_ND.shape[:1]:
+        raise ValueError(f"expected z (N, D) and y (N,), got {tuple(z_ND.shape)} and {tuple(y_N.shape)}")
+    y_N = y_N.to(torch.int64)
+    if y_N.numel() and not bool(((y_N >= 0) & (y_N < classes)).all()):
+        raise ValueError(f"expected classes in [0, {classes}), got {int(y_N.min())} to {int(y_N.max())}")
+    labels_S, place_N, counts_S = y_N.unique(return_inverse=True, return_counts=True)
+    z_ND = z_ND.detach()
+    if z_ND.is_cpu:
+        sums_SD = torch.zeros(len(labels_S), z_ND.shape[1], dtype=torch.float64)
+        sums_SD.index_add_(0, place_N, z_ND.double())
+        means_SD = sums_SD / counts_S.unsqueeze(1)
+    else:
+        is_member_SN = (labels_S.unsqueeze(1) == y_N).to(z_ND.device).float()
+        means_SD = is_member_SN @ z_ND.float() / is_member_SN.sum(dim=1, keepdim=True)
+    return labels_S.to(torch.int32), means_SD.float(), counts_S
 
 
 def header_sgd_step(

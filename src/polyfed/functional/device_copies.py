@@ -67,8 +67,9 @@ def copy_in_place(tensors: Sequence[Tensor]) -> list[Tensor]:
     distinct = dict(zip(keys, tensors, strict=True))
     with torch.no_grad():
         copies = {key: torch.empty_like(tensor) for key, tensor in distinct.items()}
-        if copies:
-            torch._foreach_copy_(list(copies.values()), list(distinct.values()))
+        for device in {tensor.device for tensor in tensors}:  # of one device only they are one kernel
+            some = [key for key, tensor in distinct.items() if tensor.device == device]
+            torch._foreach_copy_([copies[key] for key in some], [distinct[key] for key in some])
     return [copies[key] for key in keys]
 
 

@@ -120,7 +120,7 @@ class FD(Method):
             scores: Tensor = model(x)[:, : client.classes]
             return torch.softmax(scores, 1) if self.outputs == "probabilities" else scores
 
-        rows = inference.map_batches(outputs, model, client.data.train, client.prepare).cpu()
+        rows = inference.map_batches(outputs, model, client.data.train, client.prepare)
         return prototypes.class_means_message(client, rows, "outputs", counts=self.weighting == "count")
 
     # accounting --------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class FedGH(TrainedHeader):
     # client ------------------------------------------------------------------------------------------------
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         train = client.data.train
-        z_ND = representations(client.model, train, client.prepare).cpu()
+        z_ND = representations(client.model, train, client.prepare)
         labels, lars, _ = class_means(z_ND, train.y, client.classes)
         return {"labels": labels, "lars": lars}
 

@@ -117,7 +117,7 @@ class FedKWAZ(MutualLearning):
                 parts += [z, network.head(z)[:, : client.classes]]
             return torch.cat(parts, dim=1)
 
-        rows = inference.map_batches(outputs, model, client.data.train, client.prepare).cpu()
+        rows = inference.map_batches(outputs, model, client.data.train, client.prepare)
         labels, means, _ = class_means(rows, client.data.train.y, client.classes)
         parts = means.split([model.own.feature_dim, client.classes] * 2, dim=1)
         return {"labels": labels, **{name: part.contiguous() for name, part in zip(_MEANS, parts, strict=True)}}

@@ -104,9 +104,10 @@ class SCAFFOLD(FedAvg):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         own: Group = client.context["own"]
-        new = move_group(self._new_control(client, trained), "cpu")
+        new = self._new_control(client, trained)
+        before = move_group(own, next(client.model.parameters()).device)
         client.state |= {"before": dict(own), "control": new, "said": torch.tensor(client.round)}
-        return {**super().upload(client, trained), "control": {name: new[name] - own[name] for name in new}}
+        return {**super().upload(client, trained), "control": {name: new[name] - before[name] for name in new}}
 
     def _task(self, model: Any, batch: Batch) -> Tensor:
         outcome = self.loss(model, batch, {})

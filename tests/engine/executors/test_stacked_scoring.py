@@ -60,6 +60,8 @@ def by_executor(context: WorkerContext, asked: Sequence[EvalJob]) -> tuple[list[
 
 
 def check_equal(one: ClientScore, other: ClientScore) -> None:
+    assert one.others.keys() == other.others.keys()
+    assert all(torch.equal(one.others[name].confusion, other.others[name].confusion) for name in one.others)
     assert torch.equal(one.confusion, other.confusion)
     assert one.auc == pytest.approx(other.auc, nan_ok=True)
     assert one.calibration_error == pytest.approx(other.calibration_error, rel=1e-4)
@@ -82,7 +84,9 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("received", [False, True])
 @pytest.mark.parametrize("net", ["shallow", "bn", "dropout"])
 @pytest.mark.parametrize(
-    "method", others_slow([Local(), FedGH(), FML()], quick=[FedGH()]), ids=lambda method: method.name
+    "method",
+    others_slow([Local(), FedGH(), FML(), FedProto()], quick=[FedGH(), FedProto()]),
+    ids=lambda method: method.name,
 )
 def test_scores_are_those_of_clients_alone(method: Method, net: str, received: bool, together: list[int]) -> None:
     federation, context = trained(method, toys.NETS[net])
@@ -118,11 +122,10 @@ def test_what_cannot_be_vectorized_is_scored_alone(together: list[int]) -> None:
 def test_who_can_be_scored_together() -> None:
     federation, _ = trained(Local(), toys.NETS["shallow"])
     job = asked_of(federation, received=False)[0]
-    assert can_score_together(job, Local())
-    assert not can_score_together(job, FedProto())  # predicts by prototypes
-    assert not can_score_together(replace(job, shared=["test"]), Local())  # equal networks are scored once
+    assert can_score_together(job)
+    assert not can_score_together(replace(job, shared=["test"]))  # equal networks are scored once
     job.client.missing = SelectedSamples(job.client.data.test, torch.arange(2))
-    assert not can_score_together(job, Local())
+    assert not can_score_together(job)
 
 
 class Refuses(Local):
@@ -132,6 +135,26 @@ class Refuses(Local):
         if client.id == 1 and client.round == 3:
             raise ValueError("no")
         return {}
+
+
+class CannotPredict(Local):
+    """Fails where its third client predicts."""
+
+    def receive(self, client: Client, message: Message) -> Context:
+        client.state["fails"] = torch.tensor(client.id == 2)
+        return {}
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        if bool(context["fails"]):
+            raise ValueError("no")
+        return super().predict(model, x, context)
+
+
+def test_who_cannot_predict_is_named() -> None:
+    federation, context = trained(Local(), toys.NETS["shallow"])
+    asked = [replace(job, message={}) for job in asked_of(federation, received=False)]
+    with pytest.raises(RunError, match=r"client 2 \(net\), round 3, scoring: ValueError: no"):
+        VectorizedExecutor(replace(context, method=CannotPredict()), 4, print).score(asked)
 
 
 def test_who_cannot_receive_is_named() -> None:

@@ -25,7 +25,7 @@ from polyfed.core.public_passes import run_pass
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.core.server import PublicPass
 from polyfed.engine.evaluation import Score, ScoreCache, evaluate_model
-from polyfed.engine.executors.made_upload import MadeUpload, encoded
+from polyfed.engine.executors.made_upload import MadeUpload, encoded, fetch
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
 from polyfed.engine.uploads import sent_nbytes
@@ -218,8 +218,8 @@ def run_job(
                 trained = training(client, job, method, model_factory)
         after = model_factory.state(client.architecture, job.variant)
         nonfinite = first_nonfinite({"model": after})
-        made = make_upload(client, job, trained, nonfinite, method, after, operations)
-        return finish_job(client, job, trained, made, method, fresh, before)
+        made = make_upload(client, job, trained, nonfinite, method, after, before, operations)
+        return finish_job(client, job, trained, made, method, fresh)
 
 
 def own_layers(client: Client, job: TrainJob) -> AbstractContextManager[None]:
@@ -259,13 +259,14 @@ def make_upload(
     nonfinite: str | None,
     method: Method,
     after: Mapping[str, Tensor],
+    before: Mapping[str, Tensor],
     operations: int = 0,
 ) -> MadeUpload:
     """Second part of a job, after the training: judge, score, make the upload.
 
     Args:
         client: at work, with its new weights in the template. nonfinite: the first of them that holds NaN or infinity.
-        after: the template's tensors. operations: until now.
+        after: the template's tensors. before: the client's weights before the job. operations: until now.
 
     Raises:
         RunError: the method failed, as for `run_job`.
@@ -280,7 +281,8 @@ def make_upload(
         with at_stage(client, job, "uploading"), _counting(job) as done:
             message = method.upload(client, trained)
         operations += 0 if done is None else done.count
-    return MadeUpload(message, after, score, bad, operations)
+    unchanged = None if job.exchange.trains else _unchanged(before, after)
+    return MadeUpload(message, after, score, bad, operations, unchanged)
 
 
 @timed("messages")
@@ -291,12 +293,11 @@ def finish_job(
     made: MadeUpload,
     method: Method,
     fresh: Callable[[], WeightRow],
-    before: Mapping[str, Tensor],
 ) -> JobResult:
     """Last part of a job: what was made leaves the device.
 
     Args:
-        client: at work. fresh: see `run_job`. before: its weights before the job.
+        client: at work. fresh: see `run_job`.
 
     Raises:
         RunError: the method failed, as for `run_job`.
@@ -304,17 +305,20 @@ def finish_job(
     message = freeze({})
     bad = made.refused
     with copy_once():  # what is uploaded of the network's tensors is not copied once more to be kept
+        with at_stage(client, job, "uploading"):
+            fetch(made.leaving(client, trained))
         if made.message is not None:
             with at_stage(client, job, "uploading"):
                 message, bad = encoded(clone(made.message), client, method, job.message)
-        same = bad is not None or not job.uploads or (not job.exchange.trains and _alike(before, made.after))
+        same = bad is not None or not job.uploads or made.is_unchanged()
         weights = job.client.weights if same else fresh().write(made.after)
         sums = {} if bad else scalar_metrics(trained.sums)
+        state = contiguous(client.state)
     return JobResult(
         client.id,
         message,
         weights,
-        contiguous(client.state),
+        state,
         trained,
         sent_nbytes(method, message),
         sums,
@@ -422,6 +426,13 @@ def _equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Seq
     tensors = [found[name] for found in (before, after) for name in names]
     here = move_together(tensors, [torch.device("cpu")] * len(tensors))
     return all(map(torch.equal, here[: len(names)], here[len(names) :]))
+
+
+def _unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:
+    """As `_alike` for a network that is most likely as it was: 0-d, where it now lies, so that nobody waits."""
+    there = move_together([before[name] for name in after], [tensor.device for tensor in after.values()])
+    same = [(one == other).all() for one, other in zip(there, after.values(), strict=True)]
+    return torch.stack(same).all()
 
 
 def _untrained(job: TrainJob, trained: TrainingResult, nonfinite: str | None) -> str | None:

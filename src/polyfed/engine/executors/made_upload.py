@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, first_nonfinite, freeze, tensors_of, with_tensors
-from polyfed.core.method import Method
+from polyfed.core.method import Method, TrainingResult, scalar_sums
 from polyfed.engine.evaluation import Score
 from polyfed.engine.rejected import Rejected
 from polyfed.functional.device_copies import copy_in_place, move_together
@@ -21,7 +21,8 @@ class MadeUpload:
     """What came of a client's work, in tensors of its network.
 
     message: what its method uploads; None: nothing. after: its network's tensors. refused: why nothing of it counts.
-    operations: those of the job, where they are counted.
+    operations: those of the job, where they are counted. unchanged: of a job without training, whether `after` are the
+    weights from before; 0-d, where these lie.
     """
 
     message: Message | None
@@ -29,6 +30,7 @@ class MadeUpload:
     score: Score | None
     refused: str | None
     operations: int
+    unchanged: Tensor | None = None
 
     def copied(self) -> MadeUpload:
         """The same in tensors of its own, as its network is about to be another client's."""
@@ -37,6 +39,16 @@ class MadeUpload:
         after = dict(zip(self.after, copies[len(tensors) :], strict=True))
         message = None if self.message is None else with_tensors(self.message, copies)
         return replace(self, message=message, after=after)
+
+    def leaving(self, client: Client, trained: TrainingResult) -> list[Tensor]:
+        """What goes to main memory of the job, beside the weights: message, state, and what the record tells."""
+        told = [] if self.unchanged is None else [self.unchanged]
+        sums = scalar_sums(trained.sums).values()
+        return [*tensors_of(self.message or {}), *tensors_of(client.state), *sums, *told]
+
+    def is_unchanged(self) -> bool:
+        """Whether the job has left the network as it was."""
+        return self.unchanged is not None and bool(move_together([self.unchanged], [torch.device("cpu")])[0])
 
 
 def fetch(tensors: Iterable[Tensor]) -> None:

@@ -1,5 +1,7 @@
 """Clients of one network scored together: their outputs are one vectorized call, and reach main memory in one copy.
 
+Where a method predicts by more than the network's output, clients predict one after the other.
+
 Shapes: K clients, N rows of the client with most, B rows of a pass.
 """
 
@@ -15,11 +17,11 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.core.method import Method, NotVectorizable, uses_default_predict
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import CHUNK, Score, evaluate_model
+from polyfed.engine.evaluation import CHUNK, Score, evaluate_model, predict_samples, predictors
 from polyfed.engine.executors.base import EvalJob, Scores, WorkerContext, client_weights, placed, working_copy
 from polyfed.engine.executors.stack_parts import Tensors, begins, own_tensors, put_row, weights_on
 from polyfed.errors import RunError
-from polyfed.functional.device_copies import copy_once
+from polyfed.functional.device_copies import copy_once, move_together
 from polyfed.functional.modes import eval_mode
 from polyfed.functional.vmapped import FewerKernels
 from polyfed.profiling import timed
@@ -27,9 +29,9 @@ from polyfed.profiling import timed
 _ROWS = 1024  # of all clients together in a pass
 
 
-def can_score_together(asked: EvalJob, method: Method) -> bool:
-    """Whether what is asked is the output of the client's own network on its own rows, and nothing else."""
-    if not uses_default_predict(method) or method.alternative_predictors or asked.client.missing is not None:
+def can_score_together(asked: EvalJob) -> bool:
+    """Whether what is asked is about the client's own rows, and nothing else."""
+    if asked.client.missing is not None:
         return False
     return all(part not in asked.shared and len(getattr(asked.client.data, part)) for part in asked.parts)
 
@@ -43,23 +45,58 @@ def score_together(asked: Sequence[EvalJob], context: WorkerContext) -> list[Sco
         RunError: the method failed; says for which client and in which round.
     """
     model_factory = context.model_factory
+    method = context.method
+    as_one = uses_default_predict(method) and not method.alternative_predictors
     first = asked[0]
     template = model_factory.module(first.client.architecture, first.variant)
     before = [client_weights(each.client, each.variant, model_factory) for each in asked]
     clients: list[Client] = []
     stacked: Tensors = {}
+    outputs: dict[tuple[int, str, str], Tensor] = {}  # by place, part and predictor
     with copy_once():  # of what all are sent
         for place, (each, weights) in enumerate(zip(asked, weights_on(before, model_factory.device), strict=True)):
             clients.append(_received(each, working_copy(each.client, each.variant, model_factory, weights), context))
-            put_row(stacked, place, len(asked), own_tensors(template))
+            if as_one:
+                put_row(stacked, place, len(asked), own_tensors(template))
+            else:
+                predicted = _predicted(clients[place], method, first.parts)
+                outputs |= {(place, part, name): scores for (part, name), scores in predicted.items()}
+    for part in first.parts if as_one else ():
+        samples: list[LabeledSamples] = [getattr(client.data, part) for client in clients]
+        by_client = _tried(_Predict(method, template), stacked, clients, samples)
+        outputs |= {(place, part, ""): scores for place, scores in enumerate(by_client)}
+    here = move_together(list(outputs.values()), [torch.device("cpu")] * len(outputs))
+    outputs = dict(zip(outputs, here, strict=True))
     found: list[dict[str, Score]] = [{} for _ in asked]
     for part in first.parts:
-        samples: list[LabeledSamples] = [getattr(client.data, part) for client in clients]
-        outputs = _tried(_Predict(context.method, template), stacked, clients, samples)
-        for scores, client, own, output in zip(found, clients, samples, outputs, strict=True):
-            known = output.split(CHUNK)
-            scores[part] = evaluate_model(client, context.method, own, context.from_scores, outputs=known)
+        others = _counts_others(part)
+        for place, client in enumerate(clients):
+            known = {name: outputs[place, part, name].split(CHUNK) for name in predictors(method, others)}
+            own = getattr(client.data, part)
+            found[place][part] = evaluate_model(client, method, own, context.from_scores, others, outputs=known)
     return list(found)
+
+
+def _counts_others(part: str) -> bool:
+    """Whether a client is scored by the method's other predictors, too: not where its own chooses rounds."""
+    return part == "test"
+
+
+def _predicted(client: Client, method: Method, parts: Sequence[str]) -> dict[tuple[str, str], Tensor]:
+    """What each predictor gives for a client at work, by part and name, on the device of its network.
+
+    Raises:
+        RunError: one failed; says for which client and in which round.
+    """
+    found = {}
+    try:
+        for part in parts:
+            samples = getattr(client.data, part)
+            for name, one in predictors(method, _counts_others(part)).items():
+                found[part, name] = torch.cat(predict_samples(client, one, samples))
+    except Exception as error:
+        raise placed(error, client, "scoring", client.round) from error
+    return found
 
 
 def _received(asked: EvalJob, client: Client, context: WorkerContext) -> Client:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import tensors_of
-from polyfed.core.method import NotVectorizable, Phase, TrainingResult, scalar_sums
+from polyfed.core.method import NotVectorizable, Phase, TrainingResult
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import (
@@ -35,8 +33,15 @@ from polyfed.engine.executors.base import (
     run_job,
     working_copy,
 )
-from polyfed.engine.executors.made_upload import MadeUpload, fetch
-from polyfed.engine.executors.stack_parts import SignatureCache, Tensors, own_tensors, put_row, weights_on
+from polyfed.engine.executors.made_upload import fetch
+from polyfed.engine.executors.stack_parts import (
+    SignatureCache,
+    Tensors,
+    numbers_and_nonfinite,
+    own_tensors,
+    put_row,
+    weights_on,
+)
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_scoring import can_score_together, score_together
 from polyfed.engine.local_training import phase_data
@@ -118,7 +123,7 @@ class VectorizedExecutor:
         prepares: list[object] = []
         for place, each in enumerate(asked):
             client = each.client
-            if client.architecture in self._scored_alone or not can_score_together(each, self._context.method):
+            if client.architecture in self._scored_alone or not can_score_together(each):
                 continue
             samples = [getattr(client.data, part) for part in each.parts]
             key = (*each.parts, _kind(client, each.variant, samples, prepares))
@@ -132,7 +137,7 @@ class VectorizedExecutor:
         """What came of jobs of one kind."""
         first = jobs[0]
         kind = (first.client.architecture, first.variant, first.exchange.name)
-        if len(jobs) >= self._least and first.exchange.trains:
+        if len(jobs) >= self._least:
             try:
                 yield from self._stacked(jobs, kind)
                 return
@@ -155,6 +160,8 @@ class VectorizedExecutor:
     def _stacked(self, jobs: Sequence[TrainJob], kind: Hashable) -> list[JobResult]:
         """Receive one after the other, train as one, upload one after the other; all uploads leave the device as one.
 
+        In an exchange without training the networks are only looked through for NaN as one.
+
         Raises:
             NotVectorizable: they cannot train as one.
         """
@@ -163,7 +170,8 @@ class VectorizedExecutor:
         store = self._context.store
         network, variant = jobs[0].client.architecture, jobs[0].variant
         template = model_factory.module(network, variant)
-        if jobs[0].client.privacy.max_grad_norm:
+        trains = jobs[0].exchange.trains
+        if trains and jobs[0].client.privacy.max_grad_norm:
             raise NotVectorizable("gradients are bounded row by row")
         before = [client_weights(job.client, variant, model_factory) for job in jobs]
         clients = []
@@ -176,19 +184,11 @@ class VectorizedExecutor:
                     operations.append(receive(client, job, method, model_factory))
                 clients.append(client)
                 put_row(stacked, place, len(jobs), own_tensors(template))
-        phases = method.phases(clients[0].training) if jobs[0].exchange.phases is None else jobs[0].exchange.phases
-        try:
-            _check_data(clients, phases)
-            passes = model_factory.training
-            compiles = self._context.compiles
-            stack = StackedClients(clients, stacked, method, template, self._known, kind, passes, compiles)
-            with _common_layers(clients, jobs[0]):
-                trained, nonfinite = stack.train(phases)
-        except (NotVectorizable, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
-        if dropout_layers(template):
+        if trains:
+            trained, nonfinite = self._trained(jobs, clients, stacked, kind)
+        else:
+            trained, nonfinite = [TrainingResult()] * len(jobs), numbers_and_nonfinite([], stacked)[1]
+        if trains and dropout_layers(template):
             self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
         made = []
         for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
@@ -196,25 +196,48 @@ class VectorizedExecutor:
             after = model_factory.state(network, variant)
             with own_layers(client, job):
                 judged = trained[place], nonfinite[place]
-                whole = make_upload(client, job, *judged, method, after, operations[place])
+                whole = make_upload(client, job, *judged, method, after, before[place], operations[place])
                 with at_stage(client, job, "uploading"):
                     made.append(whole.copied())
         outcomes = []
         with copy_once():
-            fetch(tensor for each, result in zip(made, trained, strict=True) for tensor in self._leaving(each, result))
+            leaving = [made[place].leaving(client, trained[place]) for place, client in enumerate(clients)]
+            if not store.on_device:
+                leaving += [list(each.after.values()) for each in made]
+            fetch(tensor for tensors in leaving for tensor in tensors)
             for place, (job, client) in enumerate(zip(jobs, clients, strict=True)):
                 if client.plugins:  # which see the client at work
                     model_factory.load(network, variant, made[place].after)
                 fresh = functools.partial(store.allocate, network, variant)
                 with own_layers(client, job):
                     result = trained[place]
-                    outcomes.append(finish_job(client, job, result, made[place], method, fresh, before[place]))
+                    outcomes.append(finish_job(client, job, result, made[place], method, fresh))
         return outcomes
 
-    def _leaving(self, made: MadeUpload, trained: TrainingResult) -> list[Tensor]:
-        """What of a client's work goes to main memory."""
-        kept = [] if self._context.store.on_device else made.after.values()
-        return [*tensors_of(made.message or {}), *scalar_sums(trained.sums).values(), *kept]
+    def _trained(
+        self, jobs: Sequence[TrainJob], clients: Sequence[Client], stacked: Tensors, kind: Hashable
+    ) -> tuple[list[TrainingResult], list[str | None]]:
+        """See `StackedClients.train`; the networks' tensors (K, ...) are trained in place.
+
+        Raises:
+            NotVectorizable: they cannot train as one.
+            RunError: the method failed.
+        """
+        method = self._context.method
+        exchange = jobs[0].exchange
+        phases = method.phases(clients[0].training) if exchange.phases is None else exchange.phases
+        template = self._context.model_factory.module(jobs[0].client.architecture, jobs[0].variant)
+        passes = self._context.model_factory.training
+        compiles = self._context.compiles
+        try:
+            _check_data(clients, phases)
+            stack = StackedClients(clients, stacked, method, template, self._known, kind, passes, compiles)
+            with _common_layers(clients, jobs[0]):
+                return stack.train(phases)
+        except (NotVectorizable, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise placed(error, clients[0], f"training (with {len(clients) - 1} others)", jobs[0].round) from error
 
 
 def _kind(client: Client, variant: str, samples: Sequence[LabeledSamples], prepares: list[object]) -> Hashable:

@@ -78,14 +78,12 @@ def sample_pairs(
     one of the features' own standard deviation.
 
     Returns:
-        "s_in" and "s_out", on the CPU.
+        "s_in" and "s_out", on the device of its network.
     """
     model = as_split_model(client.model)
     x = client.data.train.x[torch.randperm(client.n, generator=generator)[:count]]
-    s_in = _noisy(inference.map_batches(model.extract, model, x, client.prepare).cpu(), level, generator, bound)
-    s_out = _noisy(
-        inference.map_batches(model.transform, model, s_in, lambda rows: rows).cpu(), level, generator, bound
-    )
+    s_in = _noisy(inference.map_batches(model.extract, model, x, client.prepare), level, generator, bound)
+    s_out = _noisy(inference.map_batches(model.transform, model, s_in, lambda rows: rows), level, generator, bound)
     return {"s_in": s_in, "s_out": s_out}
 
 
@@ -93,7 +91,7 @@ def _noisy(s: Tensor, level: float, generator: torch.Generator, bound: float) ->
     s = clip_rows(s, bound) if bound else s
     if not level:
         return s
-    z = torch.randn(s.shape, generator=generator)
+    z = torch.randn(s.shape, generator=generator).to(s.device)
     return s + (level * bound * z).to(s.dtype) if bound else add_noise(s, level, z)
 
 
@@ -231,7 +229,7 @@ class CommonSpace:
         matrices = self.matrices(client)
         if self.is_trained:
             matrices |= _stepped(matrices, pairs, trained, self.grid)
-            client.state |= {"projections": {name: matrices[name].cpu() for name in _MATRICES}}
+            client.state |= {"projections": {name: matrices[name] for name in _MATRICES}}
         return self.project(pairs, matrices)
 
 

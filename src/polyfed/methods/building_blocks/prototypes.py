@@ -51,7 +51,8 @@ class ClassRows(NamedTuple):
 def class_means_message(client: Client, rows: Tensor, name: str, counts: bool) -> Message:
     """The mean of `rows` (N, D), one for each training sample, over the samples of each class: as `name` (S, D).
 
-    With it "labels" (S,) int32, and with `counts` the number of samples behind each row, (S,) int32.
+    It lies where they do. With it "labels" (S,) int32, and with `counts` the number of samples behind each row, (S,)
+    int32.
     """
     labels, values, number = class_means(rows, client.data.train.y, client.classes)
     return {"labels": labels, name: values, **({"counts": number.int()} if counts else {})}
@@ -110,7 +111,7 @@ class PrototypeUploads(Method):
         return self._means(client, counts=False)
 
     def _means(self, client: Client, counts: bool) -> Message:
-        z = representations(client.model, client.data.train, client.prepare).cpu()
+        z = representations(client.model, client.data.train, client.prepare)
         return class_means_message(client, z, "prototypes", counts)
 
     @property

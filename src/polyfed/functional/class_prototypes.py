@@ -14,9 +14,9 @@ from polyfed.functional.clipping import clip_factors
 def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Mean representation per class: Rbar^s = (1/|D^s|) sum over D^s of F(phi; x).
 
-    On the CPU the sums are float64: a class with one sample gives that sample's float32 representation bit for bit, and
-    the order of the samples does not show. Elsewhere they are float32, as not every device has float64, and a product
-    of matrices, which adds in the same order each time. Nothing waits for the device.
+    The sums are float64: a class with one sample gives that sample's float32 representation bit for bit, and the order
+    of the samples does not show. On a device they are a product of matrices, which adds in the same order each time,
+    and nothing waits for it; Apple's, which has no float64, adds in float32.
 
     Args:
         z_ND: representations; no gradient is kept.
@@ -50,8 +50,9 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
         sums_SD.index_add_(0, place_N, z_ND.double())
         means_SD = sums_SD / counts_S.unsqueeze(1)
     else:
-        is_member_SN = (labels_S.unsqueeze(1) == y_N).to(z_ND.device).float()
-        means_SD = is_member_SN @ z_ND.float() / is_member_SN.sum(dim=1, keepdim=True)
+        wide = torch.float32 if z_ND.device.type == "mps" else torch.float64
+        is_member_SN = (labels_S.unsqueeze(1) == y_N).to(z_ND.device, wide)
+        means_SD = is_member_SN @ z_ND.to(wide) / is_member_SN.sum(dim=1, keepdim=True)
     return labels_S.to(torch.int32), means_SD.float(), counts_S
 
 

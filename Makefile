@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} .venv/bin/python -m pytest -ra -n auto --dist worksteal
 
 # Lines and branches that the tests went through, in percent, by folder.
-COVERAGE = for folder in src/polyfed/*/; do printf '%-28s' "$$folder"; \
+COVERAGE = for folder in src/polyfed/[a-z]*/; do printf '%-28s' "$$folder"; \
 	.venv/bin/python -m coverage report --include="$$folder*" --format=total || exit; done
 
 # What `make quick` runs: of the reports, what draws nothing.

@@ -23,6 +23,7 @@ from polyfed.methods import FedHeNN, FjORD
 from polyfed.plugins.device_profiles import Devices
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
+from tests.helpers.quick import others_slow
 
 
 def counted(work: Callable[[], Tensor]) -> tuple[int, int]:
@@ -104,8 +105,7 @@ def test_so_it_is_for_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert all(told == done for told, done in exactly(METHODS[name](), monkeypatch))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(METHODS))
+@pytest.mark.parametrize("name", others_slow(list(METHODS), quick=["fedhenn"]))
 def test_simulating_changes_no_method_and_every_executor_tells_the_same(name: str) -> None:
     kit, devices = (
         ConformanceKit(method=METHODS[name]()),

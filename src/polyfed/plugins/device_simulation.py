@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from polyfed.core.randomness import generator
+from polyfed.core.server import Server
 from polyfed.engine.executors.base import JobResult, TrainJob, working_copy
 from polyfed.engine.operation_counter import OperationCounter, training_memory
 from polyfed.engine.plugin import Plugin, Setup, find
@@ -174,7 +175,7 @@ class DeviceSimulation(Plugin):
 
     def server_time(self, round: Round) -> AbstractContextManager[None]:
         """The server's work takes time where `server_flops` says how fast it is."""
-        return self._clock.server_time()
+        return self._clock.server_time(round.server)
 
     def after_jobs(
         self, round: Round, jobs: Sequence[TrainJob], sent: Sequence[JobResult], read: Sequence[JobResult]
@@ -269,14 +270,21 @@ class RoundClock:
         self._operations: dict[int, int] = {}
 
     @contextlib.contextmanager
-    def server_time(self) -> Iterator[None]:
-        """Within the block the server works; its time counts where `server_flops` says how fast it is."""
+    def server_time(self, server: Server) -> Iterator[None]:
+        """Within the block the server works; its time counts where `server_flops` says how fast it is.
+
+        Then it makes its passes over public inputs itself: nobody would count those that workers make.
+        """
         rate = self._simulation.settings.server_flops if self.on else None
         if rate is None:
             yield
             return
-        with OperationCounter() as done:
-            yield
+        by_workers, server.run_passes = server.run_passes, None
+        try:
+            with OperationCounter() as done:
+                yield
+        finally:
+            server.run_passes = by_workers
         self.seconds += done.count / rate
 
     def exchange(self, efforts: Mapping[int, Workload], waited_for: Collection[int]) -> set[int]:

@@ -239,6 +239,20 @@ def test_what_the_page_shows(recipe: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert said.out + said.err == shown[1]
 
 
+def test_where_numbers_are_predicted_nothing_is_said_of_classes() -> None:
+    clients = [
+        pf.Client(
+            torch.nn.Linear(3, 1),
+            train=(torch.randn(rows, 3), torch.randn(rows)),
+            test=(torch.randn(4, 3), torch.randn(4)),
+        )
+        for rows in (8, 12)
+    ]
+    page = str(estimate_costs(pf.Federation(clients, Local(), pf.Training(rounds=1))))
+    assert "a client has: training rows 8 to 12, median 8; test rows 4 to 4, median 4\n" in page
+    assert "class" not in page
+
+
 def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) -> None:
     clients = tuple(
         {

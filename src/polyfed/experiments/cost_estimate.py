@@ -146,13 +146,17 @@ def _tables(check: CostEstimate) -> list[str]:
     """The networks, what they cost, the clients, and their simulated devices."""
     network = ["network", "clients", "parameters", "FLOPs", "cut", "features"]
     costs = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
-    client = ["client", "train", "valid.", "test", "architecture", "training rows of each class"]
+    client = ["client", "train", "valid.", "test", "architecture"]
+    of_classes = _have_classes(check.clients)
+    if of_classes:
+        client.append("training rows of each class")
+    clients = [_client_row(one, of_classes) for one in check.clients[:_SHOWN_CLIENTS]]
     return [
         *_table(network, [_network_row(kind) for kind in check.architectures], left=1),
         "",
         *_table(costs, [_cost_row(kind) for kind in check.architectures], left=1),
         "",
-        *_table(client, [_client_row(one) for one in check.clients[:_SHOWN_CLIENTS]], left=-2),
+        *_table(client, clients, left=-2 if of_classes else -1),
         *_count_left_out(check.clients),
         "",
         *_class_names(check.facts["class_names"]),
@@ -210,9 +214,14 @@ def _cost_row(kind: ArchitectureCheck) -> list[str]:
     return [kind.name, *sent, f"{1000 * kind.seconds_batch:.1f} ms", human_bytes(kind.peak)]
 
 
-def _client_row(client: Mapping[str, Any]) -> list[str]:
-    sizes = [str(client[key]) for key in ("id", "train", "validation", "test")]
-    return [*sizes, client["architecture"], _label_text(client["labels"])]
+def _have_classes(clients: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether rows have classes; else numbers are predicted."""
+    return any(client["labels"] for client in clients)
+
+
+def _client_row(client: Mapping[str, Any], of_classes: bool) -> list[str]:
+    row = [*(str(client[key]) for key in ("id", "train", "validation", "test")), client["architecture"]]
+    return [*row, _label_text(client["labels"])] if of_classes else row
 
 
 def _device_lines(check: CostEstimate) -> list[str]:
@@ -263,13 +272,14 @@ def _class_names(names: Sequence[str]) -> list[str]:
 
 def _client_summary(clients: Sequence[Mapping[str, Any]]) -> list[str]:
     """Over all clients: how unequal they are."""
+    counted = {
+        "training rows": [client["train"] for client in clients],
+        "test rows": [client["test"] for client in clients],
+    }
+    if _have_classes(clients):
+        counted["classes"] = [len(client["labels"]) for client in clients]
     ranges = [
-        f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}"
-        for what, sizes in (
-            ("training rows", [client["train"] for client in clients]),
-            ("test rows", [client["test"] for client in clients]),
-            ("classes", [len(client["labels"]) for client in clients]),
-        )
+        f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}" for what, sizes in counted.items()
     ]
     lines = [f"a client has: {'; '.join(ranges)}"]
     alone = [str(client["id"]) for client in clients if len(client["labels"]) == 1]

@@ -7,12 +7,11 @@ The same request asked again has the same answer, bit for bit, and is not counte
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
+from polyfed.engine.run_folder import lock_folder
 from polyfed.errors import RunError
 from polyfed.results.read import parse_json
 
@@ -40,7 +39,7 @@ class AnswerLedger:
         """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with _alone(self._path.parent):
+            with lock_folder(self._path.parent, waits=True):
                 self._count(kind, request, most)
         except OSError as error:
             raise RunError(f"expected to note what is answered in {self._path}, got {error.strerror}") from None
@@ -82,19 +81,3 @@ class AnswerLedger:
             file.write(json.dumps([kind, request]).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time, where the system has such locks; the others wait."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -349,8 +349,12 @@ def _remove(entry: Path) -> None:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """The folder for this process alone, where the system has such locks; they end with the process."""
+def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
+    """The folder for this process alone, where the system has such locks; they end with the process.
+
+    Raises:
+        ConfigError: another process has it, unless this one `waits` for it.
+    """
     try:
         import fcntl
     except ImportError:  # Windows
@@ -360,7 +364,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         handle = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except OSError:
             raise ConfigError(f"another process is at work in {folder}; let it end, or choose another --out") from None
         yield

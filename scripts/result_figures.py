@@ -30,6 +30,7 @@ KEY = "energy_beyond_smallest_rank"
 SETTINGS = {  # stored table -> its name in the figure
     "worth-reference": "two classes",
     "worth-few": "few images",
+    "worth-few-more": "few images",
     "naturals-heart": "hospitals",
     "naturals-watch": "watch",
     "naturals-contraception": "districts",
@@ -75,7 +76,7 @@ def gains(folder: Path) -> None:
         stored = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
         (table,) = (one["rows"] for one in stored["tables"] if one["caption"].startswith("What federation is worth"))
         found = [_gains(dict(zip(table[0], row, strict=True))) for row in table[1:]]
-        by_setting[name] = {one.name: one for one in found}
+        by_setting.setdefault(name, {}).update({one.name: one for one in found})
     shared = Counter(method for found in by_setting.values() for method in found)
     figure = gains_figure(by_setting, [method for method, _ in shared.most_common()], "gains")
     if figure is None:

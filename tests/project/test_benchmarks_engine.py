@@ -75,7 +75,7 @@ def test_memory_counts_all_processes_of_a_run() -> None:
     child = os.fork()
     if child == 0:
         try:
-            block = bytearray(b"x") * 2**25  # 32 MiB, which only the child has
+            block = bytearray(b"x") * 2**26  # 64 MiB, which only the child has
             os.write(write, block[:1])
             os.read(os.pipe()[0], 1)
         finally:
@@ -86,7 +86,7 @@ def test_memory_counts_all_processes_of_a_run() -> None:
     os.waitpid(child, 0)
     os.close(read)
     os.close(write)
-    assert 2**25 < with_child - before < 2**26
+    assert 2**25 < with_child - before < 2**27  # the system may take back pages of this process meanwhile
 
 
 @pytest.mark.slow

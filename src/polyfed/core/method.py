@@ -407,6 +407,11 @@ def uses_default_predict(method: Method) -> bool:
     return getattr(method.predict, "__func__", None) is Method.predict
 
 
+def predictors(method: Method, others: bool) -> dict[str, Method]:
+    """The methods whose `predict` scores a client: under "" its own, by name the others, where these are asked for."""
+    return {"": method, **(method.alternative_predictors if others else {})}
+
+
 def scalar_metrics(sums: Mapping[str, Tensor]) -> dict[str, float]:
     """Sums over the steps as floats, for the record."""
     return {name: float(value) for name, value in move_group(scalar_sums(sums), "cpu").items()}

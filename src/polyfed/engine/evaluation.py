@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten
-from polyfed.core.method import Method, uses_default_predict
+from polyfed.core.method import Method, predictors, uses_default_predict
 from polyfed.core.modules import as_split_model
 from polyfed.core.settings import Evaluation, Metric, Stage
 from polyfed.data.samples import LabeledSamples, SelectedSamples
@@ -135,11 +135,6 @@ def evaluate_model(
     missing = _score(client, method, client.missing)
     assert isinstance(missing, ClientScore)
     return replace(score, missing=missing)
-
-
-def predictors(method: Method, others: bool) -> dict[str, Method]:
-    """The methods whose `predict` scores a client: under "" its own, by name the others, where these are asked for."""
-    return {"": method, **(method.alternative_predictors if others else {})}
 
 
 def predict_samples(client: Client, method: Method, samples: LabeledSamples | SelectedSamples) -> list[Tensor]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
-from polyfed.core.method import Method, NotVectorizable, uses_default_predict
+from polyfed.core.method import Method, NotVectorizable, predictors, uses_default_predict
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import CHUNK, Score, evaluate_model, predict_samples, predictors
+from polyfed.engine.evaluation import CHUNK, Score, evaluate_model, predict_samples
 from polyfed.engine.executors.base import EvalJob, Scores, WorkerContext, client_weights, placed, working_copy
 from polyfed.engine.executors.stack_parts import Tensors, begins, own_tensors, put_row, weights_on
 from polyfed.errors import RunError
@@ -61,7 +61,8 @@ def score_together(asked: Sequence[EvalJob], context: WorkerContext) -> list[Sco
             else:
                 predicted = _predicted(clients[place], method, first.parts)
                 outputs |= {(place, part, name): scores for (part, name), scores in predicted.items()}
-    for part in first.parts if as_one else ():
+    parts = first.parts if as_one else ()
+    for part in parts:
         samples: list[LabeledSamples] = [getattr(client.data, part) for client in clients]
         by_client = _tried(_Predict(method, template), stacked, clients, samples)
         outputs |= {(place, part, ""): scores for place, scores in enumerate(by_client)}

@@ -187,7 +187,8 @@ class VectorizedExecutor:
         if trains:
             trained, nonfinite = self._trained(jobs, clients, stacked, kind)
         else:
-            trained, nonfinite = [TrainingResult()] * len(jobs), numbers_and_nonfinite([], stacked)[1]
+            trained = [TrainingResult()] * len(jobs)
+            _, nonfinite = numbers_and_nonfinite([], stacked)
         if trains and dropout_layers(template):
             self._say_once(f"{network}: dropout draws other masks for clients trained as one than for each alone")
         made = []

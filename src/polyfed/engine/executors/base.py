@@ -355,8 +355,7 @@ def score_parts(asked: EvalJob, method: Method, model_factory: ModelFactory, mem
         scores = {}
         for part in asked.parts:
             samples = getattr(client.data, part)
-            others = part == "test"  # rounds are chosen by the method's own
-            scores[part] = memory.score(client, method, samples, part in asked.shared, others, body)
+            scores[part] = memory.score(client, method, samples, part in asked.shared, counts_others(part), body)
         return scores
     except Exception as error:
         raise placed(error, client, "scoring", asked.round) from error
@@ -372,6 +371,11 @@ def only_head_differs(
     head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
     tensors = model_factory.state(client.architecture, variant)
     return _alike(before, {name: tensor for name, tensor in tensors.items() if id(tensor) not in head})
+
+
+def counts_others(part: str) -> bool:
+    """Whether a client is scored by the method's other predictors, too: not where its own chooses rounds."""
+    return part == "test"
 
 
 def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedError:

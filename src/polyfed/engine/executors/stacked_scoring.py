@@ -18,7 +18,15 @@ from polyfed.core.message import freeze
 from polyfed.core.method import Method, NotVectorizable, predictors, uses_default_predict
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.evaluation import CHUNK, Score, evaluate_model, predict_samples
-from polyfed.engine.executors.base import EvalJob, Scores, WorkerContext, client_weights, placed, working_copy
+from polyfed.engine.executors.base import (
+    EvalJob,
+    Scores,
+    WorkerContext,
+    client_weights,
+    counts_others,
+    placed,
+    working_copy,
+)
 from polyfed.engine.executors.stack_parts import Tensors, begins, own_tensors, put_row, weights_on
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, move_together
@@ -70,17 +78,12 @@ def score_together(asked: Sequence[EvalJob], context: WorkerContext) -> list[Sco
     outputs = dict(zip(outputs, here, strict=True))
     found: list[dict[str, Score]] = [{} for _ in asked]
     for part in first.parts:
-        others = _counts_others(part)
+        others = counts_others(part)
         for place, client in enumerate(clients):
             known = {name: outputs[place, part, name].split(CHUNK) for name in predictors(method, others)}
             own = getattr(client.data, part)
             found[place][part] = evaluate_model(client, method, own, context.from_scores, others, outputs=known)
     return list(found)
-
-
-def _counts_others(part: str) -> bool:
-    """Whether a client is scored by the method's other predictors, too: not where its own chooses rounds."""
-    return part == "test"
 
 
 def _predicted(client: Client, method: Method, parts: Sequence[str]) -> dict[tuple[str, str], Tensor]:
@@ -93,7 +96,7 @@ def _predicted(client: Client, method: Method, parts: Sequence[str]) -> dict[tup
     try:
         for part in parts:
             samples = getattr(client.data, part)
-            for name, one in predictors(method, _counts_others(part)).items():
+            for name, one in predictors(method, counts_others(part)).items():
                 found[part, name] = torch.cat(predict_samples(client, one, samples))
     except Exception as error:
         raise placed(error, client, "scoring", client.round) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -19,13 +19,15 @@ class TerminationSignal(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def raise_on_termination() -> Iterator[None]:
-    """Within the block, SIGTERM and SIGHUP raise `TerminationSignal`.
+def raise_on_termination() -> Iterator[list[int]]:
+    """Within the block, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those that came so far.
 
     What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes.
     """
+    received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         raise TerminationSignal(number)
 
     heard = [number for number in TERMINATION_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
@@ -33,15 +35,21 @@ def raise_on_termination() -> Iterator[None]:
     with contextlib.suppress(ValueError):  # not the main thread
         before = {number: signal.signal(number, interrupt) for number in heard}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def exit_status(error: BaseException) -> int:
-    """128 and the number of the signal behind an interruption: SIGINT, as of Ctrl-C, unless another is known."""
+def exit_status(error: BaseException, received: Sequence[int] = ()) -> int:
+    """128 and the number of the signal behind an interruption.
+
+    That is the number that `error` or what it arose from carries; else the last of those received, as a library in
+    between may raise a KeyboardInterrupt of its own, which Ray does; else SIGINT's, as of Ctrl-C.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, TerminationSignal):
         cause = cause.__context__
-    return 128 + (signal.SIGINT if cause is None else cause.number)
+    if cause is not None:
+        return 128 + cause.number
+    return 128 + (received[-1] if received else signal.SIGINT)

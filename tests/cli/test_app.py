@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -378,6 +380,20 @@ def test_exit_statuses(polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch, erro
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "tiny.toml"])
     assert ended.value.code == status
+
+
+def test_a_termination_that_a_library_made_a_plain_interruption(
+    polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ray does while it waits for a result."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
+    assert polyfed_("run", "tiny.toml", status=143).error == "polyfed: interrupted\n"
 
 
 def test_the_same_in_python(polyfed_: Terminal) -> None:

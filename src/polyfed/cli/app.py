@@ -105,8 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def status(arguments: Sequence[str]) -> int:
     """Run a command; its exit status."""
+    received: list[int] = []
     try:
-        with raise_on_termination():
+        with raise_on_termination() as received:
             code = parser().main(list(arguments), prog_name="polyfed", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -114,9 +115,9 @@ def status(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush is quiet
         return 1
     except KeyboardInterrupt as error:
-        return _fail("interrupted", exit_status(error))
+        return _fail("interrupted", exit_status(error, received))
     except RunInterrupted as error:
-        return _fail(f"{error}{_resume_hint(error)}", exit_status(error))
+        return _fail(f"{error}{_resume_hint(error)}", exit_status(error, received))
     except PolyfedError as error:
         return _fail(str(error), error.exit_status)
     except Exception as error:

@@ -29,7 +29,8 @@ from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import Message, flatten, nbytes
 from polyfed.core.method import TrainingResult
-from polyfed.engine.executors.base import EvalJob, Executor, JobResult, Scores, Serial, TrainJob
+from polyfed.engine.executors.base import Executor, Serial
+from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.errors import PolyfedError
 from polyfed.experiments.build import build_federation

@@ -20,7 +20,7 @@ from polyfed.deploy.protocol import (
     score_to_json,
     serialize,
 )
-from polyfed.engine.evaluation import ClientScore
+from polyfed.engine.scoring import ClientScore
 from polyfed.errors import RunError
 
 TYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int16", "int32", "int64", "uint8", "bool")

@@ -20,8 +20,10 @@ from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, TrainingResult
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine import evaluation as scoring
+from polyfed.engine import score_cache
+from polyfed.engine.evaluation_record import summarize
 from polyfed.engine.federation import Federation
+from polyfed.engine.scoring import ClientScore
 from polyfed.engine.task import Execution, Task
 from polyfed.errors import ConfigError, RunError, RunInterrupted
 from polyfed.functional.modes import eval_mode
@@ -234,13 +236,13 @@ def test_an_error_of_the_server_names_round_and_stage() -> None:
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The clients that were really scored."""
     scored: list[int] = []
-    plain = scoring.evaluate_model
+    plain = score_cache.evaluate_model
 
     def score(client: Client, *rest: Any) -> Any:
         scored.append(client.id)
         return plain(client, *rest)
 
-    monkeypatch.setattr(scoring, "evaluate_model", score)
+    monkeypatch.setattr(score_cache, "evaluate_model", score)
     return scored
 
 
@@ -393,11 +395,11 @@ def test_a_client_without_test_data_is_not_scored(stage: Any) -> None:
 
 def test_mean_and_spread_over_clients_and_samples() -> None:
     counts = ([[1, 1], [0, 0]], [[9, 0], [1, 0]], [[0, 0], [0, 0]])
-    scores = [scoring.ClientScore(torch.tensor(each)) for each in counts]
-    plain, weighted = scoring.summarize(scores, "clients"), scoring.summarize(scores, "samples")
+    scores = [ClientScore(torch.tensor(each)) for each in counts]
+    plain, weighted = summarize(scores, "clients"), summarize(scores, "samples")
     assert plain == pytest.approx({"mean": 0.7, "std": 0.2, "min": 0.5, "max": 0.9, "bottom_decile": 0.5, "n": 2})
     assert weighted["mean"] == pytest.approx(10 / 12)
-    assert scoring.summarize([], "clients") == {}
+    assert summarize([], "clients") == {}
 
 
 def test_rounds_between_evaluations_are_recorded_without_scores() -> None:

@@ -14,8 +14,8 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.core.settings import Evaluation, Stage, Training
 from polyfed.data.samples import LabeledSamples, SelectedSamples
-from polyfed.engine.evaluation import ClientScore
 from polyfed.engine.federation import Federation
+from polyfed.engine.scoring import ClientScore
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation

@@ -7,7 +7,7 @@ import torch
 
 from polyfed.core.message import Message, State, flatten, from_bytes, to_bytes
 from polyfed.core.method import TrainingResult
-from polyfed.engine.executors.base import JobResult
+from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.work_in_flight import WorkInFlight, pack, unpack
 from polyfed.errors import RunError
 from polyfed.methods import FedAvg

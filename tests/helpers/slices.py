@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.method import Method
-from polyfed.engine.executors.base import JobResult
+from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.federation import Federation
 from tests.helpers.toys import Round, Watch, federation, net
 

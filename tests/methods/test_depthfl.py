@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.core.message import nbytes
-from polyfed.engine.executors.base import working_copy
+from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
 from polyfed.methods import DepthFL, FedAvg

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from polyfed.config.recipe import Recipe
 from polyfed.core.client import Client
 from polyfed.core.message import freeze
-from polyfed.engine.executors.base import working_copy
+from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import estimate_stats

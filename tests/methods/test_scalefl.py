@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
-from polyfed.engine.executors.base import working_copy
+from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.functional.channel_slices import first_channels, slice_channels
 from polyfed.functional.losses import multi_exit_loss

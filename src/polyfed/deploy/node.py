@@ -41,11 +41,14 @@ from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.arguments import plugins_of
 from polyfed.engine.compatibility import check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import ScoreCache
-from polyfed.engine.executors.base import EvalJob, JobResult, Scores, TrainJob, run_job, score_parts, working_copy
+from polyfed.engine.executors.base import run_job
+from polyfed.engine.executors.client_scoring import score_parts
+from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob
+from polyfed.engine.executors.working_copy import working_copy
 from polyfed.engine.model_readme import ModelReadme
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.run_loop import single_threaded
+from polyfed.engine.score_cache import ScoreCache
 from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates

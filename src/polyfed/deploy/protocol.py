@@ -29,7 +29,7 @@ from polyfed.core.message import (
     unflatten,
 )
 from polyfed.core.settings import Settings
-from polyfed.engine.evaluation import FROM_SCORES, ClientScore, Score
+from polyfed.engine.scoring import FROM_SCORES, ClientScore, Score
 from polyfed.errors import RunError
 
 Kind = Literal["hello", "train", "score", "finish"]

@@ -32,7 +32,9 @@ from polyfed.deploy.placeholders import (
     placeholder_samples,
 )
 from polyfed.deploy.protocol import ClientHello
-from polyfed.engine.executors.base import Executor, JobResult, TrainJob, has_weights
+from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.executors.working_copy import has_weights
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.model_readme import ModelReadme
 from polyfed.engine.plugin import Plugin, Setup

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from polyfed.core.settings import Evaluation
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.evaluation import not_evaluated
+from polyfed.engine.evaluation_record import not_evaluated
 from polyfed.engine.history import best_round, early_stop_round
 from polyfed.engine.run_folder import RunFolder, explain_disk_errors
 from polyfed.engine.transaction import Transaction

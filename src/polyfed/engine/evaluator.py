@@ -13,17 +13,13 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Stage
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import (
-    Measure,
-    Score,
-    ScoreCache,
-    evaluation_record,
-    from_scores_of,
-    not_evaluated,
-    summarize,
-)
-from polyfed.engine.executors.base import EvalJob, Executor, has_weights
+from polyfed.engine.evaluation_record import Measure, evaluation_record, from_scores_of, not_evaluated, summarize
+from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.jobs import EvalJob
+from polyfed.engine.executors.working_copy import has_weights
 from polyfed.engine.held_out import Newcomers
+from polyfed.engine.score_cache import ScoreCache
+from polyfed.engine.scoring import Score
 from polyfed.results.main_score import MainScore
 
 

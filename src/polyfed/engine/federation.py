@@ -40,7 +40,7 @@ from polyfed.engine.averaging_summary import averaged
 from polyfed.engine.checkpointer import Checkpointer
 from polyfed.engine.compatibility import check_auxiliary_model, check_compatibility
 from polyfed.engine.device import parse_device
-from polyfed.engine.evaluation import Measure, from_scores_of, validate_metrics
+from polyfed.engine.evaluation_record import Measure, from_scores_of, validate_metrics
 from polyfed.engine.evaluator import Evaluator
 from polyfed.engine.executors.base import Executor, WorkerContext
 from polyfed.engine.executors.process_pool import ProcessPool, make_executor

@@ -22,8 +22,10 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import EACH_GROUP, Evaluation
 from polyfed.data.samples import LabeledSamples
-from polyfed.engine.evaluation import Score, summarize
-from polyfed.engine.executors.base import EvalJob, Executor, TrainJob
+from polyfed.engine.evaluation_record import summarize
+from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.jobs import EvalJob, TrainJob
+from polyfed.engine.scoring import Score
 from polyfed.errors import ConfigError
 
 

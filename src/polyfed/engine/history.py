@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from polyfed.engine.evaluation import not_evaluated
+from polyfed.engine.evaluation_record import not_evaluated
 from polyfed.engine.notebook import of_history
 from polyfed.errors import ConfigError
 from polyfed.results.main_score import main_score_of

@@ -17,7 +17,7 @@ from polyfed.core.modules import export_state
 from polyfed.core.server import Server
 from polyfed.data.table_columns import TableColumns, own_means
 from polyfed.data.transforms import Prepare
-from polyfed.engine.executors.base import has_weights, working_copy
+from polyfed.engine.executors.working_copy import has_weights, working_copy
 from polyfed.engine.model_readme import ModelReadme
 from polyfed.engine.run_folder import RunFolder
 from polyfed.engine.task import Task

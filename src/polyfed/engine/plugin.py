@@ -25,7 +25,7 @@ from polyfed.core.method import Method
 from polyfed.core.model_factory import ModelFactory, Precision
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Settings, Training
-from polyfed.engine.executors.base import JobResult, TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.preview import preview
 from polyfed.engine.rejected import Rejected as Rejected

@@ -17,7 +17,8 @@ from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.engine.evaluator import Evaluator
-from polyfed.engine.executors.base import Executor, JobResult, TrainJob
+from polyfed.engine.executors.base import Executor
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_state import Round
 from polyfed.engine.transaction import Transaction

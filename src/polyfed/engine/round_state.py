@@ -8,8 +8,8 @@ from typing import Any
 
 from polyfed.core.method import Exchange, Method
 from polyfed.core.server import Server
-from polyfed.engine.evaluation import Score
-from polyfed.engine.executors.base import JobResult, TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.scoring import Score
 from polyfed.engine.uploads import sent_nbytes
 
 Records = Sequence[Mapping[str, Any]]

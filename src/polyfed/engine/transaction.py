@@ -9,7 +9,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import State, shallow_copy
 from polyfed.core.server import Server
 from polyfed.engine.checkpoint import Snapshot
-from polyfed.engine.executors.base import JobResult
+from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.late_uploads import LateUpload
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.weight_store import WeightRow, client_row

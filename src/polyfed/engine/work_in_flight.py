@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.message import Group, State, flatten, freeze, get_group, get_tensor, unflatten
 from polyfed.core.method import TrainingResult
-from polyfed.engine.executors.base import JobResult
+from polyfed.engine.executors.jobs import JobResult
 from polyfed.engine.weight_store import WeightRow, WeightStore
 from polyfed.errors import RunError
 from polyfed.results.read import parse_json

@@ -16,10 +16,11 @@ from polyfed.core.client import Client
 from polyfed.core.message import get_tensor, nbytes
 from polyfed.core.method import Exchange, Method, Phase, TrainingResult
 from polyfed.core.model_factory import ModelFactory
-from polyfed.engine.evaluation import CHUNK, evaluate_model
-from polyfed.engine.executors.base import JobResult, Serial, TrainJob, run_job
+from polyfed.engine.executors.base import Serial, run_job
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.local_training import phase_data, train
 from polyfed.engine.round_costs import AllocationTracker
+from polyfed.engine.scoring import CHUNK, evaluate_model
 from polyfed.engine.weight_store import WeightStore
 
 __all__ = ["Cost", "MeasuringExecutor"]

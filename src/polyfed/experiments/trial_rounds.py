@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from polyfed.core.client import Client
 from polyfed.core.method import Exchange
 from polyfed.engine.compatibility import example_input
-from polyfed.engine.executors.base import JobResult, TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.federation import Federation
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.round_costs import flops

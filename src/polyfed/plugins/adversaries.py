@@ -31,7 +31,7 @@ from polyfed.core.message import Group, Message, first_nonfinite
 from polyfed.core.method import Method
 from polyfed.core.randomness import generator
 from polyfed.data.samples import ClientData, LabeledSamples
-from polyfed.engine.executors.base import JobResult, TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, batchnorm_buffers

@@ -18,7 +18,7 @@ from torch import Tensor
 from polyfed.core.client import Client
 from polyfed.core.message import Message, State, get_group
 from polyfed.core.method import Method
-from polyfed.engine.executors.base import TrainJob
+from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, batchnorm_buffers, has_upload, iter_tensors, members, sent_nbytes

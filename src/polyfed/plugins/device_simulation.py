@@ -23,7 +23,8 @@ import torch
 
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
-from polyfed.engine.executors.base import JobResult, TrainJob, working_copy
+from polyfed.engine.executors.jobs import JobResult, TrainJob
+from polyfed.engine.executors.working_copy import working_copy
 from polyfed.engine.operation_counter import OperationCounter, training_memory
 from polyfed.engine.plugin import Plugin, Setup, find
 from polyfed.engine.round_state import Round

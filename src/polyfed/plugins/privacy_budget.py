@@ -12,7 +12,7 @@ from polyfed.core.settings import Privacy
 from polyfed.engine import accounting
 from polyfed.engine.dp_sgd import check_dp_sgd
 from polyfed.engine.dp_sgd import releases as of_training
-from polyfed.engine.executors.base import JobResult, TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Plugin, RoundRefused, Setup, find
 from polyfed.engine.privacy_ledger import PrivacyLedger, to_record
 from polyfed.engine.round_state import Records, Round

@@ -33,7 +33,7 @@ from polyfed.core.message import Group, Message
 from polyfed.core.method import Method
 from polyfed.core.server import Server
 from polyfed.core.upload_forms import MOST
-from polyfed.engine.executors.base import TrainJob
+from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.plugin import Plugin, Rejected, Setup
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, has_upload, iter_tensors

@@ -29,7 +29,7 @@ from polyfed.core.method import Method, TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import JobResult, TrainJob
+from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Setup, find
 from polyfed.engine.round_state import Round
 from polyfed.engine.uploads import base_tensors, has_upload, members

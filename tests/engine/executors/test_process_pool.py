@@ -23,7 +23,8 @@ from polyfed.core.method import Batch, Context, Exchange, Method, Phase, Trainin
 from polyfed.core.server import Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.engine.executors import process_pool, worker
-from polyfed.engine.executors.base import Serial, TrainJob
+from polyfed.engine.executors.base import Serial
+from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task

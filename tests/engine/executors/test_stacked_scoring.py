@@ -16,12 +16,13 @@ from polyfed.core.message import Message
 from polyfed.core.method import Context, Method
 from polyfed.core.settings import Training
 from polyfed.data.samples import SelectedSamples
-from polyfed.engine.evaluation import ClientScore, evaluate_model
 from polyfed.engine.executors import stacked_scoring
-from polyfed.engine.executors.base import EvalJob, Scores, Serial, WorkerContext
+from polyfed.engine.executors.base import Serial, WorkerContext
+from polyfed.engine.executors.jobs import EvalJob, Scores
 from polyfed.engine.executors.stacked_scoring import can_score_together
 from polyfed.engine.executors.vectorized import VectorizedExecutor
 from polyfed.engine.federation import Federation
+from polyfed.engine.scoring import ClientScore, evaluate_model
 from polyfed.errors import RunError
 from polyfed.methods import FML, FedAvg, FedGH, FedProto, Local
 from tests.helpers import toys

@@ -1,4 +1,4 @@
-"""How the clients' work of one exchange is carried out, and how they are scored.
+"""How the clients' work of one exchange is carried out: the executors' common ground, and `Serial`.
 
 `Serial` is the reference that any other must equal, bit for bit.
 """
@@ -6,111 +6,42 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, clone, contiguous, first_nonfinite, freeze, shallow_copy
-from polyfed.core.method import Exchange, Method, TrainingResult, scalar_metrics, uses_default_predict
+from polyfed.core.message import clone, contiguous, first_nonfinite, freeze
+from polyfed.core.method import Method, TrainingResult, scalar_metrics
 from polyfed.core.model_factory import ModelFactory
 from polyfed.core.public_passes import run_pass
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.core.server import PublicPass
-from polyfed.engine.evaluation import Score, ScoreCache, evaluate_model
+from polyfed.engine.executors.client_scoring import score_parts
+from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
 from polyfed.engine.executors.made_upload import MadeUpload, encoded, fetch
+from polyfed.engine.executors.working_copy import client_weights, working_copy
 from polyfed.engine.local_training import train
 from polyfed.engine.operation_counter import OperationCounter, training_operations
+from polyfed.engine.score_cache import ScoreCache
+from polyfed.engine.scoring import evaluate_model
 from polyfed.engine.uploads import sent_nbytes
 from polyfed.engine.weight_store import WeightRow, WeightStore
-from polyfed.errors import PolyfedError, RunError
 from polyfed.functional.device_copies import copy_once, move_together
-from polyfed.models.split import SplitModel
 from polyfed.profiling import timed
-
-
-@dataclass(frozen=True)
-class TrainJob:
-    """One client's part in an exchange: what it is told, which of its networks it trains."""
-
-    client: Client
-    message: Message
-    variant: str
-    exchange: Exchange
-    round: int
-    scores: bool = False  # score it right after local training, too
-    from_scores: Sequence[str] = ()  # with these figures of `evaluation.FROM_SCORES`
-    is_final: bool = False  # the exchange is one of the closing round's
-    exchange_index: int = 0  # where among the round's exchanges it stands
-    counted: bool = False  # tell how many operations it takes
-    uploads: bool = True  # else nothing comes of it but a score: it sends nothing, and the client stays as it is
-
-
-@dataclass(frozen=True)
-class EvalJob:
-    """A client that is to be scored: as it stands, or after receiving `message`."""
-
-    client: Client
-    variant: str
-    message: Message | None
-    round: int
-    parts: Sequence[str]  # of its data: "test", "validation"
-    shared: Collection[str] = ()  # those that are the same samples for all clients
-
-
-@dataclass(frozen=True)
-class PassJob:
-    """A pass over public inputs that the server asks for, by the network of this client."""
-
-    client: Client
-    asked: PublicPass
-
-    @property
-    def round(self) -> int:
-        return self.asked.round
-
-
-Job = TrainJob | EvalJob | PassJob
-Scores = Mapping[str, Score]  # part of the data -> score
-
-
-@dataclass(frozen=True)
-class JobResult:
-    """What came of a job. `message` is what left the client, `bytes_up` its size.
-
-    `refused` says why nothing of it counts; `dropped`: nothing came back. Weights and state do not matter then.
-    """
-
-    client_id: int
-    message: Message
-    weights: Mapping[str, Tensor] | None  # those from before where it was only asked something and has changed nothing
-    state: State
-    trained: TrainingResult
-    bytes_up: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    score: Score | None = None
-    refused: str | None = None
-    dropped: bool = False
-    operations: int = 0  # of receiving, training, uploading, where they are counted
-
-    @property
-    def counts(self) -> bool:
-        """Whether its message, weights and state are taken over."""
-        return self.refused is None and not self.dropped
 
 
 @dataclass(frozen=True)
 class WorkerContext:
     """What is worked on.
 
-    clients: by number. store: of their weights. from_scores: scores come with these of `evaluation.FROM_SCORES`.
+    clients: by number. store: of their weights. from_scores: scores come with these of `scoring.FROM_SCORES`.
     compiles: losses of clients that train as one are compiled.
     """
 
@@ -155,7 +86,7 @@ class Serial:
     """One client after the other, in this process.
 
     Args:
-        store: where new weights go. from_scores: scores come with these of `evaluation.FROM_SCORES`.
+        store: where new weights go. from_scores: scores come with these of `scoring.FROM_SCORES`.
     """
 
     workers = 1
@@ -335,101 +266,6 @@ def at_stage(client: Client, job: TrainJob, stage: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise placed(error, client, stage, job.round) from error
-
-
-@timed("score")
-def score_parts(asked: EvalJob, method: Method, model_factory: ModelFactory, memory: ScoreCache) -> dict[str, Score]:
-    """The scores of all the parts asked for, by the same working copy of the client.
-
-    Raises:
-        RunError: the method failed; says for which client and in which round.
-    """
-    before = client_weights(asked.client, asked.variant, model_factory)
-    client = working_copy(asked.client, asked.variant, model_factory, before)
-    client.round = asked.round
-    try:
-        if asked.message is not None:
-            method.receive(client, freeze(asked.message))
-        same = asked.message is None or only_head_differs(client, asked.variant, method, model_factory, before)
-        body = asked.variant if same else None
-        scores = {}
-        for part in asked.parts:
-            samples = getattr(client.data, part)
-            scores[part] = memory.score(client, method, samples, part in asked.shared, counts_others(part), body)
-        return scores
-    except Exception as error:
-        raise placed(error, client, "scoring", asked.round) from error
-
-
-def only_head_differs(
-    client: Client, variant: str, method: Method, model_factory: ModelFactory, before: Mapping[str, Tensor]
-) -> bool:
-    """Whether a client at work has, but for the head of what is scored, the weights that it had before."""
-    model = method.personal_model(client.model)
-    if not isinstance(model, SplitModel) or not uses_default_predict(method):  # nobody asks
-        return False
-    head = {id(tensor) for tensor in model.head.state_dict(keep_vars=True).values()}
-    tensors = model_factory.state(client.architecture, variant)
-    return _alike(before, {name: tensor for name, tensor in tensors.items() if id(tensor) not in head})
-
-
-def counts_others(part: str) -> bool:
-    """Whether a client is scored by the method's other predictors, too: not where its own chooses rounds."""
-    return part == "test"
-
-
-def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedError:
-    """The error with client, round and stage in front."""
-    if isinstance(error, PolyfedError):
-        return type(error)(f"client {client.id}, round {round}, {stage}: {error}")
-    place = f"client {client.id} ({client.architecture}), round {round}, {stage}"
-    why = "memory ran out" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
-    return RunError(f"{place}: {why}")
-
-
-def working_copy(
-    client: Client, variant: str, model_factory: ModelFactory, weights: Mapping[str, Tensor] | None = None
-) -> Client:
-    """A working copy of the client with its weights in the template; the client itself stays as it is.
-
-    weights: `client_weights`, where they are known.
-    """
-    worker = copy.copy(client)
-    worker.state = shallow_copy(client.state)
-    weights = client_weights(client, variant, model_factory) if weights is None else weights
-    worker.bound = model_factory.load(client.architecture, variant, weights).train()
-    return worker
-
-
-def has_weights(client: Client, variant: str, model_factory: ModelFactory) -> bool:
-    """Whether the client has weights of its own, and of its present network."""
-    weights = client.weights
-    if weights is None:
-        return False
-    if isinstance(weights, WeightRow) and (weights.architecture, weights.variant) == (client.architecture, variant):
-        return True
-    template = model_factory.state(client.architecture, variant)
-    return all(name in weights and weights[name].shape == tensor.shape for name, tensor in template.items())
-
-
-def client_weights(client: Client, variant: str, model_factory: ModelFactory) -> Mapping[str, Tensor]:
-    """The client's weights, or those it starts from (again, if its network is now another one)."""
-    if client.weights is None or not has_weights(client, variant, model_factory):
-        return model_factory.starting_state(client.architecture, variant, client.id, client.given)
-    held = client.weights.views if isinstance(client.weights, WeightRow) else client.weights
-    return {name: held[name] for name in model_factory.state(client.architecture, variant)}
-
-
-def _alike(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> bool:
-    """Whether a network is bit for bit as it was; of one that is not, the first tensor mostly tells."""
-    names = list(after)
-    return all(_equal(before, after, some) for some in (names[:1], names[1:]))
-
-
-def _equal(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Sequence[str]) -> bool:
-    tensors = [found[name] for found in (before, after) for name in names]
-    here = move_together(tensors, [torch.device("cpu")] * len(tensors))
-    return all(map(torch.equal, here[: len(names)], here[len(names) :]))
 
 
 def _unchanged(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Tensor:

@@ -24,19 +24,9 @@ from polyfed.core.message import freeze
 from polyfed.core.method import TrainingResult
 from polyfed.core.server import PublicPass
 from polyfed.core.settings import Training
-from polyfed.engine.executors.base import (
-    EvalJob,
-    Executor,
-    Job,
-    JobResult,
-    PassJob,
-    Scores,
-    Serial,
-    TrainJob,
-    WorkerContext,
-    run_public_pass,
-)
+from polyfed.engine.executors.base import Executor, Serial, WorkerContext, run_public_pass
 from polyfed.engine.executors.job_requests import Worker, WorkerDied, WorkerUnavailable
+from polyfed.engine.executors.jobs import EvalJob, Job, JobResult, PassJob, Scores, TrainJob
 from polyfed.engine.executors.vectorized import VectorizedExecutor, clients_per_batch
 from polyfed.engine.executors.worker import ForkedWorker
 from polyfed.errors import ConfigError, PolyfedError, RunError

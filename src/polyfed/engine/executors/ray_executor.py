@@ -28,8 +28,8 @@ import torch
 
 from polyfed import profiling
 from polyfed.core.settings import Training
-from polyfed.engine.evaluation import from_scores_of
-from polyfed.engine.executors.base import Job, TrainJob, WorkerContext
+from polyfed.engine.evaluation_record import from_scores_of
+from polyfed.engine.executors.base import WorkerContext
 from polyfed.engine.executors.job_requests import (
     Worker,
     WorkerDied,
@@ -41,6 +41,7 @@ from polyfed.engine.executors.job_requests import (
     request_row,
     request_tensors,
 )
+from polyfed.engine.executors.jobs import Job, TrainJob
 from polyfed.engine.executors.process_pool import (
     Estimates,
     ProcessPool,

@@ -17,22 +17,16 @@ from polyfed.core.method import NotVectorizable, Phase, TrainingResult
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.base import (
-    EvalJob,
-    JobResult,
-    Scores,
     Serial,
-    TrainJob,
     WorkerContext,
     at_stage,
-    client_weights,
     finish_job,
     make_upload,
     own_layers,
-    placed,
     receive,
     run_job,
-    working_copy,
 )
+from polyfed.engine.executors.jobs import EvalJob, JobResult, Scores, TrainJob, placed
 from polyfed.engine.executors.made_upload import fetch
 from polyfed.engine.executors.stack_parts import (
     SignatureCache,
@@ -44,6 +38,7 @@ from polyfed.engine.executors.stack_parts import (
 )
 from polyfed.engine.executors.stacked_clients import StackedClients
 from polyfed.engine.executors.stacked_scoring import can_score_together, score_together
+from polyfed.engine.executors.working_copy import client_weights, working_copy
 from polyfed.engine.local_training import phase_data
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once

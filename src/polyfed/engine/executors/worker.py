@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from polyfed import profiling
-from polyfed.engine.executors.base import Job, TrainJob, WorkerContext
+from polyfed.engine.executors.base import WorkerContext
 from polyfed.engine.executors.job_requests import (
     WorkerDied,
     WorkerLoop,
@@ -35,6 +35,7 @@ from polyfed.engine.executors.job_requests import (
     request_row,
     request_tensors,
 )
+from polyfed.engine.executors.jobs import Job, TrainJob
 from polyfed.engine.executors.shared_buffer import SharedBuffer
 from polyfed.engine.weight_store import WeightRow
 from polyfed.signals import TERMINATION_SIGNALS

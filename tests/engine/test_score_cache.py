@@ -10,7 +10,7 @@ import torch
 
 import polyfed as pf
 from polyfed.core.settings import Evaluation, Training
-from polyfed.engine import evaluation
+from polyfed.engine import score_cache
 from polyfed.methods import FedAvg, FedGH, LGFedAvg
 from polyfed.models import build
 from tests.helpers.flat_options import grouped
@@ -33,16 +33,16 @@ def federation(method: object, executor: str = "serial", client_fraction: float 
 def passes(method: object, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tuple[int, list[dict[str, Any]]]:
     """How many times a test set was represented, and the records."""
     count = 0
-    whole = evaluation.represent_samples
+    whole = score_cache.represent_samples
 
     def counted(*args: Any) -> Any:
         nonlocal count
         count += 1
         return whole(*args)
 
-    monkeypatch.setattr(evaluation, "represent_samples", counted)
+    monkeypatch.setattr(score_cache, "represent_samples", counted)
     done = federation(method, **more).run()
-    monkeypatch.setattr(evaluation, "represent_samples", whole)
+    monkeypatch.setattr(score_cache, "represent_samples", whole)
     return count, [{**record, "seconds": 0} for record in done.history]
 
 
@@ -55,7 +55,7 @@ def test_two_stages_and_unchanged_clients_cost_one_pass(method: object, monkeypa
     """All six in round 1, the three that trained in rounds 2 and 3; though the header, and so every score, changed."""
     count, records = passes(method, monkeypatch)
     assert count == 6 + 3 + 3
-    monkeypatch.setattr("polyfed.engine.executors.base.only_head_differs", never)
+    monkeypatch.setattr("polyfed.engine.executors.client_scoring.only_head_differs", never)
     plain, same = passes(method, monkeypatch)
     assert plain > 0
     assert records == same
@@ -65,7 +65,7 @@ def test_a_body_that_was_received_is_another(monkeypatch: pytest.MonkeyPatch) ->
     """FedAvg: as received all six change in every round; none of these passes is remembered."""
     count, records = passes(FedAvg(), monkeypatch, client_fraction=1.0)
     assert count == 6 * 3  # the personal ones
-    monkeypatch.setattr("polyfed.engine.executors.base.only_head_differs", never)
+    monkeypatch.setattr("polyfed.engine.executors.client_scoring.only_head_differs", never)
     assert passes(FedAvg(), monkeypatch, client_fraction=1.0) == (count, records)
 
 
@@ -78,7 +78,7 @@ def test_workers_remember_too() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     _, records = passes(FedGH(), monkeypatch)
-    monkeypatch.setattr(evaluation, "REMEMBERED_BYTES", 10 * 64 * 4 + 1)  # one client's
+    monkeypatch.setattr(score_cache, "REMEMBERED_BYTES", 10 * 64 * 4 + 1)  # one client's
     count, same = passes(FedGH(), monkeypatch)
     assert count > 12
     assert records == same

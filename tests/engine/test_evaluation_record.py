@@ -16,9 +16,10 @@ from torch import nn
 import polyfed as pf
 from polyfed.core.client import Client
 from polyfed.core.settings import Evaluation
-from polyfed.engine import evaluation as scoring
-from polyfed.engine.evaluation import ClientScore
+from polyfed.engine import score_cache
+from polyfed.engine.evaluation_record import evaluation_record, not_evaluated, summarize
 from polyfed.engine.federation import Federation, Run
+from polyfed.engine.scoring import ClientScore
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.functional import metrics
@@ -151,29 +152,29 @@ def score(right: int, wrong: int, auc: float = math.nan) -> ClientScore:
 @pytest.mark.parametrize(("clients", "lowest"), [(1, 1), (10, 1), (11, 2), (30, 3), (31, 4)])
 def test_the_bottom_decile_is_rounded_up(clients: int, lowest: int) -> None:
     scores = [score(right, 40 - right) for right in reversed(range(clients))]
-    found = scoring.summarize(scores, "clients")
+    found = summarize(scores, "clients")
     assert found["bottom_decile"] == pytest.approx(np.mean(np.arange(lowest) / 40))
 
 
 def test_a_mean_over_samples_weighs_the_clients_own_figures() -> None:
     scores = [score(1, 1, auc=0.5), score(3, 0, auc=1.0), score(4, 4)]
-    assert scoring.summarize(scores, "samples")["mean"] == pytest.approx(8 / 13)
-    assert scoring.summarize(scores, "clients", "auc") == {"mean": 0.75, "std": 0.25, "min": 0.5, "max": 1.0, "n": 2}
-    assert scoring.summarize(scores, "samples", "auc")["mean"] == pytest.approx((2 * 0.5 + 3 * 1.0) / 5)
+    assert summarize(scores, "samples")["mean"] == pytest.approx(8 / 13)
+    assert summarize(scores, "clients", "auc") == {"mean": 0.75, "std": 0.25, "min": 0.5, "max": 1.0, "n": 2}
+    assert summarize(scores, "samples", "auc")["mean"] == pytest.approx((2 * 0.5 + 3 * 1.0) / 5)
     halves = [score(1, 1), score(3, 0)]
-    assert scoring.summarize(halves, "samples", "f1")["mean"] == pytest.approx((2 * 2 / 3 + 3 * 1) / 5)
-    assert scoring.summarize([score(1, 1)], "clients", "auc") == {}
+    assert summarize(halves, "samples", "f1")["mean"] == pytest.approx((2 * 2 / 3 + 3 * 1) / 5)
+    assert summarize([score(1, 1)], "clients", "auc") == {}
 
 
 def test_clients_that_were_not_scored_have_no_figures() -> None:
     asked = Evaluation(metrics=["f1", "confusion"])
-    found = scoring.evaluation_record({"personal": {2: score(1, 1)}, "received": {}}, ["a", "b", "b"], asked)
+    found = evaluation_record({"personal": {2: score(1, 1)}, "received": {}}, ["a", "b", "b"], asked)
     assert found["accuracy_per_client"] == [None, None, 0.5]
     assert list(found["accuracy_per_architecture"]) == ["b"]
     assert list(found["accuracy"]) == list(found["metrics"]) == ["personal"]
     assert found["confusion"] == [[1, 1], [0, 0]]
-    nobody = scoring.evaluation_record({"personal": {}}, ["a"], asked)
-    assert {**nobody, "validation": None} == {**scoring.not_evaluated(ACCURACY), "accuracy_per_client": [None]}
+    nobody = evaluation_record({"personal": {}}, ["a"], asked)
+    assert {**nobody, "validation": None} == {**not_evaluated(ACCURACY), "accuracy_per_client": [None]}
 
 
 # in records ---------------------------------------------------------------------------------------------------------
@@ -290,8 +291,8 @@ def test_after_local_has_an_auc_too() -> None:
 
 def test_equal_models_on_one_test_set_are_still_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    plain = scoring.evaluate_model
-    monkeypatch.setattr(scoring, "evaluate_model", lambda *given: calls.append(given[0].id) or plain(*given))
+    plain = score_cache.evaluate_model
+    monkeypatch.setattr(score_cache, "evaluate_model", lambda *given: calls.append(given[0].id) or plain(*given))
     clients = [Client("a", draw(12, (0, 1, 2), i)) for i in range(4)]
     test = draw(30, (0, 1, 2), 9)
     federation = Federation(

@@ -1,0 +1,94 @@
+"""What is asked of a client, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from polyfed.core.client import Client
+from polyfed.core.message import Message, State
+from polyfed.core.method import Exchange, TrainingResult
+from polyfed.core.server import PublicPass
+from polyfed.engine.scoring import Score
+from polyfed.errors import PolyfedError, RunError
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One client's part in an exchange: what it is told, which of its networks it trains."""
+
+    client: Client
+    message: Message
+    variant: str
+    exchange: Exchange
+    round: int
+    scores: bool = False  # score it right after local training, too
+    from_scores: Sequence[str] = ()  # with these figures of `scoring.FROM_SCORES`
+    is_final: bool = False  # the exchange is one of the closing round's
+    exchange_index: int = 0  # where among the round's exchanges it stands
+    counted: bool = False  # tell how many operations it takes
+    uploads: bool = True  # else nothing comes of it but a score: it sends nothing, and the client stays as it is
+
+
+@dataclass(frozen=True)
+class EvalJob:
+    """A client that is to be scored: as it stands, or after receiving `message`."""
+
+    client: Client
+    variant: str
+    message: Message | None
+    round: int
+    parts: Sequence[str]  # of its data: "test", "validation"
+    shared: Collection[str] = ()  # those that are the same samples for all clients
+
+
+@dataclass(frozen=True)
+class PassJob:
+    """A pass over public inputs that the server asks for, by the network of this client."""
+
+    client: Client
+    asked: PublicPass
+
+    @property
+    def round(self) -> int:
+        return self.asked.round
+
+
+Job = TrainJob | EvalJob | PassJob
+Scores = Mapping[str, Score]  # part of the data -> score
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What came of a job. `message` is what left the client, `bytes_up` its size.
+
+    `refused` says why nothing of it counts; `dropped`: nothing came back. Weights and state do not matter then.
+    """
+
+    client_id: int
+    message: Message
+    weights: Mapping[str, Tensor] | None  # those from before where it was only asked something and has changed nothing
+    state: State
+    trained: TrainingResult
+    bytes_up: int = 0
+    sums: dict[str, float] = field(default_factory=dict)
+    score: Score | None = None
+    refused: str | None = None
+    dropped: bool = False
+    operations: int = 0  # of receiving, training, uploading, where they are counted
+
+    @property
+    def counts(self) -> bool:
+        """Whether its message, weights and state are taken over."""
+        return self.refused is None and not self.dropped
+
+
+def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedError:
+    """The error with client, round and stage in front."""
+    if isinstance(error, PolyfedError):
+        return type(error)(f"client {client.id}, round {round}, {stage}: {error}")
+    place = f"client {client.id} ({client.architecture}), round {round}, {stage}"
+    why = "memory ran out" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
+    return RunError(f"{place}: {why}")

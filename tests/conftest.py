@@ -48,6 +48,7 @@ def _let_torchvision_import() -> None:
 # Properties of the kit that the engine answers for more than the method does, and the longest, a run for every
 # hyperparameter. `make test` asks them of one method of each family, `make test-all` of all.
 OF_SOME = {
+    "any_subset",
     "alone_knows_nobody",
     "alone_with_one_client",
     "batchnorm",
@@ -59,6 +60,7 @@ OF_SOME = {
     "goes_on_after_its_end",
     "hyperparameters_matter",
     "learns",
+    "missing_upload_is_not_zero",
     "nan_is_rejected",
     "other_seed_other_result",
     "same_seed_same_result",

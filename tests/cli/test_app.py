@@ -247,7 +247,9 @@ def test_check_measures_and_writes_nothing(polyfed_: Terminal) -> None:
     assert sorted(polyfed_.folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedgh", "fedhenn", "fedin"])
+@pytest.mark.parametrize(
+    "method", others_slow(["local", "fedavg", "fedgh", "fedhenn", "fedin"], quick=["fedgh", "fedhenn"])
+)
 def test_what_check_says_of_bytes_is_what_a_run_sends(polyfed_: Terminal, method: str) -> None:
     hyperparameters = {"fedhenn": ["alignment_data.size=20"], "fedin": ["aggregation=same-shape"]}.get(method, [])
     settings = [f"methods.{method}.{key}" for key in hyperparameters]

@@ -105,7 +105,7 @@ def test_so_it_is_for_every_method(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert all(told == done for told, done in exactly(METHODS[name](), monkeypatch))
 
 
-@pytest.mark.parametrize("name", others_slow(list(METHODS), quick=["fedhenn"]))
+@pytest.mark.parametrize("name", others_slow(list(METHODS), quick=["fedgh"]))
 def test_simulating_changes_no_method_and_every_executor_tells_the_same(name: str) -> None:
     kit, devices = (
         ConformanceKit(method=METHODS[name]()),

@@ -106,7 +106,12 @@ def test_off_is_as_if_there_were_no_such_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [*({"compression": c} for c in (HALVES, BYTES, FEW)), {"privacy": Privacy(upload_clip_norm=1.0)}]
+    "settings",
+    [
+        {"compression": BYTES},
+        {"privacy": Privacy(upload_clip_norm=1.0)},
+        *(pytest.param({"compression": other}, marks=pytest.mark.slow) for other in (HALVES, FEW)),
+    ],
 )
 def test_who_sends_nothing_has_nothing_to_treat(settings: dict[str, Any]) -> None:
     assert difference(all_state(ran(Local())), all_state(ran(Local(), **settings))) is None
@@ -317,11 +322,11 @@ def test_statistics_are_not_bounded(method: Method) -> None:
     ("method", "kinds"),
     [
         (LGFedAvg(), {"norm": True}),
-        (FedGH(), {"norm": True}),
-        (FD(outputs="logits"), {}),
+        pytest.param(FedGH(), {"norm": True}, marks=pytest.mark.slow),
+        pytest.param(FD(outputs="logits"), {}, marks=pytest.mark.slow),
         (FedHeNN(**KERNELS), {}),
-        (FedHeNN(alignment_data={"size": 8}, setting="homogeneous"), {"one": True}),
-        (FedNova(), {}),
+        pytest.param(FedHeNN(alignment_data={"size": 8}, setting="homogeneous"), {"one": True}, marks=pytest.mark.slow),
+        pytest.param(FedNova(), {}, marks=pytest.mark.slow),
         (HeteroFL(), {"one": True}),
     ],
     ids=lambda given: getattr(given, "name", None),

@@ -16,6 +16,7 @@ from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.methods import FedL2G, Local, fedl2g
+from tests.helpers.quick import others_slow
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples, softmax
 
 LINEAR = {"linear": lambda: nn.Linear(INPUTS, CLASSES)}
@@ -194,7 +195,7 @@ def test_bytes(guide, entries):
             assert round.up[i]["gradients"].shape == (classes, entries)
 
 
-@pytest.mark.parametrize("guide", ["logits", "representation"])
+@pytest.mark.parametrize("guide", others_slow(["logits", "representation"], quick=["logits"]))
 def test_step_sizes_are_those_of_the_variant(guide):
     usual = {"logits": 0.1, "representation": 100.0}[guide]
     chosen, same_, other = (

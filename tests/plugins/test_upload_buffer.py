@@ -110,7 +110,7 @@ def test_fresh_uploads_count_whole() -> None:
     "method",
     others_slow(
         [Local(), FedAvg(), FedGH(), FedProto(), FD(), FedSA(), FedSAF(), LGFedAvg(), FedRep(final_head_epochs=1)],
-        quick=[FedAvg(), FedProto()],
+        quick=[FedAvg()],
     ),
     ids=lambda method: method.name,
 )
@@ -262,7 +262,9 @@ class Stopper:
 @pytest.mark.parametrize(
     "method", others_slow([FedAvg(), FedProto(), Local()], quick=[FedAvg()]), ids=lambda method: method.name
 )
-@pytest.mark.parametrize("where", [{"after": 2}, {"within": 3}], ids=["between", "within"])
+@pytest.mark.parametrize(
+    "where", [pytest.param({"after": 2}, marks=pytest.mark.slow), {"within": 3}], ids=["between", "within"]
+)
 def test_an_interrupted_run_goes_on_bit_for_bit(method: Method, where: dict[str, int], tmp_path: Path) -> None:
     devices = buffered(UNLIKE, 2, time_jitter=0.3, server_flops=1e7)
     whole = ran(method, devices, rounds=5)

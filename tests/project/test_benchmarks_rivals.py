@@ -63,7 +63,7 @@ def test_a_program_that_fails_or_hangs_gives_a_reason() -> None:
     with pytest.raises(RIVALS["Failed"], match="failed: SystemExit: no such thing"):
         RIVALS["done_by"]([sys.executable, "-c", "import sys; sys.exit('SystemExit: no such thing')"], own=True)
     with pytest.raises(RIVALS["Failed"], match="not through after 0 s"):
-        RIVALS["done_by"]([sys.executable, "-c", "input()"], own=True, seconds=0.01)
+        RIVALS["done_by"]([sys.executable, "-c", "import time; time.sleep(3600)"], own=True, seconds=0.01)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,7 @@ def test_a_wrong_word_is_one_line(
     assert expected in capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_polyfed_and_the_bare_loop_do_the_same_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,17 +106,15 @@ def test_polyfed_and_the_bare_loop_do_the_same_work(
 
 @pytest.mark.slow
 def test_flower_does_the_same_work(tmp_path: Path) -> None:
-    """With this environment's Flower and Ray."""
+    """With this environment's Flower and Ray; in batches of all images, as which actor draws what order is chance."""
     for package in ("flwr", "ray"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"needs {package}")
     inputs, labels = RIVALS["random_images"](3, 12)
     torch.save({"inputs": inputs, "labels": labels}, tmp_path / "data.pt")
+    words = [str(tmp_path / "data.pt"), "--rounds=2", "--batch-size=12"]
     bare, theirs = (
-        RIVALS["done_by"](
-            [sys.executable, str(ROOT / "benchmarks" / "rivals" / name), str(tmp_path / "data.pt"), "--rounds=1"],
-            own=True,
-        )
+        RIVALS["done_by"]([sys.executable, str(ROOT / "benchmarks" / "rivals" / name), *words], own=True)
         for name in ("bare_loop.py", "run_flower.py")
     )
-    assert theirs["moved"] == pytest.approx(bare["moved"], rel=0.02)
+    assert theirs["moved"] == pytest.approx(bare["moved"], rel=1e-3)

@@ -69,7 +69,7 @@ def test_the_papers_model_is_scored(kind: type[Any], stage: Stage) -> None:
             (InCoAvg, {"theta_rule": "none"}),
             (FjORD, {"num_widths": 1, "distill": False}),
         ],
-        quick=OFF[:2],
+        quick=OFF[:1],
     ),
 )
 def test_no_default_switches_a_method_off(kind: type[Any], off: dict[str, object]) -> None:

@@ -15,7 +15,7 @@ sys.path.append(str(HOME))
 import gpu  # noqa: E402 - from the folder beside
 
 FILES = sorted(path.name for path in HOME.glob("check_*.py"))
-SHORT = ["check_counts.py", "check_device.py", "check_methods.py"]  # in one process, as each takes seconds to begin
+SHORT = ["check_device.py", "check_methods.py"]  # in one process, as each takes seconds to begin
 
 
 def check(names: list[str], marks: str) -> None:
@@ -34,7 +34,6 @@ def check(names: list[str], marks: str) -> None:
     assert done.returncode in (0, 5), done.stdout[-8000:] + done.stderr[-2000:]  # 5: there are none with these marks
 
 
-@pytest.mark.slow
 def test_on_the_simulated_gpu() -> None:
     check(SHORT, "not slow")
 

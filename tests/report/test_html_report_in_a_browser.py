@@ -20,7 +20,10 @@ from tests.helpers.browser import Browser, program
 EVIL = "</script><img src=x onerror=alert(1)>"
 FOUND = program()
 
-pytestmark = pytest.mark.skipif(FOUND is None, reason="no chromium on the path; `make browser` installs it")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(FOUND is None, reason="no chromium on the path; `make browser` installs it"),
+]
 
 
 @pytest.fixture(scope="module")

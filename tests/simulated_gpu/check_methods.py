@@ -69,9 +69,8 @@ def test_the_second_of_two_devices(name: str, executor: str) -> None:
     compare(name, executor, device="cuda:1")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("executor", others_slow(EXECUTORS, quick=["serial"]))
+@pytest.mark.parametrize("name", others_slow(METHODS, quick=["fedgh"]))
 def test_a_device_without_float64(name: str, executor: str) -> None:
     with gpu.without_float64():
         compare(name, executor, one=True)

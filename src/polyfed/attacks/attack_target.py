@@ -249,7 +249,7 @@ def _features(
     with_noise = exposed.with_noise
     assert with_noise is not None
     first = next(iter(functions))
-    plain = get_tensor(get_group(with_noise(0.0).upload(client, TrainingResult()), exposed.entry), first)
+    plain = get_tensor(get_group(clone(with_noise(0.0).upload(client, TrainingResult())), exposed.entry), first)
     _enough(images, len(plain), f"client {client.id} sends {len(plain)} pairs, one per image")
     rows = _nearest(plain[:images].float(), functions[first], client)
     values = {}

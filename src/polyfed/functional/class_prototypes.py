@@ -16,7 +16,7 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
 
     The sums are float64: a class with one sample gives that sample's float32 representation bit for bit, and the order
     of the samples does not show. On a device they are a product of matrices, which adds in the same order each time,
-    and nothing waits for it; Apple's, which has no float64, adds in float32.
+    and nothing waits for it; one without float64 adds in float32.
 
     Args:
         z_ND: representations; no gradient is kept.
@@ -50,10 +50,19 @@ def class_means(z_ND: Tensor, y_N: Tensor, classes: int) -> tuple[Tensor, Tensor
         sums_SD.index_add_(0, place_N, z_ND.double())
         means_SD = sums_SD / counts_S.unsqueeze(1)
     else:
-        wide = torch.float32 if z_ND.device.type == "mps" else torch.float64
+        wide = _widest_float(z_ND.device)
         is_member_SN = (labels_S.unsqueeze(1) == y_N).to(z_ND.device, wide)
         means_SD = is_member_SN @ z_ND.to(wide) / is_member_SN.sum(dim=1, keepdim=True)
     return labels_S.to(torch.int32), means_SD.float(), counts_S
+
+
+def _widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device without it, as Apple's GPUs and many of Intel's are."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64
 
 
 def header_sgd_step(

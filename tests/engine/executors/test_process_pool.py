@@ -91,10 +91,9 @@ def same(method: Method, counts: Sequence[int], **options: Any) -> None:
     ("method", "counts"),
     [
         (FedAvg(), (1, 3)),
-        (FML(), (2,)),  # two networks at each client
         *(
             pytest.param(method(), (2,), marks=pytest.mark.slow)
-            for method in (SCAFFOLD, FedGH, FedIN, HeteroFL, FedDPA)
+            for method in (FML, SCAFFOLD, FedGH, FedIN, HeteroFL, FedDPA)  # FML: two networks at each client
         ),
     ],
     ids=lambda given: getattr(given, "name", None),

@@ -22,6 +22,7 @@ from polyfed.methods import FedDF, FedET, FedHeNN
 from polyfed.methods.building_blocks.kernel_alignment import AlignmentData, MeanKernel
 from polyfed.testing import ConformanceKit
 from polyfed.testing.fixtures import all_state, difference, records
+from tests.helpers.quick import others_slow
 
 if sys.platform != "linux":
     pytest.skip("worker processes need Linux", allow_module_level=True)
@@ -66,7 +67,7 @@ def fail(*_: Any) -> Tensor:
     raise ValueError("no pass")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", others_slow(METHODS, quick=["feddf", "rbf"]))
 def test_workers_make_the_passes_of_one_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     serial = run(METHODS[name], "serial")
     assert serial.server.run_passes is None
@@ -88,7 +89,9 @@ def test_a_single_pass_is_made_here() -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("method", [METHODS["fedhenn"], FIXED], ids=["drawn anew", "fixed"])
+@pytest.mark.parametrize(
+    "method", [pytest.param(METHODS["fedhenn"], marks=pytest.mark.slow), FIXED], ids=["drawn anew", "fixed"]
+)
 def test_a_run_that_was_resumed_ends_alike(method: Method, tmp_path: Path) -> None:
     whole = run(method, "serial", TRAINING.model_copy(update={"rounds": 4}))
     run(method, training=TRAINING.model_copy(update={"rounds": 2}), out=tmp_path)
@@ -116,7 +119,7 @@ def test_an_error_is_the_serial_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == ["server, round 2, planning: ValueError: no pass"] * 2
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", others_slow([1, 2], quick=[2]))
 def test_a_pass_that_workers_die_of_is_made_again(times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By another worker; where that dies, too, by the run's own process."""
     whole = public_passes.run_pass

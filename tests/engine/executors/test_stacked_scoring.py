@@ -83,7 +83,7 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("received", [False, True])
-@pytest.mark.parametrize("net", ["shallow", "bn", "dropout"])
+@pytest.mark.parametrize("net", others_slow(["shallow", "bn", "dropout"], quick=["bn", "dropout"]))
 @pytest.mark.parametrize(
     "method",
     others_slow([Local(), FedGH(), FML(), FedProto()], quick=[FedGH(), FedProto()]),

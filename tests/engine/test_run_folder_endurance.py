@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -22,7 +23,7 @@ import pytest
 from polyfed.core.settings import Training
 from polyfed.engine import checkpoint
 from polyfed.engine.federation import Federation
-from polyfed.engine.run_folder import RunFolder
+from polyfed.engine.run_folder import RunFolder, lock_folder
 from polyfed.errors import ConfigError, PolyfedError, RunError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedGH
@@ -352,6 +353,17 @@ def test_a_clock_that_jumps_back_changes_nothing(
     assert records(straight) == records(run)
     assert result["seconds"] > 0
     assert all(record["seconds"] >= 0 for record in run.history)
+
+
+def test_a_disk_without_locks_is_written_to_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with lock_folder(tmp_path), lock_folder(tmp_path, waits=True):
+        (tmp_path / "file").write_text("written")
 
 
 class _Hungry(FedGH):

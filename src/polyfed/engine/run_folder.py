@@ -350,7 +350,7 @@ def _remove(entry: Path) -> None:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
-    """The folder for this process alone, where the system has such locks; they end with the process.
+    """The folder for this process alone, where system and disk have such locks; they end with the process.
 
     Raises:
         ConfigError: another process has it, unless this one `waits` for it.
@@ -363,10 +363,11 @@ def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
     with explain_disk_errors(folder):
         handle = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        except OSError:
-            raise ConfigError(f"another process is at work in {folder}; let it end, or choose another --out") from None
+        with contextlib.suppress(OSError):  # a disk without locks, as of some clusters
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise ConfigError(f"another process is at work in {folder}; let it end, or choose another") from None
         yield
     finally:
         os.close(handle)

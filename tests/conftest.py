@@ -45,8 +45,8 @@ def _let_torchvision_import() -> None:
         _kept.append(library)
 
 
-# Properties of the kit that the engine answers for more than the method does, and the longest, a run for every
-# hyperparameter. `make test` asks them of one method of each family, `make test-all` of all.
+# Properties of the kit that the engine answers for more than the method does, and the longest: with a run for every
+# hyperparameter, or for many answers. `make test` asks them of one method of each family, `make test-all` of all.
 OF_SOME = {
     "any_subset",
     "alone_knows_nobody",

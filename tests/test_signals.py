@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from polyfed.signals import TERMINATION_SIGNALS, TerminationSignal, exit_status, raise_on_termination
+from polyfed.signals import (
+    TERMINATION_SIGNALS,
+    TerminationSignal,
+    exit_status,
+    raise_if_lost,
+    raise_on_termination,
+)
+
+SIGNALS = (signal.SIGINT, *TERMINATION_SIGNALS)
+
+
+class Freed:
+    """Something that is freed."""
 
 
 @pytest.fixture(autouse=True)
 def _handlers_as_before() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
-    assert {number: signal.getsignal(number) for number in TERMINATION_SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
-@pytest.mark.parametrize("number", TERMINATION_SIGNALS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_raises_and_is_remembered(number: int) -> None:
     with raise_on_termination() as received:
         assert received == []
@@ -26,6 +39,23 @@ def test_a_signal_raises_and_is_remembered(number: int) -> None:
             signal.raise_signal(number)
     assert raised.value.number == number
     assert received == [number]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_python_drops_is_raised_later(number: int) -> None:
+    raise_if_lost()
+    with raise_on_termination():
+        raise_if_lost()
+        freed = Freed()
+        weakref.finalize(freed, signal.raise_signal, number)
+        del freed
+        with pytest.raises(TerminationSignal) as raised:
+            raise_if_lost()
+        with raise_on_termination():
+            raise_if_lost()
+    assert raised.value.number == number
+    raise_if_lost()
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

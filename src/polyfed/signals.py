@@ -1,4 +1,4 @@
-"""What asks a program to end: SIGTERM and SIGHUP are what Ctrl-C is, so that blocks are left, checkpoints written."""
+"""What asks a program to end: SIGINT (Ctrl-C), SIGTERM and SIGHUP, upon which blocks are left, checkpoints written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+# signals that came, by `raise_on_termination` block that is open, innermost last
+_received: list[list[int]] = []
 
 
 class TerminationSignal(KeyboardInterrupt):
@@ -20,7 +22,7 @@ class TerminationSignal(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def raise_on_termination() -> Iterator[list[int]]:
-    """Within the block, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those that came so far.
+    """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those that came.
 
     What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes.
     """
@@ -30,15 +32,30 @@ def raise_on_termination() -> Iterator[list[int]]:
         received.append(number)
         raise TerminationSignal(number)
 
-    heard = [number for number in TERMINATION_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    asking = (signal.SIGINT, *TERMINATION_SIGNALS)
+    heard = [number for number in asking if signal.getsignal(number) != signal.SIG_IGN]
     before = {}
     with contextlib.suppress(ValueError):  # not the main thread
         before = {number: signal.signal(number, interrupt) for number in heard}
+    _received.append(received)
     try:
         yield received
     finally:
+        _received.pop()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def raise_if_lost() -> None:
+    """Raise for a signal that came within the innermost block although the program still goes on.
+
+    Python drops what is raised while an object is being freed, as in the callback of a weak reference.
+
+    Raises:
+        TerminationSignal: one came.
+    """
+    if _received and _received[-1]:
+        raise TerminationSignal(_received[-1][-1])
 
 
 def exit_status(error: BaseException, received: Sequence[int] = ()) -> int:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import pytest
 
 import polyfed
 from polyfed.cli import app as cli
+from polyfed.engine.round import RoundRunner
 from polyfed.errors import RunError
 from tests.helpers.processes import forked
 from tests.helpers.quick import others_slow
@@ -396,6 +398,27 @@ def test_a_termination_that_a_library_made_a_plain_interruption(
 
     monkeypatch.setattr("polyfed.experiments.run.build_federation", fail)
     assert polyfed_("run", "tiny.toml", status=143).error == "polyfed: interrupted\n"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_that_comes_while_an_object_is_freed_ends_the_run_all_the_same(
+    polyfed_: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what is raised then."""
+    play = RoundRunner.play
+
+    class Freed: ...
+
+    def freeing(*given: Any) -> Any:
+        freed = Freed()
+        weakref.finalize(freed, signal.raise_signal, signal.SIGTERM)
+        del freed
+        return play(*given)
+
+    monkeypatch.setattr(RoundRunner, "play", freeing)
+    said = polyfed_("run", "tiny.toml", "--out", "ended", "-q", status=143)
+    assert "interrupted after 1 whole rounds" in said.error
+    assert len((polyfed_.folder / "ended" / "rounds.jsonl").read_text().splitlines()) == 1
 
 
 def test_the_same_in_python(polyfed_: Terminal) -> None:

@@ -31,6 +31,7 @@ SETTINGS = {  # stored table -> its name in the figure
     "worth-reference": "two classes",
     "worth-few": "few images",
     "worth-few-more": "few images",
+    "worth-few-fedmrl": "few images",
     "naturals-heart": "hospitals",
     "naturals-watch": "watch",
     "naturals-contraception": "districts",

@@ -355,15 +355,19 @@ def test_a_clock_that_jumps_back_changes_nothing(
     assert all(record["seconds"] >= 0 for record in run.history)
 
 
-def test_a_disk_without_locks_is_written_to_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_locks_is_written_to_unless_a_lock_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fcntl = pytest.importorskip("fcntl")
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with lock_folder(tmp_path), lock_folder(tmp_path, waits=True):
+    with lock_folder(tmp_path):
         (tmp_path / "file").write_text("written")
+    with pytest.raises(ConfigError, match="expected a disk with file locks"), lock_folder(tmp_path, waits=True):
+        pass
 
 
 class _Hungry(FedGH):

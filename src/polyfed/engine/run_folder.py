@@ -353,7 +353,7 @@ def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
     """The folder for this process alone, where system and disk have such locks; they end with the process.
 
     Raises:
-        ConfigError: another process has it, unless this one `waits` for it.
+        ConfigError: another process has it, unless this one `waits` for it; or the disk has no locks to wait for.
     """
     try:
         import fcntl
@@ -363,11 +363,13 @@ def lock_folder(folder: Path, waits: bool = False) -> Iterator[None]:
     with explain_disk_errors(folder):
         handle = os.open(folder, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # a disk without locks, as of some clusters
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-            except BlockingIOError:
-                raise ConfigError(f"another process is at work in {folder}; let it end, or choose another") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise ConfigError(f"another process is at work in {folder}; let it end, or choose another") from None
+        except OSError as error:  # a disk without locks, as of some clusters
+            if waits:
+                raise ConfigError(f"expected a disk with file locks for {folder}, got: {error.strerror}") from None
         yield
     finally:
         os.close(handle)

@@ -34,11 +34,11 @@ MOST = {
 }
 # of a round with one exchange: losses, uploads, one or two scorings; FedMD has a second exchange, of scores
 WAITS = {
-    **dict.fromkeys(["fd", "fedgh", "fedkwaz", "fedre", "fedsa", "fedsaf", "scaffold"], 4),
+    **dict.fromkeys(["fd", "fedgh", "fedkwaz", "fedre", "fedsa", "fedsaf", "fedselect", "fiarse", "scaffold"], 4),
     **dict.fromkeys(["fedorgp", "fedproto", "fedtgp"], 3),
     "fedmd": 6,
 }
-WAITS_PER_CLIENT = {"fedin": 3, "fedkd": 1}  # one trains client by client, the other decomposes on the CPU
+WAITS_PER_CLIENT = {"feddpa": 1, "fedfomo": 2, "fedgen": 2, "fedin": 3, "fedkd": 1}  # see docs/gpu.md
 
 
 def counted(

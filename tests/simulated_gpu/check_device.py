@@ -72,6 +72,14 @@ def test_recurrent_layers_take_no_gradient_in_eval_mode() -> None:
         torch.autograd.grad(layer.eval()(x)[0].sum(), list(layer.parameters()))
 
 
+def test_copies_in_place_are_seen() -> None:
+    """By the version of the tensors, which tells what has changed since it was copied."""
+    held = torch.zeros(2, device="cuda")
+    before = held._version
+    torch._foreach_copy_([held], [torch.ones(2, device="cuda")])
+    assert held._version > before
+
+
 def test_memory_ends_and_waits_are_counted() -> None:
     with gpu.memory(1000), pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         torch.ones(1000, device=FIRST)

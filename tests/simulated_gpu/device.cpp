@@ -524,7 +524,10 @@ void foreach_copy_(at::TensorList self, at::TensorList source, bool non_blocking
   }
   ++counts.kernels;
   note("aten::_foreach_copy_");
-  for (size_t i = 0; i < self.size(); ++i) on_host(self[i]).copy_(on_host(source[i]));
+  for (size_t i = 0; i < self.size(); ++i) {
+    on_host(self[i]).copy_(on_host(source[i]));
+    self[i].unsafeGetTensorImpl()->bump_version();  // as CUDA's kernel does: nothing above it counts the change
+  }
 }
 
 at::Scalar local_scalar(const at::Tensor& self) {

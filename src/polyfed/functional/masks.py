@@ -72,14 +72,22 @@ def unpack_bits(bits: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def select_shared(tensors: Mapping[str, Tensor], masks: Masks) -> dict[str, Tensor]:
-    """What is sent: of a tensor with a mask the entries where it is False, (n,); all others as they are."""
-    return {name: t[~masks[name].to(t.device)] if name in masks else t for name, t in tensors.items()}
+    """What is sent: of a tensor with a mask the entries where it is False, (n,); all others as they are.
+
+    Tensors on a GPU are not waited for if the masks are in main memory.
+    """
+    return {name: t.flatten()[_shared_places(masks[name], t)] if name in masks else t for name, t in tensors.items()}
 
 
 def mask_matches(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> bool:
     """Whether `values` have the shapes that `select_shared` gives tensors like `own` under these masks."""
-    expected = select_shared({name: own[name].detach() for name in values}, masks)
-    return all(value.shape == expected[name].shape for name, value in values.items())
+    expected = {name: (int((~mask).sum()),) for name, mask in masks.items() if name in values}
+    return all(value.shape == expected.get(name, own[name].shape) for name, value in values.items())
+
+
+def _shared_places(mask: Tensor, tensor: Tensor) -> Tensor:
+    """(n,) int64, on the tensor's device: places in the flat tensor of the entries where the mask is False."""
+    return (~mask).flatten().nonzero().squeeze(1).to(tensor.device)
 
 
 def fill_personal(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,12 +101,11 @@ def fill_personal(values: Mapping[str, Tensor], masks: Masks, own: Mapping[str, 
         if name not in masks:
             whole[name] = value
             continue
-        places = ~masks[name].to(own[name].device)
-        if value.shape != (int(places.sum()),):
-            raise ValueError(f"expected {int(places.sum())} shared entries of '{name}', got shape {tuple(value.shape)}")
-        tensor = own[name].detach().clone()
-        tensor[places] = value.to(tensor)
-        whole[name] = tensor
+        tensor = own[name].detach()
+        places = _shared_places(masks[name], tensor)
+        if value.shape != places.shape:
+            raise ValueError(f"expected {len(places)} shared entries of '{name}', got shape {tuple(value.shape)}")
+        whole[name] = tensor.flatten().index_copy(0, places, value.to(tensor)).reshape(tensor.shape)
     return whole
 
 

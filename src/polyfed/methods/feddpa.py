@@ -108,9 +108,9 @@ class FedDPA(FedAvg):
         load_state(model, {**w, **kept})
         shared = {name: ~mask for name, mask in personal.items()}
         context: dict[str, Any] = {"w": w, "personal": personal, "shared": shared}
-        for part in ("personal", "shared"):  # where nothing may move, no rows
-            moves = any(bool(mask.any()) for mask in context[part].values())
-            context[f"{part} rows"] = torch.arange(client.n if moves else 0)
+        moves = torch.stack([_any_entry(personal), _any_entry(shared)]).tolist()  # asked for together
+        context["personal rows"] = torch.arange(client.n if moves[0] else 0)  # where nothing may move, no rows
+        context["shared rows"] = torch.arange(client.n if moves[1] else 0)
         if "selected" in message:
             context["selected"] = get_tensor(message, "selected").clone()
         return context
@@ -146,3 +146,8 @@ class FedDPA(FedAvg):
             released = drift.clip_and_noise(update, self.max_update_norm, std, client.generator("noise"))
             sent = {name: w[name] + t for name, t in released.items()}
         return {"model": {**model, **sent}}
+
+
+def _any_entry(masks: Mapping[str, Tensor]) -> Tensor:
+    """Whether any entry of any mask is True, 0-d."""
+    return torch.stack([mask.any() for mask in masks.values()]).any()

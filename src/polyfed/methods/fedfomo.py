@@ -125,7 +125,7 @@ class FedFomo(Method):
     def receive(self, client: Client, message: Message) -> Context:
         if client.weights is None:
             load_state(client.model, get_group(message, "start"))
-        own = {name: t.clone() for name, t in float_state(client.model).items()}
+        own = {name: t.clone() for name, t in move_group(float_state(client.model), "cpu").items()}
         others = [get_group(message, name) for name in message if name != "start"]
         if "before" in client.state:
             old = get_group(client.state, "before")
@@ -142,11 +142,12 @@ class FedFomo(Method):
     def _delta(self, client: Client, old: Group, candidates: list[Group]) -> Tensor:
         """Improvement of each candidate over `old` on the client's validation rows, per distance."""
         held = client.data.validation
-        losses = []
+        outputs = []
         for candidate in (old, *candidates):
             load_state(client.model, {**old, **candidate})
-            logits = inference.map_batches(client.model, client.model, held.x, client.prepare).cpu()
-            losses.append(float(task_loss(logits, held.y, torch.ones(len(held)))))
+            outputs.append(inference.map_batches(client.model, client.model, held.x, client.prepare))
+        ones = torch.ones(len(held))
+        losses = [float(task_loss(logits, held.y, ones)) for logits in torch.stack(outputs).cpu()]
         weights = {name: old[name] for name, _ in client.model.named_parameters()}
         return model_gains(losses[0], losses[1:], [distance(weights, one) for one in candidates])
 

@@ -37,6 +37,7 @@ from polyfed.core.modules import float_state, load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Training
 from polyfed.functional import masks
+from polyfed.functional.device_copies import move_group
 from polyfed.methods.building_blocks import weight_averaging
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -105,8 +106,7 @@ class FedSelect(Method):
             known = _masks(client.state, "mask before")
             mask_is_new = True
         load_state(client.model, masks.fill_personal(values, known, own))
-        matrices = _matrices(client)
-        if "anchor" not in client.state and matrices:
+        if "anchor" not in client.state and (matrices := _matrices(client)):
             client.state["anchor"] = matrices
         mask = _masks(client.state, "mask")
         nothing = torch.tensor(False)
@@ -124,12 +124,13 @@ class FedSelect(Method):
         if not taken or taken % self.grow_interval or "anchor" not in state:
             return False
         old = _masks(state, "mask")
+        anchor = get_group(state, "anchor")
+        now = move_group({name: own[name] for name in anchor}, "cpu")
         grown: dict[str, Tensor] = {}
-        for name, before in get_group(state, "anchor").items():
+        for name, before in anchor.items():
             mask = old.get(name, torch.zeros_like(before, dtype=torch.bool))
-            more = masks.grow_mask(
-                mask, (own[name].cpu() - before).abs(), self.personal_rate, self.max_personal_fraction
-            )
+            moved = (now[name] - before).abs()
+            more = masks.grow_mask(mask, moved, self.personal_rate, self.max_personal_fraction)
             if not torch.equal(more, mask):
                 grown[name] = more
         state["anchor"] = _matrices(client)
@@ -162,4 +163,5 @@ def _masks(state: State, name: str) -> Group:
 def _matrices(client: Client) -> dict[str, Tensor]:
     """Copies of the weight tensors that can have masks."""
     parameters = client.model.named_parameters(remove_duplicate=False)
-    return {name: p.detach().cpu().clone() for name, p in parameters if p.dim() > 1}
+    moved = move_group({name: p for name, p in parameters if p.dim() > 1}, "cpu")
+    return {name: t.clone() for name, t in moved.items()}

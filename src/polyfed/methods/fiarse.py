@@ -38,6 +38,7 @@ from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional import magnitudes, masks
+from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.methods.building_blocks.client_shares import Shares, client_share
 
@@ -123,9 +124,8 @@ class FIARSE(Method):
         own = float_state(client.model)
         bits = get_group(message, "mask") if "mask" in message else {}
         left_out = {name: masks.unpack_bits(packed, own[name].shape) for name, packed in bits.items()}
-        load_state(
-            client.model, masks.fill_personal(values, left_out, {name: torch.zeros_like(t) for name, t in own.items()})
-        )
+        nothing = {name: torch.zeros_like(t, device="cpu") for name, t in own.items()}
+        load_state(client.model, masks.fill_personal(values, left_out, nothing))
         if not left_out:
             return {}
         return {"left out": left_out, "thresholds": self._thresholds(client, values)}
@@ -152,7 +152,7 @@ class FIARSE(Method):
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         left_out = get_group(client.context, "left out") if "left out" in client.context else {}
-        return {"model": masks.select_shared(float_state(client.model), left_out)}
+        return {"model": masks.select_shared(float_state(client.model), move_group(left_out, "cpu"))}
 
 
 def _network(server: Server) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from polyfed.core.modules import load_state
 from polyfed.functional.device_copies import copy_once, move_group
 
 FIRST, SECOND = torch.device("cuda"), torch.device("cuda:1")
@@ -75,12 +76,12 @@ def test_recurrent_layers_take_no_gradient_in_eval_mode() -> None:
 
 
 def test_copies_in_place_are_seen() -> None:
-    """As a change of the tensor, so that it is copied anew."""
-    held = torch.zeros(2, device="cuda")
+    """As changes of the tensors, so that they are copied anew."""
+    network = nn.Linear(2, 1, bias=False).cuda()
     with copy_once():
-        move_group({"held": held}, "cpu")
-        torch._foreach_copy_([held], [torch.ones(2, device="cuda")])
-        assert move_group({"held": held}, "cpu")["held"].tolist() == [1.0, 1.0]
+        for weight in (1.0, 2.0):
+            load_state(network, {"weight": torch.full((1, 2), weight, device="cuda")})
+            assert move_group(network.state_dict(), "cpu")["weight"].tolist() == [[weight, weight]]
 
 
 def test_memory_ends_and_waits_are_counted() -> None:

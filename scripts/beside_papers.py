@@ -1,6 +1,6 @@
-"""Write the section "Published results" of every method's page, and the page of notes on the papers' figures.
+"""Write the section "Published results" of every method's page, and the pages of notes and of other papers' figures.
 
-    python scripts/beside_papers.py            # after docs/results or paper_results.csv has changed
+    python scripts/beside_papers.py            # after docs/results or published.csv has changed
 
 The papers' numbers are those of ``polyfed.report.paper_results``; ours are read from ``docs/results/tables``,
 ``docs/results/overheads.md`` and ``docs/results/any-architecture.md``. A figure that was not measured here is named by
@@ -28,8 +28,11 @@ from polyfed.results.paper_tables import SOURCE
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TITLE = "## Published results"
 QUANTITIES = ("accuracy", "bytes per client and round", "parameters sent")
-PAPERS = {"fedhenn": "FedHeNN", "fedgh": "FedGH", "fedin": "FedIN"}
+OTHERS = {"fedtgp": "FedTGP", "fedkwaz": "FedKWAZ", "fedfree": "FedFree", "fedre": "FedRE"}  # that no recipe follows
+PAPERS = {"fedhenn": "FedHeNN", "fedgh": "FedGH", "fedin": "FedIN", **OTHERS}
 NOTES = DOCS / "results" / "published.md"
+OTHER_PAPERS = DOCS / "results" / "other-papers.md"
+OTHERS_LINK = "[side by side](../results/other-papers.md)"
 NOTES_LINK = "[notes](../results/published.md)"
 FIGURES_LINK = "[figures](../../src/polyfed/results/published.csv)"
 _RESULTS = "[results](../results.md)"
@@ -99,11 +102,12 @@ def _sent_for_any_architecture() -> Iterator[tuple[Key, str]]:
 # theirs -------------------------------------------------------------------------------------------------------------
 def _published(method: str) -> list[PaperNumber]:
     """The papers' numbers for a method and its variants."""
-    return [
-        entry
-        for entry in paper_results.entries()
-        if entry.quantity in QUANTITIES and (entry.method == method or entry.method.startswith(f"{method}-"))
-    ]
+    return [entry for entry in paper_results.entries() if entry.quantity in QUANTITIES and _is_of(entry.method, method)]
+
+
+def _is_of(row: str, method: str) -> bool:
+    """Whether a paper's row is a method's or a variant's."""
+    return row == method or (row.startswith(f"{method}-") and row not in METHODS)
 
 
 def _measured(entry: PaperNumber, known: Ours) -> str:
@@ -150,7 +154,8 @@ def _tables(entries: Sequence[PaperNumber]) -> str:
     """For example: FedHeNN, table 1; FedIN, tables 1 and 2."""
     found: dict[str, dict[str, None]] = {}
     for entry in entries:
-        found.setdefault(PAPERS[entry.paper], {})[entry.table.removeprefix("table").replace("text", "the text")] = None
+        told = entry.table.removeprefix("table").replace("text", "the text").replace("summary", "of a summary")
+        found.setdefault(PAPERS[entry.paper], {})[told] = None
     return "; ".join(f"{paper}, {_listed([*numbers])}" for paper, numbers in found.items())
 
 
@@ -176,7 +181,8 @@ def section(method: str, known: Ours) -> str:
         paragraphs += [_wrapped(f"Ours: {', '.join(sources)}. Numbers in brackets: {NOTES_LINK}."), _table(rows)]
     if others:
         about = "Other figures" if rows else "Published"
-        paragraphs.append(_wrapped(f"{about}, {NOT_MEASURED}: {_tables(others)} ({FIGURES_LINK})."))
+        links = f"{FIGURES_LINK}, {OTHERS_LINK}" if any(e.paper in OTHERS for e in others) else FIGURES_LINK
+        paragraphs.append(_wrapped(f"{about}, {NOT_MEASURED}: {_tables(others)} ({links})."))
     if not entries:
         paragraphs.append(
             f"FedHeNN, FedGH and FedIN publish no figures of this method; those of its own paper were {NOT_MEASURED}."
@@ -189,10 +195,84 @@ def notes_page(known: Ours) -> str:
     lines = [f"{number}. {paper_results.footnote(name)}" for name, number in _notes(known).items()]
     about = (
         "The methods' pages refer to these notes by number. They compare with the tables of the FedHeNN, FedGH and\n"
-        "FedIN papers only ([all figures as printed](../../src/polyfed/results/published.csv)); no other paper's\n"
-        'tables were measured. "Scaled down" means a smaller experiment than the paper\'s.'
+        "FedIN papers only ([all figures as printed](../../src/polyfed/results/published.csv)); other papers' tables\n"
+        'stand [side by side](other-papers.md). "Scaled down" means a smaller experiment than the paper\'s.'
     )
     return "\n".join(["# Notes on the published figures", "", about, "", *lines]) + "\n"
+
+
+# the same methods in other papers -------------------------------------------------------------------------------------
+Column = tuple[str, str, str]  # paper, data set, setting
+CIFAR10 = {
+    "FedTGP: 20 clients, 2 classes": ("fedtgp", "cifar10", "num_clients=20, classes_per_client=2, architectures=8"),
+    "FedTGP: 20, Dirichlet 0.1": ("fedtgp", "cifar10", "num_clients=20, dirichlet_alpha=0.1, architectures=8"),
+    "FedKWAZ: 20, Dirichlet 0.1": ("fedkwaz", "cifar10", "num_clients=20, dirichlet_alpha=0.1, architectures=8"),
+    "FedFree: 10, 1 class": ("fedfree", "cifar10", "num_clients=10, classes_per_client=1, architectures=8"),
+    "FedFree: 20": ("fedfree", "cifar10", "num_clients=20, classes_per_client=1, architectures=8"),
+    "FedFree: 100": ("fedfree", "cifar10", "num_clients=100, classes_per_client=1, architectures=8"),
+    "FedRE: 10, pathological": ("fedre", "cifar10", "num_clients=10, partition=pathological"),
+    "FedRE: 10, practical": ("fedre", "cifar10", "num_clients=10, partition=practical"),
+}
+SAME_SETTING = {
+    "2 networks": "num_clients=20, dirichlet_alpha=0.1, architectures=2",
+    "4 networks": "num_clients=20, dirichlet_alpha=0.1, architectures=4",
+    "9 networks": "num_clients=20, dirichlet_alpha=0.1, architectures=9",
+    "8 networks, 4 heads": "num_clients=20, dirichlet_alpha=0.1, architectures=8, classifiers=4",
+    "8 networks, 50 clients": "num_clients=50, dirichlet_alpha=0.1, architectures=8, client_fraction=0.5",
+    "8 networks, 100 clients": "num_clients=100, dirichlet_alpha=0.1, architectures=8, client_fraction=0.5",
+}
+
+
+def _accuracies(column: Column) -> dict[str, PaperNumber]:
+    """A paper's accuracies of one data set and setting, by method."""
+    return {e.method: e for e in paper_results.entries() if (e.paper, e.dataset, e.setting) == column}
+
+
+def _shown(entry: PaperNumber | None) -> str:
+    return "" if entry is None or entry.mean is None else f"{entry.mean:.2f}"
+
+
+def _side_by_side(columns: Mapping[str, Mapping[str, str]]) -> str:
+    """As Markdown, Local first. columns: heading -> method -> what is shown."""
+    methods = dict.fromkeys(["local", *(name for shown in columns.values() for name in shown)])
+    lines = [["", *columns], ["---", *["--:"] * len(columns)]]
+    lines += [[f"`{name}`", *(shown.get(name, "") for shown in columns.values())] for name in methods]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cifar10() -> str:
+    """One data set in several papers."""
+    return _side_by_side(
+        {
+            heading: {name: _shown(entry) for name, entry in _accuracies(column).items() if name in METHODS}
+            for heading, column in CIFAR10.items()
+        }
+    )
+
+
+def _same_settings() -> str:
+    """The settings that two papers have in common: FedTGP's figure, then FedKWAZ's."""
+    columns = {}
+    for heading, setting in SAME_SETTING.items():
+        first, second = (_accuracies((paper, "cifar100", setting)) for paper in ("fedtgp", "fedkwaz"))
+        columns[heading] = {
+            name: f"{_shown(first.get(name)) or '-'} / {_shown(entry) or '-'}"
+            for name, entry in second.items()
+            if name in METHODS
+        }
+    return _side_by_side(columns)
+
+
+def with_tables(text: str) -> str:
+    """The page of other papers' figures with its tables as they should be: the first one below each heading."""
+    for heading, table in (("CIFAR-10", _cifar10()), ("CIFAR-100: one setting in two papers", _same_settings())):
+        before, found, after = text.partition(f"## {heading}\n")
+        if not found:
+            raise SystemExit(f"expected a section '{heading}' on the page {OTHER_PAPERS.name}")
+        begin = after.index("|")
+        end = after.index("\n\n", begin)
+        text = before + found + after[:begin] + table + after[end:]
+    return text
 
 
 def with_section(text: str, method: str, known: Ours) -> str:
@@ -207,6 +287,7 @@ def with_section(text: str, method: str, known: Ours) -> str:
 if __name__ == "__main__":
     measured = ours()
     NOTES.write_text(notes_page(measured), encoding="utf-8")
+    OTHER_PAPERS.write_text(with_tables(OTHER_PAPERS.read_text(encoding="utf-8")), encoding="utf-8")
     for name in METHODS:
         page = DOCS / "methods" / f"{name}.md"
         text = page.read_text(encoding="utf-8")

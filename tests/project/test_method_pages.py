@@ -143,6 +143,12 @@ def test_the_notes_on_published_figures_are_all_there(beside: dict[str, Any]) ->
     )
 
 
+def test_the_tables_of_other_papers_are_those_of_the_file(beside: dict[str, Any]) -> None:
+    text = beside["OTHER_PAPERS"].read_text(encoding="utf-8")
+    assert text == beside["with_tables"](text), "python scripts/beside_papers.py"
+    assert text == beside["with_tables"](text.replace("90.02", "90.03").replace("44.94", "44.95"))
+
+
 def test_ours_are_found_in_all_three_sources(beside: dict[str, Any]) -> None:
     ours = beside["measured"]
     two, ten = "num_clients=10, classes_per_client=2", "num_clients=10, classes_per_client=10"

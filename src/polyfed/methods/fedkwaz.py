@@ -11,15 +11,17 @@ Client k, own network w_k, second network m_k of one architecture for all client
 Server:    plain means over those who sent a class; a class that nobody sent keeps its rows.
 Scored:    w_k, stage `personal`. m_k stays with the client.
 Sent per round, D features, C classes, S classes at the client: up 4 (2 S D + 2 S C + S), down 4 (2 C D + 2 C C + C).
-Deviations from the paper ("Transforming Gaps into Gains", openreview.net/forum?id=G8wWeZVmla), against whose text the
-equations were not verified; they are those of a public code of the method, on top of HtFLlib: (1) teachers are
-constants; there, on plain images, gradients pass into the teacher, and the distance of representations counts twice.
-(2) Class means are taken after training, in eval mode; there during stage 2, while weights still change. (3) Gradients
-are not clipped; there at norm 10. (4) The candidates of the search for mixtures are 3 alphas by 3 grids, tried on the
-same mixed images for all three purposes; there they are options without known values, and each purpose draws its own.
-(5) A sample of a class without means counts in the cross entropy alone, and a class that nobody sends in a round keeps
-its means; there it has none in the next. (6) One optimizer takes both networks' steps. (7) Patches are shifted evenly
-to both sides.
+T = 4, the search's candidates, 30 rounds between searches and an epoch for each stage are the paper's (appendix D).
+Deviations from the paper ("Transforming Gaps into Gains", openreview.net/forum?id=G8wWeZVmla), of which Algorithm 1 and
+the text were compared, its other formulas not; where they differ from a public code on top of HtFLlib we follow the
+code: (1) stage 2 has the cross entropy with labels, KL(teacher || student), and means of squares; Algorithm 1 has no
+labels there, KL(student || teacher), and sums. Against that code: (2) teachers are constants; there, on plain images,
+gradients pass into the teacher, and the distance of representations counts twice. (3) Class means are taken after
+training, in eval mode, as in Algorithm 1; there during stage 2, while weights still change. (4) Gradients are not
+clipped; there at norm 10. (5) Candidates are tried on the same mixed images for all three purposes, and the first may
+win; there each purpose draws its own. (6) A sample of a class without means counts in the cross entropy alone, and a
+class that nobody sends in a round keeps its means; there it has none in the next. (7) One optimizer takes the steps of
+both networks. (8) Patches are shifted evenly to both sides.
 """
 
 from __future__ import annotations

@@ -44,6 +44,14 @@ def test_all_columns_of_numbers_are_features(tmp_path: Path) -> None:
     assert (source.class_names, source.test) == (("no", "yes"), None)
 
 
+def test_numbers_with_decimal_commas_are_not_left_out_silently(tmp_path: Path) -> None:
+    place = tmp_path / "a.csv"
+    place.write_text("weight;height;label\n70,5;1.8;no\n;1.7;yes\n61,0;1.6;no\n")
+    told = f"expected decimal points in column 'weight' of {place}, or other feature_columns, got commas: '70,5'"
+    assert _refusal(place) == told
+    assert read(place, feature_columns=["height"]).feature_names == ("height",)
+
+
 def test_columns_of_ones_choice(tmp_path: Path) -> None:
     source = read(table(tmp_path / "a.csv"), feature_columns=["town", "height"], label_column="name")
     assert source.train.x.tolist() == [[2, 1.5], [1, 2.5], [2, 2]]

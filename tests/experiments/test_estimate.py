@@ -277,6 +277,7 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
         "seed": 0,
         "classes": 100,
         "class_names": [str(label) for label in range(99)] + ["owl"],
+        "feature_names": [f"x{place}" for place in range(50)],
     }
     kinds = estimate_costs(federation(Local())).architectures
     odd = ("classes with test rows that nobody trains on (1): 99 (owl)",)
@@ -285,6 +286,8 @@ def test_the_table_stays_readable_with_many_clients_and_classes(recipe: Path) ->
     assert any(line.endswith("99 classes, most: 98:99 97:98 96:97 95:96 94:95 93:94 ...") for line in lines)
     assert any(line.startswith("classes: 0 0, 1 1, ") for line in lines)
     assert any(line.endswith(", 99 owl") for line in lines)
+    assert any(line.startswith("features: x0, x1, ") for line in lines)
+    assert any(line.endswith("x38, x39, ... and 10 more") for line in lines)
     for line in (
         "... and 100 more",
         "a client has: training rows 300 to 419, median 359; test rows 0 to 20, median 20; classes 1 to 99, median 99",

@@ -8,6 +8,7 @@ Shapes: N rows, F features.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from polyfed.data.samples import LabeledSamples
 
 FLAG = "{} is missing"  # what the column is called that says so
 MISSING = ("", "na", "n/a", "nan", "?")  # how a missing value is spelt, in lower case
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,16 @@ def is_missing(cell: str) -> bool:
     (True, False)
     """
     return cell.strip().lower() in MISSING
+
+
+def has_decimal_commas(cells: Sequence[str]) -> bool:
+    """Whether the values of a column are written as numbers with a comma for a point, all that are there.
+
+    >>> has_decimal_commas(["1,5", "", "-0,25"]), has_decimal_commas(["1.5", "1,5"])
+    (True, False)
+    """
+    present = [cell for cell in cells if not is_missing(cell)]
+    return bool(present) and all(_DECIMAL_COMMA.fullmatch(cell) for cell in present)
 
 
 def category_number(cell: str, names: Mapping[str, int]) -> int:

@@ -20,7 +20,7 @@ from polyfed.data.column_schema import Columns, column_values
 from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import LABEL_NAMES, LabeledSamples
 from polyfed.data.split_files import find_split_files
-from polyfed.data.table_columns import FLAG, TableColumns, category_number, is_missing
+from polyfed.data.table_columns import FLAG, TableColumns, category_number, has_decimal_commas, is_missing
 from polyfed.errors import ConfigError, first_line
 from polyfed.registry import suggest
 
@@ -319,6 +319,10 @@ def _features(
     if asked is None:
         cells = sheets[0].cells
         found = [name for name in cells if name != label and name not in others and name not in known]
+        commas = [name for name in found if has_decimal_commas(cells[name])]
+        if commas:
+            what = f"in column '{commas[0]}' of {sheets[0].path}, or other feature_columns"
+            raise ConfigError(f"expected decimal points {what}, got commas: '{cells[commas[0]][0]}'")
         asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
     asked = [*asked, *(name for name in known if name not in asked)]
     if not asked:

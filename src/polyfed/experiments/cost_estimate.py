@@ -14,6 +14,7 @@ from polyfed.units import human_bytes, human_seconds
 __all__ = ["ArchitectureCheck", "CostEstimate"]
 
 _SHOWN_CLIENTS = 20  # lines of the table of clients
+_SHOWN_FEATURES = 40  # columns of a table
 _LABELS = 60  # characters of a client's labels, about
 _WIDTH = 120  # of lines that are wrapped
 
@@ -159,6 +160,7 @@ def _tables(check: CostEstimate) -> list[str]:
         *_table(client, clients, left=-2 if of_classes else -1),
         *_count_left_out(check.clients),
         "",
+        *_feature_names(check.facts["feature_names"]),
         *_class_names(check.facts["class_names"]),
         *_device_lines(check),
     ]
@@ -257,6 +259,18 @@ def _label_text(labels: Mapping[int, int]) -> str:
     most = sorted(labels, key=lambda label: -labels[label])
     said = f"{len(labels)} classes, most: " + " ".join(f"{label}:{labels[label]}" for label in most[:9])
     return textwrap.shorten(said, _LABELS, placeholder=" ...")
+
+
+def _feature_names(names: Sequence[str]) -> list[str]:
+    """Which columns of a table are learned from, the first of them where there are many.
+
+    >>> _feature_names(["age", "weight"]), _feature_names([])
+    (['features: age, weight'], [])
+    """
+    if not names:
+        return []
+    more = f", ... and {len(names) - _SHOWN_FEATURES} more" if len(names) > _SHOWN_FEATURES else ""
+    return _wrap([f"features: {', '.join(names[:_SHOWN_FEATURES])}{more}"])
 
 
 def _class_names(names: Sequence[str]) -> list[str]:

@@ -94,7 +94,12 @@ def estimate_costs(
     server = rounds * trial.server_seconds
     closing_down, closing_up, closing_seconds = (sum(kind.closing[place] for kind in mine) for place in range(3))
     return CostEstimate(
-        facts={**federation.facts, "classes": federation.classes, "class_names": federation.class_names},
+        facts={
+            **federation.facts,
+            "classes": federation.classes,
+            "class_names": federation.class_names,
+            "feature_names": list(federation.task.feature_names),
+        },
         architectures=tuple(kinds.values()),
         clients=tuple(_facts(client) for client in federation.clients),
         unused=unused,

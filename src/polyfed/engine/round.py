@@ -26,6 +26,7 @@ from polyfed.errors import PolyfedError, RunError
 from polyfed.profiling import Section, section
 from polyfed.registry import PLUGINS
 from polyfed.results.schema import RoundRecord, in_order
+from polyfed.signals import raise_if_lost
 
 
 def draw_cohort(training: Training, seed: int, number: int, present: Sequence[int]) -> list[int]:
@@ -83,7 +84,7 @@ class RoundRunner:
             self.method.start_round(self.server, selected)
         for place, exchange in enumerate(exchanges):
             jobs = self._jobs(round, exchange, place)
-            sent = self.executor.run(jobs, functools.partial(self.progress, len(jobs)))
+            sent = self.executor.run(jobs, functools.partial(self._job_done, len(jobs)))
             read = self._receive(round, jobs, sent)
             uploads = self._take_over(round, jobs, sent, read)
             with self._at_server(round, "aggregation", "aggregate"):
@@ -94,6 +95,10 @@ class RoundRunner:
             del sent, read, uploads  # which nobody needs while the clients are scored
         self.server.exchange = "train"
         return selected
+
+    def _job_done(self, jobs: int, done: int) -> None:
+        raise_if_lost()
+        self.progress(jobs, done)
 
     def _select(self, round: Round) -> list[int]:
         """Let everybody be asked in a final round, else the cohort, drawn where none is given; who is reached."""

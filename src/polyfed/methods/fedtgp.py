@@ -11,8 +11,10 @@ Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), 
 the paper does not count: `nbytes_in_paper`.
 Deviations from the paper: (1) P of a class that nobody has sent yet is not sent, and is no candidate; all C take part
 in the loss. (2) Where a round has one class only, delta is `margin`. (3) The network keeps its weights from round to
-round; its optimizer has no momentum and so nothing to keep.
-From the authors' code: it collects the means from the network as it was before training.
+round; its optimizer has no momentum and so nothing to keep. As in the authors' code: (4) delta is of the nearest other
+class; equation 9 takes the farthest. (5) Clients are drawn by mean squares per sample, weight 10; equation 11 has the
+Euclidean distance of class means, weight 0.1. (6) The server's loss is a mean over the pairs, not their sum.
+From that code: it collects the means from the network as it was before training.
 """
 
 from __future__ import annotations

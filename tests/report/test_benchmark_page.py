@@ -59,8 +59,9 @@ def test_a_table_by_hand() -> None:
     page = to_markdown("Two", [setting("one", "accuracy")], {"one": {"above": {"0": 60.0, "1": 120.0, "2": 180.0}}})
     assert lines(page, "above")[-1] == (
         "| above | 64.00 ± 4.00 | [54.06, 73.94] | +12.00 [+7.03, +16.97] | +12.00 | +0.00 | 50 % | 1.0 KiB | "
-        "2 min 00 s |"
+        "2 min 00 s | +12288.00 | +6.00 |"
     )
+    assert lines(page, "below")[-1].endswith(" | - | - |"), "a loss has no price"
     assert "| below | **+12.00 [+7.00, +17.00]** |" in page, "an interval that leaves out zero is bold"
     assert "| above | +0.00 [-10.00, +10.00] |" in page
     assert "Chosen by validation: above: rate = 0.1." in page

@@ -173,20 +173,34 @@ def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float 
         Column("way to pooled", [_way(gains.get(row.name)) for row in one.rows]),
         Column("bytes", [_bytes(row) for row in one.rows]),
         Column("time", [_time(seconds.get(row.name, {})) for row in one.rows]),
+        Column("gain per MiB", [_per(_gain(row, local, score), _mebibytes(row), score) for row in one.rows]),
+        Column("per minute", [_per(_gain(row, local, score), _minutes(seconds, row), score) for row in one.rows]),
     ]
     yield markdown_table(columns)
+    yield "The last two columns: the gain over Local by what a run sends and by its time, if its interval is above 0."
     if one.tuned:
         told = "; ".join(f"{method}: {_settings(values)}" for method, values in one.tuned.items())
         yield f"Chosen by validation: {markdown_text(told)}."
 
 
 def _over_local(row: RowResult, local: RowResult | None, score: MainScore) -> str:
+    return _with_interval(_gain(row, local, score), score)
+
+
+def _gain(row: RowResult, local: RowResult | None, score: MainScore) -> Gain | None:
     """How much better than Local a row is, paired by seed."""
     if local is None or row is local:
-        return "-"
+        return None
     pair = (local, row) if score.lower_is_better else (row, local)
     found = paired_difference(pair[0].by_seed, pair[1].by_seed)
-    return _with_interval(Gain(mean=found.mean, margin=found.margin), score)
+    return Gain(mean=found.mean, margin=found.margin)
+
+
+def _per(gain: Gain | None, cost: float | None, score: MainScore) -> str:
+    """A gain by its cost, where it can be told from none and costs anything."""
+    if gain is None or gain.mean is None or gain.mean <= 0 or not gain.leaves_out_zero or not cost:
+        return "-"
+    return scored(gain.mean / cost, score, "+")
 
 
 def _gain_of(gains: Gains | None, part: str, score: MainScore) -> str:
@@ -201,6 +215,17 @@ def _bytes(row: RowResult) -> str:
     if row.bytes_up is None or row.bytes_down is None:
         return "-"
     return human_bytes(row.bytes_up + row.bytes_down)
+
+
+def _mebibytes(row: RowResult) -> float | None:
+    if row.bytes_up is None or row.bytes_down is None:
+        return None
+    return (row.bytes_up + row.bytes_down) / 2**20
+
+
+def _minutes(seconds: Mapping[str, Mapping[str, float | None]], row: RowResult) -> float | None:
+    mean = mean_of(list(seconds.get(row.name, {}).values()))
+    return None if mean is None else mean / 60
 
 
 def _time(by_seed: Mapping[str, float | None]) -> str:

@@ -29,6 +29,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 KEY = "energy_beyond_smallest_rank"
 SETTINGS = {  # stored table -> its name in the figure
     "worth-reference": "two classes",
+    "worth-reference-more": "two classes",
     "worth-few": "few images",
     "worth-few-more": "few images",
     "worth-few-fedmrl": "few images",

@@ -149,5 +149,5 @@ class FedDPA(FedAvg):
 
 
 def _any_entry(masks: Mapping[str, Tensor]) -> Tensor:
-    """Whether any entry of any mask is True, 0-d."""
-    return torch.stack([mask.any() for mask in masks.values()]).any()
+    """Whether any entry of any mask is True, 0-d; not where there are none, as nothing of the network trains."""
+    return torch.stack([mask.any() for mask in masks.values()] or [torch.tensor(False)]).any()

@@ -163,28 +163,27 @@ def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float 
     gains = {gain.name: gain for gain in one.gains}
     score = one.main_score
     scores = [list(row.accuracy.values()) for row in one.rows]
+    over = [_gain(row, local, score) for row in one.rows]
+    spent = [mean_of(list(seconds.get(row.name, {}).values())) for row in one.rows]
+    sent = [_bytes(row) for row in one.rows]
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
         Column(score.title, format_mean_std([(mean_of(found), std_of(found)) for found in scores], score=score)),
         Column("95 % interval", [interval_of_score(mean_of(found), ci_half_width(found), score) for found in scores]),
-        Column("gain over Local", [_over_local(row, local, score) for row in one.rows]),
+        Column("gain over Local", [_with_interval(gain, score) for gain in over]),
         Column("= alone", [_gain_of(gains.get(row.name), "alone", score) for row in one.rows]),
         Column("+ federated", [_gain_of(gains.get(row.name), "federated", score) for row in one.rows]),
         Column("way to pooled", [_way(gains.get(row.name)) for row in one.rows]),
-        Column("bytes", [_bytes(row) for row in one.rows]),
-        Column("time", [_time(seconds.get(row.name, {})) for row in one.rows]),
-        Column("gain per MiB", [_per(_gain(row, local, score), _mebibytes(row), score) for row in one.rows]),
-        Column("per minute", [_per(_gain(row, local, score), _minutes(seconds, row), score) for row in one.rows]),
+        Column("bytes", ["-" if count is None else human_bytes(count) for count in sent]),
+        Column("time", ["-" if value is None else human_seconds(value) for value in spent]),
+        Column("gain per MiB", [_per(gain, count, 2**20, score) for gain, count in zip(over, sent, strict=True)]),
+        Column("per minute", [_per(gain, value, 60, score) for gain, value in zip(over, spent, strict=True)]),
     ]
     yield markdown_table(columns)
     yield "The last two columns: the gain over Local by what a run sends and by its time, if its interval is above 0."
     if one.tuned:
         told = "; ".join(f"{method}: {_settings(values)}" for method, values in one.tuned.items())
         yield f"Chosen by validation: {markdown_text(told)}."
-
-
-def _over_local(row: RowResult, local: RowResult | None, score: MainScore) -> str:
-    return _with_interval(_gain(row, local, score), score)
 
 
 def _gain(row: RowResult, local: RowResult | None, score: MainScore) -> Gain | None:
@@ -196,11 +195,11 @@ def _gain(row: RowResult, local: RowResult | None, score: MainScore) -> Gain | N
     return Gain(mean=found.mean, margin=found.margin)
 
 
-def _per(gain: Gain | None, cost: float | None, score: MainScore) -> str:
-    """A gain by its cost, where it can be told from none and costs anything."""
+def _per(gain: Gain | None, cost: float | None, unit: float, score: MainScore) -> str:
+    """A gain by each unit of its cost, where it can be told from none and costs anything."""
     if gain is None or gain.mean is None or gain.mean <= 0 or not gain.leaves_out_zero or not cost:
         return "-"
-    return scored(gain.mean / cost, score, "+")
+    return scored(gain.mean * unit / cost, score, "+")
 
 
 def _gain_of(gains: Gains | None, part: str, score: MainScore) -> str:
@@ -211,26 +210,11 @@ def _way(gains: Gains | None) -> str:
     return "-" if gains is None or gains.way is None else f"{100 * gains.way:.0f} %"
 
 
-def _bytes(row: RowResult) -> str:
-    if row.bytes_up is None or row.bytes_down is None:
-        return "-"
-    return human_bytes(row.bytes_up + row.bytes_down)
-
-
-def _mebibytes(row: RowResult) -> float | None:
+def _bytes(row: RowResult) -> float | None:
+    """All that is sent in a run."""
     if row.bytes_up is None or row.bytes_down is None:
         return None
-    return (row.bytes_up + row.bytes_down) / 2**20
-
-
-def _minutes(seconds: Mapping[str, Mapping[str, float | None]], row: RowResult) -> float | None:
-    mean = mean_of(list(seconds.get(row.name, {}).values()))
-    return None if mean is None else mean / 60
-
-
-def _time(by_seed: Mapping[str, float | None]) -> str:
-    mean = mean_of(list(by_seed.values()))
-    return "-" if mean is None else human_seconds(mean)
+    return row.bytes_up + row.bytes_down
 
 
 def _settings(values: Mapping[str, object]) -> str:

@@ -7,7 +7,7 @@
     other        what else the round does     idle       workers that wait
 
 Off, which it is outside of `profile`, a section costs a fraction of a microsecond. Work that a GPU has only been asked
-to do counts where it is waited for.
+to do counts where it is waited for. Processor time is counted always, as a whole.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class Stopwatch:
 
 
 _watch: Stopwatch | None = None
+_of_workers = 0.0
 _NOTHING = contextlib.nullcontext()
 
 
@@ -133,6 +134,17 @@ def include(seconds: Mapping[Section, float] | None) -> None:
     """Count what a worker has measured, if it has."""
     if _watch is not None and seconds is not None:
         _watch.merge(seconds)
+
+
+def processor_seconds() -> float:
+    """Processor time that this process has used so far, all threads, and the workers whose answers it has."""
+    return time.process_time() + _of_workers
+
+
+def include_processor_seconds(seconds: float) -> None:
+    """Count what a worker has used for an answer."""
+    global _of_workers
+    _of_workers += seconds
 
 
 def time_backward(name: Section, first: Tensor, then: Tensor) -> None:

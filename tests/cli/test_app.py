@@ -20,6 +20,7 @@ import polyfed
 from polyfed.cli import app as cli
 from polyfed.engine.round import RoundRunner
 from polyfed.errors import RunError
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.processes import forked
 from tests.helpers.quick import others_slow
 
@@ -90,7 +91,7 @@ def polyfed_(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 def rounds(folder: Path) -> list[dict[str, Any]]:
     """The records of a run, without what differs between equal runs."""
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("seconds", "seal")} for line in lines]
+    return [{key: value for key, value in line.items() if key not in (*TIMES, "seal")} for line in lines]
 
 
 def models(folder: Path) -> dict[str, bytes]:

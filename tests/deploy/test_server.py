@@ -24,6 +24,7 @@ from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import build_federation
 from polyfed.registry import METHODS
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, own_recipe, recipe_of
 
 ONE: Mapping[str, Any] = {"models": {"architectures": ["digits-cnn1"]}}
@@ -44,7 +45,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(records: Any) -> list[dict[str, Any]]:
     """Records without what two runs never share."""
-    return [{key: value for key, value in record.items() if key not in ("seconds", "timings")} for record in records]
+    return [{key: value for key, value in record.items() if key not in (*TIMES, "timings")} for record in records]
 
 
 def models(folder: Path) -> dict[int, dict[str, Tensor]]:

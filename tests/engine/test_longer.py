@@ -22,6 +22,7 @@ from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import load_runs
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
 
@@ -75,13 +76,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
 def records(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key not in ("seconds", "seal")} for line in lines]
+    return [{key: value for key, value in line.items() if key not in (*TIMES, "seal")} for line in lines]
 
 
 def content(folder: Path) -> dict[str, Any]:
     """All that a run leaves, without what differs between equal runs."""
     result = json.loads((folder / "result.json").read_text())
-    for key in ("seconds", "samples_per_second", "workers"):
+    for key in (*TIMES, "samples_per_second", "workers"):
         del result[key]
     models = {path.name: path.read_bytes() for path in (folder / "models").iterdir()}
     last = max((folder / "checkpoint").iterdir())

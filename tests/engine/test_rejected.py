@@ -15,6 +15,7 @@ import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.engine.history import summarize_run
 from polyfed.methods import FedAvg, Local
+from polyfed.testing.fixtures import TIMES
 
 NAN = "the training loss is nan"
 FACTS = {"rounds": 2, "evaluation": {"stage": "personal"}}
@@ -22,7 +23,7 @@ FACTS = {"rounds": 2, "evaluation": {"stage": "personal"}}
 
 def record(number: int, refused: dict[int, str], samples: int = 0, loss: float | None = None) -> dict[str, Any]:
     """What a round of four clients leaves, as far as it matters here."""
-    counts = dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", "seconds"), 0)
+    counts = dict.fromkeys(("bytes_up", "bytes_down", "bytes_up_paper", "bytes_down_paper", *TIMES), 0)
     told = [{"client": client, "reason": reason} for client, reason in refused.items()]
     more = {"evaluated": False, "accuracy": {}, "validation": None, "bytes_by_client": {}, "closing": False, "lr": 0.5}
     return {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 import polyfed as pf
 from polyfed.methods import fedhenn
 from polyfed.profiling import SECTIONS
+from polyfed.testing.fixtures import TIMES
 
 RECIPE: dict[str, Any] = {
     "data": {
@@ -32,7 +35,7 @@ def records(method: dict[str, Any], timings: bool, workers: int = 1) -> tuple[di
 
 
 def without_time(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in ("seconds", "timings")}
+    return {key: value for key, value in record.items() if key not in (*TIMES, "timings")}
 
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
@@ -71,3 +74,13 @@ def test_off_there_is_no_key() -> None:
     result, rounds = records({"name": "local"}, False)
     assert "timings" not in result
     assert not any("timings" in record for record in rounds)
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=LINUX)])
+def test_processor_time_is_of_the_run_and_its_workers(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second whenever it is read: twice for a round and for each answer of a worker."""
+    monkeypatch.setattr(time, "process_time", itertools.count().__next__)
+    result, rounds = records({"name": "local"}, False, workers)
+    answers = 0 if workers == 1 else 2 * RECIPE["data"]["num_clients"]  # training, then scores
+    assert [record["processor_seconds"] for record in rounds] == [1 + answers] * 2
+    assert result["processor_seconds"] == 2 * (1 + answers)

@@ -13,6 +13,7 @@ from polyfed.core.settings import Evaluation, Training
 from polyfed.engine import score_cache
 from polyfed.methods import FedAvg, FedGH, LGFedAvg
 from polyfed.models import build
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.flat_options import grouped
 
 
@@ -43,7 +44,7 @@ def passes(method: object, monkeypatch: pytest.MonkeyPatch, **more: Any) -> tupl
     monkeypatch.setattr(score_cache, "represent_samples", counted)
     done = federation(method, **more).run()
     monkeypatch.setattr(score_cache, "represent_samples", whole)
-    return count, [{**record, "seconds": 0} for record in done.history]
+    return count, [{**record, **dict.fromkeys(TIMES, 0)} for record in done.history]
 
 
 def never(*args: Any) -> bool:
@@ -71,7 +72,7 @@ def test_a_body_that_was_received_is_another(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_workers_remember_too() -> None:
     def records(executor: str) -> Sequence[dict[str, Any]]:
-        return [{**record, "seconds": 0} for record in federation(FedGH(), executor).run().history]
+        return [{**record, **dict.fromkeys(TIMES, 0)} for record in federation(FedGH(), executor).run().history]
 
     assert records("processes") == records("serial")
 

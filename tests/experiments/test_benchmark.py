@@ -89,7 +89,7 @@ def results_of(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def figures(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.json") if path.name != "seconds.json"}
+    return {path.name: path.read_bytes() for path in folder.glob("*.json") if path.name != "processor-seconds.json"}
 
 
 def test_each_method_is_tuned_by_validation_with_as_many_trials(done: Benchmark) -> None:

@@ -21,6 +21,7 @@ from polyfed.methods import FedHeNN, fedhenn
 from polyfed.methods.building_blocks import kernel_alignment
 from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.nested import nested
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import (
@@ -222,7 +223,7 @@ def test_only_who_trained_represents_a_fixed_rad_again(refresh, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(kernel_alignment, "public_outputs", counted)
             history = rounds(hetero(refresh=refresh), clients(MIXED * 2), held=public(), rounds=4, client_fraction=0.5)
-        return count, [{**round.record, "seconds": 0} for round in history]
+        return count, [{**round.record, **dict.fromkeys(TIMES, 0)} for round in history]
 
     count, records = run()
     assert count == (8 * 4 if refresh else 8 + 3 * 4)

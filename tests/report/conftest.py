@@ -45,6 +45,7 @@ class Maker:
             {
                 "round": number,
                 "seconds": 1.5,
+                "processor_seconds": 3.0,
                 "clients": [0, 1],
                 "bytes_up": KIB,
                 "bytes_down": 2 * KIB,
@@ -93,6 +94,7 @@ class Maker:
                 "bytes_up": rounds * KIB,
                 "bytes_down": 2 * rounds * KIB,
                 "seconds": 1.5 * rounds,
+                "processor_seconds": 3.0 * rounds,
                 "samples_per_second": 10.0,
                 "refused": 0,
                 "versions": {},

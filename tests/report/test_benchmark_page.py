@@ -9,12 +9,19 @@ from typing import Any
 import pytest
 
 from polyfed.report.benchmark_page import ranking, to_markdown, write_page
-from polyfed.report.benchmark_results import SettingResult, read_results, read_seconds, write_result
+from polyfed.report.benchmark_results import (
+    ProcessorTime,
+    SettingResult,
+    read_processor_time,
+    read_results,
+    write_result,
+)
 from polyfed.results.fields import validated
 
 LOCAL = (0.50, 0.52, 0.54)
 ABOVE = (0.60, 0.64, 0.68)  # gains 0.10, 0.12, 0.14: 0.12 +- 4.3027 * 0.02 / sqrt(3)
 BELOW = (0.40, 0.42, 0.44)
+SPENT = ProcessorTime(tuning=90.0, runs={"above": {"0": 60.0, "1": 120.0, "2": 180.0}})
 
 
 def row(name: str, values: tuple[float, ...], control: str = "") -> dict[str, Any]:
@@ -56,7 +63,7 @@ def lines(page: str, begin: str) -> list[str]:
 
 
 def test_a_table_by_hand() -> None:
-    page = to_markdown("Two", [setting("one", "accuracy")], {"one": {"above": {"0": 60.0, "1": 120.0, "2": 180.0}}})
+    page = to_markdown("Two", [setting("one", "accuracy")], {"one": SPENT})
     assert lines(page, "above")[-1] == (
         "| above | 64.00 ± 4.00 | [54.06, 73.94] | +12.00 [+7.03, +16.97] | +12.00 | +0.00 | 50 % | 1.0 KiB | "
         "2 min 00 s | +12288.00 | +6.00 |"
@@ -65,7 +72,7 @@ def test_a_table_by_hand() -> None:
     assert "| below | **+12.00 [+7.00, +17.00]** |" in page, "an interval that leaves out zero is bold"
     assert "| above | +0.00 [-10.00, +10.00] |" in page
     assert "Chosen by validation: above: rate = 0.1." in page
-    assert "6 min 00 s of wall-clock time" in page
+    assert "Processor time: 6 min 00 s of all scored runs, 1 min 30 s of all trials." in page
 
 
 def test_the_lowest_error_is_the_best() -> None:
@@ -79,10 +86,14 @@ def test_the_lowest_error_is_the_best() -> None:
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    for name, seconds in (("one", 1.0), ("two", None)):
-        write_result(setting(name, "accuracy"), {"above": {"0": seconds}}, tmp_path)
+    spent = {
+        "one": ProcessorTime(tuning=2.5, runs={"above": {"0": 1.0}}),
+        "two": ProcessorTime(tuning=None, runs={"above": {"0": None}}),
+    }
+    for name, one in spent.items():
+        write_result(setting(name, "accuracy"), one, tmp_path)
     assert read_results(tmp_path, ["one", "two", "three"]) == [setting("one", "accuracy"), setting("two", "accuracy")]
-    assert read_seconds(tmp_path) == {"one": {"above": {"0": 1.0}}, "two": {"above": {"0": None}}}
+    assert read_processor_time(tmp_path) == spent
     found, (page, *drawn) = write_page(tmp_path, "A & B", ["one", "two", "three"])
     assert len(found) == 2
     assert "Not finished: three." in page.read_text()
@@ -97,7 +108,7 @@ def test_controls_have_no_rank(score: str) -> None:
 
 def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     for name, score in (("one", "rmse"), ("two", "accuracy")):
-        write_result(setting(name, score), {}, tmp_path)
+        write_result(setting(name, score), ProcessorTime(tuning=None, runs={}), tmp_path)
     write_page(tmp_path, "Both", ["one", "two"])
     drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
     assert {row["setting"] for row in drawn} == {"two"}, "an RMSE has another unit"

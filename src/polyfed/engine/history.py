@@ -155,6 +155,7 @@ def summarize_run(
         "nothing_learnt": _nothing_learnt(records),
         "samples": samples,
         "seconds": seconds,
+        "processor_seconds": sum(record["processor_seconds"] for record in records),
         "samples_per_second": samples / seconds if seconds else None,
         **_simulated(records),
         **_timings(records),

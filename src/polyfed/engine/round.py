@@ -168,8 +168,13 @@ class RoundRunner:
 
     def _record(self, round: Round, selected: list[int]) -> dict[str, Any]:
         """What the round leaves behind."""
-        record: dict[str, Any] = {"round": round.number, "seconds": 0.0, "closing": round.final, "clients": selected}
-        record |= {"lr": self.training.lr_at(round.number), **round.totals.record()}
+        record: dict[str, Any] = {"round": round.number, "seconds": 0.0, "processor_seconds": 0.0}
+        record |= {
+            "closing": round.final,
+            "clients": selected,
+            "lr": self.training.lr_at(round.number),
+            **round.totals.record(),
+        }
         for plugin in self.plugins:
             said = plugin.record(round)
             if plugin.name in PLUGINS:

@@ -15,7 +15,7 @@ from polyfed.engine.plugin import RoundRefused
 from polyfed.engine.round import server_stage
 from polyfed.engine.round_state import Round
 from polyfed.errors import RunInterrupted
-from polyfed.profiling import profile
+from polyfed.profiling import processor_seconds, profile
 from polyfed.results.main_score import main_score_of
 from polyfed.signals import raise_if_lost
 
@@ -130,9 +130,10 @@ class RunLoop:
         self._remark()
 
     def _timed_round(self, number: int, final: Sequence[Exchange]) -> dict[str, Any]:
-        """Run a round; its record with the seconds that it took."""
+        """Run a round; its record with the seconds that it took, on the clock and of processors."""
         federation = self._federation
         began = time.perf_counter()
+        used = processor_seconds()
         with profile(federation.execution.timings) as watch:
             due = bool(final) or number % federation.evaluation.every_n_rounds == 0 or federation.is_last(number)
             round = Round(
@@ -146,6 +147,7 @@ class RunLoop:
             )
             record = federation.runner.run(round, final or federation.method.exchanges(number))
         record["seconds"] = time.perf_counter() - began
+        record["processor_seconds"] = processor_seconds() - used
         if watch is not None:
             record["timings"] = watch.breakdown(record["seconds"], federation.executor.workers)
         return record

@@ -23,7 +23,8 @@ from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.benchmark_page import ranking, to_text, write_page
 from polyfed.report.benchmark_ranks import Ranking
-from polyfed.report.benchmark_results import SettingResult, setting_result, write_result
+from polyfed.report.benchmark_results import SettingResult, processor_time, setting_result, write_result
+from polyfed.report.run_records import load_runs
 from polyfed.tracking.base import Tracker
 from polyfed.tracking.console import Console
 from polyfed.units import human_count, human_seconds
@@ -213,8 +214,9 @@ def _compare(asked: _Suite, setting: str, chosen: Mapping[str, Mapping[str, Any]
         controls=protocol.controls,
     )
     if done.table is not None:
-        result, seconds = setting_result(setting, done.table, chosen)
-        write_result(result, seconds, figures)
+        trials = asked.out / "tuning" / setting
+        spent = processor_time(done.table, load_runs(trials) if trials.is_dir() else [])
+        write_result(setting_result(setting, done.table, chosen), spent, figures)
     return done
 
 

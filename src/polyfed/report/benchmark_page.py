@@ -9,7 +9,15 @@ from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_ranks import Ranking, rank
-from polyfed.report.benchmark_results import Gain, Gains, RowResult, SettingResult, read_results, read_seconds
+from polyfed.report.benchmark_results import (
+    Gain,
+    Gains,
+    ProcessorTime,
+    RowResult,
+    SettingResult,
+    read_processor_time,
+    read_results,
+)
 from polyfed.report.run_records import format_setting
 from polyfed.report.statistics import ci_half_width, paired_difference
 from polyfed.report.text_tables import (
@@ -32,7 +40,7 @@ __all__ = ["ranking", "to_markdown", "to_text", "write_page"]
 
 PAGE = "benchmark.md"
 
-_Seconds = Mapping[str, Mapping[str, Mapping[str, float | None]]]
+_NOTHING = ProcessorTime(tuning=None, runs={})
 
 
 def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
@@ -50,18 +58,18 @@ def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple
     missing = [name for name in settings if name not in {one.setting for one in found}]
     figure = gains_figure(_gains_by_setting(found), list(ranking(found).ranks))
     drawn = [] if figure is None else figure.write(folder)
-    page = to_markdown(title, found, read_seconds(folder), missing, has_figure=figure is not None)
+    page = to_markdown(title, found, read_processor_time(folder), missing, has_figure=figure is not None)
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
 
 
 def to_markdown(
     title: str,
     found: Sequence[SettingResult],
-    seconds: _Seconds,
+    spent: Mapping[str, ProcessorTime],
     missing: Sequence[str] = (),
     has_figure: bool = False,
 ) -> str:
-    """The page. seconds: see `read_seconds`. missing: settings of the suite without figures."""
+    """The page. spent: by setting. missing: settings of the suite without figures."""
     parts = [f"# {markdown_text(title)}"]
     if missing:
         parts.append(f"Not finished: {', '.join(map(markdown_text, missing))}.")
@@ -70,9 +78,11 @@ def to_markdown(
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     parts += _about_gains(found)
     for one in found:
-        parts += [*_about_setting(one, seconds.get(one.setting, {}))]
-    spent = sum(value or 0.0 for rows in seconds.values() for by_seed in rows.values() for value in by_seed.values())
-    parts.append(f"All scored runs together: {human_seconds(spent)} of wall-clock time, without tuning.")
+        parts += [*_about_setting(one, spent.get(one.setting, _NOTHING))]
+    scored_runs = sum(one.scored for one in spent.values())
+    trials = sum(one.tuning or 0.0 for one in spent.values())
+    told = f"Processor time: {human_seconds(scored_runs)} of all scored runs, {human_seconds(trials)} of all trials."
+    parts.append(told)
     return "\n\n".join(parts) + "\n"
 
 
@@ -156,7 +166,7 @@ def _with_interval(gain: Gain | None, score: MainScore) -> str:
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
-def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float | None]]) -> Iterator[str]:
+def _about_setting(one: SettingResult, time: ProcessorTime) -> Iterator[str]:
     yield f"## {markdown_text(one.setting)}"
     yield markdown_text(one.caption)
     local = next((row for row in one.rows if row.method == "local" and not row.control), None)
@@ -164,7 +174,7 @@ def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float 
     score = one.main_score
     scores = [list(row.accuracy.values()) for row in one.rows]
     over = [_gain(row, local, score) for row in one.rows]
-    spent = [mean_of(list(seconds.get(row.name, {}).values())) for row in one.rows]
+    spent = [mean_of(time.of_row(row.name)) for row in one.rows]
     sent = [_bytes(row) for row in one.rows]
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
@@ -175,12 +185,12 @@ def _about_setting(one: SettingResult, seconds: Mapping[str, Mapping[str, float 
         Column("+ federated", [_gain_of(gains.get(row.name), "federated", score) for row in one.rows]),
         Column("way to pooled", [_way(gains.get(row.name)) for row in one.rows]),
         Column("bytes", ["-" if count is None else human_bytes(count) for count in sent]),
-        Column("time", ["-" if value is None else human_seconds(value) for value in spent]),
+        Column("processor time", ["-" if value is None else human_seconds(value) for value in spent]),
         Column("gain per MiB", [_per(gain, count, 2**20, score) for gain, count in zip(over, sent, strict=True)]),
-        Column("per minute", [_per(gain, value, 60, score) for gain, value in zip(over, spent, strict=True)]),
+        Column("per processor minute", [_per(gain, value, 60, score) for gain, value in zip(over, spent, strict=True)]),
     ]
     yield markdown_table(columns)
-    yield "The last two columns: the gain over Local by what a run sends and by its time, if its interval is above 0."
+    yield "The last two columns: the gain over Local per MiB sent and per processor minute, if its interval is above 0."
     if one.tuned:
         told = "; ".join(f"{method}: {_settings(values)}" for method, values in one.tuned.items())
         yield f"Chosen by validation: {markdown_text(told)}."

@@ -1,4 +1,4 @@
-"""The figures of a benchmark: one small JSON file per setting, and one with all seconds.
+"""The figures of a benchmark: one small JSON file per setting, and one with all processor time.
 
 A setting's file holds what does not depend on the machine's speed or on interruptions: equal runs, equal files.
 """
@@ -6,7 +6,7 @@ A setting's file holds what does not depend on the machine's speed or on interru
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from polyfed.report.atomic_files import write_whole
 from polyfed.report.comparison_formats import Table
 from polyfed.report.comparison_rows import ComparisonRow
 from polyfed.report.decomposition import Decomposition
+from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import Paired
 from polyfed.report.text_tables import finite
 from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
@@ -26,15 +27,17 @@ from polyfed.results.read import parse_json
 __all__ = [
     "Gain",
     "Gains",
+    "ProcessorTime",
     "RowResult",
     "SettingResult",
+    "processor_time",
+    "read_processor_time",
     "read_results",
-    "read_seconds",
     "setting_result",
     "write_result",
 ]
 
-SECONDS = "seconds.json"
+PROCESSOR_TIME = "processor-seconds.json"
 
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
 
@@ -111,8 +114,24 @@ class SettingResult(Record):
         return [row for row in self.rows if not row.control]
 
 
-def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, Any]]) -> tuple[SettingResult, Any]:
-    """The figures of a comparison, and row -> seed -> seconds.
+class ProcessorTime(Record):
+    """Processor seconds of a setting's runs; None: not known. tuning: of all trials. runs: row -> seed -> seconds."""
+
+    tuning: Number | None
+    runs: dict[str, dict[Seed, Number | None]]
+
+    def of_row(self, name: str) -> list[float | None]:
+        """Those of a row's runs."""
+        return list(self.runs.get(name, {}).values())
+
+    @property
+    def scored(self) -> float:
+        """Those of all scored runs."""
+        return sum(value or 0.0 for by_seed in self.runs.values() for value in by_seed.values())
+
+
+def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, Any]]) -> SettingResult:
+    """The figures of a comparison.
 
     Raises:
         ConfigError: the comparison has several tables, as its runs cannot be compared.
@@ -120,7 +139,7 @@ def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, 
     if len(table.sections) != 1:
         raise ConfigError(f"{setting}: expected runs that one table can hold, got {len(table.sections)} tables")
     section = table.sections[0]
-    result = SettingResult(
+    return SettingResult(
         setting=setting,
         score=section.score.name,
         caption=section.caption,
@@ -131,7 +150,22 @@ def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, 
         rows=[_row(row) for row in section.rows],
         gains=[_gains(one) for one in section.decompositions],
     )
-    return result, {row.name: {str(run.seed): run.seconds for run in row.runs} for row in section.rows}
+
+
+def processor_time(table: Table, trials: Iterable[RunRecord]) -> ProcessorTime:
+    """What the runs of a setting have used. table: of one section. trials: of its tuning."""
+    runs = {
+        row.name: {str(run.seed): run.processor_seconds for run in row.runs}
+        for section in table.sections
+        for row in section.rows
+    }
+    return ProcessorTime(tuning=_total([finite(trial.result.processor_seconds) for trial in trials]), runs=runs)
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """The sum; None where a value is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _row(row: ComparisonRow) -> RowResult:
@@ -163,10 +197,11 @@ def _gain(found: Paired) -> Gain:
 # files --------------------------------------------------------------------------------------------------------------
 
 
-def write_result(result: SettingResult, seconds: Mapping[str, Mapping[str, float | None]], folder: Path) -> None:
-    """Write ``SETTING.json``, and the setting's entry of ``seconds.json``."""
+def write_result(result: SettingResult, spent: ProcessorTime, folder: Path) -> None:
+    """Write ``SETTING.json``, and the setting's entry of ``processor-seconds.json``."""
     _write(folder / f"{result.setting}.json", result.model_dump(mode="json"))
-    _write(folder / SECONDS, read_seconds(folder) | {result.setting: seconds})
+    known = read_processor_time(folder) | {result.setting: spent}
+    _write(folder / PROCESSOR_TIME, {name: one.model_dump(mode="json") for name, one in known.items()})
 
 
 def _write(path: Path, content: Any) -> None:
@@ -190,16 +225,17 @@ def _read(path: Path) -> SettingResult:
         raise ConfigError(f"expected figures of a benchmark in {path}, got something else: {error}") from None
 
 
-def read_seconds(folder: Path) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Setting -> row -> seed -> seconds; empty where there are none."""
-    path = folder / SECONDS
+def read_processor_time(folder: Path) -> dict[str, ProcessorTime]:
+    """Setting -> what its runs have used; empty where there are none.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+    path = folder / PROCESSOR_TIME
     if not path.is_file():
         return {}
     try:
         found = parse_json(path.read_bytes())
-        return {
-            str(setting): {str(row): {str(s): finite(v) for s, v in by.items()} for row, by in rows.items()}
-            for setting, rows in found.items()
-        }
+        return {str(setting): validated(ProcessorTime, spent) for setting, spent in found.items()}
     except (ValueError, AttributeError, OSError) as error:
-        raise ConfigError(f"expected seconds of a benchmark in {path}, got something else: {error}") from None
+        raise ConfigError(f"expected processor time of a benchmark in {path}, got something else: {error}") from None

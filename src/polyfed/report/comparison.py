@@ -379,6 +379,7 @@ def _run_of(run: RunRecord, score: RunScore) -> OneRun:
         bytes_up=finite(result.bytes_up),
         bytes_down=finite(result.bytes_down),
         seconds=finite(result.seconds),
+        processor_seconds=finite(result.processor_seconds),
         refused=finite(result.refused),
         hyperparameters=result.hyperparameters,
     )

@@ -105,7 +105,10 @@ class ComparisonRow:
 
 @dataclass(frozen=True)
 class OneRun:
-    """What one run of a row gave. accuracy: in the row's stage. seconds, bytes: of the whole run. None: not known."""
+    """What one run of a row gave. accuracy: in the row's stage. Bytes, seconds: of the whole run. None: not known.
+
+    seconds: on the clock. processor_seconds: of the run's process and its workers.
+    """
 
     seed: int
     path: str
@@ -113,6 +116,7 @@ class OneRun:
     bytes_up: float | None
     bytes_down: float | None
     seconds: float | None
+    processor_seconds: float | None
     refused: float | None
     hyperparameters: Mapping[str, Any] | None
 

@@ -77,6 +77,10 @@ class RoundRecord(ScoredRecord):
 
     round: Count = Field(description="counted from 1; a closing round has the number after the last one")
     seconds: IfPresent[Number] = Field(None, description="wall-clock time of the round, evaluation included")
+    processor_seconds: IfPresent[Number] = Field(
+        None,
+        description="processor time of the round, of the run's process and its workers; in a deployment of the server",
+    )
     closing: Flag = Field(
         False, description="whether this is the closing round that some methods have after the last one"
     )
@@ -334,7 +338,8 @@ class RunResult(ScoredRecord):
     )
     samples: IfPresent[Count] = Field(None, description="training samples processed")
     seconds: IfPresent[Number] = Field(None, description="wall-clock time of all rounds")
-    samples_per_second: Number | None = Field(None, description="ratio of the two")
+    processor_seconds: IfPresent[Number] = Field(None, description="processor time of all rounds")
+    samples_per_second: Number | None = Field(None, description="`samples` over `seconds`")
     simulated_seconds: IfPresent[Number] = Field(None, description="only with `[devices]`: sum over the rounds")
     stragglers: IfPresent[Count] = Field(None, description="only with a deadline: number of uploads that missed it")
     timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--profile`: sums over the rounds")
@@ -363,6 +368,7 @@ class RunResult(ScoredRecord):
 # all that a result is made of
 _NEEDED_TO_GO_ON = (
     "seconds",
+    "processor_seconds",
     "closing",
     "clients",
     "lr",

@@ -38,6 +38,8 @@ SIZES = (24, 16, 10, 20, 13, 17)
 LABELS = ((0, 1), (1, 2), (0, 1, 2), (2,), (0, 2), (0, 1, 2))
 SHORT = Training(rounds=2, local_epochs=1, batch_size=8, lr=0.1)
 
+TIMES = ("seconds", "processor_seconds")  # of a round, which equal runs do not share
+
 Build = Callable[[], nn.Module]
 Flat = Mapping[str, Tensor]
 
@@ -262,8 +264,8 @@ def all_state(federation: Federation) -> dict[str, Tensor]:
 
 
 def records(federation: Federation) -> list[dict[str, Any]]:
-    """The history but for its seconds."""
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in federation.history]
+    """The history but for its times."""
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in federation.history]
 
 
 def difference(a: Flat, b: Flat, tolerance: float = 0.0) -> str | None:

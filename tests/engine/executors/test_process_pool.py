@@ -33,7 +33,7 @@ from polyfed.methods import FML, SCAFFOLD, FedAvg, FedDPA, FedGH, FedHeNN, FedIN
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference, records
+from polyfed.testing.fixtures import TIMES, all_state, difference, records
 from tests.helpers import toys
 from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
@@ -617,7 +617,7 @@ def test_a_recipe_and_the_command_line_take_workers(tmp_path: Path) -> None:
     a = pf.run(pf.Recipe.from_dict(recipe), workers=2, out=tmp_path / "two")
     b = pf.run(pf.Recipe.from_dict({**recipe, "run": {"executor": "serial"}}), out=tmp_path / "one")
     assert [one.result["workers"] for one in (a, b)] == [2, 1]
-    told = [{k: v for k, v in record.items() if k != "seconds"} for one in (a, b) for record in one.history]
+    told = [{k: v for k, v in record.items() if k not in TIMES} for one in (a, b) for record in one.history]
     assert told[:2] == told[2:]
     again = pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "two", resume=True)  # another executor, the same run
     assert again.result == a.result

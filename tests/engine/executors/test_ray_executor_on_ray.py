@@ -23,6 +23,7 @@ import pytest
 from polyfed.config.recipe import Recipe
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.run import run
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.nearby import DATA, SETTINGS, recipe_of
 
 if importlib.util.find_spec("ray") is None:
@@ -35,7 +36,7 @@ ONE = {"models": {"architectures": ["digits-cnn1"]}}
 
 def whole(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Records without their times."""
-    return [{key: value for key, value in record.items() if key not in ("seconds", "seal")} for record in history]
+    return [{key: value for key, value in record.items() if key not in (*TIMES, "seal")} for record in history]
 
 
 def records(out: Path) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ from polyfed.methods import (
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference
+from polyfed.testing.fixtures import TIMES, all_state, difference
 from tests.helpers import toys
 from tests.helpers.flat_options import grouped
 from tests.helpers.gentle import gentle
@@ -100,7 +100,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def near(one: Any, other: Any) -> bool:
     """Records that agree up to rounding, seconds apart."""
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(near(one[k], other[k]) for k in one if k != "seconds")
+        return one.keys() == other.keys() and all(near(one[k], other[k]) for k in one if k not in TIMES)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(near, one, other))
     return one == (pytest.approx(other, rel=1e-4, abs=1e-6) if isinstance(one, float) else other)

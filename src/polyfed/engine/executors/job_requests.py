@@ -103,7 +103,7 @@ def request_row(asked: Job) -> WeightRow | None:
 
 
 def check_reply(reply: Mapping[str, Any]) -> None:
-    """Whether it is an answer; the time that the worker has measured counts here, too.
+    """Whether it is an answer; the times that the worker has measured count here, too.
 
     Raises:
         PolyfedError: the worker's; where it came from is in the notes.
@@ -114,6 +114,7 @@ def check_reply(reply: Mapping[str, Any]) -> None:
         error.add_note(where)
         raise error
     profiling.include(reply.get("timings"))
+    profiling.include_processor_seconds(reply.get("processor_seconds", 0.0))  # a greeting has none
 
 
 def read_answer(
@@ -236,11 +237,13 @@ class WorkerLoop:
     def reply(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Do what is asked; an error of the work is an answer, too."""
         began = time.perf_counter()
+        used = time.process_time()
         try:
             with profiling.profile(request["timed"], "messages") as watch:
                 work = {"job": self._job, "scoring": self._scoring, "pass": self._pass}
                 reply = work[request["what"]](request)
             reply["seconds"] = time.perf_counter() - began
+            reply["processor_seconds"] = time.process_time() - used
             if watch is not None:
                 reply["timings"] = watch.seconds
             return reply

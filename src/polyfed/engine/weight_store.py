@@ -212,6 +212,10 @@ class WeightStore:
             )
         return self._on_device
 
+    def keep_in_main_memory(self) -> None:
+        """Have rows there, wherever the networks compute; before the first is made."""
+        self._on_device = False
+
     def open(self) -> None:
         """Have memory that processes forked from now on share."""
         self._opened()

@@ -1,9 +1,9 @@
 """The executor `ray`: clients' work done by processes of Ray, on this machine or on a cluster.
 
 With RAY_ADDRESS set, the work goes to the machines of that cluster, else to processes that are started here and end
-with the run. Every process is an actor of Ray's with one core. It makes the federation anew, from the recipe, and does
-what any worker does (`job_requests`): so the result is that of `serial` bit for bit, and a run goes on with any
-executor.
+with the run. Every process is an actor of Ray's with one core, and with one GPU where networks compute on these: so a
+run uses several. It makes the federation anew, from the recipe, and does what any worker does (`job_requests`): so the
+result is that of `serial` bit for bit, and a run goes on with any executor.
 
 What polyfed hands to Ray are bytes, facts as JSON and tensors as they lie in memory, and nothing of ours is unpickled
 from them. Ray itself pickles what it needs to run them: the actor's class, the name of the function that makes the
@@ -67,12 +67,13 @@ class RayExecutor(ProcessPool):
     the run goes on with those that are there.
 
     Args:
-        context: what is worked on. workers: how many actors; None: the cores of this machine. training: how much.
-        say: told of actors that died. rebuild: makes the same federation in an actor; Ray pickles it.
+        context: what is worked on. workers: how many actors; None: the cores of this machine, or its GPUs, where
+            networks compute on them. training: how much. say: told of actors that died. rebuild: makes the same
+            federation in an actor; Ray pickles it.
 
     Raises:
-        ConfigError: Ray is not installed, this is not Linux or the device not the CPU, there is no `rebuild`, or no
-            number of workers for a cluster.
+        ConfigError: Ray is not installed, this is not Linux, the device is another one than the CPU and NVIDIA's GPUs,
+            there is no `rebuild`, or no number of workers for a cluster.
     """
 
     def __init__(
@@ -85,8 +86,7 @@ class RayExecutor(ProcessPool):
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'")
-        if reason := unavailable_reason(context.model_factory.device.type):
-            raise ConfigError(f"expected another executor than 'ray', as {reason}")
+        on_gpus = _on_gpus(context.model_factory.device)
         if rebuild is None:
             raise ConfigError(
                 "expected a recipe for the executor 'ray', whose processes make the federation anew, got a federation "
@@ -94,13 +94,16 @@ class RayExecutor(ProcessPool):
             )
         address = address_of_cluster()
         if workers is None and address is not None:
+            kind = "GPUs" if on_gpus else "cores"
             raise ConfigError(
-                f"expected workers with {CLUSTER}={address}: how many of the cluster's cores to take (--workers)"
+                f"expected workers with {CLUSTER}={address}: how many of the cluster's {kind} to take (--workers)"
             )
         if address is not None and address.startswith("ray://"):
             raise ConfigError(f"expected {CLUSTER} as host:port of a cluster that this machine is of, got a client's")
-        count = min(workers or available_cores(), len(context.clients))
-        super().__init__(context, count, Estimates(context, training), say)
+        here = torch.cuda.device_count() if on_gpus else available_cores()
+        super().__init__(context, min(workers or here, len(context.clients)), Estimates(context, training), say)
+        context.store.keep_in_main_memory()  # as weights travel
+        self._on_gpus = on_gpus
         self._rebuild = rebuild
         self._ray: RaySession | None = None
 
@@ -124,7 +127,7 @@ class RayExecutor(ProcessPool):
 
     def _with_workers(self) -> bool:
         if self._ray is None:
-            self._ray = RaySession(self.workers)
+            self._ray = RaySession(self.workers, self._on_gpus)
         return super()._with_workers()
 
     def _replace(self, worker: Worker) -> None:
@@ -135,9 +138,16 @@ class RayExecutor(ProcessPool):
             self.running.append(other)
             return
         if not self.running:
-            raise RunError("the last of Ray's workers died, and there is no free core for another one")
+            raise RunError(f"the last of Ray's workers died, and there is no free {self._needed} for another one")
         self.workers -= 1
-        self._say(f"no core of the cluster is free in place of it; the run goes on with {self.workers} workers")
+        self._say(
+            f"no {self._needed} of the cluster is free in place of it; the run goes on with {self.workers} workers"
+        )
+
+    @property
+    def _needed(self) -> str:
+        """What a worker has for itself."""
+        return "GPU" if self._on_gpus else "core"
 
     def _another(self) -> Worker | None:
         """A worker that has begun; None where no core is free.
@@ -158,6 +168,21 @@ class RayExecutor(ProcessPool):
             else:
                 return other
         return None
+
+
+def _on_gpus(device: torch.device) -> bool:
+    """Whether each worker gets a GPU of its own.
+
+    Raises:
+        ConfigError: Ray's workers cannot compute on this device.
+    """
+    if device.type == "cuda" and device.index is not None:
+        raise ConfigError(
+            f"expected device 'cuda' with the executor 'ray', whose workers have a GPU each, got '{device}'"
+        )
+    if reason := unavailable_reason("cpu" if device.type == "cuda" else device.type):
+        raise ConfigError(f"expected another executor than 'ray', as {reason}")
+    return device.type == "cuda"
 
 
 class _DiedAtOnce(RunError):
@@ -291,6 +316,7 @@ class WorkerActor:
             tune_process()
             made = rebuild()
             store = WeightStore(made.model_factory, [])  # of one client's rows at a time
+            store.keep_in_main_memory()
             context = WorkerContext(
                 made.method, made.model_factory, made.clients, store, from_scores_of(made.evaluation)
             )

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from polyfed.engine.executors.job_requests import WorkerDied
 from polyfed.errors import ConfigError, RunError
 from polyfed.signals import TERMINATION_SIGNALS
@@ -43,13 +45,14 @@ class RaySession:
     """Ray: started here, or the cluster that was named. One that the program has started itself is used, and left.
 
     Args:
-        workers: how many actors there will be.
+        workers: how many actors there will be. on_gpus: each has a GPU.
 
     Raises:
-        RunError: it did not start. ConfigError: the cluster is not there, or has fewer cores.
+        RunError: it did not start. ConfigError: the cluster is not there, or has fewer cores or GPUs.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, on_gpus: bool = False) -> None:
+        self._on_gpus = on_gpus
         self._folder: Path | None = None
         self._is_ours = False
         with _deferred_signals():
@@ -59,16 +62,18 @@ class RaySession:
                 self._join()
         import ray
 
-        total = int(ray.cluster_resources().get("CPU", 0))
+        total = int(ray.cluster_resources().get("GPU" if on_gpus else "CPU", 0))
         if total < workers:
             self.end()
-            raise ConfigError(f"expected at most {total} workers, as Ray has so many cores here, got {workers}")
+            what = "GPUs" if on_gpus else "cores"
+            raise ConfigError(f"expected at most {total} workers, as Ray has so many {what} here, got {workers}")
 
     def actor(self, kind: type) -> Any:
-        """A new actor of a class, with a core where most are free."""
+        """A new actor of a class, with a core, and a GPU where each has one, where most are free."""
         import ray
 
-        return ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(kind).remote()
+        gpus = int(self._on_gpus)
+        return ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind).remote()
 
     def ready(self, promises: Sequence[Any], seconds: float | None = None) -> list[Any]:
         """The first of what was promised that is there; [] when so many seconds have passed."""
@@ -119,7 +124,7 @@ class RaySession:
                 lambda said: RunError(f"Ray did not start: {said}"),
                 address="local",
                 num_cpus=workers,
-                num_gpus=0,
+                num_gpus=torch.cuda.device_count() if self._on_gpus else 0,
                 include_dashboard=False,
                 _temp_dir=str(self._folder),
             )

@@ -11,7 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 
 def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
-    """sum_n w_n values_n / sum_n w_n, 0-d; 0 where all weights are 0.
+    """sum_n w_n values_n / sum_n w_n, 0-d; 0 where all weights are 0. A `TorchFunctionMode` may do it in its own way.
 
     Args:
         values_N: one per row, finite. w_N: row weights, not negative; 0 for padding rows.
@@ -19,6 +19,9 @@ def weighted_mean(values_N: Tensor, w_N: Tensor) -> Tensor:
     >>> weighted_mean(torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor(3.)
     """
+    if has_torch_function_variadic(values_N, w_N):
+        own: Tensor = handle_torch_function(weighted_mean, (values_N, w_N), values_N, w_N)
+        return own
     total = w_N.sum().clamp(min=torch.finfo(w_N.dtype).tiny)  # where all are 0, so is the numerator
     return (w_N * values_N).sum() / total
 
@@ -69,22 +72,23 @@ def cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
         raise ValueError(f"expected logits (N, C), y (N,) and w (N,), got {shapes}")
     if y_N.is_floating_point():
         raise ValueError(f"expected whole numbers as classes, got {y_N.dtype}; task_loss takes float targets, too")
-    return weighted_mean(row_cross_entropy(_wide(logits_NC), y_N.long()), w_N)
+    return mean_cross_entropy(_wide(logits_NC), y_N.long(), w_N)
 
 
-def row_cross_entropy(logits_NC: Tensor, y_N: Tensor) -> Tensor:
-    """(N,): -log softmax(logits_n)[y_n]. A `TorchFunctionMode` may compute it in its own way.
+def mean_cross_entropy(logits_NC: Tensor, y_N: Tensor, w_N: Tensor) -> Tensor:
+    """`cross_entropy` of what fits. A `TorchFunctionMode` may compute it in its own way.
 
     Args:
-        logits_NC: scores before the softmax. y_N: classes, integers in [0, C).
+        logits_NC: scores before the softmax. y_N: classes, int64 in [0, C). w_N: row weights.
 
-    >>> row_cross_entropy(torch.zeros(1, 2), torch.tensor([0]))  # log 2
-    tensor([0.6931])
+    >>> mean_cross_entropy(torch.zeros(1, 2), torch.tensor([0]), torch.ones(1))  # log 2
+    tensor(0.6931)
     """
-    if has_torch_function_variadic(logits_NC, y_N):
-        own: Tensor = handle_torch_function(row_cross_entropy, (logits_NC, y_N), logits_NC, y_N)
+    if has_torch_function_variadic(logits_NC, y_N, w_N):
+        given = (logits_NC, y_N, w_N)
+        own: Tensor = handle_torch_function(mean_cross_entropy, given, *given)
         return own
-    return F.cross_entropy(logits_NC, y_N, reduction="none")
+    return weighted_mean(F.cross_entropy(logits_NC, y_N, reduction="none"), w_N)
 
 
 def kl_divergence(logits_NC: Tensor, teacher_NC: Tensor, w_N: Tensor) -> Tensor:

@@ -286,25 +286,28 @@ class PhaseData:
         differs[chosen] = False
         return differs.nonzero().flatten()
 
-    def batch(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep]) -> Batch:
+    def batch(self, walks: Sequence[ClientProgress], turns: Sequence[NextStep]) -> tuple[Batch, Tensor]:
         """A batch of x (K, B, ...) as the network takes it, y, w and rows (K, B), filled up with rows of weight 0.
+
+        And the rows' shares in the sum of their client's weights, and minus these, (K, 2, B).
 
         Rows that are no batch of the phase's, those of a trial, are not augmented.
         """
         number = turns[0].number
         width = max(len(turn.chosen) for turn in turns)
-        (rows, where), w = self._chosen(walks, turns, width) if number is None else self._planned(walks, number, width)
+        chosen = self._chosen(walks, turns, width) if number is None else self._planned(walks, number, width)
+        (rows, where), weights = chosen
         x = self._x[where].flatten(0, 1)
         if self._augment is not None and number is not None:
             x = self._augment.apply(x, self._of(walks, self._drawn[number, :, :width]).flatten(0, 1))
         x = self._prepare(x).unflatten(0, rows.shape)
         y = self._y[where] if number is None else self._of(walks, self._labels[number, :, :width])
-        return Batch(x, y, w, rows)
+        return Batch(x, y, weights[:, 0], rows), weights[:, 1:]
 
     def _planned(self, walks: Sequence[ClientProgress], number: int, width: int) -> tuple[Tensor, Tensor]:
-        """Rows of the clients' data and of all, (2, K, B), and weights (K, B), of a batch as planned."""
+        """Rows of the clients' data and of all, (2, K, B), and weights and shares (K, 3, B), of a batch as planned."""
         rows = self._plan[:, number, :, :width].transpose(0, 1)
-        return self._of(walks, rows).transpose(0, 1), self._of(walks, self._weights[number, :, :width])
+        return self._of(walks, rows).transpose(0, 1), self._of(walks, self._weights[number, ..., :width])
 
     def _of(self, walks: Sequence[ClientProgress], planned: Tensor) -> Tensor:
         """(K, ...): what is planned for these of all clients."""
@@ -318,10 +321,15 @@ class PhaseData:
         return self._uploaded(rows, [self._begins[walk.place] for walk in walks], counts)
 
     def _uploaded(self, rows: Tensor, begins: Sequence[int], counts: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of each client's data (..., K, B), and of all clients' data, on the device; weights, 1 for `counts`."""
+        """Rows of each client's data (..., K, B), and of all clients' data, on the device, and what each counts.
+
+        That is (..., K, 3, B): weights, 1 for `counts`, their shares in the sum over a batch, and minus these.
+        """
         counted = torch.arange(rows.shape[-1]) < counts
         whole = torch.stack([rows, rows + torch.tensor(begins).unsqueeze(1), counted.long()]).to(self._device)
-        return whole[:2], whole[2].float()
+        weights = whole[2].float()
+        shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
+        return whole[:2], torch.stack([weights, shares, -shares], dim=-2)
 
 
 def _filled(chosen: Tensor, width: int) -> Tensor:

@@ -271,7 +271,7 @@ class StackedClients:
         rows = [turn.row for turn in turns]
         whole = rows == list(range(len(part.walks)))
         tensors = part.tensors if whole else part.some(rows)
-        batch = held.batch(walks, turns)
+        batch, shares = held.batch(walks, turns)
         names = {**walks[0].client.context, **turns[0].inputs}
         static = part.packed(walks, kind.read.difference(turns[0].inputs))
         moving = StackedContext([only_of(turn.inputs, kind.read) for turn in turns])
@@ -279,9 +279,9 @@ class StackedClients:
         if self._compiles and whole and self._is_full(turns, walks[0].client):
             alike = structure(only_of({**walks[0].client.context, **turns[0].inputs}, kind.read), exact=True)
             key = (self._label, part.phase.name, tuple(part.names), kind, len(walks), alike)
-            losses, sums = function.compiled(tensors, batch, self._known.compiled, key)
+            losses, sums = function.compiled(tensors, batch, shares, self._known.compiled, key)
         else:
-            losses, sums = function(tensors, batch)
+            losses, sums = function(tensors, batch, shares)
         leaves = {name: tensors[name] for name in part.names}
         ones = self._ones[: len(losses)].to(losses.dtype)  # made once, as no loss is scaled
         taken = torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True)
@@ -353,7 +353,7 @@ class StackedClients:
         for row, (walk, turn) in enumerate(zip(pair.walks, turns, strict=True)):
             load_state(self._template, {name: t[row].detach() for name, t in pair.tensors.items()})
             watched = RecordingContext({**walk.client.context, **turn.inputs})
-            batch = held.batch([walk], [turn])
+            batch, _ = held.batch([walk], [turn])
             alone = Batch(*(t[0] for t in batch if t is not None))
             with self._block():
                 expected.append(self._method.gradients(self._template, alone, watched))

@@ -13,7 +13,7 @@ from polyfed.core.method import Batch
 from polyfed.engine.executors.context_stacking import PartialContext, StackedContext, unpacked
 from polyfed.engine.executors.stack_parts import LossOf, Tensors
 from polyfed.errors import RunError
-from polyfed.functional.vmapped import FewerKernels
+from polyfed.functional.vmapped import FewerKernels, RowShares
 
 Losses = tuple[Tensor, Tensors]  # of the clients, (K,), and their sums by name, (K, ...)
 CompiledLosses = dict[Hashable, Callable[..., Losses]]  # what tells functions apart -> the compiled one
@@ -39,24 +39,23 @@ class StackedLoss:
         self.context = functools.partial(_context, static.form, moving.form, tuple(names))
         drawn = "different" if drops else "error"
         one = functools.partial(_loss, loss, self.context)
-        every = torch.func.vmap(one, in_dims=(0, 0, *self.axes), randomness=drawn)
-        self._all = functools.partial(_in_few_kernels, every)
+        self._all = torch.func.vmap(one, in_dims=(0, 0, 0, *self.axes), randomness=drawn)
 
-    def __call__(self, tensors: Tensors, batch: Batch) -> Losses:
-        """Losses and sums of all."""
-        return self._all(tensors, batch, *self.given)
+    def __call__(self, tensors: Tensors, batch: Batch, shares: Tensor) -> Losses:
+        """Losses and sums of all. shares: each row's in the sum of its client's weights, and minus it, (K, 2, B)."""
+        return self._all(tensors, batch, shares, *self.given)
 
-    def compiled(self, tensors: Tensors, batch: Batch, known: CompiledLosses, key: Hashable) -> Losses:
+    def compiled(self, tensors: Tensors, batch: Batch, shares: Tensor, known: CompiledLosses, key: Hashable) -> Losses:
         """The same by a function that `torch.compile` makes, once for each key.
 
         Raises:
             RunError: it cannot.
         """
         if key in known:
-            return known[key](tensors, batch, *self.given)
+            return known[key](tensors, batch, shares, *self.given)
         try:
             known[key] = _compiled(self._all)
-            return known[key](tensors, batch, *self.given)
+            return known[key](tensors, batch, shares, *self.given)
         except Exception as error:  # the compiler's own, of many kinds, as an uncompiled step has been tried
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             raise RunError(f"expected a loss that torch.compile takes (run.compile), got {why}") from error
@@ -69,11 +68,6 @@ def _compiled(function: Callable[..., Losses]) -> Callable[..., Losses]:
     return compiled
 
 
-def _in_few_kernels(function: Callable[..., Losses], *given: Any) -> Losses:
-    with FewerKernels():
-        return function(*given)
-
-
 def _context(
     static: Any, moving: Any, names: Sequence[str], static_tensors: Sequence[Tensor], moving_tensors: Sequence[Tensor]
 ) -> PartialContext:
@@ -83,8 +77,14 @@ def _context(
 
 
 def _loss(
-    loss: LossOf, context: Callable[..., PartialContext], tensors: Tensors, batch: Batch, *given: Sequence[Tensor]
+    loss: LossOf,
+    context: Callable[..., PartialContext],
+    tensors: Tensors,
+    batch: Batch,
+    shares: Tensor,
+    *given: Sequence[Tensor],
 ) -> Losses:
     """One client's loss and sums."""
-    outcome: Any = torch.func.functional_call(loss, loss.named(tensors), (batch, context(*given)))
+    with FewerKernels(RowShares(batch.w, *shares.unbind())):
+        outcome: Any = torch.func.functional_call(loss, loss.named(tensors), (batch, context(*given)))
     return outcome if isinstance(outcome, tuple) else (outcome, {})

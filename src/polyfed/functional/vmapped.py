@@ -82,13 +82,10 @@ def _narrowed(value: Any) -> Any:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, whose product of rows with a bias vmap also multiplies by 1, forward and backward.
-
-    The product is taken the other way round, so that the weight's gradient lies as the weight does.
-    """
+    """`F.linear`, whose product of rows with a bias vmap also multiplies by 1, forward and backward."""
     if x.dim() != 2 or bias is None:
         return F.linear(x, weight, bias)
-    return (weight @ x.t()).t() + bias
+    return x @ weight.t() + bias
 
 
 _NARROWED = {F.linear, F.conv1d, F.conv2d, F.conv3d}

@@ -58,12 +58,12 @@ class FewerKernels(TorchFunctionMode):
         """`losses.mean_cross_entropy`, of which vmap also looks for rows to ignore, of which there are none."""
         likelihood_N = torch.log_softmax(logits_NC, dim=1).gather(1, y_N.unsqueeze(1)).squeeze(1)
         rows = self._rows_of(likelihood_N, w_N)
-        return weighted_mean(-likelihood_N, w_N) if rows is None else torch.dot(likelihood_N, rows.negated)
+        return weighted_mean(-likelihood_N, w_N) if rows is None else _dot(likelihood_N, rows.negated)
 
     def _weighted_mean(self, values_N: Tensor, w_N: Tensor) -> Tensor:
         """`losses.weighted_mean`."""
         rows = self._rows_of(values_N, w_N)
-        return weighted_mean(values_N, w_N) if rows is None else torch.dot(values_N, rows.share)
+        return weighted_mean(values_N, w_N) if rows is None else _dot(values_N, rows.share)
 
     def _rows_of(self, values_N: Tensor, w_N: Tensor) -> RowShares | None:
         """What is known of the weights of a mean."""
@@ -86,6 +86,13 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.dim() != 2 or bias is None:
         return F.linear(x, weight, bias)
     return x @ weight.t() + bias
+
+
+def _dot(a_N: Tensor, b_N: Tensor) -> Tensor:
+    """sum_n a_n b_n; in one product, but where autocast would take that in bfloat16."""
+    if torch.is_autocast_enabled(a_N.device.type):
+        return (a_N * b_N).sum()
+    return torch.dot(a_N, b_N)
 
 
 _NARROWED = {F.linear, F.conv1d, F.conv2d, F.conv3d}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -41,9 +43,10 @@ def test_a_signal_raises_and_is_remembered(number: int) -> None:
     assert received == [number]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", SIGNALS)
-def test_what_python_drops_is_raised_later(number: int) -> None:
+def test_what_python_drops_is_raised_later(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_value))
     raise_if_lost()
     with raise_on_termination():
         raise_if_lost()
@@ -56,6 +59,17 @@ def test_what_python_drops_is_raised_later(number: int) -> None:
             raise_if_lost()
     assert raised.value.number == number
     raise_if_lost()
+    assert not told, "it shows when it is raised"
+
+
+def test_what_else_python_drops_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: told.append(dropped.exc_type))
+    with raise_on_termination():
+        freed = Freed()
+        weakref.finalize(freed, int, "no number")
+        del freed
+    assert told == [ValueError]
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

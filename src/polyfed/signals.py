@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 # signals that came, by `raise_on_termination` block that is open, innermost last
@@ -24,7 +26,8 @@ class TerminationSignal(KeyboardInterrupt):
 def raise_on_termination() -> Iterator[list[int]]:
     """Within the block SIGINT, SIGTERM and SIGHUP raise `TerminationSignal`; gives the numbers of those that came.
 
-    What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes.
+    What is ignored, as SIGHUP is under nohup, stays ignored. Elsewhere than in the main thread nothing changes. Of what
+    Python drops (see `raise_if_lost`) it shows no traceback.
     """
     received: list[int] = []
 
@@ -39,11 +42,28 @@ def raise_on_termination() -> Iterator[list[int]]:
         before = {number: signal.signal(number, interrupt) for number in heard}
     _received.append(received)
     try:
-        yield received
+        with _without_traceback():
+            yield received
     finally:
         _received.pop()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _without_traceback() -> Iterator[None]:
+    """Within the block Python tells of no `TerminationSignal` that it drops."""
+    before = sys.unraisablehook
+
+    def tell(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, TerminationSignal):
+            before(dropped)
+
+    sys.unraisablehook = tell
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def raise_if_lost() -> None:

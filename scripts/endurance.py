@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "scaffold": ("scaffold", ["training.momentum=0.0", "models.architectures=['digits-cnn1']"]),
     "late": ("fedgh", ["availability.delay_rate=0.4", "availability.delay_rounds=2", "availability.dropout_rate=0.2"]),
 }
-TIMES = {"seconds", "samples_per_second", "seal"}
+TIMES = {"seconds", "processor_seconds", "samples_per_second", "seal"}
 
 
 @dataclass

@@ -44,7 +44,8 @@ class Optimizer:
     def copy_state_from(self, other: Optimizer, index: Tensor) -> None:
         """Remember what `other` does of some rows of its parameters, which are this one's. index: (M,) which."""
         self._kept = [
-            {name: t[index] if t.dim() else t.clone() for name, t in kept.items()} for kept in other._kept
+            {name: _laid_like(parameter, t[index]) if t.dim() else t.clone() for name, t in kept.items()}
+            for parameter, kept in zip(self._parameters, other._kept, strict=True)
         ]  # a count of steps is the same for all rows
 
     def _sgd(self, places: Sequence[int], grads: list[Tensor]) -> None:
@@ -96,6 +97,9 @@ class Optimizer:
 
 
 def _laid_like(parameter: Tensor, grad: Tensor | None) -> Tensor:
-    """The gradient with the parameter's strides, which PyTorch's fused steps take for granted without a word."""
+    """A gradient, or what is kept of some, with the parameter's strides.
+
+    PyTorch's fused steps take these for granted without a word.
+    """
     assert grad is not None
     return grad if grad.stride() == parameter.stride() else torch.empty_like(parameter).copy_(grad)

@@ -6,7 +6,7 @@ Shapes: K clients, B rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -155,7 +155,11 @@ class RowIndices:
 
 @dataclass
 class ActiveGroup:
-    """Those who still go through a phase together. tensors: (K, ...) by name; those of `names` are what moves."""
+    """Those who still go through a phase together.
+
+    tensors: (K, ...) by name; those of `names` are what moves. linear: names of linear layers' weights, which are laid
+    as their gradients come out of the vectorized product, so that these need not be copied.
+    """
 
     walks: Sequence[ClientProgress]
     tensors: Tensors
@@ -163,10 +167,12 @@ class ActiveGroup:
     phase: Phase
     masks: Tensors
     indices: RowIndices
+    linear: Collection[str] = ()
     optimizer: Optimizer = field(init=False)
     _contexts: dict[Hashable, StackedContext] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.tensors |= {name: _by_columns(self.tensors[name].detach()) for name in self.linear}
         self.tensors |= {name: self.tensors[name].detach().requires_grad_() for name in self.names}
         client = self.walks[0].client  # all have the same settings, and are in the same round
         rate = client.training.lr_at(client.round, self.phase.lr)
@@ -218,7 +224,7 @@ class ActiveGroup:
         index = self.indices.at(rows)
         masks = {name: mask[index] for name, mask in self.masks.items()}
         walks = [self.walks[row] for row in rows]
-        part = ActiveGroup(walks, self.some(rows), self.names, self.phase, masks, self.indices)
+        part = ActiveGroup(walks, self.some(rows), self.names, self.phase, masks, self.indices, self.linear)
         part.optimizer.copy_state_from(self.optimizer, index)
         return part
 
@@ -227,6 +233,16 @@ class ActiveGroup:
         index = self.indices.at([walk.place for walk in self.walks])
         for name, t in self.tensors.items():
             rows[name][index] = t.detach()
+
+
+def linear_weights(network: nn.Module) -> set[str]:
+    """The names of linear layers' weights."""
+    return {f"{name}.weight" for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+
+
+def _by_columns(weight_KOD: Tensor) -> Tensor:
+    """The same weights, in memory column after column."""
+    return weight_KOD.mT.contiguous().mT
 
 
 class PhaseData:

@@ -50,6 +50,7 @@ from polyfed.engine.executors.stack_parts import (
     Tensors,
     are_near,
     floats_of,
+    linear_weights,
     numbers_and_nonfinite,
     only_of,
     parted,
@@ -97,12 +98,11 @@ class StackedClients:
         self._device = next(iter(rows.values())).device
         self._indices = RowIndices(self._device)
         self._ones = torch.ones(len(clients), device=self._device)
-        self._losses: list[
-            tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]
-        ] = []  # of the steps; they stay on the device
+        self._losses: list[tuple[Sequence[ClientProgress], Sequence[NextStep], Tensor]] = []  # of steps, on the device
         self._sums: Tensors = {}
         self._own_gradients = type(method).gradients is not Method.gradients
         self._normed = has_batchnorm(template)
+        self._linear = linear_weights(template) & rows.keys()
         self._drops = bool(dropout_layers(template))
         self._numbers: dict[Hashable, int] = {}  # of outlines, which are long
         self._kinds: dict[Hashable, StepSignature] = {}
@@ -163,7 +163,7 @@ class StackedClients:
             raise NotVectorizable(self._known.inputs[label])
         masks = self._masks(phase.mask, names)
         tensors = {name: t.clone() for name, t in self.rows.items()}
-        together = [ActiveGroup(self._walks, tensors, names, phase, masks, self._indices)]
+        together = [ActiveGroup(self._walks, tensors, names, phase, masks, self._indices, self._linear)]
         while together:
             part = together.pop()
             turns = part.turns(self._method)

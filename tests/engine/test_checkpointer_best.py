@@ -20,6 +20,7 @@ from polyfed.deploy.server import serve
 from polyfed.engine.history import best_round
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.quick import others_slow
 
 SETTINGS: Mapping[str, Any] = {
@@ -99,7 +100,7 @@ def test_the_models_are_those_of_the_best_round(tmp_path: Path) -> None:
 
 
 def _varying(run: pf.Run) -> dict[str, Any]:
-    return {key: run.result[key] for key in ("seconds", "processor_seconds", "samples_per_second")}
+    return {key: run.result[key] for key in (*TIMES, "samples_per_second")}
 
 
 def test_without_a_folder_too(straight: pf.Run) -> None:

@@ -28,7 +28,7 @@ from polyfed.report.figures import curves, series
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import load_runs
 from polyfed.testing import ConformanceKit
-from polyfed.testing.fixtures import all_state, difference, draw, plain_model, records
+from polyfed.testing.fixtures import TIMES, all_state, difference, draw, plain_model, records
 from polyfed.testing.spy import Spy
 from tests.helpers.quick import others_slow
 
@@ -314,7 +314,7 @@ def test_a_stopped_run_is_read_and_not_trained_on(tmp_path: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     again, other = run(True)
     assert not trained
-    skip = ("seconds", "processor_seconds", "samples_per_second")
+    skip = (*TIMES, "samples_per_second")
     assert {k: v for k, v in other.result.items() if k not in skip} == {
         k: v for k, v in whole.result.items() if k not in skip
     }

@@ -19,7 +19,7 @@ from polyfed.report.comparison_rows import ComparisonRow
 from polyfed.report.decomposition import Decomposition
 from polyfed.report.run_records import RunRecord
 from polyfed.report.statistics import Paired
-from polyfed.report.text_tables import finite
+from polyfed.report.text_tables import finite, sum_of
 from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 from polyfed.results.read import parse_json
@@ -159,13 +159,7 @@ def processor_time(table: Table, trials: Iterable[RunRecord]) -> ProcessorTime:
         for section in table.sections
         for row in section.rows
     }
-    return ProcessorTime(tuning=_total([finite(trial.result.processor_seconds) for trial in trials]), runs=runs)
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    """The sum; None where a value is not known."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    return ProcessorTime(tuning=sum_of([trial.result.processor_seconds for trial in trials]), runs=runs)
 
 
 def _row(row: ComparisonRow) -> RowResult:

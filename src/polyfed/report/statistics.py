@@ -23,7 +23,7 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
-from polyfed.report.text_tables import finite, finite_ones, mean_of, std_of
+from polyfed.report.text_tables import finite, mean_of, std_of, sum_of
 from polyfed.results.schema import RoundRecord
 
 __all__ = [
@@ -193,11 +193,11 @@ def first_reach(run: RunRecord, accuracy: float, stage: str) -> TargetCost | Non
     spent = run.rounds[: first + 1]
     return TargetCost(
         round=run.rounds[first].round,
-        bytes_up=_sum([record.bytes_up for record in spent]),
-        bytes_down=_sum([record.bytes_down for record in spent]),
+        bytes_up=sum_of([record.bytes_up for record in spent]),
+        bytes_down=sum_of([record.bytes_down for record in spent]),
         bytes_paper=paper_bytes(spent),
-        seconds=_sum([record.seconds for record in spent]),
-        simulated_seconds=_sum([record.simulated_seconds for record in spent]),
+        seconds=sum_of([record.seconds for record in spent]),
+        simulated_seconds=sum_of([record.simulated_seconds for record in spent]),
         lost=any(score is not None and score < accuracy for score in scores[first + 1 :]),
     )
 
@@ -207,22 +207,16 @@ def _mean(record: RoundRecord, stage: str) -> float | None:
     return finite(record.mean_accuracy(stage)) if record.evaluated else None
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
-    """The sum; None unless every value is known."""
-    known = finite_ones(values)
-    return sum(known) if len(known) == len(values) else None
-
-
 def paper_bytes(records: Sequence[RoundRecord], both_ways: bool = True) -> float | None:
     """Bytes of these rounds, counted as the method's paper counts; as they were sent where that was not recorded.
 
     both_ways: up and down; else up alone.
     """
-    up = _sum([record.bytes_up_paper for record in records])
-    down = _sum([record.bytes_down_paper for record in records]) if both_ways else 0
+    up = sum_of([record.bytes_up_paper for record in records])
+    down = sum_of([record.bytes_down_paper for record in records]) if both_ways else 0
     if up is None or down is None:
-        up = _sum([record.bytes_up for record in records])
-        down = _sum([record.bytes_down for record in records]) if both_ways else 0
+        up = sum_of([record.bytes_up for record in records])
+        down = sum_of([record.bytes_down for record in records]) if both_ways else 0
     return None if up is None or down is None else up + down
 
 

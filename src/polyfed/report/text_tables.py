@@ -36,6 +36,12 @@ def mean_of(values: Sequence[Any]) -> float | None:
     return known[0] if all(value == known[0] for value in known) else statistics.fmean(known)
 
 
+def sum_of(values: Sequence[Any]) -> float | None:
+    """The sum; None unless every value is known."""
+    known = finite_ones(values)
+    return sum(known) if len(known) == len(values) else None
+
+
 def std_of(values: Sequence[Any]) -> float | None:
     """The sample standard deviation; None for a single value, and unless every value is known."""
     known = finite_ones(values)

@@ -150,7 +150,7 @@ class RayExecutor(ProcessPool):
         return "GPU" if self._on_gpus else "core"
 
     def _another(self) -> Worker | None:
-        """A worker that has begun; None where no core is free.
+        """A worker that has begun; None where no core, or no GPU, is free.
 
         For a while after a node was lost Ray still places workers there, which die as they begin.
         """

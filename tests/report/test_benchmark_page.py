@@ -115,3 +115,19 @@ def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     (tmp_path / "two.json").unlink()
     _, files = write_page(tmp_path, "Errors", ["one"])
     assert [path.name for path in files] == ["benchmark.md"]
+
+
+def test_a_method_that_a_setting_lacks_has_no_rank_and_is_drawn(tmp_path: Path) -> None:
+    whole = setting("one", "accuracy")
+    rows, gains = [[one for one in part if one.name != "above"] for part in (whole.rows, whole.gains)]
+    fewer = whole.model_copy(update={"setting": "two", "rows": rows, "gains": gains})
+    for one in (whole, fewer):
+        write_result(one, ProcessorTime(tuning=None, runs={}), tmp_path)
+    _, (page, *_) = write_page(tmp_path, "Both", ["one", "two"])
+    assert "Without a rank, as a setting lacks them: above (two)." in page.read_text(encoding="utf-8")
+    drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
+    assert [(row["setting"], row["method"]) for row in drawn if row["part"] == "gain"] == [
+        ("one", "below"),
+        ("one", "above"),
+        ("two", "below"),
+    ]

@@ -41,6 +41,7 @@ def test_the_published_example_comes_out() -> None:
 def test_a_method_that_a_setting_lacks_is_left_out() -> None:
     ranking = rank({"one": {"a": 0.1, "b": 0.2, "c": 0.3}, "two": {"a": 0.5, "b": 0.4}})
     assert ranking.ranks == {"a": (2.0, 1.0), "b": (1.0, 2.0)}
+    assert ranking.unranked == {"c": ("two",)}
     assert ranking.p_value is None
     assert ranking.critical_difference is None
 

@@ -56,7 +56,8 @@ def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple
     if not found:
         return (), ()
     missing = [name for name in settings if name not in {one.setting for one in found}]
-    figure = gains_figure(_gains_by_setting(found), list(ranking(found).ranks))
+    ranked = ranking(found)
+    figure = gains_figure(_gains_by_setting(found), [*ranked.ranks, *ranked.unranked])
     drawn = [] if figure is None else figure.write(folder)
     page = to_markdown(title, found, read_processor_time(folder), missing, has_figure=figure is not None)
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
@@ -105,24 +106,28 @@ def _columns(ranked: Ranking) -> list[Column]:
 def to_text(ranked: Ranking, width: int = 120) -> str:
     """The ranks for a terminal. width: its columns."""
     blocks = [render_text(block, width) for block in wrap_columns(_columns(ranked), width)]
-    return "\n\n".join([*blocks, wrapped(_what_ranks_tell(ranked), width)])
+    return "\n\n".join([*blocks, *(wrapped(told, width) for told in _what_ranks_tell(ranked))])
 
 
 def _about_ranks(found: Sequence[SettingResult]) -> Iterator[str]:
     ranked = ranking(found)
     yield "## Mean ranks"
     yield markdown_table(_columns(ranked))
-    yield _what_ranks_tell(ranked)
+    yield from map(markdown_text, _what_ranks_tell(ranked))
 
 
-def _what_ranks_tell(ranked: Ranking) -> str:
+def _what_ranks_tell(ranked: Ranking) -> Iterator[str]:
     told = "Rank 1 is the best mean score of a setting, each method in its own evaluation stage."
     if ranked.p_value is None or ranked.critical_difference is None:
-        return f"{told} Too few methods or settings for a test."
-    return (
-        f"{told} Friedman's test: p = {ranked.p_value:.2g}. Mean ranks that differ by less than "
-        f"{ranked.critical_difference:.2f} cannot be told apart (Nemenyi, 95 %)."
-    )
+        yield f"{told} Too few methods or settings for a test."
+    else:
+        yield (
+            f"{told} Friedman's test: p = {ranked.p_value:.2g}. Mean ranks that differ by less than "
+            f"{ranked.critical_difference:.2f} cannot be told apart (Nemenyi, 95 %)."
+        )
+    if ranked.unranked:
+        missing = (f"{method} ({', '.join(settings)})" for method, settings in ranked.unranked.items())
+        yield f"Without a rank, as a setting lacks them: {', '.join(missing)}."
 
 
 def _merits(one: SettingResult) -> dict[str, float]:

@@ -201,10 +201,10 @@ def test_what_cannot_be_is_one_line(tmp_path: Path) -> None:
         pf.run(recipe(data={"split": "4:0:1"}), out=tmp_path / "run")
     assert str(refused.value).startswith("run.keep = 'best': expected validation data, by which the best round is told")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match=r"run.keep: expected 'last' or 'best', got 'first'"):
+    with pytest.raises(ConfigError, match=r"run.keep: expected 'last', 'best' or 'nothing', got 'first'"):
         recipe("first")
     client = pf.Client(torch.nn.Linear(4, 2), train=(torch.randn(9, 4), torch.arange(9) % 2))
-    with pytest.raises(ConfigError, match="keep: expected 'last' or 'best', got 'bset'"):
+    with pytest.raises(ConfigError, match="keep: expected 'last', 'best' or 'nothing', got 'bset'"):
         pf.Federation([client], pf.methods.Local(), out=pf.Output(keep="bset"))  # type: ignore[arg-type]
     pf.run(recipe("last"), out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"another recipe's run: run.keep was None, now 'best'"):

@@ -473,7 +473,7 @@ def test_a_finished_run_without_its_checkpoints_loses_nothing(tmp_path: Path) ->
     assert again.result == done.result
     assert again.history == done.history
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    with pytest.raises(ConfigError, match="weights are in its models/ folder"):
+    with pytest.raises(ConfigError, match="weights, if kept, are in models"):
         again.models[0]
 
 

@@ -363,7 +363,7 @@ def test_a_full_disk_in_between_is_one_line(tmp_path: Path, monkeypatch: pytest.
     folder = tmp_path / "run"
     pf.run(recipe(3), out=folder)
 
-    def full(self: RunFolder, result: Mapping[str, Any]) -> None:
+    def full(self: RunFolder, result: Mapping[str, Any], keeps_weights: bool) -> None:
         raise RunError("cannot write")
 
     with monkeypatch.context() as patch:

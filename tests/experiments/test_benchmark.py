@@ -117,6 +117,21 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
                 assert row.accuracy[str(run["seed"])] == run["accuracy"]
 
 
+def test_finished_runs_keep_their_records_only(done: Benchmark) -> None:
+    kept = {path.name for run in results_of(done.folder) for path in run.iterdir()}
+    assert kept == {"recipe.toml", "result.json", "rounds.jsonl"}
+    assert not [one.caption for one in done.settings if "run.keep" in one.caption]
+
+
+def test_a_suite_may_keep_weights(suite: Path, tmp_path: Path) -> None:
+    keeping = tmp_path / "keeping"
+    shutil.copytree(suite, keeping)
+    text = PROTOCOL.replace('overrides = ["training.lr=0.2"]', 'overrides = ["training.lr=0.2", "run.keep=last"]')
+    (keeping / "protocol.toml").write_text(text)
+    done = benchmark(keeping, tmp_path / "runs", settings=["long"])
+    assert all((run / "models").is_dir() for run in results_of(done.folder))
+
+
 def test_presets_and_changes_hold_in_tuning_and_scoring(done: Benchmark) -> None:
     for place in ("long", "tuning/long"):
         for run in results_of(done.folder / place):

@@ -56,7 +56,8 @@ class Setting(_Table):
     Attributes:
         recipe: its file, relative to the suite's folder.
         preset: one of its presets, or several with commas between.
-        overrides: changes, as ``--set`` takes them: ``"training.rounds=5"``.
+        overrides: changes, as ``--set`` takes them: ``"training.rounds=5"``. Finished runs keep no weights but with
+            ``"run.keep=last"`` or ``"run.keep=best"``.
         seeds: those that are scored here, in place of the protocol's.
         methods: likewise.
     """

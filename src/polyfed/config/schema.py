@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from polyfed.core.model_factory import Precision
-from polyfed.core.settings import AdapterSettings, Evaluation, Positive, Privacy, Settings, Training
+from polyfed.core.settings import AdapterSettings, Evaluation, Keep, Positive, Privacy, Settings, Training
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
@@ -368,10 +368,10 @@ class RunSettings(Settings):
         False, description="compile the losses of clients that are vectorized (torch.compile): slow at first"
     )
     checkpoint_every: Positive = Field(5, description="rounds between checkpoints")
-    keep: Literal["last", "best"] = Field(
+    keep: Keep = Field(
         "last",
         description="whose weights the run's models are: those after the last round, or after that with the best "
-        "validation accuracy",
+        "validation accuracy; nothing: a finished run keeps its records only, no weights",
     )
     out: str | None = Field(None, description="run folder; default: runs/<recipe>-<method>-seed<seed>")
     label: str | None = Field(None, description="name of the run in tables; default: the method's")

@@ -15,6 +15,7 @@ from polyfed.validation.error_lines import in_one_line, one_line
 Stage = Literal["received", "after_training", "personal"]
 Metric = Literal["balanced_accuracy", "f1", "auc", "calibration_error", "confusion", "r2"]
 Accountant = Literal["rdp", "pld"]
+Keep = Literal["last", "best", "nothing"]
 EachGroup = Literal["each group"]  # of `Evaluation.held_out`
 EACH_GROUP: EachGroup = "each group"
 Positive = Annotated[int, Field(ge=1)]

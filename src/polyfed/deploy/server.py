@@ -271,7 +271,9 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.pretraining.epochs:
         raise ConfigError("[pretraining]: expected none, as nodes begin with weights as drawn, got some epochs")
     if recipe.run.keep != "last":
-        raise ConfigError("run.keep: expected 'last', as nodes keep their last two states and no more, got 'best'")
+        raise ConfigError(
+            f"run.keep: expected 'last', as nodes keep their last two states and no more, got '{recipe.run.keep}'"
+        )
     if recipe.privacy.target_epsilon:
         raise ConfigError(
             f"privacy.target_epsilon: expected noise in numbers, which every node reads in its own recipe, got "

@@ -151,8 +151,8 @@ def output_of(given: Any) -> Output:
         ConfigError: neither, or a value that cannot be.
     """
     output = given if isinstance(given, Output) else Output(given)
-    if output.keep not in ("last", "best"):
-        raise ConfigError(f"keep: expected 'last' or 'best', got {output.keep!r}")
+    if output.keep not in ("last", "best", "nothing"):
+        raise ConfigError(f"keep: expected 'last', 'best' or 'nothing', got {output.keep!r}")
     every = check_integer("checkpoint_every", output.checkpoint_every, 1)
     return replace(output, path=folder_of(output.path), checkpoint_every=every)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from polyfed.core.settings import Evaluation
+from polyfed.core.settings import Evaluation, Keep
 from polyfed.engine import checkpoint
 from polyfed.engine.checkpoint import Snapshot
 from polyfed.engine.evaluation_record import not_evaluated
@@ -35,7 +35,7 @@ class Checkpointer:
         store: WeightStore,
         clients: int,
         evaluation: Evaluation,
-        keep: Literal["last", "best"],
+        keep: Keep,
         settings: Mapping[str, Any],
         is_last: Callable[[int], bool],
         summarize: Callable[[Sequence[Mapping[str, Any]]], object],

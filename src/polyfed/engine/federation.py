@@ -353,12 +353,13 @@ class Federation:
     def write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""
         result = summarize_run(self.history, self.facts, self._members())
-        result["models_of_round"] = self.checkpointer.show_wanted_round()
+        wanted = self.checkpointer.show_wanted_round()
+        keeps_weights = self.output.keep != "nothing"
+        result |= {"models_of_round": wanted} if keeps_weights else {}
         if self.folder is not None:
-            if self.folder.read_result() is not None:  # of fewer rounds
-                self.folder.clear_made()
-            self.write_models(self.folder)
-            self.folder.write_result(result)
+            if keeps_weights:
+                self.write_models(self.folder)
+            self.folder.write_result(result, keeps_weights)
         return result
 
     def _aggregate(self, round: Round, uploads: Mapping[int, Message]) -> None:
@@ -440,7 +441,7 @@ class Federation:
         return Run(result, History(self.history), models, self.folder.path)
 
     def _gone(self, client_id: int) -> nn.Module:
-        raise ConfigError(f"the run's last checkpoint is gone; client {client_id}'s weights are in its models/ folder")
+        raise ConfigError(f"the run's last checkpoint is gone; client {client_id}'s weights, if kept, are in models/")
 
     def _client_done(self, total: int, done: int) -> None:
         self.tell("client_done", done, total)

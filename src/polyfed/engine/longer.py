@@ -15,13 +15,15 @@ def rounds_of(settings: Table) -> int:
 
 
 def why_not_longer(asked: Table, result: Table | None, planned: str) -> str | None:
-    """Why the rounds that are done would have been others, or there would be no more of them; None: they go on.
+    """Why the rounds that are done are lost or would have been others, or none would follow; None: they go on.
 
     Args:
         asked: settings with more rounds, otherwise those of the run.
         result: of the run so far, if it has one.
         planned: what of the method depends on the number of rounds (`Method.planned`).
     """
+    if result is not None and asked.get("run", {}).get("keep") == "nothing":
+        return "it kept no weights (keep = 'nothing')"
     if asked.get("training", {}).get("lr_schedule") == "cosine":
         return "the learning rates of training.lr_schedule = 'cosine' depend on the number of rounds"
     if asked.get("privacy", {}).get("target_epsilon"):

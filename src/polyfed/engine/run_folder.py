@@ -264,15 +264,20 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
-        """The last thing written of a run.
+    def write_result(self, result: Mapping[str, Any], keeps_weights: bool = True) -> None:
+        """The last thing written of a run. What was made of a run of fewer rounds goes, and, where no weights are kept,
+        the checkpoints.
 
         Raises:
             RunError: it is no `RunResult`, or cannot be written.
         """
         _check_written(RunResult, result, "the result")
         with explain_disk_errors(self.path):
+            if self.read_result() is not None:
+                self.clear_made()
             atomic_write(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+            if not keeps_weights:
+                shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def read_result(self) -> dict[str, Any] | None:
         """The result of a finished run, or None."""

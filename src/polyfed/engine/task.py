@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfed.core.client import PublicData
 from polyfed.core.model_factory import Precision
+from polyfed.core.settings import Keep
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.table_columns import TableColumns
 from polyfed.data.text import Vocabulary
@@ -87,13 +88,14 @@ class Output:
 
     Args:
         path: run folder; None writes nothing. checkpoint_every: rounds between checkpoints.
-        keep: whose weights are the run's models: those after the last round, or after the one with the best validation
-            score of the main stage (the first, where several are equal).
+        keep: whose weights are the run's models: "last", those after the last round; "best", after the one with the
+            best validation score of the main stage (the first, where several are equal); "nothing": a finished run
+            has its records only, no models and no checkpoints.
         label: name of the run in tables. settings: the resolved recipe, if there is one.
     """
 
     path: Path | str | None = None
     checkpoint_every: int = 5
-    keep: Literal["last", "best"] = "last"
+    keep: Keep = "last"
     label: str | None = None
     settings: Mapping[str, Any] | None = None

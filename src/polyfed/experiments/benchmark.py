@@ -1,8 +1,9 @@
 """A suite: every method tuned with as many trials, then compared over seeds, in several settings. Python's
 `polyfed benchmark`.
 
-What is done is not run again. Runs lie in ``<out>/tuning/SETTING/METHOD`` and ``<out>/SETTING``; the page is made of
-one small JSON file per setting (`polyfed.report.benchmark_results`).
+What is done is not run again. Runs lie in ``<out>/tuning/SETTING/METHOD`` and ``<out>/SETTING``; a finished one has its
+records only, no weights, unless the suite says ``run.keep``. The page is made of one small JSON file per setting
+(`polyfed.report.benchmark_results`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.config.overrides import parse_override, to_toml
-from polyfed.config.protocol import Protocol
+from polyfed.config.protocol import Protocol, Setting
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.compare import Comparison, compare
@@ -32,6 +33,7 @@ from polyfed.units import human_count, human_seconds
 __all__ = ["Benchmark", "benchmark"]
 
 _SET = "methods.{}.{}"  # a hyperparameter of one method, as --set names it
+_NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,15 @@ def _recipe(asked: _Suite, setting: str) -> Recipe:
     """A setting's recipe with its preset and changes, in which all methods are known."""
     own = asked.protocol.settings[setting]
     path = asked.protocol.recipe_of(setting, asked.folder)
-    recipe = Recipe.load(path, own.overrides, preset=own.preset, workers=asked.workers, device=asked.device)
+    recipe = Recipe.load(path, _changes(own), preset=own.preset, workers=asked.workers, device=asked.device)
     for method in asked.protocol.methods_of(setting):
         recipe.choose(method)
     return recipe
+
+
+def _changes(own: Setting) -> list[str]:
+    """A setting's changes, as ``--set`` takes them; what it says of ``run.keep`` comes last, and holds."""
+    return [_NO_WEIGHTS, *own.overrides]
 
 
 # what is left -------------------------------------------------------------------------------------------------------
@@ -172,7 +179,7 @@ def _tune(asked: _Suite, setting: str, failures: dict[str, str]) -> dict[str, di
     """Method -> the hyperparameters chosen by validation, of the methods that are tuned."""
     protocol = asked.protocol
     own = protocol.settings[setting]
-    changes = {".".join(keys): [value] for keys, value in map(parse_override, own.overrides)}
+    changes = {".".join(keys): [value] for keys, value in map(parse_override, _changes(own))}
     chosen: dict[str, dict[str, Any]] = {}
     for method in protocol.methods_of(setting):
         grid = protocol.tuning.get(method)
@@ -206,7 +213,7 @@ def _compare(asked: _Suite, setting: str, chosen: Mapping[str, Mapping[str, Any]
         protocol.methods_of(setting),
         protocol.seeds_of(setting),
         asked.out / setting,
-        overrides=[*own.overrides, *_overrides(chosen)],
+        overrides=[*_changes(own), *_overrides(chosen)],
         progress=asked.progress,
         device=asked.device,
         workers=asked.workers,

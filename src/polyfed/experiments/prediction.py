@@ -317,6 +317,8 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
         raise ConfigError(f"expected the folder of a finished run, got {came}")
     path = run / "models" / "index.json"
+    if not path.parent.exists():
+        raise ConfigError(f"expected a run that keeps weights, got {run}, which has no folder 'models'")
     try:
         index = parse_json(_listed(path))
         name = f"client-{client:03d}.safetensors"

@@ -126,8 +126,8 @@ class RunRecord:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What ``--set`` has changed of the run's recipe: ``"training.rounds=5"``."""
-        return tuple(self.recipe.run.overrides)
+        """What ``--set`` has changed of the run's recipe, but for what is kept: ``"training.rounds=5"``."""
+        return tuple(text for text in self.recipe.run.overrides if text.partition("=")[0].strip() != "run.keep")
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -349,7 +349,7 @@ class RunResult(ScoredRecord):
     models_of_round: IfPresent[Count] = Field(
         None,
         description='the round that `models/` are of: the last one, a closing one included; with `run.keep = "best"` '
-        "the first one with the best validation accuracy",
+        'the first one with the best validation accuracy; absent with `run.keep = "nothing"`',
     )
 
     @property

@@ -118,6 +118,13 @@ def beside() -> dict[str, Any]:
     return {**script, "measured": script["ours"]()}
 
 
+@pytest.fixture(scope="module")
+def suite() -> dict[str, Any]:
+    """The script that writes the pages' section "Gains in the suite", and the figures that it writes."""
+    script = runpy.run_path(str(ROOT / "scripts" / "suite_gains.py"))
+    return {**script, "measured": script["settings"]()}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_privacy_section_is_true(name: str) -> None:
     told = " ".join(re.findall(r"^## Privacy\n\n(.*?)\n\n", page(name), flags=re.DOTALL | re.MULTILINE)[0].split())
@@ -135,6 +142,23 @@ def test_the_privacy_section_is_true(name: str) -> None:
 def test_what_stands_beside_the_papers_is_published_and_measured(name: str, beside: dict[str, Any]) -> None:
     expected = beside["with_section"](page(name), name, beside["measured"])
     assert page(name) == expected, "write it anew: python scripts/beside_papers.py"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_gains_in_the_suite_are_those_of_its_results(name: str, suite: dict[str, Any]) -> None:
+    expected = suite["with_section"](page(name), name, suite["measured"])
+    assert page(name) == expected, "write it anew: python scripts/suite_gains.py"
+
+
+def test_gains_in_the_suite_name_the_others_part(suite: dict[str, Any]) -> None:
+    (digits,) = (one for one in suite["measured"] if one.setting == "digits")
+    (gains,) = (one for one in digits.gains if one.name == "fedgh")
+    line = next(line for line in suite["section"]("fedgh", [digits]).splitlines() if line.startswith("| digits"))
+    shown = [float(number) for number in re.findall(r"[+-]\d+\.\d+", line)]
+    expected = [100 * v for g in (gains.gain, gains.federated) for v in (g.mean, g.mean - g.margin, g.mean + g.margin)]
+    assert shown == pytest.approx(expected, abs=0.005)
+    assert suite["section"]("local", suite["measured"]) == ""
+    assert suite["with_section"]("## Published results\n", "fedgh", []) == "## Published results\n"
 
 
 def test_the_notes_on_published_figures_are_all_there(beside: dict[str, Any]) -> None:

@@ -1,0 +1,92 @@
+"""Write the section "Gains in the suite" of the method pages: over Local, and the part that needs the other clients.
+
+    python scripts/suite_gains.py            # after docs/results/benchmark-small has changed
+
+The figures are those of ``docs/results/benchmark-small``, one file per setting of ``suites/small``. A method that no
+setting has gets no section.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from polyfed.config.protocol import Protocol
+from polyfed.registry import METHODS
+from polyfed.report.benchmark_results import Gain, SettingResult, read_results
+from polyfed.report.text_tables import Column, interval, markdown_table, scored
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "methods"
+RESULTS = ROOT / "docs" / "results" / "benchmark-small"
+TITLE = "## Gains in the suite"
+BEFORE = "## Published results"
+NAMES = {
+    "digits": "digits",
+    "fashion": "Fashion-MNIST",
+    "cifar10-two-classes": "CIFAR-10, two classes per client",
+    "cifar10-few": "CIFAR-10, 100 images per client",
+    "heart": "hospitals",
+    "watch": "watch",
+    "tweets": "tweets",
+}
+
+
+def settings() -> list[SettingResult]:
+    """The settings that were run, in the suite's order."""
+    return read_results(RESULTS, list(Protocol.load(ROOT / "suites" / "small").settings))
+
+
+def section(method: str, found: Sequence[SettingResult]) -> str:
+    """A method's section, "" where no setting has the method."""
+    measured = [(one, gains) for one in found for gains in one.gains if gains.name == method]
+    if not measured:
+        return ""
+    tuned = any(method in one.tuned for one, _ in measured)
+    how = "tuned by validation with three trials" if tuned else "nothing to tune"
+    about = textwrap.fill(
+        f"Points of accuracy above Local, {how}, and what of them needs the other clients, with 95 % intervals "
+        "([suite](../results/benchmark-small/benchmark.md), [controls](../federation-worth.md#controls)):",
+        120,
+        break_on_hyphens=False,
+    )
+    table = markdown_table(
+        [
+            Column("setting", [NAMES[one.setting] for one, _ in measured], words=True),
+            Column("seeds", [str(_seeds(one, method)) for one, _ in measured]),
+            Column("over Local", [_told(gains.gain, one) for one, gains in measured]),
+            Column("of which the others'", [_told(gains.federated, one) for one, gains in measured]),
+        ]
+    )
+    return f"{TITLE}\n\n{about}\n\n{table}\n\n"
+
+
+def _seeds(setting: SettingResult, method: str) -> int:
+    row = setting.row(method)
+    assert row is not None, "a gain is that of a row"
+    return len(row.by_seed)
+
+
+def _told(gain: Gain, setting: SettingResult) -> str:
+    score = setting.main_score
+    return f"{scored(gain.mean, score, '+')} {interval(gain.mean, gain.margin, '+', score)}"
+
+
+def with_section(text: str, method: str, found: Sequence[SettingResult]) -> str:
+    """A page's text with its section as it should be, before "Published results"."""
+    rest = re.sub(rf"^{TITLE}\n.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)
+    before, heading, after = rest.partition(BEFORE)
+    if not heading:
+        raise SystemExit(f"expected a section '{BEFORE}' on the page of {method}")
+    return f"{before}{section(method, found)}{heading}{after}"
+
+
+if __name__ == "__main__":
+    measured = settings()
+    for name in METHODS:
+        page = PAGES / f"{name}.md"
+        text = page.read_text(encoding="utf-8")
+        if (new := with_section(text, name, measured)) != text:
+            page.write_text(new, encoding="utf-8")

@@ -235,3 +235,94 @@ def test_figures_that_are_none_are_refused(done: Benchmark, suite: Path, tmp_pat
     (out / "results" / "short.json").write_text('{"setting": 3}')
     with pytest.raises(ConfigError, match=r"expected figures of a benchmark in .*short\.json, got something else"):
         benchmark(suite, out, settings=["long"])
+
+
+# some methods only --------------------------------------------------------------------------------------------------
+
+
+def test_methods_one_after_the_other_come_to_the_same(done: Benchmark, suite: Path, tmp_path: Path) -> None:
+    """Each in a run folder of its own, as on two machines."""
+    for name in ("fedproto", "fedgh"):
+        benchmark(suite, tmp_path / name, methods=[name], results=tmp_path / "results")
+        assert {path.name for path in (tmp_path / name / "tuning/long").iterdir()} == {name}
+    assert figures(tmp_path / "results") == figures(done.folder / "results")
+    spent = {
+        place: json.loads((place / "processor-seconds.json").read_text())
+        for place in (tmp_path / "results", done.folder / "results")
+    }
+    (pieces, whole) = spent.values()
+    assert {s: {k: set(v) for k, v in one.items()} for s, one in pieces.items()} == {
+        s: {k: set(v) for k, v in one.items()} for s, one in whole.items()
+    }
+
+
+def test_controls_of_some_methods_join_those_that_are_there(suite: Path, tmp_path: Path, capsys: Any) -> None:
+    own = tmp_path / "suite"
+    shutil.copytree(suite, own)
+    text = PROTOCOL.replace('"fedproto"]', '"fedproto", "local-mutual"]')  # the last sends nothing: it is never alone
+    (own / "protocol.toml").write_text(text.replace("tuning_seeds", "controls = true\ntuning_seeds"))
+    benchmark(own, tmp_path / "whole", settings=["short"])
+    benchmark(own, tmp_path / "whole", settings=["short"], progress=True)
+    assert "setting short (1 of 1): all runs are done" in capsys.readouterr().err
+    for name in ("local-mutual", "fedproto", "fedgh"):
+        benchmark(own, tmp_path / name, settings=["short"], methods=[name], results=tmp_path / "results")
+    assert figures(tmp_path / "results") == figures(tmp_path / "whole/results")
+
+
+def test_a_further_method_gets_a_row_and_the_others_stay(
+    done: Benchmark, suite: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """What is stored of the others is neither run nor changed."""
+    results = tmp_path / "results"
+    shutil.copytree(done.folder / "results", results)
+    stored = json.loads((results / "short.json").read_text())
+    for row in stored["rows"]:
+        row["accuracy"] = dict.fromkeys(row["accuracy"], 0.125)
+    (results / "short.json").write_text(json.dumps(stored))
+    words = ["--settings", "short", "--methods", "fd", "--out", str(tmp_path / "out"), "--results", str(results)]
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["benchmark", str(suite), *words])
+    told = capsys.readouterr().err
+    assert "setting short (1 of 1): 2 runs left" in told, "local and fd"
+    assert "short, seed 0: local has 0." in told
+    assert "in the stored figures 0.125, as on another machine or version" in told
+    found = json.loads((results / "short.json").read_text())
+    assert [row["name"] for row in found["rows"]] == ["local", "fedgh", "fedproto", "fd"]
+    assert found["rows"][:3] == stored["rows"]
+    assert found["tuned"] == stored["tuned"]
+    assert not (tmp_path / "out/tuning").exists()
+    assert "| fd |" in (results / "benchmark.md").read_text()
+
+
+def test_a_method_of_the_suite_runs_where_the_suite_has_it(suite: Path, tmp_path: Path) -> None:
+    own = tmp_path / "suite"
+    shutil.copytree(suite, own)
+    text = PROTOCOL.replace("seeds = [0]\n", 'seeds = [0]\nmethods = ["fedgh"]\n')
+    (own / "protocol.toml").write_text(text)
+    done = benchmark(own, tmp_path / "out", methods=["fedproto"])
+    assert [one.setting for one in done.settings] == ["long"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["fedporto"], "unknown method 'fedporto'; did you mean 'fedproto'?"),
+        ("fedproto", "methods: expected a list"),
+        ([], "methods: expected at least one, got none"),
+    ],
+)
+def test_methods_that_cannot_be_write_nothing(asked: Any, said: str, suite: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        benchmark(suite, tmp_path / "out", methods=asked)
+    assert said in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_of_other_rounds_take_no_rows(done: Benchmark, suite: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(done.folder / "results", results)
+    stored = json.loads((results / "long.json").read_text())
+    (results / "long.json").write_text(json.dumps(stored | {"rounds": 3}))
+    with pytest.raises(ConfigError, match=r"long: expected stored figures of 2 rounds, got those of 3; choose another"):
+        benchmark(suite, tmp_path / "out", methods=["fedgh"], results=results)
+    assert not (tmp_path / "out").exists()

@@ -21,7 +21,7 @@ from polyfed.results.fields import validated
 LOCAL = (0.50, 0.52, 0.54)
 ABOVE = (0.60, 0.64, 0.68)  # gains 0.10, 0.12, 0.14: 0.12 +- 4.3027 * 0.02 / sqrt(3)
 BELOW = (0.40, 0.42, 0.44)
-SPENT = ProcessorTime(tuning=90.0, runs={"above": {"0": 60.0, "1": 120.0, "2": 180.0}})
+SPENT = ProcessorTime(tuning={"above": 90.0}, runs={"above": {"0": 60.0, "1": 120.0, "2": 180.0}})
 
 
 def row(name: str, values: tuple[float, ...], control: str = "") -> dict[str, Any]:
@@ -87,8 +87,8 @@ def test_the_lowest_error_is_the_best() -> None:
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     spent = {
-        "one": ProcessorTime(tuning=2.5, runs={"above": {"0": 1.0}}),
-        "two": ProcessorTime(tuning=None, runs={"above": {"0": None}}),
+        "one": ProcessorTime(tuning={"above": 2.0, "below": 0.5}, runs={"above": {"0": 1.0}}),
+        "two": ProcessorTime(tuning={}, runs={"above": {"0": None}}),
     }
     for name, one in spent.items():
         write_result(setting(name, "accuracy"), one, tmp_path)
@@ -108,7 +108,7 @@ def test_controls_have_no_rank(score: str) -> None:
 
 def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     for name, score in (("one", "rmse"), ("two", "accuracy")):
-        write_result(setting(name, score), ProcessorTime(tuning=None, runs={}), tmp_path)
+        write_result(setting(name, score), ProcessorTime(tuning={}, runs={}), tmp_path)
     write_page(tmp_path, "Both", ["one", "two"])
     drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
     assert {row["setting"] for row in drawn} == {"two"}, "an RMSE has another unit"
@@ -122,7 +122,7 @@ def test_a_method_that_a_setting_lacks_has_no_rank_and_is_drawn(tmp_path: Path) 
     rows, gains = [[one for one in part if one.name != "above"] for part in (whole.rows, whole.gains)]
     fewer = whole.model_copy(update={"setting": "two", "rows": rows, "gains": gains})
     for one in (whole, fewer):
-        write_result(one, ProcessorTime(tuning=None, runs={}), tmp_path)
+        write_result(one, ProcessorTime(tuning={}, runs={}), tmp_path)
     _, (page, *_) = write_page(tmp_path, "Both", ["one", "two"])
     assert "Without a rank, as a setting lacks them: above (two)." in page.read_text(encoding="utf-8")
     drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]

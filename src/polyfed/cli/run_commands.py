@@ -216,6 +216,14 @@ def benchmark(
     settings: Annotated[
         str | None, typer.Option("--settings", metavar="A,B,...", help="Only these settings of the suite [all].")
     ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Only these methods, or further ones; the results keep the rows of all others [the suite's].",
+            autocompletion=completion.method_lists,
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for its runs [runs/SUITE].")] = None,
     results: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for figures and page [OUT/results].")
@@ -233,12 +241,22 @@ def benchmark(
     \b
     polyfed benchmark suites/digits
     polyfed benchmark suites/small --settings cifar10-few --results results/small
+    polyfed benchmark suites/digits --methods fedorgp
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments.benchmark import benchmark
     from polyfed.report.benchmark_page import to_text
 
     named = None if settings is None else parse_names(settings, "--settings", "digits,tweets")
-    done = benchmark(suite, out, settings=named, results=results, progress=not quiet, workers=workers, device=device)
+    done = benchmark(
+        suite,
+        out,
+        settings=named,
+        methods=None if methods is None else parse_names(methods, "--methods", "fedgh,fedproto"),
+        results=results,
+        progress=not quiet,
+        workers=workers,
+        device=device,
+    )
     print_table(to_text, done)
 
 

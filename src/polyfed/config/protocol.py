@@ -117,6 +117,11 @@ class Protocol(_Table):
         """The methods that are compared in a setting."""
         return self.settings[setting].methods or self.methods
 
+    @property
+    def all_methods(self) -> set[str]:
+        """The methods of all settings."""
+        return set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
+
     def trials(self, method: str) -> int:
         """How many combinations of hyperparameters are tried for a method; 0 for one that is not tuned."""
         grid = self.tuning.get(method)
@@ -129,9 +134,9 @@ class Protocol(_Table):
         scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
         if both := sorted(scored & set(self.tuning_seeds)):
             yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"
-        compared = set(itertools.chain(self.methods, *(one.methods or () for one in self.settings.values())))
-        if strange := sorted(set(self.tuning) - compared):
-            yield f"tuning: expected methods that are compared ({', '.join(sorted(compared))}), got {strange[0]}"
+        if strange := sorted(set(self.tuning) - self.all_methods):
+            known = ", ".join(sorted(self.all_methods))
+            yield f"tuning: expected methods that are compared ({known}), got {strange[0]}"
         numbers = {name: self.trials(name) for name in self.tuning}
         if len(set(numbers.values())) > 1:
             told = ", ".join(f"{name} {number}" for name, number in numbers.items())

@@ -26,7 +26,7 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Availability, Compression, RobustAggregation
 
-__all__ = ["controls_of", "epochs_of_local", "longer", "pooled"]
+__all__ = ["controls_of", "epochs_of_local", "longer", "pooled", "runs_alone"]
 
 
 def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> dict[str, Recipe]:
@@ -39,9 +39,7 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         ConfigError: a control cannot be made of these settings.
     """
     federated = {name: one for name, one in chosen.items() if not one.method.alone and one.method.name != "local"}
-    controls = {
-        f"{name}-alone": base.choose_alone(name) for name, one in federated.items() if has_upload(one.chosen_method)
-    }
+    controls = {f"{name}-alone": base.choose_alone(name) for name, one in chosen.items() if runs_alone(one)}
     same_epochs: dict[int, list[str]] = {}
     for recipe in federated.values():
         epochs = epochs_of_local(build_federation(recipe, data=data, pretrained=False))
@@ -53,6 +51,11 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
     for kind in ("pooled", "pooled-steps"):
         controls[kind] = pooled(base, kind)
     return {recipe.name: recipe for recipe in controls.values() if recipe.name not in _names_of(chosen)}
+
+
+def runs_alone(chosen: Recipe) -> bool:
+    """Whether a method is also run with each client alone: it sends something, and is no control itself."""
+    return not chosen.method.alone and has_upload(chosen.chosen_method)
 
 
 def _names_of(chosen: Mapping[str, Recipe]) -> list[str]:

@@ -40,7 +40,7 @@ __all__ = ["ranking", "to_markdown", "to_text", "write_page"]
 
 PAGE = "benchmark.md"
 
-_NOTHING = ProcessorTime(tuning=None, runs={})
+_NOTHING = ProcessorTime(tuning={}, runs={})
 
 
 def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
@@ -81,7 +81,7 @@ def to_markdown(
     for one in found:
         parts += [*_about_setting(one, spent.get(one.setting, _NOTHING))]
     scored_runs = sum(one.scored for one in spent.values())
-    trials = sum(one.tuning or 0.0 for one in spent.values())
+    trials = sum(one.trials for one in spent.values())
     told = f"Processor time: {human_seconds(scored_runs)} of all scored runs, {human_seconds(trials)} of all trials."
     parts.append(told)
     return "\n\n".join(parts) + "\n"

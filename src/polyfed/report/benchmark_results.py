@@ -6,7 +6,7 @@ A setting's file holds what does not depend on the machine's speed or on interru
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,14 +30,18 @@ __all__ = [
     "ProcessorTime",
     "RowResult",
     "SettingResult",
+    "join_processor_time",
+    "join_results",
     "processor_time",
     "read_processor_time",
+    "read_result",
     "read_results",
     "setting_result",
     "write_result",
 ]
 
 PROCESSOR_TIME = "processor-seconds.json"
+_CONTROLS = ("", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
 
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
 
@@ -115,9 +119,13 @@ class SettingResult(Record):
 
 
 class ProcessorTime(Record):
-    """Processor seconds of a setting's runs; None: not known. tuning: of all trials. runs: row -> seed -> seconds."""
+    """Processor seconds of a setting's runs; None: not known.
 
-    tuning: Number | None
+    Attributes:
+        tuning: method -> those of all its trials. runs: row -> seed -> those of a scored run.
+    """
+
+    tuning: dict[str, Number | None]
     runs: dict[str, dict[Seed, Number | None]]
 
     def of_row(self, name: str) -> list[float | None]:
@@ -128,6 +136,11 @@ class ProcessorTime(Record):
     def scored(self) -> float:
         """Those of all scored runs."""
         return sum(value or 0.0 for by_seed in self.runs.values() for value in by_seed.values())
+
+    @property
+    def trials(self) -> float:
+        """Those of all trials."""
+        return sum(value or 0.0 for value in self.tuning.values())
 
 
 def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, Any]]) -> SettingResult:
@@ -152,14 +165,15 @@ def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, 
     )
 
 
-def processor_time(table: Table, trials: Iterable[RunRecord]) -> ProcessorTime:
-    """What the runs of a setting have used. table: of one section. trials: of its tuning."""
+def processor_time(table: Table, trials: Mapping[str, Iterable[RunRecord]]) -> ProcessorTime:
+    """What the runs of a setting have used. table: of one section. trials: method -> its runs for tuning."""
     runs = {
         row.name: {str(run.seed): run.processor_seconds for run in row.runs}
         for section in table.sections
         for row in section.rows
     }
-    return ProcessorTime(tuning=sum_of([trial.result.processor_seconds for trial in trials]), runs=runs)
+    tuning = {name: sum_of([trial.result.processor_seconds for trial in tried]) for name, tried in trials.items()}
+    return ProcessorTime(tuning=tuning, runs=runs)
 
 
 def _row(row: ComparisonRow) -> RowResult:
@@ -188,6 +202,63 @@ def _gain(found: Paired) -> Gain:
     return Gain(mean=found.mean, margin=found.margin)
 
 
+# rows from several places -------------------------------------------------------------------------------------------
+
+
+def join_results(
+    stored: SettingResult, found: SettingResult, methods: Collection[str], order: Sequence[str]
+) -> SettingResult:
+    """A setting's stored figures with the rows of some methods, and of their controls, added or replaced.
+
+    Args:
+        methods: whose rows `found` has the last word on; of its other rows only those are taken that are not stored.
+        order: of methods in tables; others follow.
+
+    Raises:
+        ConfigError: the two are not of the same rounds, clients or score.
+    """
+    for what in ("score", "rounds", "clients"):
+        there = getattr(stored, what)
+        here = getattr(found, what)
+        if there != here:
+            raise ConfigError(
+                f"{found.setting}: expected stored figures with {what} = {here}, as here, got {there}; choose another "
+                "--results"
+            )
+    new_rows = {row.name: row for row in found.rows if _subject(row) in methods}
+    rows = {row.name: row for row in (*found.rows, *stored.rows)} | new_rows
+    new_gains = {one.name: one for one in found.gains if one.name in methods}
+    gains = {one.name: one for one in stored.gains} | new_gains
+    tuned = stored.tuned | found.tuned
+    known = list(dict.fromkeys(["local", *order, *map(_subject, rows.values())]))
+    names_more_stages = max(stored, found, key=lambda one: len({row.stage for row in one.rows}))  # Local is in both
+    return stored.model_copy(
+        update={
+            "caption": names_more_stages.caption,
+            "rows": sorted(rows.values(), key=lambda row: (_CONTROLS.index(row.control), _order_in(row, known))),
+            "gains": sorted(gains.values(), key=lambda one: known.index(one.name)),
+            "tuned": {name: tuned[name] for name in known if name in tuned},
+        }
+    )
+
+
+def join_processor_time(stored: ProcessorTime, found: ProcessorTime, methods: Collection[str]) -> ProcessorTime:
+    """The same for processor time."""
+    names = {*methods, *(f"{name}-alone" for name in methods)}
+    new_runs = {row: by_seed for row, by_seed in found.runs.items() if row in names}
+    return ProcessorTime(tuning=stored.tuning | found.tuning, runs=found.runs | stored.runs | new_runs)
+
+
+def _subject(row: RowResult) -> str:
+    """The name of the row's method; a control's own, but that of who is alone."""
+    return row.name.removesuffix("-alone") if row.control == "alone" else row.name
+
+
+def _order_in(row: RowResult, known: Sequence[str]) -> int:
+    """Its place among rows of its kind: longer ones by their epochs, all others as methods are known."""
+    return int(row.name.rpartition("-")[2]) if row.control == "longer" else known.index(_subject(row))
+
+
 # files --------------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +271,15 @@ def write_result(result: SettingResult, spent: ProcessorTime, folder: Path) -> N
 
 def _write(path: Path, content: Any) -> None:
     write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_result(folder: Path, setting: str) -> SettingResult | None:
+    """The figures of a setting, if a folder has them.
+
+    Raises:
+        ConfigError: the file is no such figures.
+    """
+    return next(iter(read_results(folder, [setting])), None)
 
 
 def read_results(folder: Path, settings: Sequence[str]) -> list[SettingResult]:

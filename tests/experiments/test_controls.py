@@ -167,6 +167,11 @@ def test_pooled_steps_are_those_of_a_client() -> None:
     assert [record["samples"] for record in done.history] == [160, 160]
 
 
+def test_no_pooled_run_is_told_that_local_epochs_do_nothing() -> None:
+    for kind in ("pooled", "pooled-steps"):
+        assert not [line for line in build_federation(pooled(recipe(), kind)).remarks() if "does nothing" in line]
+
+
 @pytest.mark.slow
 def test_pooled_does_as_well_in_processes_and_resumed(tmp_path: Path) -> None:
     asked = pooled(recipe(training={"rounds": 2, "batch_size": 10}), "pooled-steps")

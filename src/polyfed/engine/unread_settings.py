@@ -38,6 +38,9 @@ def unread_settings(federation: FederationParts) -> list[str]:
 
 
 def _without_local_epochs(federation: FederationParts) -> Iterator[str]:
+    run = (federation.output.settings or {}).get("run", {})
+    if run.get("control") == "pooled-steps":
+        return  # they say how many rows are drawn
     training = federation.training
     other = training.model_copy(update={"local_epochs": training.local_epochs + 1})
     if federation.method.phases(training) == federation.method.phases(other):

@@ -92,17 +92,21 @@ class FigureWithData:
 
 
 def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
-    """Write ``<stem>.png`` and ``<stem>.svg`` into the folder (made if missing), each whole or not at all.
+    """Write ``<stem>.png`` and ``<stem>.svg`` into the folder (made if missing), each whole or not at all; equal
+    figures, equal files.
 
     Raises:
         ConfigError: the folder cannot be written to.
     """
+    import matplotlib
+
     place = make_folder(folder)
     written = []
     for form in ("png", "svg"):
         stream = io.BytesIO()
         metadata = {"Date": None} if form == "svg" else None
-        figure.savefig(stream, format=form, dpi=_DPI, metadata=metadata, facecolor="white")
+        with matplotlib.rc_context({"svg.hashsalt": stem}):  # else ids are random
+            figure.savefig(stream, format=form, dpi=_DPI, metadata=metadata, facecolor="white")
         written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
     return written
 

@@ -301,6 +301,9 @@ def test_a_method_of_the_suite_runs_where_the_suite_has_it(suite: Path, tmp_path
     (own / "protocol.toml").write_text(text)
     done = benchmark(own, tmp_path / "out", methods=["fedproto"])
     assert [one.setting for one in done.settings] == ["long"]
+    with pytest.raises(ConfigError, match="methods: expected some that short has in this suite, got 'fedproto'"):
+        benchmark(own, tmp_path / "none", settings=["short"], methods=["fedgh", "fedproto"])
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

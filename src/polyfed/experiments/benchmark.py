@@ -137,6 +137,9 @@ def benchmark(
     if chosen_methods == ():
         raise ConfigError("methods: expected at least one, got none")
     asked = _Suite(Path(suite), protocol, chosen_methods, place, figures, progress, workers, device)
+    for method in asked.methods or ():
+        if not any(method in asked.methods_of(name) for name in names):
+            raise ConfigError(f"methods: expected some that {' or '.join(names)} has in this suite, got '{method}'")
     names = [name for name in names if asked.methods_of(name)]
     recipes = {name: _recipe(asked, name) for name in names}  # what is wrong is told before the first run
     for name in names:
@@ -278,7 +281,8 @@ def _write_figures(
         _tell_other_local(asked, stored, found)
         names = [recipe.choose(method).name for method in asked.methods_of(setting)]
         found = join_results(stored, found, names, asked.protocol.methods_of(setting))
-        spent = join_processor_time(read_processor_time(asked.figures)[setting], spent, names)
+        known = read_processor_time(asked.figures)
+        spent = join_processor_time(known[setting], spent, names) if setting in known else spent
     write_result(found, spent, asked.figures)
 
 

@@ -458,7 +458,7 @@ def test_a_run_that_has_nothing_to_attack(
     refused(["--images", "11"], "as client 0 sends prototypes of ", capsys, ran("fedgh").path)
     refused([], "expected the folder of a finished run", capsys, tmp_path)
     (tmp_path / "result.json").write_bytes((ran().path / "result.json").read_bytes())
-    refused([], "expected a list of models in", capsys, tmp_path)
+    refused([], "expected a run that keeps weights, got", capsys, tmp_path)
 
 
 def test_data_that_have_changed_or_are_no_images(ran: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "report.results_page.results_page": (lambda run: results_page.results_page([run]), False),
     "report.results_page.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
     "report.benchmark_page.write_page": (lambda run: benchmark_page.write_page(run, "title", ["labels"]), False),
+    "report.benchmark_results.read_result": (lambda run: benchmark_results.read_result(run, "labels"), False),
     "report.benchmark_results.read_results": (lambda run: benchmark_results.read_results(run, ["labels"]), False),
     "report.benchmark_results.read_processor_time": (lambda run: benchmark_results.read_processor_time(run), False),
     "report.sensitivity.is_sweep": (lambda run: sensitivity.is_sweep(run), False),

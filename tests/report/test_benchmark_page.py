@@ -94,6 +94,11 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         write_result(setting(name, "accuracy"), one, tmp_path)
     assert read_results(tmp_path, ["one", "two", "three"]) == [setting("one", "accuracy"), setting("two", "accuracy")]
     assert read_processor_time(tmp_path) == spent
+    times = (tmp_path / "processor-seconds.json").read_bytes()
+    for name in ("two", "one"):
+        reordered = ProcessorTime(tuning=dict(reversed(spent[name].tuning.items())), runs=spent[name].runs)
+        write_result(setting(name, "accuracy"), reordered, tmp_path)
+    assert (tmp_path / "processor-seconds.json").read_bytes() == times, "another order, the same file"
     found, (page, *drawn) = write_page(tmp_path, "A & B", ["one", "two", "three"])
     assert len(found) == 2
     assert "Not finished: three." in page.read_text()

@@ -263,14 +263,16 @@ def _order_in(row: RowResult, known: Sequence[str]) -> int:
 
 
 def write_result(result: SettingResult, spent: ProcessorTime, folder: Path) -> None:
-    """Write ``SETTING.json``, and the setting's entry of ``processor-seconds.json``."""
+    """Write ``SETTING.json``, and the setting's entry of ``processor-seconds.json``, whose names are sorted."""
     _write(folder / f"{result.setting}.json", result.model_dump(mode="json"))
     known = read_processor_time(folder) | {result.setting: spent}
-    _write(folder / PROCESSOR_TIME, {name: one.model_dump(mode="json") for name, one in known.items()})
+    times = {name: one.model_dump(mode="json") for name, one in known.items()}
+    _write(folder / PROCESSOR_TIME, times, sort_keys=True)
 
 
-def _write(path: Path, content: Any) -> None:
-    write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+def _write(path: Path, content: Any, *, sort_keys: bool = False) -> None:
+    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=sort_keys)
+    write_whole(path, (text + "\n").encode())
 
 
 def read_result(folder: Path, setting: str) -> SettingResult | None:

@@ -18,12 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.benchmark_results import Gains
+from polyfed.report.benchmark_gains import Gain, Gains
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import HEIGHT, canvas, empty_figure, fills, legend, style_axes, styles
 from polyfed.report.run_records import load_runs
-from polyfed.results.fields import validated
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 KEY = "energy_beyond_smallest_rank"
@@ -96,13 +95,13 @@ def _gains(row: Mapping[str, str]) -> Gains:
             ("federated", "federated gain", "interval federated"),
         )
     }
-    return validated(Gains, {"name": row["method"], **parts, "way": None})
+    return Gains(row["method"], **parts, way=None)
 
 
-def _gain(mean: str, interval: str) -> dict[str, float | None]:
+def _gain(mean: str, interval: str) -> Gain:
     ends = [float(end) for end in interval.strip("[]").split(", ")] if interval.startswith("[") else None
     margin = None if ends is None else (ends[1] - ends[0]) / 200
-    return {"mean": float(mean.strip("*")) / 100, "margin": margin}
+    return Gain(float(mean.strip("*")) / 100, margin)
 
 
 def unlike_own_data(folder: Path) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from polyfed.config.protocol import Protocol
 from polyfed.registry import METHODS
-from polyfed.report.benchmark_results import Gain, SettingResult, read_results
+from polyfed.report.benchmark_gains import Gain, gains_of
+from polyfed.report.benchmark_results import SettingResult, read_results
 from polyfed.report.text_tables import Column, interval, markdown_table, scored
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,10 +42,10 @@ def settings() -> list[SettingResult]:
 
 def section(method: str, found: Sequence[SettingResult]) -> str:
     """A method's section, "" where no setting has the method."""
-    measured = [(one, gains) for one in found for gains in one.gains if gains.name == method]
+    measured = [(one, gains) for one in found if (gains := gains_of(one).get(method)) is not None]
     if not measured:
         return ""
-    tuned = any(method in one.tuned for one, _ in measured)
+    tuned = any(method in one.tuning for one, _ in measured)
     how = "tuned by validation with three trials" if tuned else "nothing to tune"
     about = textwrap.fill(
         f"Points of accuracy above Local, {how}, and what of them needs the other clients, with 95 % intervals "

@@ -56,6 +56,15 @@ def test_trials_are_all_combinations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("controls", "kinds"),
+    [("true", "alone longer pooled"), ("false", ""), ('["longer"]', "longer"), ('["alone", "pooled"]', "alone pooled")],
+)
+def test_controls_are_all_none_or_some(controls: str, kinds: str, tmp_path: Path) -> None:
+    protocol = load(tmp_path, PROTOCOL.replace("tuning_seeds", f"controls = {controls}\ntuning_seeds"))
+    assert [kind for kind in ("alone", "longer", "pooled") if protocol.has_control(kind)] == kinds.split()
+
+
+@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("header_epochs = [1, 10]", "", "expected as many trials for every method, got fedgh 2, fedproto 4"),
@@ -65,6 +74,7 @@ def test_trials_are_all_combinations(tmp_path: Path) -> None:
         ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
         ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
         ("title =", "name =", "unknown key 'name'"),
+        ("tuning_seeds", 'controls = ["lonely"]\ntuning_seeds', "controls"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
         ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
     ],

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from polyfed.cli import app as cli
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.experiments import benchmark_setting
 from polyfed.experiments.benchmark import Benchmark, benchmark
+from polyfed.experiments.sweep import Sweep
 
 RECIPE = """
 [data]
@@ -94,11 +96,13 @@ def figures(folder: Path) -> dict[str, bytes]:
 
 def test_each_method_is_tuned_by_validation_with_as_many_trials(done: Benchmark) -> None:
     for setting in done.settings:
-        for method, chosen in setting.tuned.items():
+        for method, tuned in setting.tuning.items():
+            chosen = tuned.chosen
             trials = results_of(done.folder / "tuning" / setting.setting / method)
             own = [one for one in trials.values() if one["method"] == method]
             assert len(own) == 2
-            assert {one["seed"] for one in own} == {7}
+            assert {one["seed"] for one in own} == set(tuned.seeds) == {7}
+            assert [[one["hyperparameters"][name] for one in own] for name in tuned.tried] == [*tuned.tried.values()]
             best = max(own, key=lambda one: one["validation"])
             for name, value in chosen.items():
                 assert value == best["hyperparameters"][name]
@@ -109,9 +113,9 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
     for setting, seeds in zip(done.settings, ({"0"}, {"0", "1"}), strict=True):
         assert {row.name for row in setting.rows} == {"local", "fedgh", "fedproto"}
         assert all(set(row.accuracy) == seeds for row in setting.rows)
-        for method, chosen in setting.tuned.items():
+        for method, tuned in setting.tuning.items():
             for run in results_of(done.folder / setting.setting / method).values():
-                assert chosen.items() <= run["hyperparameters"].items()
+                assert tuned.chosen.items() <= run["hyperparameters"].items()
                 row = setting.row(method)
                 assert row is not None
                 assert row.accuracy[str(run["seed"])] == run["accuracy"]
@@ -120,7 +124,7 @@ def test_what_was_chosen_is_scored_on_other_seeds(done: Benchmark) -> None:
 def test_finished_runs_keep_their_records_only(done: Benchmark) -> None:
     kept = {path.name for run in results_of(done.folder) for path in run.iterdir()}
     assert kept == {"recipe.toml", "result.json", "rounds.jsonl"}
-    assert not [one.caption for one in done.settings if "run.keep" in one.caption]
+    assert not [one.changes for one in done.settings if "run.keep" in one.changes]
 
 
 def test_a_suite_may_keep_weights(suite: Path, tmp_path: Path) -> None:
@@ -183,12 +187,15 @@ def test_the_page_has_ranks_and_a_table_per_setting(done: Benchmark) -> None:
 def test_the_command_tells_what_is_left(done: Benchmark, suite: Path, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "tiny"
     shutil.copytree(done.folder, out)
+    (out / "results" / "short.json").unlink()
+    drop_seeds(out / "results" / "long.json", "fedgh", ["1"])
     shutil.rmtree(out / "long" / "fedgh" / "seed-1")
     with pytest.raises(SystemExit, match="0"):
         cli.main(["benchmark", str(suite), "--out", str(out)])
     told = capsys.readouterr()
     assert "setting short (1 of 2): all runs are done" in told.err
     assert "setting long (2 of 2): 1 run left, about " in told.err
+    assert "long, fedgh: 1 run; about " in told.err
     assert "mean rank" in told.out
 
 
@@ -201,7 +208,7 @@ def test_a_method_of_ones_own_is_counted_and_not_run_again(suite: Path, tmp_path
     )
     protocol = "title = 'Mine'\nmethods = ['of_mine:Mine']\nseeds = [0]\n[settings.short]\nrecipe = 'plain.toml'\n"
     (own / "protocol.toml").write_text(protocol)
-    for left in ("2 runs left", "all runs are done"):
+    for left in ("2 runs left", "all figures are there"):
         done = benchmark(own, tmp_path / "out", progress=True)
         assert f"setting short (1 of 1): {left}" in capsys.readouterr().err
     assert done.table is not None
@@ -263,7 +270,7 @@ def test_controls_of_some_methods_join_those_that_are_there(suite: Path, tmp_pat
     (own / "protocol.toml").write_text(text.replace("tuning_seeds", "controls = true\ntuning_seeds"))
     benchmark(own, tmp_path / "whole", settings=["short"])
     benchmark(own, tmp_path / "whole", settings=["short"], progress=True)
-    assert "setting short (1 of 1): all runs are done" in capsys.readouterr().err
+    assert "setting short (1 of 1): all figures are there" in capsys.readouterr().err
     for name in ("local-mutual", "fedproto", "fedgh"):
         benchmark(own, tmp_path / name, settings=["short"], methods=[name], results=tmp_path / "results")
     assert figures(tmp_path / "results") == figures(tmp_path / "whole/results")
@@ -283,13 +290,11 @@ def test_a_further_method_gets_a_row_and_the_others_stay(
     with pytest.raises(SystemExit, match="0"):
         cli.main(["benchmark", str(suite), *words])
     told = capsys.readouterr().err
-    assert "setting short (1 of 1): 2 runs left" in told, "local and fd"
-    assert "short, seed 0: local has 0." in told
-    assert "in the stored figures 0.125, as on another machine or version" in told
+    assert "setting short (1 of 1): 1 run left" in told, "fd; the figures have local"
     found = json.loads((results / "short.json").read_text())
     assert [row["name"] for row in found["rows"]] == ["local", "fedgh", "fedproto", "fd"]
     assert found["rows"][:3] == stored["rows"]
-    assert found["tuned"] == stored["tuned"]
+    assert found["tuning"] == stored["tuning"]
     assert not (tmp_path / "out/tuning").exists()
     assert "| fd |" in (results / "benchmark.md").read_text()
 
@@ -321,11 +326,170 @@ def test_methods_that_cannot_be_write_nothing(asked: Any, said: str, suite: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_figures_of_other_rounds_take_no_rows(done: Benchmark, suite: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results"
-    shutil.copytree(done.folder / "results", results)
-    stored = json.loads((results / "long.json").read_text())
-    (results / "long.json").write_text(json.dumps(stored | {"rounds": 3}))
-    with pytest.raises(ConfigError, match=r"long: expected stored figures of 2 rounds, got those of 3; choose another"):
-        benchmark(suite, tmp_path / "out", methods=["fedgh"], results=results)
+# going on from figures ----------------------------------------------------------------------------------------------
+
+
+def drop_seeds(file: Path, name: str, seeds: list[str]) -> None:
+    """Take seeds of a row, and what they sent, out of stored figures."""
+    stored = json.loads(file.read_text())
+    (row,) = (row for row in stored["rows"] if row["name"] == name)
+    left = {seed: value for seed, value in row["accuracy"].items() if seed not in seeds}
+    for bytes_sent in ("bytes_up", "bytes_down"):
+        row[bytes_sent] = row[bytes_sent] * len(left) // len(row["accuracy"])
+    row["accuracy"] = left
+    file.write_text(json.dumps(stored))
+
+
+@pytest.fixture
+def elsewhere(done: Benchmark, tmp_path: Path) -> Path:
+    """The figures in a place where there are no runs."""
+    shutil.copytree(done.folder / "results", tmp_path / "figures")
+    return tmp_path / "figures"
+
+
+def runs_in(folder: Path) -> set[str]:
+    return {str(path.parent.relative_to(folder)) for path in folder.rglob("result.json")}
+
+
+def test_figures_are_enough_to_go_on(done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path) -> None:
+    """As in a fresh clone, with the figures and no run."""
+    (elsewhere / "benchmark.md").unlink()
+    again = benchmark(suite, tmp_path / "out", results=elsewhere)
     assert not (tmp_path / "out").exists()
+    assert figures(elsewhere) == figures(done.folder / "results")
+    assert (elsewhere / "benchmark.md").read_bytes() == (done.folder / "results/benchmark.md").read_bytes()
+    assert again.table == done.table
+
+
+def test_only_the_seeds_that_figures_lack_are_run(
+    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    drop_seeds(elsewhere / "long.json", "fedproto", ["0"])
+    benchmark(suite, tmp_path / "out", results=elsewhere)
+    assert runs_in(tmp_path / "out") == {"long/fedproto/seed-0"}
+    assert figures(elsewhere) == figures(done.folder / "results")
+
+
+def test_a_row_of_other_hyperparameters_is_run_anew(
+    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    stored = json.loads((elsewhere / "long.json").read_text())
+    for row in stored["rows"]:
+        if row["name"] == "fedproto":
+            row["hyperparameters"]["prototype_weight"] = 3.0
+            row["accuracy"] = {"0": 0.5, "1": 0.5, "2": 0.5}
+    (elsewhere / "long.json").write_text(json.dumps(stored))
+    benchmark(suite, tmp_path / "out", results=elsewhere)
+    assert runs_in(tmp_path / "out") == {"long/fedproto/seed-0", "long/fedproto/seed-1"}
+    assert figures(elsewhere) == figures(done.folder / "results")
+
+
+def test_other_trials_are_made_and_equal_choices_run_nothing(
+    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    stored = json.loads((elsewhere / "short.json").read_text())
+    stored["tuning"]["fedgh"]["tried"] = {"header_lr": [0.5, 1.0]}
+    (elsewhere / "short.json").write_text(json.dumps(stored))
+    benchmark(suite, tmp_path / "out", results=elsewhere)
+    assert {place.rpartition("/")[0].rpartition("/")[0] for place in runs_in(tmp_path / "out")} == {
+        "tuning/short/fedgh"
+    }
+    assert figures(elsewhere) == figures(done.folder / "results")
+
+
+def test_keys_that_have_come_since_count_as_their_defaults(suite: Path, elsewhere: Path, tmp_path: Path) -> None:
+    stored = json.loads((elsewhere / "short.json").read_text())
+    del stored["recipe"]["training"]["momentum"]
+    for row in stored["rows"]:
+        row["hyperparameters"].pop("header_epochs", None)
+    (elsewhere / "short.json").write_text(json.dumps(stored))
+    benchmark(suite, tmp_path / "out", results=elsewhere)
+    assert not (tmp_path / "out").exists()
+
+
+def test_figures_of_another_recipe_are_refused(suite: Path, elsewhere: Path, tmp_path: Path) -> None:
+    stored = json.loads((elsewhere / "long.json").read_text())
+    stored["recipe"]["training"]["rounds"] = 3
+    (elsewhere / "long.json").write_text(json.dumps(stored))
+    said = (
+        r"long: expected stored figures with training\.rounds = 2, as in the recipe, got those with 3; choose another"
+    )
+    for methods in (None, ["fedgh"]):
+        with pytest.raises(ConfigError, match=said):
+            benchmark(suite, tmp_path / "out", methods=methods, results=elsewhere)
+    assert not (tmp_path / "out").exists()
+
+
+def test_force_runs_the_methods_that_are_named_again(
+    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    stored = json.loads((elsewhere / "long.json").read_text())
+    for row in stored["rows"]:
+        row["accuracy"] = dict.fromkeys(row["accuracy"], 0.5)
+    (elsewhere / "long.json").write_text(json.dumps(stored))
+    asked = {"settings": ["long"], "methods": ["fedgh"], "results": elsewhere, "force": True}
+    for _ in range(2):
+        benchmark(suite, tmp_path / "out", **asked)  # type: ignore[arg-type]
+        assert {place.split("/")[-2] for place in runs_in(tmp_path / "out/long")} == {"fedgh"}
+        found = {row["name"]: row for row in json.loads((elsewhere / "long.json").read_text())["rows"]}
+        whole = {row["name"]: row for row in json.loads((done.folder / "results/long.json").read_text())["rows"]}
+        assert found["fedgh"] == whole["fedgh"]
+        assert set(found["local"]["accuracy"].values()) == {0.5}
+
+
+def test_figures_are_written_after_every_method(
+    done: Benchmark, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption in the second method leaves the first one's row, and the end is the same."""
+    real = benchmark_setting.run_planned
+
+    def interrupted(members: Any, *further: Any) -> Any:
+        if any(member.name == "fedproto" for member in members):
+            raise RunInterrupted("stopped")
+        return real(members, *further)
+
+    monkeypatch.setattr(benchmark_setting, "run_planned", interrupted)
+    with pytest.raises(RunInterrupted):
+        benchmark(suite, tmp_path / "out", settings=["short"])
+    stored = json.loads((tmp_path / "out/results/short.json").read_text())
+    assert [row["name"] for row in stored["rows"]] == ["local", "fedgh"]
+    monkeypatch.undo()
+    benchmark(suite, tmp_path / "out", settings=["short"])
+    assert (tmp_path / "out/results/short.json").read_bytes() == (done.folder / "results/short.json").read_bytes()
+
+
+def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
+    done: Benchmark, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = benchmark_setting.sweep
+
+    def failing(*given: Any, **further: Any) -> Any:
+        if further["method"] == "fedgh":
+            return Sweep(tmp_path, None, failures={"header_lr=0, seed 7": "no"})
+        return real(*given, **further)
+
+    monkeypatch.setattr(benchmark_setting, "sweep", failing)
+    found = benchmark(suite, tmp_path / "out", settings=["short"])
+    assert found.failures == {"short, tuning: header_lr=0, seed 7": "no"}
+    assert [row.name for row in found.settings[0].rows] == ["local", "fedproto"]
+    assert "Not finished: short (fedgh); long." in (tmp_path / "out/results/benchmark.md").read_text()
+
+
+def test_a_kind_of_control_may_be_asked_for_later(suite: Path, tmp_path: Path) -> None:
+    """FedGH alone, then also Local for as many steps as what takes two epochs."""
+    own = tmp_path / "suite"
+    shutil.copytree(suite, own)
+    plain = PROTOCOL.split("[tuning.fedgh]")[0].replace("tuning_seeds = [7]", "CONTROLS")
+    plain = plain.replace('"fedproto"]', '"local-mutual", "fedkwaz"]') + "[settings.short]\nrecipe = 'plain.toml'\n"
+    for controls, names in (
+        ('["alone"]', ["local", "fedgh", "local-mutual", "fedkwaz", "fedgh-alone", "fedkwaz-alone"]),
+        ('["alone", "longer"]', ["local-longer-2"]),
+        ("true", ["pooled", "pooled-steps"]),
+    ):
+        (own / "protocol.toml").write_text(plain.replace("CONTROLS", f"controls = {controls}"))
+        out = tmp_path / str(len(names))
+        benchmark(own, out, results=tmp_path / "figures")
+        assert {place.split("/")[1] for place in runs_in(out)} == set(names)
+    stored = json.loads((tmp_path / "figures/short.json").read_text())
+    assert stored["epochs_of_local"] == {"fedgh": 1, "local-mutual": 1, "fedkwaz": 2}
+    assert len(stored["rows"]) == 9

@@ -152,7 +152,7 @@ def test_gains_in_the_suite_are_those_of_its_results(name: str, suite: dict[str,
 
 def test_gains_in_the_suite_name_the_others_part(suite: dict[str, Any]) -> None:
     (digits,) = (one for one in suite["measured"] if one.setting == "digits")
-    (gains,) = (one for one in digits.gains if one.name == "fedgh")
+    gains = suite["gains_of"](digits)["fedgh"]
     line = next(line for line in suite["section"]("fedgh", [digits]).splitlines() if line.startswith("| digits"))
     shown = [float(number) for number in re.findall(r"[+-]\d+\.\d+", line)]
     expected = [100 * v for g in (gains.gain, gains.federated) for v in (g.mean, g.mean - g.margin, g.mean + g.margin)]

@@ -257,7 +257,10 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "report.results_page.read_command": (lambda run: results_page.read_command(run), False),
     "report.results_page.results_page": (lambda run: results_page.results_page([run]), False),
     "report.results_page.write_results": (lambda run: results_page.write_results([run], run / "page.md"), False),
-    "report.benchmark_page.write_page": (lambda run: benchmark_page.write_page(run, "title", ["labels"]), False),
+    "report.benchmark_page.write_page": (
+        lambda run: benchmark_page.write_page(run, "title", {"labels": benchmark_page.Wanted([], [])}),
+        False,
+    ),
     "report.benchmark_results.read_result": (lambda run: benchmark_results.read_result(run, "labels"), False),
     "report.benchmark_results.read_results": (lambda run: benchmark_results.read_results(run, ["labels"]), False),
     "report.benchmark_results.read_processor_time": (lambda run: benchmark_results.read_processor_time(run), False),

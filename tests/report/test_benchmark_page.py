@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from polyfed.report.benchmark_page import ranking, to_markdown, write_page
+from polyfed.report.benchmark_page import Wanted, ranking, to_markdown, write_page
 from polyfed.report.benchmark_results import (
     ProcessorTime,
     SettingResult,
+    join_processor_time,
+    join_results,
     read_processor_time,
     read_results,
     write_result,
@@ -19,41 +21,44 @@ from polyfed.report.benchmark_results import (
 from polyfed.results.fields import validated
 
 LOCAL = (0.50, 0.52, 0.54)
+ALONE = (0.52, 0.55, 0.58)  # gains 0.02, 0.03, 0.04, so that together adds 0.08, 0.09, 0.10
 ABOVE = (0.60, 0.64, 0.68)  # gains 0.10, 0.12, 0.14: 0.12 +- 4.3027 * 0.02 / sqrt(3)
+NOTHING = Wanted([], [])
 BELOW = (0.40, 0.42, 0.44)
 SPENT = ProcessorTime(tuning={"above": 90.0}, runs={"above": {"0": 60.0, "1": 120.0, "2": 180.0}})
 
 
-def row(name: str, values: tuple[float, ...], control: str = "") -> dict[str, Any]:
-    accuracy = {str(seed): value for seed, value in enumerate(values)}
+def row(name: str, values: tuple[float, ...], control: str = "", method: str = "") -> dict[str, Any]:
     return {
         "name": name,
-        "method": name,
+        "method": method or name,
         "control": control,
+        "hyperparameters": {},
         "stage": "personal",
-        "accuracy": accuracy,
-        "bytes_up": 512,
-        "bytes_down": 512,
+        "accuracy": {str(seed): value for seed, value in enumerate(values)},
+        "bytes_up": 512 * len(values),
+        "bytes_down": 512 * len(values),
     }
 
 
 def setting(name: str, score: str) -> SettingResult:
-    gain = {"mean": 0.12, "margin": 0.05}
+    rows = [row("local", LOCAL), row("above", ABOVE), row("below", BELOW)]
+    rows += [row("above-alone", ALONE, "alone", "above"), row("below-alone", BELOW, "alone", "below")]
     return validated(
         SettingResult,
         {
             "setting": name,
             "score": score,
-            "caption": "By hand.",
+            "about": "By hand",
+            "scored_on": "on one global test set, plain mean over clients",
+            "changes": "Preset small.",
             "rounds": 2,
             "clients": 3,
-            "tuned": {"above": {"rate": 0.1}},
-            "versions": {},
-            "rows": [row("local", LOCAL), row("above", ABOVE), row("below", BELOW), row("pooled", ABOVE, "pooled")],
-            "gains": [
-                {"name": "above", "gain": gain, "alone": gain, "federated": {"mean": 0.0, "margin": 0.1}, "way": 0.5},
-                {"name": "below", "gain": gain, "alone": gain, "federated": gain, "way": None},
-            ],
+            "recipe": {"training": {"rounds": 2}},
+            "tuning": {"above": {"tried": {"rate": [0.1, 1.0]}, "seeds": [7], "chosen": {"rate": 0.1}}},
+            "epochs_of_local": {},
+            "versions": [{"polyfed": "0"}],
+            "rows": [*rows, row("pooled", ABOVE, "pooled", "local")],
         },
     )
 
@@ -65,14 +70,18 @@ def lines(page: str, begin: str) -> list[str]:
 def test_a_table_by_hand() -> None:
     page = to_markdown("Two", [setting("one", "accuracy")], {"one": SPENT})
     assert lines(page, "above")[-1] == (
-        "| above | 64.00 ± 4.00 | [54.06, 73.94] | +12.00 [+7.03, +16.97] | +12.00 | +0.00 | 50 % | 1.0 KiB | "
+        "| above | 64.00 ± 4.00 | [54.06, 73.94] | +12.00 [+7.03, +16.97] | +3.00 | +9.00 | 100 % | 1.0 KiB | "
         "2 min 00 s | +12288.00 | +6.00 |"
     )
     assert lines(page, "below")[-1].endswith(" | - | - |"), "a loss has no price"
-    assert "| below | **+12.00 [+7.00, +17.00]** |" in page, "an interval that leaves out zero is bold"
-    assert "| above | +0.00 [-10.00, +10.00] |" in page
+    assert "| above | **+9.00 [+6.52, +11.48]** |" in page, "an interval that leaves out zero is bold"
+    assert "| below | +0.00 [+0.00, +0.00] |" in page
     assert "Chosen by validation: above: rate = 0.1." in page
     assert "Processor time: 6 min 00 s of all scored runs, 1 min 30 s of all trials." in page
+    assert (
+        "By hand, seeds 0, 1, 2. Accuracy: stage personal, on one global test set, plain mean over clients. "
+        "Preset small."
+    ) in page
 
 
 def test_the_lowest_error_is_the_best() -> None:
@@ -99,7 +108,8 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         reordered = ProcessorTime(tuning=dict(reversed(spent[name].tuning.items())), runs=spent[name].runs)
         write_result(setting(name, "accuracy"), reordered, tmp_path)
     assert (tmp_path / "processor-seconds.json").read_bytes() == times, "another order, the same file"
-    found, (page, *drawn) = write_page(tmp_path, "A & B", ["one", "two", "three"])
+    whole = Wanted(["local", "above"], [0, 1])
+    found, (page, *drawn) = write_page(tmp_path, "A & B", {"one": whole, "two": whole, "three": whole})
     assert len(found) == 2
     assert "Not finished: three." in page.read_text()
     assert "](gains.png)" in page.read_text()
@@ -114,21 +124,20 @@ def test_controls_have_no_rank(score: str) -> None:
 def test_the_figure_is_of_accuracies(tmp_path: Path) -> None:
     for name, score in (("one", "rmse"), ("two", "accuracy")):
         write_result(setting(name, score), ProcessorTime(tuning={}, runs={}), tmp_path)
-    write_page(tmp_path, "Both", ["one", "two"])
+    write_page(tmp_path, "Both", {"one": NOTHING, "two": NOTHING})
     drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
     assert {row["setting"] for row in drawn} == {"two"}, "an RMSE has another unit"
     (tmp_path / "two.json").unlink()
-    _, files = write_page(tmp_path, "Errors", ["one"])
+    _, files = write_page(tmp_path, "Errors", {"one": NOTHING})
     assert [path.name for path in files] == ["benchmark.md"]
 
 
 def test_a_method_that_a_setting_lacks_has_no_rank_and_is_drawn(tmp_path: Path) -> None:
     whole = setting("one", "accuracy")
-    rows, gains = [[one for one in part if one.name != "above"] for part in (whole.rows, whole.gains)]
-    fewer = whole.model_copy(update={"setting": "two", "rows": rows, "gains": gains})
+    fewer = whole.model_copy(update={"setting": "two", "rows": [one for one in whole.rows if one.name != "above"]})
     for one in (whole, fewer):
         write_result(one, ProcessorTime(tuning={}, runs={}), tmp_path)
-    _, (page, *_) = write_page(tmp_path, "Both", ["one", "two"])
+    _, (page, *_) = write_page(tmp_path, "Both", {"one": NOTHING, "two": NOTHING})
     assert "Without a rank, as a setting lacks them: above (two)." in page.read_text(encoding="utf-8")
     drawn = json.loads((tmp_path / "gains.json").read_text(encoding="utf-8"))["gains"]
     assert [(row["setting"], row["method"]) for row in drawn if row["part"] == "gain"] == [
@@ -136,3 +145,53 @@ def test_a_method_that_a_setting_lacks_has_no_rank_and_is_drawn(tmp_path: Path) 
         ("one", "above"),
         ("two", "below"),
     ]
+
+
+def test_what_is_lacking_is_told() -> None:
+    wanted = {"one": Wanted(["local", "above", "fd"], [0, 1, 2, 3]), "two": Wanted(["local"], [0])}
+    page = to_markdown("Two", [setting("one", "accuracy")], {}, wanted)
+    assert "Not finished: one (seed 3 of local, seed 3 of above, fd); two." in page
+    assert "Not finished" not in to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0])})
+
+
+# rows from several places -------------------------------------------------------------------------------------------
+
+
+def part(*rows: dict[str, Any]) -> SettingResult:
+    return validated(SettingResult, setting("one", "accuracy").model_dump() | {"rows": list(rows)})
+
+
+def test_further_seeds_join_a_row_and_others_stay() -> None:
+    more = row("above", (0.1,))
+    more["accuracy"] = {"4": 0.1}
+    joined = join_results(setting("one", "accuracy"), part(more, row("fd", LOCAL)), ["fd"])
+    assert [one.name for one in joined.methods] == ["local", "fd", "above", "below"]
+    above = joined.row("above")
+    assert above is not None
+    assert above.by_seed == {0: 0.60, 1: 0.64, 2: 0.68, 4: 0.1}
+    assert above.bytes_of_run == 1024
+    assert "Fewer seeds: local 0, 1, 2; fd 0, 1, 2;" in to_markdown("Joined", [joined], {})
+    spent = ProcessorTime(tuning={"fd": 1.0}, runs={"above": {"4": 5.0}})
+    found = join_processor_time(SPENT, spent, joined.rows)
+    assert found.runs["above"] == {"0": 60.0, "1": 120.0, "2": 180.0, "4": 5.0}
+    assert found.tuning == {"above": 90.0, "fd": 1.0}
+
+
+@pytest.mark.parametrize("change", [{"hyperparameters": {"rate": 2.0}}, {"accuracy": {"2": 0.1}}])
+def test_a_row_of_other_hyperparameters_or_run_again_replaces(change: dict[str, Any]) -> None:
+    anew = row("above", (0.3,)) | change
+    joined = join_results(setting("one", "accuracy"), part(anew), [])
+    above = joined.row("above")
+    assert above is not None
+    assert above.model_dump() == anew
+    assert (
+        join_processor_time(SPENT, ProcessorTime(tuning={}, runs={}), [above]).runs["above"].keys()
+        == above.accuracy.keys()
+    )
+
+
+def test_rows_made_elsewhere_tell_their_versions() -> None:
+    stored = setting("one", "accuracy")
+    assert join_results(stored, stored, []).versions == [{"polyfed": "0"}]
+    other = stored.model_copy(update={"versions": [{"polyfed": "1"}]})
+    assert join_results(stored, other, []).versions == [{"polyfed": "0"}, {"polyfed": "1"}]

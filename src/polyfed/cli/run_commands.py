@@ -220,14 +220,16 @@ def benchmark(
         str | None,
         typer.Option(
             metavar="A,B,...",
-            help="Only these methods, or further ones; the results keep the rows of all others [the suite's].",
+            help="Only these methods, or further ones [the suite's].",
             autocompletion=completion.method_lists,
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for its runs [runs/SUITE].")] = None,
     results: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for figures and page [OUT/results].")
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of figures and page; what it has is not run again [OUT/results]."),
     ] = None,
+    force: RunAgain = False,
     workers: Workers = None,
     device: Device = None,
     quiet: Quiet = False,
@@ -235,8 +237,8 @@ def benchmark(
     """Run a suite: tune, compare over seeds, rank.
 
     Each method is tuned by validation with as many trials, on seeds that are not scored; then all are compared, in
-    every setting. Writes a small JSON file per setting and a page of all. What is done already is not run again, what
-    was interrupted goes on.
+    every setting. Writes a small JSON file per setting and a page of all. What is done already, here or by whoever
+    made the figures in --results, is not run again; what was interrupted goes on.
 
     \b
     polyfed benchmark suites/digits
@@ -253,6 +255,7 @@ def benchmark(
         settings=named,
         methods=None if methods is None else parse_names(methods, "--methods", "fedgh,fedproto"),
         results=results,
+        force=force,
         progress=not quiet,
         workers=workers,
         device=device,

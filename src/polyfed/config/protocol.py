@@ -4,7 +4,7 @@ title = "Two settings of the handwritten digits"
 methods = ["fedgh", "fedproto"]   # of every setting; Local is always among them
 seeds = [0, 1, 2]                 # that are scored
 tuning_seeds = [100]              # others, that are not
-controls = true                   # each method alone, Local for longer, training on all rows
+controls = true                   # each method alone, Local for longer, training on all rows; or some of these
 
 [tuning.fedgh]                    # the values tried; as many combinations for every method that is tuned
 header_lr = [0.01, 0.1, 1.0]
@@ -28,7 +28,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -42,6 +42,7 @@ FILE = "protocol.toml"
 
 Seed = Annotated[int, Field(ge=0)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
+ControlKind = Literal["alone", "longer", "pooled"]
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 Values = Annotated[list[Any], Field(min_length=1)]
 
@@ -76,7 +77,7 @@ class Protocol(_Table):
         title: what it is about, in a line.
         methods: names of methods, or of variants in the recipes' ``[methods]``.
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
-        controls: whether the controls of `polyfed compare --controls` run, too.
+        controls: which controls of `polyfed compare --controls` run, too: "alone", "longer", "pooled"; true is all.
         tuning: method -> hyperparameter -> values tried.
         settings: name -> its recipe.
     """
@@ -85,7 +86,7 @@ class Protocol(_Table):
     methods: Names
     seeds: Seeds
     tuning_seeds: list[Seed] = Field(default_factory=list)
-    controls: bool = False
+    controls: bool | list[ControlKind] = False
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
 
@@ -116,6 +117,10 @@ class Protocol(_Table):
     def methods_of(self, setting: str) -> list[str]:
         """The methods that are compared in a setting."""
         return self.settings[setting].methods or self.methods
+
+    def has_control(self, kind: ControlKind) -> bool:
+        """Whether controls of a kind run: "alone", "longer" or "pooled", which is also pooled-steps."""
+        return self.controls if isinstance(self.controls, bool) else kind in self.controls
 
     @property
     def all_methods(self) -> set[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from polyfed.report.benchmark_results import Gain, Gains
+from polyfed.report.benchmark_gains import Gain, Gains
 from polyfed.report.plot_style import WIDTH, FigureWithData, add_colorbar, canvas, inches
 
 __all__ = ["gains_figure"]
@@ -35,7 +36,7 @@ def gains_figure(
     if not names:
         return None
     rows = [
-        {"setting": setting, "method": method, "part": part, **getattr(gains[method], part).model_dump()}
+        {"setting": setting, "method": method, "part": part, **asdict(getattr(gains[method], part))}
         for setting, gains in by_setting.items()
         for method in names
         if method in gains

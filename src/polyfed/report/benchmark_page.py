@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import gains_figure
+from polyfed.report.benchmark_gains import Gain, Gains, gain_over, gains_of
 from polyfed.report.benchmark_ranks import Ranking, rank
 from polyfed.report.benchmark_results import (
-    Gain,
-    Gains,
     ProcessorTime,
-    RowResult,
     SettingResult,
     read_processor_time,
     read_results,
 )
 from polyfed.report.run_records import format_setting
-from polyfed.report.statistics import ci_half_width, paired_difference
+from polyfed.report.statistics import ci_half_width
 from polyfed.report.text_tables import (
     Column,
     format_mean_std,
@@ -36,15 +36,28 @@ from polyfed.report.text_tables import (
 from polyfed.results.main_score import ACCURACY, MainScore
 from polyfed.units import human_bytes, human_seconds
 
-__all__ = ["ranking", "to_markdown", "to_text", "write_page"]
+__all__ = ["Wanted", "ranking", "to_markdown", "to_text", "write_page"]
 
 PAGE = "benchmark.md"
 
 _NOTHING = ProcessorTime(tuning={}, runs={})
 
 
-def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
+@dataclass(frozen=True)
+class Wanted:
+    """What a setting is to have. methods: names of rows. seeds: of each of them."""
+
+    methods: Sequence[str]
+    seeds: Sequence[int]
+
+
+def write_page(
+    folder: Path, title: str, wanted: Mapping[str, Wanted]
+) -> tuple[tuple[SettingResult, ...], tuple[Path, ...]]:
     """Make the page of the figures that a folder has; none where it has none.
+
+    Args:
+        wanted: setting -> what it is to have; what it lacks is told.
 
     Returns:
         The figures, and the files that were written.
@@ -52,14 +65,13 @@ def write_page(folder: Path, title: str, settings: Sequence[str]) -> tuple[tuple
     Raises:
         ConfigError: a file is no such figures.
     """
-    found = read_results(folder, settings)
+    found = read_results(folder, list(wanted))
     if not found:
         return (), ()
-    missing = [name for name in settings if name not in {one.setting for one in found}]
     ranked = ranking(found)
     figure = gains_figure(_gains_by_setting(found), [*ranked.ranks, *ranked.unranked])
     drawn = [] if figure is None else figure.write(folder)
-    page = to_markdown(title, found, read_processor_time(folder), missing, has_figure=figure is not None)
+    page = to_markdown(title, found, read_processor_time(folder), wanted, has_figure=figure is not None)
     return tuple(found), (write_whole(folder / PAGE, page.encode()), *drawn)
 
 
@@ -67,24 +79,49 @@ def to_markdown(
     title: str,
     found: Sequence[SettingResult],
     spent: Mapping[str, ProcessorTime],
-    missing: Sequence[str] = (),
+    wanted: Mapping[str, Wanted] = MappingProxyType({}),
     has_figure: bool = False,
 ) -> str:
-    """The page. spent: by setting. missing: settings of the suite without figures."""
+    """The page. spent: by setting. wanted: see `write_page`."""
     parts = [f"# {markdown_text(title)}"]
-    if missing:
-        parts.append(f"Not finished: {', '.join(map(markdown_text, missing))}.")
+    if lacking := list(_lacking(found, wanted)):
+        parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
     parts += _about_ranks(found)
     if has_figure:
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
-    parts += _about_gains(found)
+    gains = {one.setting: gains_of(one) for one in found}
+    parts += _about_gains(found, gains)
     for one in found:
-        parts += [*_about_setting(one, spent.get(one.setting, _NOTHING))]
+        parts += [*_about_setting(one, gains[one.setting], spent.get(one.setting, _NOTHING))]
     scored_runs = sum(one.scored for one in spent.values())
     trials = sum(one.trials for one in spent.values())
     told = f"Processor time: {human_seconds(scored_runs)} of all scored runs, {human_seconds(trials)} of all trials."
     parts.append(told)
     return "\n\n".join(parts) + "\n"
+
+
+def _lacking(found: Sequence[SettingResult], wanted: Mapping[str, Wanted]) -> Iterator[str]:
+    """What is still to be run, a text for each setting: "tweets", "watch (fedgh, seeds 3, 4 of fd)"."""
+    by_name = {one.setting: one for one in found}
+    for setting, asked in wanted.items():
+        if setting not in by_name:
+            yield setting
+        elif missing := list(_lacking_rows(by_name[setting], asked)):
+            yield f"{setting} ({', '.join(missing)})"
+
+
+def _lacking_rows(found: SettingResult, asked: Wanted) -> Iterator[str]:
+    for name in asked.methods:
+        row = found.row(name)
+        seeds = [] if row is None else [seed for seed in asked.seeds if seed not in row.by_seed]
+        if row is None:
+            yield name
+        elif seeds:
+            yield f"{_seeds_text(seeds)} of {name}"
+
+
+def _seeds_text(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 # over settings ------------------------------------------------------------------------------------------------------
@@ -137,14 +174,14 @@ def _merits(one: SettingResult) -> dict[str, float]:
     return {name: sign * mean for name, mean in means.items() if mean is not None}
 
 
-def _about_gains(found: Sequence[SettingResult]) -> Iterator[str]:
-    names = list(dict.fromkeys(gains.name for one in found for gains in one.gains))
+def _about_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]]) -> Iterator[str]:
+    names = list(dict.fromkeys(name for of_setting in gains.values() for name in of_setting))
     if not names:
         return
     yield "## Federated gains"
     columns = [Column("method", names, words=True)]
     for one in found:
-        by_name = {gains.name: gains.federated for gains in one.gains}
+        by_name = {name: parts.federated for name, parts in gains[one.setting].items()}
         cells = [_with_interval(by_name.get(name), one.main_score) for name in names]
         bold = frozenset(at for at, name in enumerate(names) if name in by_name and by_name[name].leaves_out_zero)
         columns.append(Column(one.setting, cells, bold=bold))
@@ -157,8 +194,8 @@ def _about_gains(found: Sequence[SettingResult]) -> Iterator[str]:
 
 def _gains_by_setting(found: Sequence[SettingResult]) -> dict[str, dict[str, Gains]]:
     """Setting -> method -> gains, of settings with gains in accuracy; an RMSE has another unit."""
-    of_accuracy = [one for one in found if one.gains and one.main_score == ACCURACY]
-    return {one.setting: {gains.name: gains for gains in one.gains} for one in of_accuracy}
+    by_setting = {one.setting: gains_of(one) for one in found if one.main_score == ACCURACY}
+    return {setting: gains for setting, gains in by_setting.items() if gains}
 
 
 def _with_interval(gain: Gain | None, score: MainScore) -> str:
@@ -171,16 +208,15 @@ def _with_interval(gain: Gain | None, score: MainScore) -> str:
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
-def _about_setting(one: SettingResult, time: ProcessorTime) -> Iterator[str]:
+def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: ProcessorTime) -> Iterator[str]:
     yield f"## {markdown_text(one.setting)}"
-    yield markdown_text(one.caption)
-    local = next((row for row in one.rows if row.method == "local" and not row.control), None)
-    gains = {gain.name: gain for gain in one.gains}
+    yield markdown_text(_caption(one))
+    local = one.row("local")
     score = one.main_score
     scores = [list(row.accuracy.values()) for row in one.rows]
-    over = [_gain(row, local, score) for row in one.rows]
+    over = [None if local is None or row is local else gain_over(local, row, score) for row in one.rows]
     spent = [mean_of(time.of_row(row.name)) for row in one.rows]
-    sent = [_bytes(row) for row in one.rows]
+    sent = [row.bytes_of_run for row in one.rows]
     columns = [
         Column("method", [row.name for row in one.rows], words=True),
         Column(score.title, format_mean_std([(mean_of(found), std_of(found)) for found in scores], score=score)),
@@ -196,18 +232,20 @@ def _about_setting(one: SettingResult, time: ProcessorTime) -> Iterator[str]:
     ]
     yield markdown_table(columns)
     yield "The last two columns: the gain over Local per MiB sent and per processor minute, if its interval is above 0."
-    if one.tuned:
-        told = "; ".join(f"{method}: {_settings(values)}" for method, values in one.tuned.items())
+    if one.tuning:
+        told = "; ".join(f"{method}: {_settings(tuned.chosen)}" for method, tuned in one.tuning.items())
         yield f"Chosen by validation: {markdown_text(told)}."
 
 
-def _gain(row: RowResult, local: RowResult | None, score: MainScore) -> Gain | None:
-    """How much better than Local a row is, paired by seed."""
-    if local is None or row is local:
-        return None
-    pair = (local, row) if score.lower_is_better else (row, local)
-    found = paired_difference(pair[0].by_seed, pair[1].by_seed)
-    return Gain(mean=found.mean, margin=found.margin)
+def _caption(one: SettingResult) -> str:
+    """What was measured, and how it was scored."""
+    stages = list(dict.fromkeys(row.stage for row in one.rows))
+    stage = f"stage {stages[0]}" if len(stages) == 1 else f"each method's own stage ({' or '.join(stages)})"
+    told = [f"{one.about}, {_seeds_text(one.seeds)}.", one.main_score.of_it(f"Accuracy: {stage}, {one.scored_on}.")]
+    told += [one.changes] if one.changes else []
+    if fewer := [f"{row.name} {', '.join(row.accuracy)}" for row in one.rows if len(row.accuracy) < len(one.seeds)]:
+        told.append(f"Fewer seeds: {'; '.join(fewer)}.")
+    return " ".join(told)
 
 
 def _per(gain: Gain | None, cost: float | None, unit: float, score: MainScore) -> str:
@@ -223,13 +261,6 @@ def _gain_of(gains: Gains | None, part: str, score: MainScore) -> str:
 
 def _way(gains: Gains | None) -> str:
     return "-" if gains is None or gains.way is None else f"{100 * gains.way:.0f} %"
-
-
-def _bytes(row: RowResult) -> float | None:
-    """All that is sent in a run."""
-    if row.bytes_up is None or row.bytes_down is None:
-        return None
-    return row.bytes_up + row.bytes_down
 
 
 def _settings(values: Mapping[str, object]) -> str:

@@ -1,12 +1,15 @@
 """The figures of a benchmark: one small JSON file per setting, and one with all processor time.
 
-A setting's file holds what does not depend on the machine's speed or on interruptions: equal runs, equal files.
+A setting's file says what was run: the recipe, and each row's hyperparameters and seeds. So a benchmark goes on from
+its figures, wherever they were made: a row that has a seed does not need it again.
+
+The file holds what does not depend on the machine's speed or on interruptions: equal runs, equal files.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,44 +17,46 @@ from pydantic import Field
 
 from polyfed.errors import ConfigError
 from polyfed.report.atomic_files import write_whole
-from polyfed.report.comparison_formats import Table
-from polyfed.report.comparison_rows import ComparisonRow
-from polyfed.report.decomposition import Decomposition
-from polyfed.report.run_records import RunRecord
-from polyfed.report.statistics import Paired
-from polyfed.report.text_tables import finite, sum_of
+from polyfed.report.text_tables import sum_of
 from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
 from polyfed.results.main_score import ACCURACY, RMSE, MainScore
 from polyfed.results.read import parse_json
 
 __all__ = [
-    "Gain",
-    "Gains",
     "ProcessorTime",
     "RowResult",
     "SettingResult",
+    "Tuning",
     "join_processor_time",
     "join_results",
-    "processor_time",
     "read_processor_time",
     "read_result",
     "read_results",
-    "setting_result",
     "write_result",
 ]
 
 PROCESSOR_TIME = "processor-seconds.json"
-_CONTROLS = ("", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
+CONTROLS = ("", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
 
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
 
 
 class RowResult(Record):
-    """A row of a setting. accuracy: seed -> in [0, 1], after the last round. Bytes: of one run, mean over seeds."""
+    """A row of a setting.
+
+    Attributes:
+        name: the method's or variant's. method: its registered name.
+        control: what the row is a control for; "" for a method itself (`polyfed.report.comparison_rows`).
+        hyperparameters: as the recipe of its runs has them in ``[method]``, all of them.
+        stage: that it is scored in.
+        accuracy: seed -> in [0, 1], after the last round.
+        bytes_up, bytes_down: of all seeds together, so that rows can be joined; None: not known.
+    """
 
     name: Text
     method: Text
-    control: Text
+    control: Annotated[str, one_of(*CONTROLS)]
+    hyperparameters: dict[str, Any]
     stage: Text
     accuracy: dict[Seed, Number | None]
     bytes_up: Number | None
@@ -62,27 +67,24 @@ class RowResult(Record):
         """Seed -> accuracy."""
         return {int(seed): value for seed, value in self.accuracy.items()}
 
-
-class Gain(Record):
-    """A difference in accuracy, paired by seed: its mean and half its 95 % interval; None: not known."""
-
-    mean: Number | None
-    margin: Number | None
-
     @property
-    def leaves_out_zero(self) -> bool:
-        """Whether the interval does."""
-        return self.mean is not None and self.margin is not None and abs(self.mean) > self.margin
+    def bytes_of_run(self) -> float | None:
+        """All that is sent in one run, mean over seeds."""
+        total = sum_of([self.bytes_up, self.bytes_down])
+        return None if total is None or not self.accuracy else total / len(self.accuracy)
 
 
-class Gains(Record):
-    """A method's gain over Local, taken apart (`polyfed.report.decomposition`)."""
+class Tuning(Record):
+    """How a method's hyperparameters were chosen.
 
-    name: Text
-    gain: Gain
-    alone: Gain
-    federated: Gain
-    way: Number | None
+    Attributes:
+        tried: hyperparameter -> its values; all combinations were tried. seeds: with each of these.
+        chosen: hyperparameter -> the value that validation chose.
+    """
+
+    tried: dict[str, list[Any]]
+    seeds: list[Count]
+    chosen: dict[str, Any]
 
 
 class SettingResult(Record):
@@ -90,18 +92,26 @@ class SettingResult(Record):
 
     Attributes:
         score: what the rows' accuracies are: "accuracy", or "rmse" where numbers are predicted.
-        tuned: method -> hyperparameter -> the value that validation chose.
+        about: data, clients and rounds, in words. scored_on: whose test data, and which mean. changes: presets and
+            changes laid over the recipe; "" where there are none.
+        recipe: the resolved recipe but for ``[method]`` and ``[run]``.
+        tuning: by method. epochs_of_local: by method, the epochs a round by which Local takes as many steps; of those
+            whose longer Local was asked for.
+        versions: of what the numbers depend on; several where rows were made in several places.
     """
 
     setting: Text
     score: Annotated[Literal["accuracy", "rmse"], one_of("accuracy", "rmse")]
-    caption: Text
+    about: Text
+    scored_on: Text
+    changes: Text
     rounds: Count
     clients: Count
-    tuned: dict[str, dict[str, Any]]
-    versions: dict[str, Text]
+    recipe: dict[str, Any]
+    tuning: dict[str, Tuning]
+    epochs_of_local: dict[str, Count]
+    versions: list[dict[str, Text]]
     rows: list[RowResult]
-    gains: list[Gains]
 
     def row(self, name: str) -> RowResult | None:
         """The row of a name."""
@@ -116,6 +126,11 @@ class SettingResult(Record):
     def methods(self) -> list[RowResult]:
         """The rows that are no controls; Local is among them."""
         return [row for row in self.rows if not row.control]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of all rows."""
+        return sorted({seed for row in self.rows for seed in row.by_seed})
 
 
 class ProcessorTime(Record):
@@ -143,110 +158,54 @@ class ProcessorTime(Record):
         return sum(value or 0.0 for value in self.tuning.values())
 
 
-def setting_result(setting: str, table: Table, tuned: Mapping[str, Mapping[str, Any]]) -> SettingResult:
-    """The figures of a comparison.
-
-    Raises:
-        ConfigError: the comparison has several tables, as its runs cannot be compared.
-    """
-    if len(table.sections) != 1:
-        raise ConfigError(f"{setting}: expected runs that one table can hold, got {len(table.sections)} tables")
-    section = table.sections[0]
-    return SettingResult(
-        setting=setting,
-        score=section.score.name,
-        caption=section.caption,
-        rounds=section.facts.rounds,
-        clients=section.facts.clients,
-        tuned={method: dict(values) for method, values in tuned.items()},
-        versions=dict(section.versions),
-        rows=[_row(row) for row in section.rows],
-        gains=[_gains(one) for one in section.decompositions],
-    )
-
-
-def processor_time(table: Table, trials: Mapping[str, Iterable[RunRecord]]) -> ProcessorTime:
-    """What the runs of a setting have used. table: of one section. trials: method -> its runs for tuning."""
-    runs = {
-        row.name: {str(run.seed): run.processor_seconds for run in row.runs}
-        for section in table.sections
-        for row in section.rows
-    }
-    tuning = {name: sum_of([trial.result.processor_seconds for trial in tried]) for name, tried in trials.items()}
-    return ProcessorTime(tuning=tuning, runs=runs)
-
-
-def _row(row: ComparisonRow) -> RowResult:
-    return RowResult(
-        name=row.name,
-        method=row.method,
-        control=row.control,
-        stage=row.stage,
-        accuracy={str(run.seed): finite(run.accuracy) for run in row.runs},
-        bytes_up=row.bytes_up,
-        bytes_down=row.bytes_down,
-    )
-
-
-def _gains(found: Decomposition) -> Gains:
-    return Gains(
-        name=found.name,
-        gain=_gain(found.gain),
-        alone=_gain(found.alone),
-        federated=_gain(found.federated),
-        way=found.way,
-    )
-
-
-def _gain(found: Paired) -> Gain:
-    return Gain(mean=found.mean, margin=found.margin)
-
-
 # rows from several places -------------------------------------------------------------------------------------------
 
 
-def join_results(
-    stored: SettingResult, found: SettingResult, methods: Collection[str], order: Sequence[str]
-) -> SettingResult:
-    """A setting's stored figures with the rows of some methods, and of their controls, added or replaced.
+def join_results(stored: SettingResult, found: SettingResult, order: Sequence[str]) -> SettingResult:
+    """A setting's stored figures with those that were found since.
+
+    A row of the same hyperparameters gets the further seeds; any other row is added, or replaces that of its name.
 
     Args:
-        methods: whose rows `found` has the last word on; of its other rows only those are taken that are not stored.
         order: of methods in tables; others follow.
-
-    Raises:
-        ConfigError: the two are not of the same rounds, clients or score.
     """
-    for what in ("score", "rounds", "clients"):
-        there = getattr(stored, what)
-        here = getattr(found, what)
-        if there != here:
-            raise ConfigError(
-                f"{found.setting}: expected stored figures with {what} = {here}, as here, got {there}; choose another "
-                "--results"
-            )
-    new_rows = {row.name: row for row in found.rows if _subject(row) in methods}
-    rows = {row.name: row for row in (*found.rows, *stored.rows)} | new_rows
-    new_gains = {one.name: one for one in found.gains if one.name in methods}
-    gains = {one.name: one for one in stored.gains} | new_gains
-    tuned = stored.tuned | found.tuned
+    rows = {row.name: row for row in stored.rows}
+    for row in found.rows:
+        rows[row.name] = _join_rows(rows.get(row.name), row)
+    tuning = stored.tuning | found.tuning
+    epochs = stored.epochs_of_local | found.epochs_of_local
     known = list(dict.fromkeys(["local", *order, *map(_subject, rows.values())]))
-    names_more_stages = max(stored, found, key=lambda one: len({row.stage for row in one.rows}))  # Local is in both
+    new_versions = [versions for versions in found.versions if versions not in stored.versions]
     return stored.model_copy(
         update={
-            "caption": names_more_stages.caption,
-            "rows": sorted(rows.values(), key=lambda row: (_CONTROLS.index(row.control), _order_in(row, known))),
-            "gains": sorted(gains.values(), key=lambda one: known.index(one.name)),
-            "tuned": {name: tuned[name] for name in known if name in tuned},
+            "rows": sorted(rows.values(), key=lambda row: (CONTROLS.index(row.control), _order_in(row, known))),
+            "tuning": {name: tuning[name] for name in known if name in tuning},
+            "epochs_of_local": {name: epochs[name] for name in known if name in epochs},
+            "versions": [*stored.versions, *new_versions],
         }
     )
 
 
-def join_processor_time(stored: ProcessorTime, found: ProcessorTime, methods: Collection[str]) -> ProcessorTime:
-    """The same for processor time."""
-    names = {*methods, *(f"{name}-alone" for name in methods)}
-    new_runs = {row: by_seed for row, by_seed in found.runs.items() if row in names}
-    return ProcessorTime(tuning=stored.tuning | found.tuning, runs=found.runs | stored.runs | new_runs)
+def _join_rows(stored: RowResult | None, found: RowResult) -> RowResult:
+    if stored is None or stored.hyperparameters != found.hyperparameters or stored.accuracy.keys() & found.accuracy:
+        return found
+    accuracy = stored.accuracy | found.accuracy
+    return found.model_copy(
+        update={
+            "accuracy": {seed: accuracy[seed] for seed in sorted(accuracy, key=int)},
+            "bytes_up": sum_of([stored.bytes_up, found.bytes_up]),
+            "bytes_down": sum_of([stored.bytes_down, found.bytes_down]),
+        }
+    )
+
+
+def join_processor_time(stored: ProcessorTime, found: ProcessorTime, rows: Sequence[RowResult]) -> ProcessorTime:
+    """The same for processor time. rows: as they are joined; times of other runs are left out."""
+    runs = {}
+    for row in rows:
+        spent = stored.runs.get(row.name, {}) | found.runs.get(row.name, {})
+        runs[row.name] = {seed: spent.get(seed) for seed in row.accuracy}
+    return ProcessorTime(tuning=stored.tuning | found.tuning, runs=runs)
 
 
 def _subject(row: RowResult) -> str:
@@ -254,9 +213,9 @@ def _subject(row: RowResult) -> str:
     return row.name.removesuffix("-alone") if row.control == "alone" else row.name
 
 
-def _order_in(row: RowResult, known: Sequence[str]) -> int:
+def _order_in(row: RowResult, known: Sequence[str]) -> tuple[int, str]:
     """Its place among rows of its kind: longer ones by their epochs, all others as methods are known."""
-    return int(row.name.rpartition("-")[2]) if row.control == "longer" else known.index(_subject(row))
+    return (len(row.name), row.name) if row.control == "longer" else (known.index(_subject(row)), row.name)
 
 
 # files --------------------------------------------------------------------------------------------------------------

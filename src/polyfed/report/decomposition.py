@@ -19,34 +19,70 @@ from polyfed.report.statistics import Paired, is_distinguishable, paired_differe
 from polyfed.report.text_tables import finite, finite_ones, mean_of
 from polyfed.results.main_score import ACCURACY, MainScore
 
-__all__ = ["Decomposition", "decompose", "remarks"]
+__all__ = ["BySeed", "Decomposition", "GainParts", "decompose", "remarks", "take_apart"]
 
 _Rows = Mapping[str, Sequence[RunRecord]]
-_BySeed = dict[int, float | None]
+BySeed = Mapping[int, float | None]
 
 
 @dataclass(frozen=True)
-class Decomposition:
-    """One method's gain over Local, taken apart. Accuracies and differences in [0, 1]; None is "not known".
+class GainParts:
+    """A gain over Local, taken apart. Accuracies and differences in [0, 1]; None is "not known".
 
     Attributes:
-        name, alone_name: the rows.
         local: Local's mean accuracy on the seeds that all three have.
         gain: together minus Local. alone: alone minus Local. federated: together minus alone.
-        longer: together minus a Local that takes as many steps; of no seeds where there is no such row.
         pooled: Local's mean accuracy plus the mean difference of pooled data to it.
         way: the share of the way from Local to pooled; None where pooled data are not distinguishably above Local.
     """
 
-    name: str
-    alone_name: str
     local: float | None
     gain: Paired
     alone: Paired
     federated: Paired
-    longer: Paired
     pooled: float | None
     way: float | None
+
+
+@dataclass(frozen=True)
+class Decomposition(GainParts):
+    """One method's gain over Local, taken apart.
+
+    Attributes:
+        name, alone_name: the rows.
+        longer: together minus a Local that takes as many steps; of no seeds where there is no such row.
+    """
+
+    name: str
+    alone_name: str
+    longer: Paired
+
+
+def take_apart(
+    together: BySeed, alone: BySeed, local: BySeed, pooled: BySeed, score: MainScore = ACCURACY
+) -> GainParts:
+    """The parts of a gain, on the seeds that together, alone and Local have.
+
+    Args:
+        together, alone, local, pooled: seed -> accuracy; `pooled` is empty where no pooled data were trained on.
+        score: the main score; what lowers the RMSE is a gain above zero.
+    """
+
+    def gain_over(mine: BySeed, other: BySeed) -> Paired:
+        return paired_difference(other, mine) if score.lower_is_better else paired_difference(mine, other)
+
+    shared = [seed for seed in together if seed in alone and seed in local]
+    mine, separate, base = (_only(scores, shared) for scores in (together, alone, local))
+    ceiling = gain_over(pooled, base)
+    level = mean_of(list(base.values()))
+    return GainParts(
+        local=level,
+        gain=gain_over(mine, base),
+        alone=gain_over(separate, base),
+        federated=gain_over(mine, separate),
+        pooled=None if level is None or ceiling.mean is None else score.improved(level, ceiling.mean),
+        way=_share(gain_over(mine, _only(base, ceiling.seeds)), ceiling),
+    )
 
 
 def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURACY) -> tuple[Decomposition, ...]:
@@ -75,29 +111,14 @@ def _decomposition(
     local: Sequence[RunRecord],
     score: MainScore,
 ) -> Decomposition:
-    def gain_over(mine: _BySeed, other: _BySeed) -> Paired:
-        return paired_difference(other, mine) if score.lower_is_better else paired_difference(mine, other)
-
-    together, separate = (_by_seed(rows[one], stages[one]) for one in (name, alone_name))
-    base = _by_seed(local, stages[name])
-    shared = [seed for seed in together if seed in separate and seed in base]
-    together, separate, base = (_only(scores, shared) for scores in (together, separate, base))
-    gain = gain_over(together, base)
-    ceiling = Paired()
-    if "pooled" in _controls(rows):
-        ceiling = gain_over(_by_seed(_controls(rows)["pooled"], stages[name]), base)
-    level = mean_of(list(base.values()))
-    return Decomposition(
-        name,
-        alone_name,
-        level,
-        gain,
-        gain_over(separate, base),
-        gain_over(together, separate),
-        _against_longer(name, rows, stages, together),
-        None if level is None or ceiling.mean is None else score.improved(level, ceiling.mean),
-        _share(gain_over(together, _only(base, list(ceiling.seeds))), ceiling),
-    )
+    stage = stages[name]
+    together = _by_seed(rows[name], stage)
+    alone = _by_seed(rows[alone_name], stages[alone_name])
+    pooled = _by_seed(_controls(rows)["pooled"], stage) if "pooled" in _controls(rows) else {}
+    parts = take_apart(together, alone, _by_seed(local, stage), pooled, score)
+    compared = _only(together, parts.gain.seeds)
+    longer = _against_longer(name, rows, stages, compared)
+    return Decomposition(**vars(parts), name=name, alone_name=alone_name, longer=longer)
 
 
 def _share(gain: Paired, ceiling: Paired) -> float | None:
@@ -107,7 +128,7 @@ def _share(gain: Paired, ceiling: Paired) -> float | None:
     return gain.mean / ceiling.mean
 
 
-def _against_longer(name: str, rows: _Rows, stages: Mapping[str, str], together: _BySeed) -> Paired:
+def _against_longer(name: str, rows: _Rows, stages: Mapping[str, str], together: BySeed) -> Paired:
     """Together minus the Local that was made for this row's steps."""
     for runs in rows.values():
         if runs[0].control == "longer" and name in runs[0].recipe.run.control_of:
@@ -129,7 +150,7 @@ def _controls(rows: _Rows) -> _Rows:
     return {runs[0].control: runs for runs in reversed(list(rows.values())) if runs[0].control}
 
 
-def _by_seed(runs: Sequence[RunRecord], stage: str) -> _BySeed:
+def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:
     """Seed -> accuracy in the stage; in the runs' own where they were not scored in it."""
     found = {run.seed: finite(run.result.mean_accuracy(stage)) for run in runs}
     if len(finite_ones(found.values())) == len(found):
@@ -137,7 +158,7 @@ def _by_seed(runs: Sequence[RunRecord], stage: str) -> _BySeed:
     return {run.seed: finite(run.result.mean_accuracy(run.stage)) for run in runs}
 
 
-def _only(scores: _BySeed, seeds: Sequence[int]) -> _BySeed:
+def _only(scores: BySeed, seeds: Sequence[int]) -> dict[int, float | None]:
     return {seed: scores[seed] for seed in seeds if seed in scores}
 
 

@@ -1,0 +1,79 @@
+"""A suite as it is asked for: where it lies, which methods of it are run, and with which recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from polyfed.config.overrides import to_toml
+from polyfed.config.protocol import Protocol
+from polyfed.config.recipe import Recipe
+from polyfed.tracking.base import Tracker
+from polyfed.tracking.console import Console
+
+__all__ = ["BenchmarkRequest", "of_method"]
+
+_NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
+
+
+def of_method(method: str, name: str) -> str:
+    """A hyperparameter of one method, as --set names it."""
+    return f"methods.{method}.{name}"
+
+
+@dataclass(frozen=True)
+class BenchmarkRequest:
+    """A suite as it is asked for.
+
+    Attributes:
+        folder: the suite's. methods: those asked for; None are all of the suite.
+        out: the folder of runs. figures: the folder of the settings' files.
+        progress, workers, device, force: see `polyfed.experiments.benchmark`.
+    """
+
+    folder: Path
+    protocol: Protocol
+    methods: tuple[str, ...] | None
+    out: Path
+    figures: Path
+    progress: bool
+    workers: int | None
+    device: str | None
+    force: bool
+
+    @property
+    def watchers(self) -> list[Tracker]:
+        """Who is told how it gets on."""
+        return [Console()] if self.progress else []
+
+    def tell(self, line: str) -> None:
+        """A line of progress."""
+        for watcher in self.watchers:
+            watcher.message(line)
+
+    def methods_of(self, setting: str) -> list[str]:
+        """The methods to run in a setting: one of the suite's where the suite has it, any other one everywhere."""
+        here = self.protocol.methods_of(setting)
+        if self.methods is None:
+            return here
+        return [name for name in self.methods if name in here or name not in self.protocol.all_methods]
+
+    def recipe_of(self, setting: str, chosen: Mapping[str, Any] = MappingProxyType({}), method: str = "") -> Recipe:
+        """A setting's recipe with its preset and changes. chosen: hyperparameters of a method.
+
+        Raises:
+            ConfigError: the recipe is wrong.
+        """
+        own = self.protocol.settings[setting]
+        path = self.protocol.recipe_of(setting, self.folder)
+        changes = self.changes_of(setting)
+        tuned = [f"{of_method(method, name)}={to_toml(value)}" for name, value in chosen.items()]
+        recipe = Recipe.load(path, [*changes, *tuned], preset=own.preset, workers=self.workers, device=self.device)
+        return recipe.with_run(overrides=changes)  # what was chosen is told as such
+
+    def changes_of(self, setting: str) -> list[str]:
+        """A setting's changes, as ``--set`` takes them; what it says of ``run.keep`` comes last, and holds."""
+        return [_NO_WEIGHTS, *self.protocol.settings[setting].overrides]

@@ -1,0 +1,346 @@
+"""One setting of a suite: method by method tuned, run over the seeds, and written into the setting's figures.
+
+What the figures have already is not run again. Runs that are not in the figures lie in ``<out>/tuning/SETTING/METHOD``
+and ``<out>/SETTING``, where one that is done is taken as it is, and one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from polyfed.config.overrides import parse_override
+from polyfed.config.recipe import Recipe
+from polyfed.errors import ConfigError
+from polyfed.experiments.benchmark_request import BenchmarkRequest, of_method
+from polyfed.experiments.build import build_federation
+from polyfed.experiments.controls import epochs_of_local, longer, pooled, runs_alone
+from polyfed.experiments.data_cache import DataCache
+from polyfed.experiments.method_compatibility import check_methods
+from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
+from polyfed.experiments.stored_figures import (
+    as_json,
+    described,
+    first_difference,
+    has_hyperparameters,
+    hyperparameters_of,
+)
+from polyfed.experiments.sweep import sweep
+from polyfed.report.benchmark_page import Wanted
+from polyfed.report.benchmark_results import (
+    ProcessorTime,
+    RowResult,
+    Tuning,
+    join_processor_time,
+    join_results,
+    read_processor_time,
+    read_result,
+    write_result,
+)
+from polyfed.report.benchmark_runs import RowRuns, processor_time, setting_result
+from polyfed.report.run_records import load_runs
+from polyfed.units import human_count, human_seconds
+
+__all__ = ["BenchmarkSetting", "Outcome"]
+
+_LOCAL = "local"
+
+
+@dataclass
+class Outcome:
+    """What went wrong.
+
+    failures: ``"digits: fedgh, seed 0"`` -> why. unlearnt: likewise, the line on a run that learnt nothing.
+    """
+
+    failures: dict[str, str] = field(default_factory=dict)
+    unlearnt: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is left of a method. trials, scored: runs that are not done. is_lacking: whether the figures lack any."""
+
+    trials: int
+    scored: int
+    is_lacking: bool
+
+    @property
+    def runs(self) -> int:
+        return self.trials + self.scored
+
+
+class BenchmarkSetting:
+    """One setting of a suite.
+
+    Args:
+        request: what is asked for. name: the setting's.
+
+    Raises:
+        ConfigError: the recipe is wrong, has not all methods, or is not that of the figures that are there.
+    """
+
+    def __init__(self, request: BenchmarkRequest, name: str) -> None:
+        self.request = request
+        self.name = name
+        self.recipe = request.recipe_of(name)
+        self.methods = list(dict.fromkeys((_LOCAL, *request.methods_of(name))))
+        for method in self.methods:
+            self.recipe.choose(method)
+        self._stored = read_result(request.figures, name)
+        self._made: set[str] = set()  # rows of which all seeds were run by this object
+        self._check_stored()
+
+    @property
+    def wanted(self) -> Wanted:
+        """What the page expects of the setting: the suite's methods and seeds."""
+        protocol = self.request.protocol
+        names = [self.recipe.choose(method).name for method in (_LOCAL, *protocol.methods_of(self.name))]
+        return Wanted(list(dict.fromkeys(names)), protocol.seeds_of(self.name))
+
+    def run(self, position: str, outcome: Outcome) -> None:
+        """Do what is left; figures are written after every method.
+
+        Args:
+            position: of the setting in the suite, for progress: "1 of 2". outcome: gets what went wrong.
+
+        Raises:
+            ConfigError: a method does not fit; nothing of the setting has been run.
+            RunInterrupted: Ctrl-C; call it again to go on.
+        """
+        every = {method: self._work_of(method) for method in self.methods}
+        work = {method: one for method, one in every.items() if one.is_lacking}
+        if not work:
+            self.request.tell(f"setting {self.name} ({position}): all figures are there")
+            return
+        runs = sum(one.runs for one in work.values())
+        seconds = self._seconds_of(work) if runs else dict.fromkeys(work, 0.0)
+        left = f"{human_count(runs, 'run')} left, about {human_seconds(sum(seconds.values()))}"
+        self.request.tell(f"setting {self.name} ({position}): {left if runs else 'all runs are done'}")
+        data = DataCache()
+        for method, one in work.items():
+            if one.runs:
+                self.request.tell(
+                    f"{self.name}, {method}: {human_count(one.runs, 'run')}; about "
+                    f"{human_seconds(sum(seconds.values()))} left in this setting"
+                )
+            self._run_method(method, data, outcome)
+            del seconds[method]
+
+    # what is there --------------------------------------------------------------------------------------------------
+
+    def _check_stored(self) -> None:
+        """Whether the figures that are there are of this recipe."""
+        stored = self._stored
+        if stored is None:
+            return
+        difference = first_difference(stored.recipe, self.recipe)
+        if difference is not None:
+            key, there, here = difference
+            raise ConfigError(
+                f"{self.name}: expected stored figures with {key} = {here}, as in the recipe, got those with {there}; "
+                f"choose another --results, or remove {self.request.figures / f'{self.name}.json'}"
+            )
+
+    def _known_choice(self, method: str) -> dict[str, Any] | None:
+        """The hyperparameters that were chosen for a method; None where it is still to be tuned."""
+        protocol = self.request.protocol
+        grid = protocol.tuning.get(method)
+        if not grid:
+            return {}
+        name = self._row_name(method)
+        tuning = None if self._stored is None or self._is_forced(name) else self._stored.tuning.get(name)
+        if tuning is None or (tuning.tried, tuning.seeds) != (as_json(grid), protocol.tuning_seeds):
+            return None
+        return tuning.chosen
+
+    def _stored_row(self, row: Recipe) -> RowResult | None:
+        """The row of the figures that was made with these hyperparameters."""
+        found = None if self._stored is None or self._is_forced(row.name) else self._stored.row(row.name)
+        return found if found is not None and has_hyperparameters(found, row) else None
+
+    def _seeds_left(self, row: Recipe) -> list[int]:
+        stored = self._stored_row(row)
+        return [n for n in self.request.protocol.seeds_of(self.name) if stored is None or n not in stored.by_seed]
+
+    def _is_forced(self, row: str) -> bool:
+        """Whether a row is run again though it is done: one of a method that was asked for."""
+        request = self.request
+        if not request.force or row in self._made:
+            return False
+        return request.methods is None or row.removesuffix("-alone") in map(self._row_name, request.methods)
+
+    # what is left ---------------------------------------------------------------------------------------------------
+
+    def _work_of(self, method: str) -> _Work:
+        """A control counts as a run of its method, or of Local; a longer Local only where the figures tell of it."""
+        protocol = self.request.protocol
+        forced = self._is_forced(self._row_name(method))
+        chosen = self._known_choice(method)
+        trials = 0
+        if chosen is None:
+            trials = protocol.trials(method) * len(protocol.tuning_seeds)
+            trials -= 0 if forced else _count_finished(self._tuning_folder(method))
+        own, *controls = self._rows_of(method, chosen or {})
+        scored = 0
+        is_lacking = chosen is None or (self._has_longer(own) and self._stored_epochs(own) is None)
+        for row in (own, *controls):
+            seeds = protocol.seeds_of(self.name) if chosen is None else self._seeds_left(row)
+            is_lacking = is_lacking or bool(seeds)
+            scored += sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
+        return _Work(max(0, trials), scored, is_lacking)
+
+    def _seconds_of(self, work: Mapping[str, _Work]) -> dict[str, float]:
+        """About how long the runs of each method take, as a few batches of each tell."""
+        names = [_LOCAL, *(name for name in work if name != _LOCAL)]
+        found = {one.method: one for one in check_methods(self.recipe, methods=names, timed=True)}
+        for name in work:
+            if found[name].why is not None:
+                raise ConfigError(f"{self.name}: expected methods that fit, got {name}: {found[name].why}")
+        rounds = self.recipe.training.rounds
+        return {name: one.runs * (found[name].seconds or 0.0) * rounds for name, one in work.items()}
+
+    # running --------------------------------------------------------------------------------------------------------
+
+    def _run_method(self, method: str, data: DataCache, outcome: Outcome) -> None:
+        """Tune a method where that is to be done, run its rows, and write them."""
+        forced = self._is_forced(self._row_name(method))
+        chosen = self._known_choice(method)
+        tuning = {}
+        if chosen is None:
+            chosen = self._tune(method, forced, outcome)
+            if chosen is None:
+                return
+            grid = as_json(self.request.protocol.tuning[method])
+            seeds = self.request.protocol.tuning_seeds
+            tuning = {method: Tuning(tried=grid, seeds=seeds, chosen=as_json(chosen))}
+        own, *controls = self._rows_of(method, chosen, data)
+        found = self._run_rows((own, *controls), forced, data, outcome)
+        epochs = self._epochs_of_local(own, data)
+        self._write(found, tuning, {} if epochs is None else {own.name: epochs})
+
+    def _run_rows(self, rows: Sequence[Recipe], forced: bool, data: DataCache, outcome: Outcome) -> list[RowRuns]:
+        """Run what the figures lack of some rows."""
+        planned = self._plan(rows)
+        pending = check_planned_runs(planned, self.request.out / self.name, forced, data)
+        failed = run_planned(planned, pending, forced, data, self.request.watchers)
+        outcome.failures.update({f"{self.name}: {title}": why for title, why in failed.items()})
+        done = [one for one in planned if one.title not in failed]
+        if not done:
+            return []
+        runs = {run.path.resolve(): run for run in load_runs([one.folder for one in done])}
+        unlearnt = nothing_learnt_in(done, list(runs.values()))
+        outcome.unlearnt.update({f"{self.name}: {title}": line for title, line in unlearnt.items()})
+        by_row = {row.name: [runs[one.folder.resolve()] for one in done if one.name == row.name] for row in rows}
+        return [RowRuns(row.name, by_row[row.name], hyperparameters_of(row)) for row in rows if by_row[row.name]]
+
+    def _tune(self, method: str, forced: bool, outcome: Outcome) -> dict[str, Any] | None:
+        """The hyperparameters that validation chooses; None where no trial came to its end."""
+        request = self.request
+        protocol = request.protocol
+        changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}
+        grid = {of_method(method, name): values for name, values in protocol.tuning[method].items()}
+        tried = sweep(
+            protocol.recipe_of(self.name, request.folder),
+            changes | grid,
+            method=method,
+            seeds=protocol.tuning_seeds,
+            out=self._tuning_folder(method),
+            force=forced,
+            progress=request.progress,
+            device=request.device,
+            workers=request.workers,
+            preset=protocol.settings[self.name].preset,
+            local=False,
+        )
+        outcome.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
+        if tried.chosen is None:
+            return None
+        return {key.rpartition(".")[2]: value for key, value in tried.chosen.settings.items()}
+
+    def _rows_of(self, method: str, chosen: Mapping[str, Any], data: DataCache | None = None) -> Iterator[Recipe]:
+        """A method, and its controls.
+
+        Args:
+            chosen: its hyperparameters. data: kept between calls; without, a longer Local is only there where the
+                figures say that it is needed.
+        """
+        protocol = self.request.protocol
+        tuned = self.request.recipe_of(self.name, chosen, method)
+        own = tuned.choose(method)
+        yield own
+        if method == _LOCAL:
+            if protocol.has_control("pooled"):
+                yield from (pooled(tuned, "pooled"), pooled(tuned, "pooled-steps"))
+            return
+        if protocol.has_control("alone") and runs_alone(own):
+            yield tuned.choose_alone(method)
+        epochs = self._epochs_of_local(own, data)
+        if epochs is not None and epochs > own.training.local_epochs:
+            yield longer(tuned, epochs, [own.name])
+
+    def _epochs_of_local(self, row: Recipe, data: DataCache | None) -> int | None:
+        """The epochs a round by which Local takes as many steps as a method; None where that is not asked for.
+
+        data: None: only what the figures tell.
+        """
+        if not self._has_longer(row):
+            return None
+        known = self._stored_epochs(row)
+        if known is not None or data is None:
+            return known
+        return epochs_of_local(build_federation(row, data=data, pretrained=False))
+
+    def _has_longer(self, row: Recipe) -> bool:
+        """Whether a Local of as many steps is asked for beside a row."""
+        return self.request.protocol.has_control("longer") and not row.method.alone and row.method.name != _LOCAL
+
+    def _stored_epochs(self, row: Recipe) -> int | None:
+        return None if self._stored is None or not self._stored_row(row) else self._stored.epochs_of_local.get(row.name)
+
+    def _plan(self, rows: Sequence[Recipe]) -> list[PlannedRun]:
+        """The runs that the figures lack; seed by seed, so that the runs of a seed share the data in memory."""
+        left = {row.name: self._seeds_left(row) for row in rows}
+        return [
+            PlannedRun(row.name, row.with_run(seed=seed, out=None), self._folder_of(row, seed))
+            for seed in self.request.protocol.seeds_of(self.name)
+            for row in rows
+            if seed in left[row.name]
+        ]
+
+    def _folder_of(self, row: Recipe, seed: int) -> Path:
+        return self.request.out / self.name / row.name / f"seed-{seed}"
+
+    def _tuning_folder(self, method: str) -> Path:
+        return self.request.out / "tuning" / self.name / method
+
+    def _row_name(self, method: str) -> str:
+        return self.recipe.choose(method).name
+
+    def _write(self, rows: Sequence[RowRuns], tuning: Mapping[str, Tuning], epochs: Mapping[str, int]) -> None:
+        """Write what was found into the figures. tuning: by method, as asked for."""
+        trials = {self._row_name(method): load_runs(self._tuning_folder(method)) for method in tuning}
+        tuned = {self._row_name(method): one for method, one in tuning.items()}
+        spent = processor_time(rows, trials)
+        stored = read_result(self.request.figures, self.name)  # as it is now: others may have added rows
+        if rows:
+            found = setting_result(self.name, rows, described(self.recipe), tuned, epochs)
+        elif stored is not None:
+            found = stored.model_copy(update={"rows": [], "tuning": tuned, "epochs_of_local": dict(epochs)})
+        else:
+            return
+        if stored is not None:
+            every = dict.fromkeys((*self.request.protocol.methods_of(self.name), *self.methods))
+            found = join_results(stored, found, [self._row_name(method) for method in every])
+            before = read_processor_time(self.request.figures).get(self.name, ProcessorTime(tuning={}, runs={}))
+            spent = join_processor_time(before, spent, found.rows)
+        write_result(found, spent, self.request.figures)
+        self._stored = found
+        self._made.update(row.name for row in rows)
+
+
+def _count_finished(folder: Path) -> int:
+    """The finished runs at or below a folder."""
+    return sum(1 for _ in folder.rglob("result.json"))

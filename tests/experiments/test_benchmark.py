@@ -420,6 +420,17 @@ def test_figures_of_another_recipe_are_refused(suite: Path, elsewhere: Path, tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_force_replaces_figures_of_another_recipe(
+    done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
+) -> None:
+    stored = json.loads((elsewhere / "short.json").read_text())
+    stored["recipe"]["training"]["rounds"] = 3
+    stored["rows"] = [row | {"accuracy": {"5": 0.5}} for row in stored["rows"]]
+    (elsewhere / "short.json").write_text(json.dumps(stored))
+    benchmark(suite, tmp_path / "out", settings=["short"], results=elsewhere, force=True)
+    assert figures(elsewhere) == figures(done.folder / "results")
+
+
 def test_force_runs_the_methods_that_are_named_again(
     done: Benchmark, suite: Path, elsewhere: Path, tmp_path: Path
 ) -> None:

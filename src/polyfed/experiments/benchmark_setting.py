@@ -32,6 +32,7 @@ from polyfed.report.benchmark_page import Wanted
 from polyfed.report.benchmark_results import (
     ProcessorTime,
     RowResult,
+    SettingResult,
     Tuning,
     join_processor_time,
     join_results,
@@ -89,9 +90,8 @@ class BenchmarkSetting:
         self.methods = list(dict.fromkeys((_LOCAL, *request.methods_of(name))))
         for method in self.methods:
             self.recipe.choose(method)
-        self._stored = read_result(request.figures, name)
+        self._stored = self._read_stored()
         self._made: set[str] = set()  # rows of which all seeds were run by this object
-        self._check_stored()
 
     @property
     def wanted(self) -> Wanted:
@@ -131,18 +131,19 @@ class BenchmarkSetting:
 
     # what is there --------------------------------------------------------------------------------------------------
 
-    def _check_stored(self) -> None:
-        """Whether the figures that are there are of this recipe."""
-        stored = self._stored
-        if stored is None:
-            return
-        difference = first_difference(stored.recipe, self.recipe)
-        if difference is not None:
-            key, there, here = difference
-            raise ConfigError(
-                f"{self.name}: expected stored figures with {key} = {here}, as in the recipe, got those with {there}; "
-                f"choose another --results, or remove {self.request.figures / f'{self.name}.json'}"
-            )
+    def _read_stored(self) -> SettingResult | None:
+        """The figures that are there; None also where they are of another recipe, and all is run again."""
+        stored = read_result(self.request.figures, self.name)
+        difference = None if stored is None else first_difference(stored.recipe, self.recipe)
+        if difference is None:
+            return stored
+        if self.request.force and self.request.methods is None:
+            return None
+        key, there, here = difference
+        raise ConfigError(
+            f"{self.name}: expected stored figures with {key} = {here}, as in the recipe, got those with {there}; "
+            "choose another --results, or --force, which runs all of them again"
+        )
 
     def _known_choice(self, method: str) -> dict[str, Any] | None:
         """The hyperparameters that were chosen for a method; None where it is still to be tuned."""
@@ -324,7 +325,7 @@ class BenchmarkSetting:
         trials = {self._row_name(method): load_runs(self._tuning_folder(method)) for method in tuning}
         tuned = {self._row_name(method): one for method, one in tuning.items()}
         spent = processor_time(rows, trials)
-        stored = read_result(self.request.figures, self.name)  # as it is now: others may have added rows
+        stored = self._read_stored()  # as it is now: others may have added rows
         if rows:
             found = setting_result(self.name, rows, described(self.recipe), tuned, epochs)
         elif stored is not None:

@@ -405,6 +405,17 @@ def test_keys_that_have_come_since_count_as_their_defaults(suite: Path, elsewher
     (elsewhere / "short.json").write_text(json.dumps(stored))
     benchmark(suite, tmp_path / "out", results=elsewhere)
     assert not (tmp_path / "out").exists()
+    more = tmp_path / "more"
+    shutil.copytree(suite, more)
+    (more / "protocol.toml").write_text(PROTOCOL.replace("seeds = [0]\n", "seeds = [0, 3]\n"))
+    benchmark(more, tmp_path / "out", settings=["short"], methods=["fedgh"], results=elsewhere)
+    assert runs_in(tmp_path / "out") == {"short/local/seed-3", "short/fedgh/seed-3"}
+    accuracy = {row["name"]: row["accuracy"] for row in json.loads((elsewhere / "short.json").read_text())["rows"]}
+    assert {name: set(by_seed) for name, by_seed in accuracy.items()} == {
+        "local": {"0", "3"},
+        "fedgh": {"0", "3"},
+        "fedproto": {"0"},
+    }
 
 
 def test_figures_of_another_recipe_are_refused(suite: Path, elsewhere: Path, tmp_path: Path) -> None:

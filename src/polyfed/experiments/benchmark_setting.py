@@ -235,7 +235,12 @@ class BenchmarkSetting:
         unlearnt = nothing_learnt_in(done, list(runs.values()))
         outcome.unlearnt.update({f"{self.name}: {title}": line for title, line in unlearnt.items()})
         by_row = {row.name: [runs[one.folder.resolve()] for one in done if one.name == row.name] for row in rows}
-        return [RowRuns(row.name, by_row[row.name], hyperparameters_of(row)) for row in rows if by_row[row.name]]
+        return [RowRuns(row.name, by_row[row.name], self._kept_as(row)) for row in rows if by_row[row.name]]
+
+    def _kept_as(self, row: Recipe) -> dict[str, Any]:
+        """A row's hyperparameters; as the figures have them where they have the row, so that its seeds are joined."""
+        stored = self._stored_row(row)
+        return hyperparameters_of(row) if stored is None else stored.hyperparameters
 
     def _tune(self, method: str, forced: bool, outcome: Outcome) -> dict[str, Any] | None:
         """The hyperparameters that validation chooses; None where no trial came to its end."""

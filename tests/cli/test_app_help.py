@@ -149,7 +149,7 @@ def shorten_suite(suite: Path, folder: Path) -> None:
     shutil.copytree(suite, folder)
     protocol = tomllib.loads((suite / "protocol.toml").read_text(encoding="utf-8"))
     protocol |= {"methods": BENCHMARKED, "seeds": [0]}
-    protocol["tuning"] = {name: grid for name, grid in protocol["tuning"].items() if name in BENCHMARKED}
+    protocol["tuning"] = {name: grid for name, grid in protocol.get("tuning", {}).items() if name in BENCHMARKED}
     for setting in protocol["settings"].values():
         setting["overrides"] = [*setting.get("overrides", []), *_LESS[1::2]]
         setting.pop("methods", None)

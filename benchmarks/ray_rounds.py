@@ -36,9 +36,12 @@ JOBS: Mapping[str, tuple[str, Sequence[str]]] = {  # name -> recipe, settings
 }
 
 
+TIMES = ("seconds", "processor_seconds")  # that equal runs do not share
+
+
 def records_of(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What a run's records say but for its times."""
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in history]
+    return [{key: value for key, value in record.items() if key not in TIMES} for record in history]
 
 
 class Turns:

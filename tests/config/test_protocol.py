@@ -74,6 +74,7 @@ def test_controls_are_all_none_or_some(controls: str, kinds: str, tmp_path: Path
         ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
         ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
         ("title =", "name =", "unknown key 'name'"),
+        ("tuning_seeds", "local_longer = 0\ntuning_seeds", "local_longer: expected at least 1, got 0"),
         ("tuning_seeds", 'controls = ["lonely"]\ntuning_seeds', "controls"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
         ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),

@@ -497,6 +497,18 @@ def test_a_method_whose_trials_fail_does_not_keep_the_others_from_running(
     assert "Not finished: short (fedgh); long." in (tmp_path / "out/results/benchmark.md").read_text()
 
 
+def test_local_may_train_for_several_times_its_epochs(suite: Path, elsewhere: Path, tmp_path: Path) -> None:
+    own = tmp_path / "suite"
+    shutil.copytree(suite, own)
+    (own / "protocol.toml").write_text(PROTOCOL.replace("tuning_seeds", "local_longer = 3\ntuning_seeds"))
+    found = benchmark(own, tmp_path / "out", settings=["short"], results=elsewhere)
+    assert runs_in(tmp_path / "out") == {"short/local-longer-3/seed-0"}
+    recipe = tomllib.loads((tmp_path / "out/short/local-longer-3/seed-0/recipe.toml").read_text())
+    assert (recipe["method"]["name"], recipe["training"]["local_epochs"]) == ("local", 3)
+    (row,) = (row for row in found.settings[0].rows if row.name == "local-longer-3")
+    assert row.control == "longer"
+
+
 def test_a_kind_of_control_may_be_asked_for_later(suite: Path, tmp_path: Path) -> None:
     """FedGH alone, then also Local for as many steps as what takes two epochs."""
     own = tmp_path / "suite"

@@ -148,10 +148,24 @@ def test_a_method_that_a_setting_lacks_has_no_rank_and_is_drawn(tmp_path: Path) 
 
 
 def test_what_is_lacking_is_told() -> None:
-    wanted = {"one": Wanted(["local", "above", "fd"], [0, 1, 2, 3]), "two": Wanted(["local"], [0])}
+    wanted = {
+        "one": Wanted(["local", "above", "fd"], [0, 1, 2, 3], longer="local-longer-3"),
+        "two": Wanted(["local"], [0]),
+    }
     page = to_markdown("Two", [setting("one", "accuracy")], {}, wanted)
-    assert "Not finished: one (seed 3 of local, seed 3 of above, fd); two." in page
+    assert "Not finished: one (seed 3 of local, seed 3 of above, fd, local-longer-3); two." in page
     assert "Not finished" not in to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0])})
+
+
+def test_gains_over_a_longer_local() -> None:
+    stored = setting("one", "accuracy")
+    longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))
+    page = to_markdown("Longer", [join_results(stored, longer, [])], {}, {"one": Wanted([], [], "local-longer-3")})
+    (_, told) = page.split("## Gains over a longer Local")
+    assert "| above | **+7.00 [+2.03, +11.97]** |" in told, "0.07 +- 4.3027 * 0.02 / sqrt(3)"
+    assert "| below | **-15.00 [-15.00, -15.00]** |" in told
+    assert "(one local-longer-3)" in told
+    assert "longer Local" not in to_markdown("Without", [stored], {}, {"one": Wanted([], [], "local-longer-3")})
 
 
 # rows from several places -------------------------------------------------------------------------------------------

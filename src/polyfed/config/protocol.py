@@ -78,6 +78,7 @@ class Protocol(_Table):
         methods: names of methods, or of variants in the recipes' ``[methods]``.
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
         controls: which controls of `polyfed compare --controls` run, too: "alone", "longer", "pooled"; true is all.
+        local_longer: Local also runs with so many times its epochs a round; 1 for not.
         tuning: method -> hyperparameter -> values tried.
         settings: name -> its recipe.
     """
@@ -87,6 +88,7 @@ class Protocol(_Table):
     seeds: Seeds
     tuning_seeds: list[Seed] = Field(default_factory=list)
     controls: bool | list[ControlKind] = False
+    local_longer: Annotated[int, Field(ge=1)] = 1
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
 

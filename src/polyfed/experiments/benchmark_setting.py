@@ -62,15 +62,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Work:
-    """What is left of a method. trials, scored: runs that are not done. is_lacking: whether the figures lack any."""
+    """What is left of a method.
 
-    trials: int
-    scored: int
+    runs: that are not done. effort: of them, in runs of the method. is_lacking: whether the figures lack any row.
+    """
+
+    runs: int
+    effort: float
     is_lacking: bool
-
-    @property
-    def runs(self) -> int:
-        return self.trials + self.scored
 
 
 class BenchmarkSetting:
@@ -95,10 +94,12 @@ class BenchmarkSetting:
 
     @property
     def wanted(self) -> Wanted:
-        """What the page expects of the setting: the suite's methods and seeds."""
+        """What the page expects of the setting: the suite's methods and seeds, and a longer Local."""
         protocol = self.request.protocol
         names = [self.recipe.choose(method).name for method in (_LOCAL, *protocol.methods_of(self.name))]
-        return Wanted(list(dict.fromkeys(names)), protocol.seeds_of(self.name))
+        further = self._longer_local(self.recipe)
+        longer = "" if further is None else further.name
+        return Wanted(list(dict.fromkeys(names)), protocol.seeds_of(self.name), longer)
 
     def run(self, position: str, outcome: Outcome) -> None:
         """Do what is left; figures are written after every method.
@@ -180,18 +181,20 @@ class BenchmarkSetting:
         protocol = self.request.protocol
         forced = self._is_forced(self._row_name(method))
         chosen = self._known_choice(method)
-        trials = 0
+        runs = 0
         if chosen is None:
-            trials = protocol.trials(method) * len(protocol.tuning_seeds)
-            trials -= 0 if forced else _count_finished(self._tuning_folder(method))
+            done = 0 if forced else _count_finished(self._tuning_folder(method))
+            runs = max(0, protocol.trials(method) * len(protocol.tuning_seeds) - done)
+        effort = float(runs)
         own, *controls = self._rows_of(method, chosen or {})
-        scored = 0
         is_lacking = chosen is None or (self._has_longer(own) and self._stored_epochs(own) is None)
         for row in (own, *controls):
             seeds = protocol.seeds_of(self.name) if chosen is None else self._seeds_left(row)
             is_lacking = is_lacking or bool(seeds)
-            scored += sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
-        return _Work(max(0, trials), scored, is_lacking)
+            left = sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
+            runs += left
+            effort += left * row.training.local_epochs / own.training.local_epochs
+        return _Work(runs, effort, is_lacking)
 
     def _seconds_of(self, work: Mapping[str, _Work]) -> dict[str, float]:
         """About how long the runs of each method take, as a few batches of each tell."""
@@ -201,7 +204,7 @@ class BenchmarkSetting:
             if found[name].why is not None:
                 raise ConfigError(f"{self.name}: expected methods that fit, got {name}: {found[name].why}")
         rounds = self.recipe.training.rounds
-        return {name: one.runs * (found[name].seconds or 0.0) * rounds for name, one in work.items()}
+        return {name: one.effort * (found[name].seconds or 0.0) * rounds for name, one in work.items()}
 
     # running --------------------------------------------------------------------------------------------------------
 
@@ -278,6 +281,9 @@ class BenchmarkSetting:
         own = tuned.choose(method)
         yield own
         if method == _LOCAL:
+            further = self._longer_local(tuned)
+            if further is not None:
+                yield further
             if protocol.has_control("pooled"):
                 yield from (pooled(tuned, "pooled"), pooled(tuned, "pooled-steps"))
             return
@@ -286,6 +292,11 @@ class BenchmarkSetting:
         epochs = self._epochs_of_local(own, data)
         if epochs is not None and epochs > own.training.local_epochs:
             yield longer(tuned, epochs, [own.name])
+
+    def _longer_local(self, recipe: Recipe) -> Recipe | None:
+        """Local with several times the epochs; None where the suite asks for none."""
+        times = self.request.protocol.local_longer
+        return longer(recipe, times * recipe.training.local_epochs, []) if times > 1 else None
 
     def _epochs_of_local(self, row: Recipe, data: DataCache | None) -> int | None:
         """The epochs a round by which Local takes as many steps as a method; None where that is not asked for.

@@ -45,10 +45,14 @@ _NOTHING = ProcessorTime(tuning={}, runs={})
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a setting is to have. methods: names of rows. seeds: of each of them."""
+    """What a setting is to have.
+
+    methods: names of rows. seeds: of each of them. longer: the row of a Local for longer; "" where none was asked for.
+    """
 
     methods: Sequence[str]
     seeds: Sequence[int]
+    longer: str = ""
 
 
 def write_page(
@@ -91,6 +95,7 @@ def to_markdown(
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     gains = {one.setting: gains_of(one) for one in found}
     parts += _about_gains(found, gains)
+    parts += _over_longer(found, {name: asked.longer for name, asked in wanted.items() if asked.longer})
     for one in found:
         parts += [*_about_setting(one, gains[one.setting], spent.get(one.setting, _NOTHING))]
     scored_runs = sum(one.scored for one in spent.values())
@@ -111,7 +116,7 @@ def _lacking(found: Sequence[SettingResult], wanted: Mapping[str, Wanted]) -> It
 
 
 def _lacking_rows(found: SettingResult, asked: Wanted) -> Iterator[str]:
-    for name in asked.methods:
+    for name in (*asked.methods, *([asked.longer] if asked.longer else [])):
         row = found.row(name)
         seeds = [] if row is None else [seed for seed in asked.seeds if seed not in row.by_seed]
         if row is None:
@@ -189,6 +194,30 @@ def _about_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str
     yield (
         "How much better together is than alone (every client a federation of its own): accuracy in percentage "
         "points, RMSE in the target's unit; paired by seed, with the 95 % interval; bold where that leaves out zero."
+    )
+
+
+def _over_longer(found: Sequence[SettingResult], longer: Mapping[str, str]) -> Iterator[str]:
+    """How far methods lie above a Local that trains for longer. longer: setting -> its row."""
+    rows_of = {one.setting: one.row(longer.get(one.setting, "")) for one in found}
+    compared = {setting: row for setting, row in rows_of.items() if row is not None}
+    having = [one for one in found if one.setting in compared]
+    names = [name for name in dict.fromkeys(row.name for one in having for row in one.methods) if name != "local"]
+    if not names:
+        return
+    yield "## Gains over a longer Local"
+    columns = [Column("method", names, words=True)]
+    for one in having:
+        rows = {row.name: row for row in one.methods}
+        gains = {name: gain_over(compared[one.setting], row, one.main_score) for name, row in rows.items()}
+        cells = [_with_interval(gains.get(name), one.main_score) for name in names]
+        bold = frozenset(at for at, name in enumerate(names) if name in gains and gains[name].leaves_out_zero)
+        columns.append(Column(one.setting, cells, bold=bold))
+    yield markdown_table(columns)
+    told = ", ".join(f"{setting} {row.name}" for setting, row in compared.items())
+    yield markdown_text(
+        f"As far as each method lies above a Local that trains more epochs a round ({told}), with the epochs of the "
+        "recipe itself; where it lies below, training longer alone gains more than the method does."
     )
 
 

@@ -23,10 +23,15 @@ _LOCAL = "local"
 def first_difference(stored: Mapping[str, Any], recipe: Recipe) -> tuple[str, Any, Any] | None:
     """The first key in which a stored recipe is another than this one: its name, the stored value and this one's."""
     here = flat_table(described(recipe))
-    there = flat_table(_with_new_defaults(stored, recipe))
-    for key in dict.fromkeys((*here, *there)):
-        if here.get(key) != there.get(key):
-            return key, there.get(key), here.get(key)
+    there = flat_table(stored)
+    for key, value in there.items():  # first, so that nothing is resolved, or imported, that the recipe does not name
+        if here.get(key) != value:
+            return key, value, here.get(key)
+    if here.keys() - there.keys():
+        there = flat_table(_with_new_defaults(stored, recipe))
+    for key, value in here.items():
+        if there.get(key) != value:
+            return key, there.get(key), value
     return None
 
 

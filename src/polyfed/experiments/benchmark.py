@@ -95,8 +95,9 @@ def benchmark(
     make_folder(figures)
     outcome = Outcome()
     for number, setting in enumerate(asked, start=1):
-        setting.run(f"{number} of {len(asked)}", outcome)
-        write_page(figures, protocol.title, wanted)
+        is_new = setting.run(f"{number} of {len(asked)}", outcome)
+        if is_new and number < len(asked):  # the next setting may be interrupted
+            write_page(figures, protocol.title, wanted)
     found, files = write_page(figures, protocol.title, wanted)
     return Benchmark(place, ranking(found) if found else None, found, files, outcome.failures, outcome.unlearnt)
 

@@ -101,11 +101,14 @@ class BenchmarkSetting:
         longer = "" if further is None else further.name
         return Wanted(list(dict.fromkeys(names)), protocol.seeds_of(self.name), longer)
 
-    def run(self, position: str, outcome: Outcome) -> None:
+    def run(self, position: str, outcome: Outcome) -> bool:
         """Do what is left; figures are written after every method.
 
         Args:
             position: of the setting in the suite, for progress: "1 of 2". outcome: gets what went wrong.
+
+        Returns:
+            Whether anything was left.
 
         Raises:
             ConfigError: a method does not fit; nothing of the setting has been run.
@@ -115,7 +118,7 @@ class BenchmarkSetting:
         work = {method: one for method, one in every.items() if one.is_lacking}
         if not work:
             self.request.tell(f"setting {self.name} ({position}): all figures are there")
-            return
+            return False
         runs = sum(one.runs for one in work.values())
         seconds = self._seconds_of(work) if runs else dict.fromkeys(work, 0.0)
         left = f"{human_count(runs, 'run')} left, about {human_seconds(sum(seconds.values()))}"
@@ -129,6 +132,7 @@ class BenchmarkSetting:
                 )
             self._run_method(method, data, outcome)
             del seconds[method]
+        return True
 
     # what is there --------------------------------------------------------------------------------------------------
 

@@ -181,7 +181,7 @@ class BenchmarkSetting:
     # what is left ---------------------------------------------------------------------------------------------------
 
     def _work_of(self, method: str) -> _Work:
-        """A control counts as a run of its method, or of Local; a longer Local only where the figures tell of it."""
+        """A longer Local counts only where the figures tell of it."""
         protocol = self.request.protocol
         forced = self._is_forced(self._row_name(method))
         chosen = self._known_choice(method)
@@ -197,7 +197,7 @@ class BenchmarkSetting:
             is_lacking = is_lacking or bool(seeds)
             left = sum(forced or not _count_finished(self._folder_of(row, seed)) for seed in seeds)
             runs += left
-            effort += left * row.training.local_epochs / own.training.local_epochs
+            effort += left * _effort_of(row, own)
         return _Work(runs, effort, is_lacking)
 
     def _seconds_of(self, work: Mapping[str, _Work]) -> dict[str, float]:
@@ -360,6 +360,13 @@ class BenchmarkSetting:
         write_result(found, spent, self.request.figures)
         self._stored = found
         self._made.update(row.name for row in rows)
+
+
+def _effort_of(row: Recipe, method: Recipe) -> float:
+    """About how much a run of a row trains, in runs of its method; a control as much as its method, or as Local."""
+    if row.run.control == "pooled":
+        return float(len(set(row.models.architectures)))  # each network on the rows of all clients
+    return row.training.local_epochs / method.training.local_epochs
 
 
 def _count_finished(folder: Path) -> int:

@@ -9,6 +9,7 @@ The file holds what does not depend on the machine's speed or on interruptions: 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -249,15 +250,35 @@ def read_results(folder: Path, settings: Sequence[str]) -> list[SettingResult]:
     Raises:
         ConfigError: a file is no such figures.
     """
-    there = [folder / f"{name}.json" for name in settings if (folder / f"{name}.json").is_file()]
-    return [_read(path) for path in there]
+    return [_read(folder, name) for name in settings if (folder / f"{name}.json").exists()]
 
 
-def _read(path: Path) -> SettingResult:
+def _read(folder: Path, setting: str) -> SettingResult:
+    path = folder / f"{setting}.json"
     try:
-        return validated(SettingResult, parse_json(path.read_bytes()))
+        found = validated(SettingResult, parse_json(path.read_bytes()))
+        _check(found, setting)
     except (ValueError, OSError) as error:
         raise ConfigError(f"expected figures of a benchmark in {path}, got something else: {error}") from None
+    return found
+
+
+def _check(found: SettingResult, setting: str) -> None:
+    """Whether the figures are those of the setting, each row is there once, and scores can be.
+
+    Raises:
+        ValueError: not so; says where.
+    """
+    if found.setting != setting:
+        raise ValueError(f"expected the setting {setting}, got {found.setting}")
+    names = [row.name for row in found.rows]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"expected each row once, got {repeated} again")
+    highest = math.inf if found.score == RMSE.name else 1.0
+    for row in found.rows:
+        for seed, score in row.accuracy.items():
+            if score is not None and not 0 <= score <= highest:
+                raise ValueError(f"{row.name}, seed {seed}: expected from 0 to {highest:g}, got {score:g}")
 
 
 def read_processor_time(folder: Path) -> dict[str, ProcessorTime]:
@@ -267,7 +288,7 @@ def read_processor_time(folder: Path) -> dict[str, ProcessorTime]:
         ConfigError: the file holds something else.
     """
     path = folder / PROCESSOR_TIME
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
         found = parse_json(path.read_bytes())

@@ -34,6 +34,9 @@ seeds = [2, 3, 4]
 methods = ["fedgh"]
 """
 
+CONTROLS = "controls: expected true, false or a list of alone, longer, pooled, got "
+OVERRIDES = "settings.more.overrides: expected none of run.seed, method.name, got "
+
 
 def load(folder: Path, text: str) -> Protocol:
     (folder / "protocol.toml").write_text(text)
@@ -74,8 +77,15 @@ def test_controls_are_all_none_or_some(controls: str, kinds: str, tmp_path: Path
         ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
         ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
         ("title =", "name =", "unknown key 'name'"),
-        ("tuning_seeds", "local_longer = 0\ntuning_seeds", "local_longer: expected at least 1, got 0"),
-        ("tuning_seeds", 'controls = ["lonely"]\ntuning_seeds', "controls"),
+        ("tuning_seeds", "local_longer = 1\ntuning_seeds", "local_longer: expected at least 2, got 1"),
+        ("tuning_seeds", 'controls = ["lonely"]\ntuning_seeds', f"{CONTROLS}['lonely']"),
+        ("tuning_seeds", 'controls = "alone"\ntuning_seeds', f"{CONTROLS}'alone'"),
+        ("tuning_seeds", 'controls = ["alone", "alone"]\ntuning_seeds', "controls: expected each once, got 'alone'"),
+        ("seeds = [0, 1]", "seeds = [0, 1, 0]", "seeds: expected each once, got 0 again"),
+        ("seeds = [2, 3, 4]", "seeds = [2, 2]", "settings.more.seeds: expected each once, got 2 again"),
+        ("header_lr = [0.01, 0.1]", "header_lr = [0.1, 0.1]", "tuning.fedgh.header_lr: expected each once, got 0.1"),
+        ('methods = ["fedgh"]', 'overrides = ["run.seed=3"]', f"{OVERRIDES}'run.seed=3'"),
+        ('methods = ["fedgh"]', 'overrides = ["method.name = fd"]', f"{OVERRIDES}'method.name = fd'"),
         ('recipe = "plain.toml"\nseeds', 'recipes = "plain.toml"\nseeds', "unknown key 'settings.more.recipes'"),
         ("header_lr = [0.01, 0.1]", "header_lr = []", "tuning.fedgh: expected at least 1 entry, got []"),
     ],

@@ -262,6 +262,25 @@ def test_wrong_requests_write_nothing(change: tuple[str, Any], said: str, suite:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ("header_rate = [0.0, 1.0]", "unknown key 'methods.fedgh.header_rate'"),
+        ("header_lr = [0.1, -1.0]", "methods.fedgh.header_lr: expected at least 0, got -1.0"),
+    ],
+)
+def test_values_that_a_method_does_not_take_are_told_before_the_first_run(
+    grid: str, said: str, suite: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "suite"
+    shutil.copytree(suite, own)
+    (own / "protocol.toml").write_text(PROTOCOL.replace("header_lr = [0.0, 1.0]", grid))
+    with pytest.raises(ConfigError) as caught:
+        benchmark(own, tmp_path / "out")
+    assert said in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_figures_that_are_none_are_refused(done: Benchmark, suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "tiny"
     shutil.copytree(done.folder, out)

@@ -28,13 +28,13 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyfed.config.loading import read_recipe
 from polyfed.errors import ConfigError
-from polyfed.validation.error_lines import one_line
+from polyfed.validation.error_lines import one_line, shown
 
 __all__ = ["Protocol", "Setting"]
 
@@ -43,6 +43,7 @@ FILE = "protocol.toml"
 Seed = Annotated[int, Field(ge=0)]
 Seeds = Annotated[list[Seed], Field(min_length=1)]
 ControlKind = Literal["alone", "longer", "pooled"]
+_DECIDED = ("run.seed", "method.name")  # by the suite, whatever a setting's overrides say
 Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
 Values = Annotated[list[Any], Field(min_length=1)]
 
@@ -78,7 +79,7 @@ class Protocol(_Table):
         methods: names of methods, or of variants in the recipes' ``[methods]``.
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
         controls: which controls of `polyfed compare --controls` run, too: "alone", "longer", "pooled"; true is all.
-        local_longer: Local also runs with so many times its epochs a round; 1 for not.
+        local_longer: Local also runs with so many times its epochs a round.
         tuning: method -> hyperparameter -> values tried.
         settings: name -> its recipe.
     """
@@ -88,9 +89,17 @@ class Protocol(_Table):
     seeds: Seeds
     tuning_seeds: list[Seed] = Field(default_factory=list)
     controls: bool | list[ControlKind] = False
-    local_longer: Annotated[int, Field(ge=1)] = 1
+    local_longer: Annotated[int, Field(ge=2)] | None = None
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
+
+    @field_validator("controls", mode="before")
+    @classmethod
+    def _known_kinds(cls, given: Any) -> Any:
+        kinds = get_args(ControlKind)
+        if isinstance(given, bool) or (isinstance(given, list) and all(kind in kinds for kind in given)):
+            return given
+        raise ValueError(f"expected true, false or a list of {', '.join(kinds)}, got {shown(given)}")
 
     @classmethod
     def load(cls, suite: str | Path) -> Protocol:
@@ -135,6 +144,22 @@ class Protocol(_Table):
         return math.prod(map(len, grid.values())) if grid else 0
 
     def _problems(self) -> Iterator[str]:
+        yield from self._repeated()
+        yield from self._without_effect()
+        yield from self._wrong_tuning()
+
+    def _repeated(self) -> Iterator[str]:
+        for place, given in self._lists():
+            if again := [value for number, value in enumerate(given) if value in given[:number]]:
+                yield f"{place}: expected each once, got {shown(again[0])} again"
+
+    def _without_effect(self) -> Iterator[str]:
+        for name, setting in self.settings.items():
+            for change in setting.overrides:
+                if change.partition("=")[0].strip() in _DECIDED:
+                    yield f"settings.{name}.overrides: expected none of {', '.join(_DECIDED)}, got {shown(change)}"
+
+    def _wrong_tuning(self) -> Iterator[str]:
         if bool(self.tuning) != bool(self.tuning_seeds):
             given, missing = ("tuning", "tuning_seeds") if self.tuning else ("tuning_seeds", "tuning")
             yield f"{missing}: expected some beside {given}, got none"
@@ -150,6 +175,19 @@ class Protocol(_Table):
             yield f"tuning: expected as many trials for every method, got {told}"
         if any(number < 2 for number in numbers.values()):
             yield "tuning: expected at least two trials for a method, got one"
+
+    def _lists(self) -> Iterator[tuple[str, list[Any]]]:
+        """Place and values of all lists of seeds, methods, controls and values that are tried."""
+        yield "methods", list(self.methods)
+        yield "seeds", list(self.seeds)
+        yield "tuning_seeds", list(self.tuning_seeds)
+        yield "controls", [] if isinstance(self.controls, bool) else list(self.controls)
+        for name, setting in self.settings.items():
+            yield f"settings.{name}.methods", list(setting.methods or [])
+            yield f"settings.{name}.seeds", list(setting.seeds or [])
+        for method, grid in self.tuning.items():
+            for key, values in grid.items():
+                yield f"tuning.{method}.{key}", values
 
     def recipe_of(self, setting: str, suite: str | Path) -> Path:
         """The recipe's file of a setting."""

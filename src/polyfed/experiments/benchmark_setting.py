@@ -91,6 +91,9 @@ class BenchmarkSetting:
             self.recipe.choose(method)
         self._stored = self._read_stored()
         self._made: set[str] = set()  # rows of which all seeds were run by this object
+        for method in self.methods:
+            if self._known_choice(method) is None:
+                self._check_trials(method)
 
     @property
     def wanted(self) -> Wanted:
@@ -133,6 +136,16 @@ class BenchmarkSetting:
             self._run_method(method, data, outcome)
             del seconds[method]
         return True
+
+    def _check_trials(self, method: str) -> None:
+        """Whether a method has the hyperparameters that are tried, and takes the values: a trial may begin hours later.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        for name, values in self.request.protocol.tuning[method].items():
+            for value in values:
+                self.request.recipe_of(self.name, {name: value}, method).choose(method)
 
     # what is there --------------------------------------------------------------------------------------------------
 
@@ -300,7 +313,7 @@ class BenchmarkSetting:
     def _longer_local(self, recipe: Recipe) -> Recipe | None:
         """Local with several times the epochs; None where the suite asks for none."""
         times = self.request.protocol.local_longer
-        return longer(recipe, times * recipe.training.local_epochs, []) if times > 1 else None
+        return None if times is None else longer(recipe, times * recipe.training.local_epochs, [])
 
     def _epochs_of_local(self, row: Recipe, data: DataCache | None) -> int | None:
         """The epochs a round by which Local takes as many steps as a method; None where that is not asked for.

@@ -1,13 +1,21 @@
-"""What the pages' sentences say with an interval is what the tables say: figures that change are changed everywhere."""
+"""Intervals and totals in the pages' sentences are those of the tables: figures that change are changed everywhere."""
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
+from polyfed.config.protocol import Protocol
+from polyfed.report.benchmark_gains import gains_of
+from polyfed.report.benchmark_results import read_processor_time, read_results
+from polyfed.units import human_seconds
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+SMALL = DOCS.parent / "suites" / "small"
+FIGURES = DOCS / "results" / "benchmark-small"
 NUMBER = r"[+-]?\d+\.\d+"  # without a point, brackets are footnotes
 INTERVAL = rf"\[({NUMBER}),\s+({NUMBER})\]"
 CITED = re.compile(rf"({NUMBER})\s+{INTERVAL}")
@@ -58,3 +66,25 @@ def test_a_changed_figure_is_found() -> None:
     assert is_known("+2.39", "+5.35"), "FedGH over Local, docs/results/tables/fedgh-header-steps.md"
     assert is_known("2.4", "5.4")
     assert not is_known("+2.39", "+5.36")
+
+
+def test_totals_of_the_suite_are_those_of_its_figures() -> None:
+    page = " ".join((DOCS / "benchmark.md").read_text().split())
+    settings = read_results(FIGURES, list(Protocol.load(SMALL).settings))
+    runs = sum(len(row.accuracy) for setting in settings for row in setting.rows)
+    grids = [tuning for setting in settings for tuning in setting.tuning.values()]
+    trials = sum(len(tuning.seeds) * math.prod(map(len, tuning.tried.values())) for tuning in grids)
+    spent = read_processor_time(FIGURES).values()
+    hours = human_seconds(sum(one.scored + one.trials for one in spent))
+    count = f"{runs:,}".replace(",", " ")
+    assert f"{count} scored runs and {trials} trials, {hours} of processor time" in page
+
+
+def test_counts_of_federated_gains_are_those_of_the_figures() -> None:
+    page = " ".join((DOCS / "benchmark.md").read_text().split())
+    settings = read_results(FIGURES, list(Protocol.load(SMALL).settings))
+    federated = [gains.federated for setting in settings for gains in gains_of(setting).values()]
+    told = [gain.mean for gain in federated if gain.leaves_out_zero]
+    above = sum(mean > 0 for mean in told)
+    said = f"Of the {len(federated)} federated gains {above} lie above zero by their intervals and {len(told) - above}"
+    assert f"{said} below" in page

@@ -21,7 +21,7 @@ from polyfed.engine.federation import Federation
 from polyfed.engine.task import Task
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.controls import controls_of, epochs_of_local, longer, pooled
+from polyfed.experiments.controls import controls_of, epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.methods import Local
 from polyfed.models.zoo import build
@@ -81,6 +81,12 @@ def test_the_recipes_own_method_is_alone_and_called_so() -> None:
     assert recipe("fedproto").choose_alone("fedproto").name == "fedproto-alone"
     with pytest.raises(ConfigError, match="alone"):
         recipe(method={"name": "fedgh", "alone": 3})
+
+
+def test_a_control_of_a_method_is_not_run_alone() -> None:
+    asked = recipe(methods={"flat": {"name": "fd", "control": "flat"}})
+    assert runs_alone(asked.choose("fd"))
+    assert not runs_alone(asked.choose("flat"))
 
 
 def test_another_method_is_not_alone_because_the_recipes_own_is() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,44 @@ def test_targets_are_distributions_whatever_the_scores(method, scale):
         known = context["targets"][context["known"]]
         assert (known >= 0).all()
         assert known.sum(1).numpy() == pytest.approx(np.ones(len(known)), abs=1e-6)
+
+
+# controls -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", FORMS, ids=["plain", "logits"])
+def test_the_control_own_sends_a_client_what_it_sent(method):
+    first, second = rounds(dataclasses.replace(method, control="own"), members())
+    for i in range(4):
+        assert second.down[i]["labels"].tolist() == first.up[i]["labels"].tolist()
+        assert second.down[i]["outputs"].numpy() == pytest.approx(first.up[i]["outputs"].numpy(), abs=1e-7)
+    assert second.record["sums"]["distillation"] > 0
+
+
+@pytest.mark.parametrize("method", FORMS, ids=["plain", "logits"])
+def test_the_control_flat_keeps_a_classs_own_entry_and_spreads_the_rest(method):
+    _, plain = rounds(method, members())
+    _, flat = rounds(dataclasses.replace(method, control="flat"), members())
+    for i in range(4):
+        assert flat.down[i]["labels"].tolist() == plain.down[i]["labels"].tolist()
+        labels = plain.down[i]["labels"].tolist()
+        for label, told, sent in zip(labels, plain.down[i]["outputs"], flat.down[i]["outputs"], strict=True):
+            rest = np.delete(told.numpy(), label)
+            assert sent[label] == told[label]
+            assert np.delete(sent.numpy(), label) == pytest.approx(np.full(CLASSES - 1, rest.mean()), abs=1e-7)
+            assert rest.std() > 1e-4, "else nothing is spread"
+
+
+def test_a_control_of_two_classes_is_fd_itself():
+    """Where there is only one other class, it is not told how much alike it is."""
+    people = [Client("deep", samples(9, i, (0, 1))) for i in range(3)]
+    ours, theirs = (rounds(FD(control=control), people, classes=2)[1] for control in ("flat", "none"))
+    for i in range(3):
+        assert ours.down[i]["outputs"].numpy() == pytest.approx(theirs.down[i]["outputs"].numpy(), abs=1e-7)
+
+
+def test_controls_are_told_apart():
+    assert [FD(control=control).is_control for control in ("none", "own", "flat")] == [False, True, True]
 
 
 def test_the_gradient_leads_towards_the_target():

@@ -234,6 +234,11 @@ class Method:
             cls.ignores_initial_weights = vars(cls).get("ignores_initial_weights", False)
 
     @property
+    def is_control(self) -> bool:
+        """Whether clients get something else in the place of what the others know, to show what that is worth."""
+        return False
+
+    @property
     def display_name(self) -> str:
         """The method's name; its class's where it has none."""
         return self.name or type(self).__name__

@@ -55,7 +55,8 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
 
 def runs_alone(chosen: Recipe) -> bool:
     """Whether a method is also run with each client alone: it sends something, and is no control itself."""
-    return not chosen.method.alone and has_upload(chosen.chosen_method)
+    method = chosen.chosen_method
+    return not chosen.method.alone and not method.is_control and has_upload(method)
 
 
 def _names_of(chosen: Mapping[str, Recipe]) -> list[str]:

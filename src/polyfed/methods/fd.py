@@ -14,6 +14,9 @@ sample counts in the cross entropy alone.
 The paper normalizes outputs by the softmax before they are averaged, so "probabilities" are the default: a mean of them
 is a distribution whatever the clients' scales, and no score can run away with it. `outputs = "logits"` averages raw
 scores and takes softmax(Z); either way a target is a distribution, never a raw score.
+A control sends another target, to show what the others' outputs are worth: "own" z_k[c], which client k could keep
+without sending anything; "flat" Z_k[c] with all of its entries but the c-th replaced by their mean, which tells how
+sure the others are and no longer which classes they take for alike.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
@@ -55,6 +59,11 @@ class FD(Method):
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
     outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
+    control: Literal["none", "own", "flat"] = "none"  # control targets: the client's own, or without similar classes
+
+    @property
+    def is_control(self) -> bool:
+        return self.control != "none"
 
     @property
     def requirements(self) -> Requirements:
@@ -78,11 +87,14 @@ class FD(Method):
         if "outputs" not in server.state:
             return {}
         owners, labels, outputs, counts = (get_tensor(server.state, name) for name in _TABLE)
-        others = prototypes.mask_owned_classes(server, client_id, labels) & (owners != client_id)
-        if not others.any():
+        if self.control == "own":
+            used = owners == client_id
+        else:
+            used = prototypes.mask_owned_classes(server, client_id, labels) & (owners != client_id)
+        if not used.any():
             return {}
-        labels, outputs = merge(outputs[others], labels[others], counts[others])
-        return {"labels": labels, "outputs": outputs}
+        labels, outputs = merge(outputs[used], labels[used], counts[used])
+        return {"labels": labels, "outputs": _flat(outputs, labels) if self.control == "flat" else outputs}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(server, uploads, "outputs")
@@ -127,3 +139,11 @@ class FD(Method):
     def nbytes_in_paper(self, message: Message) -> int:
         """Bytes of the outputs only, as in FedGH's Table 3."""
         return nbytes({"outputs": message["outputs"]}) if "outputs" in message else 0
+
+
+def _flat(rows_SC: Tensor, labels_S: Tensor) -> Tensor:
+    """Each row with its label's entry as it is, and the mean of all others in their place."""
+    classes = rows_SC.shape[1]
+    own_SC = F.one_hot(labels_S.long(), classes).bool()
+    rest_S1 = rows_SC.masked_fill(own_SC, 0).sum(1, keepdim=True) / (classes - 1)
+    return torch.where(own_SC, rows_SC, rest_S1)

@@ -113,6 +113,10 @@ class FedHeNN(Method):
         return self.eta(round) > 0
 
     @property
+    def is_control(self) -> bool:
+        return self.kernel.control != "none"
+
+    @property
     def requirements(self) -> Requirements:
         uses_rad = self.uses_rad(2)
         return Requirements(

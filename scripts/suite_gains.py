@@ -1,16 +1,16 @@
-"""Write the section "Gains in the suite" of the method pages: over Local, and the part that needs the other clients.
+"""Write the section "Gains in the suites" of the method pages: over Local, and the part that needs the other clients.
 
-    python scripts/suite_gains.py            # after docs/results/benchmark-small has changed
+    python scripts/suite_gains.py            # after docs/results/benchmark-small or benchmark-longer has changed
 
-The figures are those of ``docs/results/benchmark-small``, one file per setting of ``suites/small``. A method that no
-setting has gets no section.
+The figures are those of ``docs/results/benchmark-small`` and ``benchmark-longer``, one file per setting of
+``suites/small`` and ``suites/longer``. A method that no setting has gets no section.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from polyfed.config.protocol import Protocol
@@ -21,8 +21,8 @@ from polyfed.report.text_tables import Column, interval, markdown_table, scored
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "methods"
-RESULTS = ROOT / "docs" / "results" / "benchmark-small"
-TITLE = "## Gains in the suite"
+SUITES = {"small": "", "longer": ", five epochs a round"}  # and what its settings are called
+TITLE = "## Gains in the suites"
 BEFORE = "## Published results"
 NAMES = {
     "digits": "digits",
@@ -35,30 +35,36 @@ NAMES = {
 }
 
 
-def settings() -> list[SettingResult]:
-    """The settings that were run, in the suite's order."""
-    return read_results(RESULTS, list(Protocol.load(ROOT / "suites" / "small").settings))
+def settings() -> dict[str, SettingResult]:
+    """The settings that were run, in the suites' order, by what they are called."""
+    found = {}
+    for suite, how in SUITES.items():
+        names = list(Protocol.load(ROOT / "suites" / suite).settings)
+        for one in read_results(ROOT / "docs" / "results" / f"benchmark-{suite}", names):
+            found[NAMES[one.setting] + how] = one
+    return found
 
 
-def section(method: str, found: Sequence[SettingResult]) -> str:
+def section(method: str, found: Mapping[str, SettingResult]) -> str:
     """A method's section, "" where no setting has the method."""
-    measured = [(one, gains) for one in found if (gains := gains_of(one).get(method)) is not None]
+    measured = [(name, one, gains) for name, one in found.items() if (gains := gains_of(one).get(method)) is not None]
     if not measured:
         return ""
-    tuned = any(method in one.tuning for one, _ in measured)
+    tuned = any(method in one.tuning for _, one, _ in measured)
     how = "tuned by validation with three trials" if tuned else "nothing to tune"
     about = textwrap.fill(
-        f"Points of accuracy above Local, {how}, and what of them needs the other clients, with 95 % intervals "
-        "([suite](../results/benchmark-small/benchmark.md), [controls](../federation-worth.md#controls)):",
+        f"Points of accuracy above Local with the same epochs a round, {how}, and what of them needs the other clients, "
+        "with 95 % intervals ([one epoch a round](../results/benchmark-small/benchmark.md), "
+        "[five](../results/benchmark-longer/benchmark.md), [controls](../federation-worth.md#controls)):",
         120,
         break_on_hyphens=False,
     )
     table = markdown_table(
         [
-            Column("setting", [NAMES[one.setting] for one, _ in measured], words=True),
-            Column("seeds", [str(_seeds(one, method)) for one, _ in measured]),
-            Column("over Local", [_told(gains.gain, one) for one, gains in measured]),
-            Column("of which the others'", [_told(gains.federated, one) for one, gains in measured]),
+            Column("setting", [name for name, _, _ in measured], words=True),
+            Column("seeds", [str(_seeds(one, method)) for _, one, _ in measured]),
+            Column("over Local", [_told(gains.gain, one) for _, one, gains in measured]),
+            Column("of which the others'", [_told(gains.federated, one) for _, one, gains in measured]),
         ]
     )
     return f"{TITLE}\n\n{about}\n\n{table}\n\n"
@@ -75,7 +81,7 @@ def _told(gain: Gain, setting: SettingResult) -> str:
     return f"{scored(gain.mean, score, '+')} {interval(gain.mean, gain.margin, '+', score)}"
 
 
-def with_section(text: str, method: str, found: Sequence[SettingResult]) -> str:
+def with_section(text: str, method: str, found: Mapping[str, SettingResult]) -> str:
     """A page's text with its section as it should be, before "Published results"."""
     rest = re.sub(rf"^{TITLE}\n.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)
     before, heading, after = rest.partition(BEFORE)

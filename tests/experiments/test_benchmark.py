@@ -572,3 +572,20 @@ def test_a_kind_of_control_may_be_asked_for_later(suite: Path, tmp_path: Path) -
     stored = json.loads((tmp_path / "figures/short.json").read_text())
     assert stored["epochs_of_local"] == {"fedgh": 1, "local-mutual": 1, "fedkwaz": 2}
     assert len(stored["rows"]) == 9
+
+
+def test_a_methods_own_control_is_no_method_of_the_ranks(tmp_path: Path) -> None:
+    """It is tuned and scored like one, and not run alone."""
+    variant = '[methods.fd-own]\nname = "fd"\ncontrol = "own"\n'
+    (tmp_path / "plain.toml").write_text(RECIPE.replace("rounds = 1", "rounds = 2", 1) + variant)
+    (tmp_path / "protocol.toml").write_text(
+        'title = "FD"\nmethods = ["fd", "fd-own"]\nseeds = [0, 1]\ncontrols = ["alone"]\n'
+        '[settings.only]\nrecipe = "plain.toml"\n'
+    )
+    done = benchmark(tmp_path, tmp_path / "out")
+    (found,) = done.settings
+    rows = {row.name: row.control for row in found.rows}
+    assert rows == {"local": "", "fd": "", "fd-own": "targets", "fd-alone": "alone"}
+    assert done.table is not None
+    assert set(done.table.ranks) == {"local", "fd"}
+    assert "| fd - fd-own | " in (tmp_path / "out" / "results" / "benchmark.md").read_text()

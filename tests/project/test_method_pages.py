@@ -120,7 +120,7 @@ def beside() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def suite() -> dict[str, Any]:
-    """The script that writes the pages' section "Gains in the suite", and the figures that it writes."""
+    """The script that writes the pages' section "Gains in the suites", and the figures that it writes."""
     script = runpy.run_path(str(ROOT / "scripts" / "suite_gains.py"))
     return {**script, "measured": script["settings"]()}
 

@@ -11,6 +11,7 @@ import pytest
 from polyfed.report.benchmark_page import Wanted, ranking, to_markdown, write_page
 from polyfed.report.benchmark_results import (
     ProcessorTime,
+    RowResult,
     SettingResult,
     join_processor_time,
     join_results,
@@ -114,6 +115,18 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert "Not finished: three." in page.read_text()
     assert "](gains.png)" in page.read_text()
     assert sorted(path.name for path in drawn) == ["gains.csv", "gains.json", "gains.png", "gains.svg"]
+
+
+def test_a_method_stands_beside_its_variants_with_other_targets() -> None:
+    """0.12 above Local with what the others know, 0.03 with something else in its place."""
+    plain = setting("one", "accuracy")
+    own = validated(RowResult, row("above-own", ALONE, "targets", "above"))
+    found = plain.model_copy(update={"rows": [*plain.rows, own]})
+    page = to_markdown("Two", [found, setting("two", "accuracy")], {})
+    assert "## Gains over other targets" in page
+    assert "| above - above-own | **+9.00 [+6.52, +11.48]** | - |" in page
+    assert "above-own" not in ranking([found]).ranks
+    assert "other targets" not in to_markdown("None", [plain], {})
 
 
 @pytest.mark.parametrize("score", ["accuracy", "rmse"])

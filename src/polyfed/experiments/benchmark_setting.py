@@ -255,7 +255,11 @@ class BenchmarkSetting:
         unlearnt = nothing_learnt_in(done, list(runs.values()))
         outcome.unlearnt.update({f"{self.name}: {title}": line for title, line in unlearnt.items()})
         by_row = {row.name: [runs[one.folder.resolve()] for one in done if one.name == row.name] for row in rows}
-        return [RowRuns(row.name, by_row[row.name], self._kept_as(row)) for row in rows if by_row[row.name]]
+        return [
+            RowRuns(row.name, by_row[row.name], self._kept_as(row), row.chosen_method.is_control)
+            for row in rows
+            if by_row[row.name]
+        ]
 
     def _kept_as(self, row: Recipe) -> dict[str, Any]:
         """A row's hyperparameters; as the figures have them where they have the row, so that its seeds are joined."""

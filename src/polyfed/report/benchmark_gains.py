@@ -48,7 +48,6 @@ def gains_of(setting: SettingResult) -> dict[str, Gains]:
     if local is None:
         return {}
     pooled = rows["pooled"].by_seed if "pooled" in rows else {}
-    pooled = rows["pooled"].by_seed if "pooled" in rows else {}
     found = {}
     for row in setting.methods:
         alone = rows.get(f"{row.name}-alone")
@@ -62,7 +61,7 @@ def _gains(row: RowResult, alone: RowResult, local: RowResult, pooled: BySeed, s
     return Gains(row.name, Gain.of(parts.gain), Gain.of(parts.alone), Gain.of(parts.federated), parts.way)
 
 
-def gain_over(local: RowResult, row: RowResult, score: MainScore) -> Gain:
-    """How much better than Local a row is, paired by seed."""
-    better, worse = (local, row) if score.lower_is_better else (row, local)
+def gain_over(other: RowResult, row: RowResult, score: MainScore) -> Gain:
+    """How much better than another a row is, paired by seed."""
+    better, worse = (other, row) if score.lower_is_better else (row, other)
     return Gain.of(paired_difference(better.by_seed, worse.by_seed))

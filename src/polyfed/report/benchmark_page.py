@@ -95,6 +95,7 @@ def to_markdown(
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     gains = {one.setting: gains_of(one) for one in found}
     parts += _about_gains(found, gains)
+    parts += _over_other_targets(found)
     parts += _over_longer(found, {name: asked.longer for name, asked in wanted.items() if asked.longer})
     for one in found:
         parts += [*_about_setting(one, gains[one.setting], spent.get(one.setting, _NOTHING))]
@@ -195,6 +196,30 @@ def _about_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str
         "How much better together is than alone (every client a federation of its own): accuracy in percentage "
         "points, RMSE in the target's unit; paired by seed, with the 95 % interval; bold where that leaves out zero."
     )
+
+
+def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
+    """How far methods lie above their variants that are told something else than what the others know."""
+    pairs = {row.name: row.method for one in found for row in one.rows if row.control == "targets"}
+    if not pairs:
+        return
+    yield "## Gains over other targets"
+    columns = [Column("method - control", [f"{method} - {name}" for name, method in pairs.items()], words=True)]
+    for one in found:
+        gains = [_gain_between(one, name, method) for name, method in pairs.items()]
+        bold = frozenset(at for at, gain in enumerate(gains) if gain is not None and gain.leaves_out_zero)
+        columns.append(Column(one.setting, [_with_interval(gain, one.main_score) for gain in gains], bold=bold))
+    yield markdown_table(columns)
+    yield (
+        "How much better a method is than its variant with something else in the place of what the others know, such "
+        "as a client's own part of it; each tuned for itself."
+    )
+
+
+def _gain_between(one: SettingResult, name: str, method: str) -> Gain | None:
+    """How far the row of a method lies above the row of this name; None where either is lacking."""
+    below, above = one.row(name), one.row(method)
+    return None if below is None or above is None else gain_over(below, above, one.main_score)
 
 
 def _over_longer(found: Sequence[SettingResult], longer: Mapping[str, str]) -> Iterator[str]:

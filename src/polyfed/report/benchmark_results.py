@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 PROCESSOR_TIME = "processor-seconds.json"
-CONTROLS = ("", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
+CONTROLS = ("", "targets", "alone", "longer", "pooled", "pooled-steps")  # in the order of rows
 
 Seed = Annotated[str, Field(pattern=r"^\d+$")]
 
@@ -47,7 +47,8 @@ class RowResult(Record):
 
     Attributes:
         name: the method's or variant's. method: its registered name.
-        control: what the row is a control for; "" for a method itself (`polyfed.report.comparison_rows`).
+        control: what the row is a control for; "" for a method itself (`polyfed.report.comparison_rows`); "targets": a
+            variant of its method that puts something else in the place of what the others know (`Method.is_control`).
         hyperparameters: as the recipe of its runs has them in ``[method]``, all of them.
         stage: that it is scored in.
         accuracy: seed -> in [0, 1], after the last round.

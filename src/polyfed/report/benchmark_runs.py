@@ -17,11 +17,15 @@ __all__ = ["RowRuns", "processor_time", "setting_result"]
 
 @dataclass(frozen=True)
 class RowRuns:
-    """A row's finished runs, one for each seed, and what their recipe says (`RowResult`)."""
+    """A row's finished runs, one for each seed, and what their recipe says (`RowResult`).
+
+    is_control: whether their method is (`Method.is_control`).
+    """
 
     name: str
     runs: Sequence[RunRecord]
     hyperparameters: Mapping[str, Any]
+    is_control: bool = False
 
 
 def setting_result(
@@ -67,7 +71,7 @@ def _row(found: RowRuns) -> RowResult:
     return RowResult(
         name=found.name,
         method=first.method,
-        control=first.control,
+        control=first.control or ("targets" if found.is_control else ""),
         hyperparameters=dict(found.hyperparameters),
         stage=first.stage,
         accuracy={str(run.seed): finite(run.result.mean_accuracy(first.stage)) for run in runs},

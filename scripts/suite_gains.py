@@ -53,8 +53,8 @@ def section(method: str, found: Mapping[str, SettingResult]) -> str:
     tuned = any(method in one.tuning for _, one, _ in measured)
     how = "tuned by validation with three trials" if tuned else "nothing to tune"
     about = textwrap.fill(
-        f"Points of accuracy above Local with the same epochs a round, {how}, and what of them needs the other clients, "
-        "with 95 % intervals ([one epoch a round](../results/benchmark-small/benchmark.md), "
+        f"Points of accuracy above Local with the same epochs a round, {how}, and what of them needs the other "
+        "clients, with 95 % intervals ([one epoch a round](../results/benchmark-small/benchmark.md), "
         "[five](../results/benchmark-longer/benchmark.md), [controls](../federation-worth.md#controls)):",
         120,
         break_on_hyphens=False,

@@ -151,14 +151,15 @@ def test_gains_in_the_suite_are_those_of_its_results(name: str, suite: dict[str,
 
 
 def test_gains_in_the_suite_name_the_others_part(suite: dict[str, Any]) -> None:
-    (digits,) = (one for one in suite["measured"] if one.setting == "digits")
+    digits = suite["measured"]["digits"]
     gains = suite["gains_of"](digits)["fedgh"]
-    line = next(line for line in suite["section"]("fedgh", [digits]).splitlines() if line.startswith("| digits"))
+    told = suite["section"]("fedgh", {"digits": digits})
+    line = next(line for line in told.splitlines() if line.startswith("| digits"))
     shown = [float(number) for number in re.findall(r"[+-]\d+\.\d+", line)]
     expected = [100 * v for g in (gains.gain, gains.federated) for v in (g.mean, g.mean - g.margin, g.mean + g.margin)]
     assert shown == pytest.approx(expected, abs=0.005)
     assert suite["section"]("local", suite["measured"]) == ""
-    assert suite["with_section"]("## Published results\n", "fedgh", []) == "## Published results\n"
+    assert suite["with_section"]("## Published results\n", "fedgh", {}) == "## Published results\n"
 
 
 def test_the_notes_on_published_figures_are_all_there(beside: dict[str, Any]) -> None:

@@ -123,8 +123,21 @@ def test_a_control_of_two_classes_is_fd_itself():
         assert ours.down[i]["outputs"].numpy() == pytest.approx(theirs.down[i]["outputs"].numpy(), abs=1e-7)
 
 
+@pytest.mark.parametrize("method", FORMS, ids=["plain", "logits"])
+def test_the_control_uniform_is_label_smoothing(method):
+    """(1 - e) of the label and e / C of every class, e = lambda / (1 + lambda), but for the factor 1 + lambda."""
+    method = dataclasses.replace(method, control="uniform", distillation_weight=0.25)
+    fed, _ = federation(method, members(), rounds=1)
+    fed.run()
+    at, data = worker(fed, 2), fed.clients[2].data.train
+    loss, _ = method.loss(at.model, batch(data), method.receive(at, method.broadcast(fed.server, 2)))
+    smoothed = torch.nn.functional.cross_entropy(at.model(data.x)[:, :CLASSES], data.y, label_smoothing=0.2)
+    assert float(loss) == pytest.approx(1.25 * float(smoothed), rel=1e-5)
+
+
 def test_controls_are_told_apart():
-    assert [FD(control=control).is_control for control in ("none", "own", "flat")] == [False, True, True]
+    kinds = ("none", "own", "flat", "uniform")
+    assert [FD(control=control).is_control for control in kinds] == [False, True, True, True]
 
 
 def test_the_gradient_leads_towards_the_target():

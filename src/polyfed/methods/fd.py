@@ -16,7 +16,8 @@ is a distribution whatever the clients' scales, and no score can run away with i
 scores and takes softmax(Z); either way a target is a distribution, never a raw score.
 A control sends another target, to show what the others' outputs are worth: "own" z_k[c], which client k could keep
 without sending anything; "flat" Z_k[c] with all of its entries but the c-th replaced by their mean, which tells how
-sure the others are and no longer which classes they take for alike.
+sure the others are and no longer which classes they take for alike; "uniform" 1 / C throughout, which tells nothing:
+label smoothing (Szegedy et al., CVPR 2016) by lambda / (1 + lambda).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class FD(Method):
     distillation_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the distillation; 0: Local
     outputs: Literal["probabilities", "logits"] = "probabilities"  # quantity to average: softmax outputs or raw scores
     weighting: Literal["count", "uniform"] = "count"  # weights by samples of the class, or equal (no counts sent)
-    control: Literal["none", "own", "flat"] = "none"  # control targets: the client's own, or without similar classes
+    control: Literal["none", "own", "flat", "uniform"] = "none"  # other targets in place of the others' outputs
 
     @property
     def is_control(self) -> bool:
@@ -94,7 +95,11 @@ class FD(Method):
         if not used.any():
             return {}
         labels, outputs = merge(outputs[used], labels[used], counts[used])
-        return {"labels": labels, "outputs": _flat(outputs, labels) if self.control == "flat" else outputs}
+        if self.control == "flat":
+            outputs = _flat(outputs, labels)
+        elif self.control == "uniform":
+            outputs = torch.full_like(outputs, 1 / outputs.shape[1])
+        return {"labels": labels, "outputs": outputs}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(server, uploads, "outputs")

@@ -14,8 +14,7 @@ from polyfed.report.benchmark_results import read_processor_time, read_results
 from polyfed.units import human_seconds
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SMALL = DOCS.parent / "suites" / "small"
-FIGURES = DOCS / "results" / "benchmark-small"
+SUITES = DOCS.parent / "suites"
 NUMBER = r"[+-]?\d+\.\d+"  # without a point, brackets are footnotes
 INTERVAL = rf"\[({NUMBER}),\s+({NUMBER})\]"
 CITED = re.compile(rf"({NUMBER})\s+{INTERVAL}")
@@ -68,13 +67,15 @@ def test_a_changed_figure_is_found() -> None:
     assert not is_known("+2.39", "+5.36")
 
 
-def test_totals_of_the_suite_are_those_of_its_figures() -> None:
+@pytest.mark.parametrize("suite", ["small", "longer"])
+def test_totals_of_a_suite_are_those_of_its_figures(suite: str) -> None:
     page = " ".join((DOCS / "benchmark.md").read_text().split())
-    settings = read_results(FIGURES, list(Protocol.load(SMALL).settings))
+    figures = DOCS / "results" / f"benchmark-{suite}"
+    settings = read_results(figures, list(Protocol.load(SUITES / suite).settings))
     runs = sum(len(row.accuracy) for setting in settings for row in setting.rows)
     grids = [tuning for setting in settings for tuning in setting.tuning.values()]
     trials = sum(len(tuning.seeds) * math.prod(map(len, tuning.tried.values())) for tuning in grids)
-    spent = read_processor_time(FIGURES).values()
+    spent = read_processor_time(figures).values()
     hours = human_seconds(sum(one.scored + one.trials for one in spent))
     count = f"{runs:,}".replace(",", " ")
     assert f"{count} scored runs and {trials} trials, {hours} of processor time" in page
@@ -82,7 +83,7 @@ def test_totals_of_the_suite_are_those_of_its_figures() -> None:
 
 def test_counts_of_federated_gains_are_those_of_the_figures() -> None:
     page = " ".join((DOCS / "benchmark.md").read_text().split())
-    settings = read_results(FIGURES, list(Protocol.load(SMALL).settings))
+    settings = read_results(DOCS / "results" / "benchmark-small", list(Protocol.load(SUITES / "small").settings))
     federated = [gains.federated for setting in settings for gains in gains_of(setting).values()]
     told = [gain.mean for gain in federated if gain.leaves_out_zero]
     above = sum(mean > 0 for mean in told)

@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 
 from polyfed.cli import app as cli
-from polyfed.config.protocol import Protocol
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments import benchmark_setting
 from polyfed.experiments.benchmark import Benchmark, benchmark
-from polyfed.experiments.benchmark_request import BenchmarkRequest
-from polyfed.experiments.benchmark_setting import BenchmarkSetting, Outcome
 from polyfed.experiments.method_compatibility import Compatibility
 from polyfed.experiments.sweep import Sweep
 from polyfed.units import human_seconds
@@ -216,12 +213,7 @@ def test_what_is_left_counts_epochs_of_a_longer_local_and_networks_of_pooled(
     )
     takes_a_second = [Compatibility("local", None, seconds=1.0)]
     monkeypatch.setattr(benchmark_setting, "check_methods", lambda *_, **__: takes_a_second)
-    monkeypatch.setattr(BenchmarkSetting, "_run_method", lambda *_: None)
-    figures = tmp_path / "results"
-    request = BenchmarkRequest(
-        tmp_path, Protocol.load(tmp_path), None, tmp_path / "out", figures, True, None, None, False
-    )
-    BenchmarkSetting(request, "only").run("1 of 1", Outcome())
+    benchmark(tmp_path, tmp_path / "out", progress=True)
     assert f"8 runs left, about {human_seconds(2 * (1 + 5 + 3 + 1))}\n" in capsys.readouterr().err
 
 

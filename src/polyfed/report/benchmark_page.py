@@ -218,7 +218,8 @@ def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
 
 def _gain_between(one: SettingResult, name: str, method: str) -> Gain | None:
     """How far the row of a method lies above the row of this name; None where either is lacking."""
-    below, above = one.row(name), one.row(method)
+    below = one.row(name)
+    above = one.row(method)
     return None if below is None or above is None else gain_over(below, above, one.main_score)
 
 

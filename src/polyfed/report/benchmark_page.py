@@ -188,9 +188,7 @@ def _about_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str
     columns = [Column("method", names, words=True)]
     for one in found:
         by_name = {name: parts.federated for name, parts in gains[one.setting].items()}
-        cells = [_with_interval(by_name.get(name), one.main_score) for name in names]
-        bold = frozenset(at for at, name in enumerate(names) if name in by_name and by_name[name].leaves_out_zero)
-        columns.append(Column(one.setting, cells, bold=bold))
+        columns.append(_gains_column(one, [by_name.get(name) for name in names]))
     yield markdown_table(columns)
     yield (
         "How much better together is than alone (every client a federation of its own): accuracy in percentage "
@@ -206,20 +204,24 @@ def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
     yield "## Gains over other targets"
     columns = [Column("method - control", [f"{method} - {name}" for name, method in pairs.items()], words=True)]
     for one in found:
-        gains = [_gain_between(one, name, method) for name, method in pairs.items()]
-        bold = frozenset(at for at, gain in enumerate(gains) if gain is not None and gain.leaves_out_zero)
-        columns.append(Column(one.setting, [_with_interval(gain, one.main_score) for gain in gains], bold=bold))
+        columns.append(_gains_column(one, [_gain_between(one, name, method) for name, method in pairs.items()]))
     yield markdown_table(columns)
     yield (
         "How much better a method is than its variant with something else in the place of what the others know, such "
-        "as a client's own part of it; each tuned for itself."
+        "as a client's own part of it."
     )
 
 
-def _gain_between(one: SettingResult, name: str, method: str) -> Gain | None:
-    """How far the row of a method lies above the row of this name; None where either is lacking."""
-    below = one.row(name)
-    above = one.row(method)
+def _gains_column(one: SettingResult, gains: Sequence[Gain | None]) -> Column:
+    """A setting's gains with their intervals; bold where these leave out zero."""
+    bold = frozenset(at for at, gain in enumerate(gains) if gain is not None and gain.leaves_out_zero)
+    return Column(one.setting, [_with_interval(gain, one.main_score) for gain in gains], bold=bold)
+
+
+def _gain_between(one: SettingResult, lower: str, upper: str) -> Gain | None:
+    """How far the row `upper` lies above the row `lower`; None where either is lacking."""
+    below = one.row(lower)
+    above = one.row(upper)
     return None if below is None or above is None else gain_over(below, above, one.main_score)
 
 
@@ -234,11 +236,8 @@ def _over_longer(found: Sequence[SettingResult], longer: Mapping[str, str]) -> I
     yield "## Gains over a longer Local"
     columns = [Column("method", names, words=True)]
     for one in having:
-        rows = {row.name: row for row in one.methods}
-        gains = {name: gain_over(compared[one.setting], row, one.main_score) for name, row in rows.items()}
-        cells = [_with_interval(gains.get(name), one.main_score) for name in names]
-        bold = frozenset(at for at, name in enumerate(names) if name in gains and gains[name].leaves_out_zero)
-        columns.append(Column(one.setting, cells, bold=bold))
+        local = compared[one.setting].name
+        columns.append(_gains_column(one, [_gain_between(one, local, name) for name in names]))
     yield markdown_table(columns)
     told = ", ".join(f"{setting} {row.name}" for setting, row in compared.items())
     yield markdown_text(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
 import polyfed as pf
+from polyfed.cli.app import parser
 from polyfed.config.schema import SECTIONS
 from polyfed.registry import METHODS
 from tests.helpers.quick import others_slow
@@ -153,3 +156,42 @@ def result_commands() -> list[str]:
 @pytest.mark.parametrize("command", result_commands())
 def test_the_commands_of_the_results_are_valid(command: str) -> None:
     check(shlex.split(command))
+
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+\w")
+# those of Flower, TensorBoard and Ray; "--option" stands for any
+OTHER_PROGRAMS = {
+    *("--auth-supernode-private-key", "--disable-runtime-dependency-installation", "--enable-supernode-auth"),
+    *("--isolation", "--logdir", "--option", "--root-certificates", "--ssl-ca-certfile", "--ssl-certfile"),
+    *("--ssl-keyfile", "--stream", "--superexec-auth-secret-file", "--superlink"),
+}
+
+
+def options_of(command: click.Command) -> Iterator[str]:
+    """All options of a command and of those below it."""
+    for parameter in command.params:
+        yield from (*parameter.opts, *parameter.secondary_opts)
+    for below in getattr(command, "commands", {}).values():
+        yield from options_of(below)
+
+
+def texts_of_messages() -> Iterator[tuple[str, str]]:
+    """Where it stands, and every string of the library."""
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{path.name}:{node.lineno}", node.value
+
+
+def texts_of_pages() -> Iterator[tuple[str, str]]:
+    """Where it stands, and every page; those of results also name options of programs in benchmarks and examples."""
+    for path in (ROOT / "docs").rglob("*.md"):
+        if "results" not in path.parts:
+            yield path.name, path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("texts", [texts_of_messages, texts_of_pages])
+def test_options_that_are_named_exist(texts: Callable[[], Iterator[tuple[str, str]]]) -> None:
+    known = {*options_of(parser()), "--help", *OTHER_PROGRAMS}
+    unknown = {(place, option) for place, text in texts() for option in OPTION.findall(text) if option not in known}
+    assert unknown == set()

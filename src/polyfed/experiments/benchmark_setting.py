@@ -160,7 +160,7 @@ class BenchmarkSetting:
         key, there, here = difference
         raise ConfigError(
             f"{self.name}: expected stored figures with {key} = {here}, as in the recipe, got those with {there}; "
-            "choose another --results, or --force, which runs all of them again"
+            "choose another --results, or --overwrite without --methods, which runs all again"
         )
 
     def _known_choice(self, method: str) -> dict[str, Any] | None:

@@ -85,6 +85,27 @@ def test_two_rounds_by_hand(weighting):
                 np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
 
 
+def test_the_control_labels_digests_the_labels_of_public_rows():
+    """By hand: a step on the public rows' labels, one on the client's own."""
+    members = linear_clients((6, 14, 9))
+    method = FedMD(**NO_TRANSFER, control="labels")
+    fed, watch = federation(method, members, LINEAR, held=HELD, batch_size=64)
+    w = [{n: t.double().numpy() for n, t in fed.server.client_weights(i).items()} for i in range(3)]
+    fed.run()
+    for round in watch.rounds:
+        w = [learnt(learnt(one, HELD.samples), c.data.train) for one, c in zip(w, members, strict=True)]
+        for one, client in zip(w, fed.clients, strict=True):
+            for name, t in round.weights[client.id].items():
+                np.testing.assert_allclose(t.numpy(), one[name], atol=1e-5)
+
+
+def test_the_control_labels_is_told_and_needs_labels_of_the_task():
+    control = FedMD(public_epochs=0, control="labels")
+    assert [FedMD().is_control, control.is_control] == [False, True]
+    with pytest.raises(ConfigError, match=r"^fedmd needs 1 rows that everybody may see, got 0 \(and 20 of the kind"):
+        federation(control, clients(MIXED), held=dataclasses.replace(HELD, origin="other"))
+
+
 def test_samples_and_exchanges_of_a_round():
     method = FedMD(public_epochs=2, private_epochs=3, digest_epochs=4)
     first, second = played(method, local_epochs=5)

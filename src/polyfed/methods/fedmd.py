@@ -11,6 +11,8 @@ data set, whose classes the networks also learn. (2) Transfer learning takes a f
 trains to convergence. (3) d is all of D_0 unless `public_rows` is set; the paper draws 5000 rows per round. (4) Clients
 are selected as the recipe says; in the paper all participate. Clients absent in round 1 catch up. (5) Weights c_k by
 samples, suggested in the paper for weaker models, are off by default.
+The control "labels" puts CE(f_k(x), y) into step 2, to show what the others' scores are worth beside the labels of the
+same rows, which every client has.
 """
 
 from __future__ import annotations
@@ -50,12 +52,18 @@ class FedMD(Method):
     digest_epochs: Annotated[int, Field(ge=0)] = 1  # epochs per round towards the consensus; 0: nothing is sent
     public_rows: Annotated[int, Field(ge=1)] | None = None  # L, public rows per round; None: all
     weighting: weight_averaging.Weighting = "uniform"  # weights c_k; "samples": by training samples
+    control: Literal["none", "labels"] = "none"  # "labels": digest the public rows' labels in place of the scores
+
+    @property
+    def is_control(self) -> bool:
+        return self.control != "none"
 
     @property
     def requirements(self) -> Requirements:
         if not (self.public_epochs or self.digest_epochs):
             return Requirements()
-        origin: Literal["holdout", ""] = "holdout" if self.public_epochs else ""  # labels of another set mean nothing
+        uses_labels = self.public_epochs or self.is_control
+        origin: Literal["holdout", ""] = "holdout" if uses_labels else ""  # labels of another set mean nothing
         return Requirements(
             public=self.public_rows or 1,
             public_origin=origin,
@@ -131,7 +139,7 @@ class FedMD(Method):
 
     def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
         scores = model(batch.x)
-        if not context["digests"]:
+        if not context["digests"] or self.control == "labels":
             return task_loss(scores, batch.y, batch.w)
         target = context["targets"][batch.rows]
         return l1_loss(scores[:, : target.shape[1]], target, batch.w)

@@ -52,6 +52,14 @@ def test_a_setting_may_have_seeds_and_methods_of_its_own(tmp_path: Path) -> None
     assert protocol.recipe_of("more", tmp_path) == tmp_path / "plain.toml"
 
 
+def test_variants_are_laid_over_every_recipe_before_a_settings_own_changes(tmp_path: Path) -> None:
+    text = PROTOCOL.replace("[settings.plain]", '[variants.fedgh]\nkernel = { size = 3 }\nname = "a"\n[settings.plain]')
+    protocol = load(tmp_path, text + 'overrides = ["methods.fedgh.name=b"]\n')
+    variants = ["methods.fedgh.kernel.size=3", 'methods.fedgh.name="a"']
+    assert protocol.overrides_of("plain") == variants
+    assert protocol.overrides_of("more") == [*variants, "methods.fedgh.name=b"]
+
+
 def test_trials_are_all_combinations(tmp_path: Path) -> None:
     protocol = load(tmp_path, PROTOCOL)
     assert protocol.trials("fedgh") == protocol.trials("fedproto") == 4
@@ -74,6 +82,11 @@ def test_controls_are_all_none_or_some(controls: str, kinds: str, tmp_path: Path
         ("tuning_seeds = [100]", "tuning_seeds = [3]", "tuning_seeds: expected seeds that are not scored, got 3"),
         ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside tuning, got none"),
         ("[tuning.fedproto]", "[tuning.fd]", "tuning: expected methods that are compared (fedgh, fedproto), got fd"),
+        (
+            "[settings.plain]",
+            "[variants.fd]\n[settings.plain]",
+            "variants: expected methods that are compared (fed",
+        ),
         ("seeds = [0, 1]", "seeds = []", "seeds: expected at least 1 entry, got []"),
         ("seeds = [0, 1]", 'seeds = "0,1"', "seeds: expected a list, got '0,1'"),
         ("title =", "name =", "unknown key 'name'"),
@@ -120,5 +133,5 @@ def test_the_suites_recipes_have_all_methods_and_what_is_tuned_of_them(suite: Pa
             grid = protocol.tuning.get(method, {})
             tuned = [f"methods.{method}.{key}={values[-1]}" for key, values in grid.items()]
             path = protocol.recipe_of(name, suite)
-            recipe = Recipe.load(path, [*setting.overrides, *tuned], preset=setting.preset, method=method)
+            recipe = Recipe.load(path, [*protocol.overrides_of(name), *tuned], preset=setting.preset, method=method)
             assert recipe.name == method

@@ -568,10 +568,10 @@ def test_a_kind_of_control_may_be_asked_for_later(suite: Path, tmp_path: Path) -
 
 def test_a_methods_own_control_is_no_method_of_the_ranks(tmp_path: Path) -> None:
     """It is tuned and scored like one, and not run alone."""
-    variant = '[methods.fd-own]\nname = "fd"\ncontrol = "own"\n'
-    (tmp_path / "plain.toml").write_text(RECIPE.replace("rounds = 1", "rounds = 2", 1) + variant)
+    (tmp_path / "plain.toml").write_text(RECIPE.replace("rounds = 1", "rounds = 2", 1))
     (tmp_path / "protocol.toml").write_text(
         'title = "FD"\nmethods = ["fd", "fd-own"]\nseeds = [0, 1]\ncontrols = ["alone"]\n'
+        '[variants.fd-own]\nname = "fd"\ncontrol = "own"\n'
         '[settings.only]\nrecipe = "plain.toml"\n'
     )
     done = benchmark(tmp_path, tmp_path / "out")

@@ -1,10 +1,14 @@
 """The protocol of a suite: settings, methods, what is tuned, seeds. A suite is a folder with one, `protocol.toml`.
 
 title = "Two settings of the handwritten digits"
-methods = ["fedgh", "fedproto"]   # of every setting; Local is always among them
+methods = ["fedgh", "fedproto", "fd-flat"]   # of every setting; Local is always among them
 seeds = [0, 1, 2]                 # that are scored
 tuning_seeds = [100]              # others, that are not
 controls = true                   # each method alone, Local for longer, training on all rows; or some of these
+
+[variants.fd-flat]                # further methods of all recipes, as `[methods.fd-flat]` in each would have them
+name = "fd"
+control = "flat"
 
 [tuning.fedgh]                    # the values tried; as many combinations for every method that is tuned
 header_lr = [0.01, 0.1, 1.0]
@@ -26,14 +30,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from polyfed.config.loading import read_recipe
+from polyfed.config.overrides import to_toml
 from polyfed.errors import ConfigError
+from polyfed.results.read import flat_table
 from polyfed.validation.error_lines import one_line, shown
 
 __all__ = ["Protocol", "Setting"]
@@ -80,6 +86,7 @@ class Protocol(_Table):
         seeds: those that are scored. tuning_seeds: those of the trials, none of them scored.
         controls: which controls of `polyfed compare --controls` run, too: "alone", "longer", "pooled"; true is all.
         local_longer: Local also runs with so many times its epochs a round.
+        variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
         tuning: method -> hyperparameter -> values tried.
         settings: name -> its recipe.
     """
@@ -90,6 +97,7 @@ class Protocol(_Table):
     tuning_seeds: list[Seed] = Field(default_factory=list)
     controls: bool | list[ControlKind] = False
     local_longer: Annotated[int, Field(ge=2)] | None = None
+    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
     settings: Annotated[dict[str, Setting], Field(min_length=1)]
 
@@ -129,6 +137,11 @@ class Protocol(_Table):
         """The methods that are compared in a setting."""
         return self.settings[setting].methods or self.methods
 
+    def overrides_of(self, setting: str) -> list[str]:
+        """All that is laid over a setting's recipe: the variants, and what the setting itself changes."""
+        variants = flat_table({"methods": self.variants})
+        return [*(f"{key}={to_toml(value)}" for key, value in variants.items()), *self.settings[setting].overrides]
+
     def has_control(self, kind: ControlKind) -> bool:
         """Whether controls of a kind run: "alone", "longer" or "pooled", which is also pooled-steps."""
         return self.controls if isinstance(self.controls, bool) else kind in self.controls
@@ -159,6 +172,13 @@ class Protocol(_Table):
                 if change.partition("=")[0].strip() in _DECIDED:
                     yield f"settings.{name}.overrides: expected none of {', '.join(_DECIDED)}, got {shown(change)}"
 
+        yield from self._not_compared("variants", self.variants)
+
+    def _not_compared(self, place: str, methods: Iterable[str]) -> Iterator[str]:
+        if strange := sorted(set(methods) - self.all_methods):
+            known = ", ".join(sorted(self.all_methods))
+            yield f"{place}: expected methods that are compared ({known}), got {strange[0]}"
+
     def _wrong_tuning(self) -> Iterator[str]:
         if bool(self.tuning) != bool(self.tuning_seeds):
             given, missing = ("tuning", "tuning_seeds") if self.tuning else ("tuning_seeds", "tuning")
@@ -166,9 +186,7 @@ class Protocol(_Table):
         scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
         if both := sorted(scored & set(self.tuning_seeds)):
             yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"
-        if strange := sorted(set(self.tuning) - self.all_methods):
-            known = ", ".join(sorted(self.all_methods))
-            yield f"tuning: expected methods that are compared ({known}), got {strange[0]}"
+        yield from self._not_compared("tuning", self.tuning)
         numbers = {name: self.trials(name) for name in self.tuning}
         if len(set(numbers.values())) > 1:
             told = ", ".join(f"{name} {number}" for name, number in numbers.items())

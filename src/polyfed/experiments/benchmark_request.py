@@ -69,11 +69,11 @@ class BenchmarkRequest:
         """
         own = self.protocol.settings[setting]
         path = self.protocol.recipe_of(setting, self.folder)
-        changes = self.changes_of(setting)
         tuned = [f"{of_method(method, name)}={to_toml(value)}" for name, value in chosen.items()]
-        recipe = Recipe.load(path, [*changes, *tuned], preset=own.preset, workers=self.workers, device=self.device)
-        return recipe.with_run(overrides=changes)  # what was chosen is told as such
+        changes = [*self.changes_of(setting), *tuned]
+        recipe = Recipe.load(path, changes, preset=own.preset, workers=self.workers, device=self.device)
+        return recipe.with_run(overrides=own.overrides)  # hyperparameters stand in the row itself
 
     def changes_of(self, setting: str) -> list[str]:
-        """A setting's changes, as ``--set`` takes them; what it says of ``run.keep`` comes last, and holds."""
-        return [_NO_WEIGHTS, *self.protocol.settings[setting].overrides]
+        """What is changed of a setting's recipe, as ``--set`` takes it; its own ``run.keep`` comes last, and holds."""
+        return [_NO_WEIGHTS, *self.protocol.overrides_of(setting)]

@@ -9,6 +9,7 @@ import pytest
 from polyfed.config.protocol import Protocol
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
+from polyfed.experiments.benchmark_request import key_of
 
 SUITES = sorted(path.parent for path in (Path(__file__).parents[2] / "suites").glob("*/protocol.toml"))
 
@@ -62,8 +63,22 @@ def test_variants_are_laid_over_every_recipe_before_a_settings_own_changes(tmp_p
 
 def test_trials_are_all_combinations(tmp_path: Path) -> None:
     protocol = load(tmp_path, PROTOCOL)
-    assert protocol.trials("fedgh") == protocol.trials("fedproto") == 4
-    assert protocol.trials("local") == 0
+    assert protocol.trials("plain", "fedgh") == protocol.trials("plain", "fedproto") == 4
+    assert protocol.trials("plain", "local") == 0
+
+
+def test_a_setting_may_try_other_values(tmp_path: Path) -> None:
+    own = '[settings.more.tuning.fedgh]\n"training.lr" = [0.1, 0.2, 0.3, 0.4]\n'
+    protocol = load(tmp_path, PROTOCOL + own)
+    assert protocol.tuning_of("plain") == protocol.tuning
+    assert protocol.tuning_of("more")["fedgh"] == {"training.lr": [0.1, 0.2, 0.3, 0.4]}
+    assert protocol.tuning_of("more")["fedproto"] == protocol.tuning["fedproto"]
+    with pytest.raises(ConfigError, match="expected as many trials for every method, got fedgh 3, fedproto 4"):
+        load(tmp_path, PROTOCOL + own.replace(", 0.4", ""))
+    with pytest.raises(ConfigError, match=r"settings\.more\.tuning\.fedgh\.training\.lr: expected each once, got 0\.1"):
+        load(tmp_path, PROTOCOL + own.replace("0.4", "0.1"))
+    with pytest.raises(ConfigError, match=r"tuning: expected what .* need not share, got training\.rounds"):
+        load(tmp_path, PROTOCOL + own.replace("lr", "rounds"))
 
 
 @pytest.mark.parametrize(
@@ -130,8 +145,8 @@ def test_the_suites_recipes_have_all_methods_and_what_is_tuned_of_them(suite: Pa
     protocol = Protocol.load(suite)
     for name, setting in protocol.settings.items():
         for method in protocol.methods_of(name):
-            grid = protocol.tuning.get(method, {})
-            tuned = [f"methods.{method}.{key}={values[-1]}" for key, values in grid.items()]
+            grid = protocol.tuning_of(name).get(method, {})
+            tuned = [f"{key_of(method, key)}={values[-1]}" for key, values in grid.items()]
             path = protocol.recipe_of(name, suite)
             recipe = Recipe.load(path, [*protocol.overrides_of(name), *tuned], preset=setting.preset, method=method)
             assert recipe.name == method

@@ -581,3 +581,45 @@ def test_a_methods_own_control_is_no_method_of_the_ranks(tmp_path: Path) -> None
     assert done.table is not None
     assert set(done.table.ranks) == {"local", "fd"}
     assert "| fd - fd-own | " in (tmp_path / "out" / "results" / "benchmark.md").read_text()
+
+
+def test_a_variant_of_local_may_have_its_rate_tuned(tmp_path: Path) -> None:
+    """The row has the rate that validation chose; one with another rate is another row."""
+    (tmp_path / "plain.toml").write_text(RECIPE)
+    protocol = (
+        'title = "Rates"\nmethods = ["local-tuned"]\nseeds = [0]\ntuning_seeds = [7]\n'
+        '[variants.local-tuned]\nname = "local"\n'
+        '[settings.only]\nrecipe = "plain.toml"\n'
+        '[settings.only.tuning.local-tuned]\n"training.lr" = [0.0, 0.2]\n'
+    )
+    (tmp_path / "protocol.toml").write_text(protocol)
+    (found,) = benchmark(tmp_path, tmp_path / "out").settings
+    assert found.tuning["local-tuned"].chosen == {"training.lr": 0.2}
+    rates = {
+        name: tomllib.loads((tmp_path / f"out/only/{name}/seed-0/recipe.toml").read_text())["training"]["lr"]
+        for name in ("local", "local-tuned")
+    }
+    assert rates == {"local": 0.1, "local-tuned": 0.2}
+    tuned = found.row("local-tuned")
+    assert tuned is not None
+    assert tuned.hyperparameters["training.lr"] == 0.2
+    assert tuned.accuracy != found.rows[0].accuracy
+    again = {"out": tmp_path / "again", "results": tmp_path / "out" / "results"}
+    assert benchmark(tmp_path, **again).settings == (found,)
+    assert runs_in(tmp_path / "again") == set()
+    (tmp_path / "protocol.toml").write_text(protocol.replace("[0.0, 0.2]", "[0.0, 0.3]"))
+    benchmark(tmp_path, **again)
+    assert "only/local-tuned/seed-0" in runs_in(tmp_path / "again")
+
+
+def test_a_single_value_beside_those_that_are_tried_holds_for_the_scored_runs(tmp_path: Path) -> None:
+    (tmp_path / "plain.toml").write_text(RECIPE)
+    (tmp_path / "protocol.toml").write_text(
+        'title = "One value"\nmethods = ["fedgh"]\nseeds = [0]\ntuning_seeds = [7]\n'
+        "[tuning.fedgh]\nheader_epochs = [3]\nheader_lr = [0.0, 1.0]\n"
+        '[settings.only]\nrecipe = "plain.toml"\n'
+    )
+    (found,) = benchmark(tmp_path, tmp_path / "out").settings
+    row = found.row("fedgh")
+    assert row is not None
+    assert row.hyperparameters["header_epochs"] == found.tuning["fedgh"].chosen["header_epochs"] == 3

@@ -181,6 +181,16 @@ def test_gains_over_a_longer_local() -> None:
     assert "longer Local" not in to_markdown("Without", [stored], {}, {"one": Wanted([], [], "local-longer-3")})
 
 
+def test_gains_over_a_tuned_local() -> None:
+    stored = setting("one", "accuracy")
+    tuned = part(row("local-tuned", (0.55, 0.57, 0.59), method="local"))
+    page = to_markdown("Tuned", [join_results(stored, tuned, [])], {})
+    (_, told) = page.split("## Gains over local-tuned")
+    assert "| above | **+7.00 [+2.03, +11.97]** |" in told, "as over a longer one"
+    assert "| local" not in told.split("As far as")[0]
+    assert "| local-tuned |" in page.split("## Federated gains")[0], "it has a rank"
+
+
 # rows from several places -------------------------------------------------------------------------------------------
 
 

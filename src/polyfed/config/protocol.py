@@ -19,6 +19,9 @@ prototype_weight = [0.1, 1.0, 10.0]
 [settings.two-classes]
 recipe = "digits.toml"            # beside the protocol
 
+[settings.two-classes.tuning.fedproto]   # other values here; a setting of [training] can be tried, too
+"training.lr" = [0.01, 0.03, 0.1]
+
 [settings.skewed]
 recipe = "digits.toml"
 preset = "skewed"
@@ -67,7 +70,7 @@ class Setting(_Table):
         overrides: changes, as ``--set`` takes them: ``"training.rounds=5"``. Finished runs keep no weights but with
             ``"run.keep=last"`` or ``"run.keep=best"``.
         seeds: those that are scored here, in place of the protocol's.
-        methods: likewise.
+        methods: likewise. tuning: likewise, method by method.
     """
 
     recipe: Annotated[str, Field(min_length=1)]
@@ -75,6 +78,7 @@ class Setting(_Table):
     overrides: list[str] = Field(default_factory=list)
     seeds: Seeds | None = None
     methods: Names | None = None
+    tuning: dict[str, dict[str, Values]] = Field(default_factory=dict)
 
 
 class Protocol(_Table):
@@ -87,7 +91,7 @@ class Protocol(_Table):
         controls: which controls of `polyfed compare --controls` run, too: "alone", "longer", "pooled"; true is all.
         local_longer: Local also runs with so many times its epochs a round.
         variants: method -> what is laid over ``[methods.NAME]`` of every setting's recipe.
-        tuning: method -> hyperparameter -> values tried.
+        tuning: method -> hyperparameter, or "training.NAME" of the recipe, -> values tried.
         settings: name -> its recipe.
     """
 
@@ -151,9 +155,13 @@ class Protocol(_Table):
         """The methods of all settings."""
         return set(itertools.chain(self.methods, *(setting.methods or () for setting in self.settings.values())))
 
-    def trials(self, method: str) -> int:
+    def tuning_of(self, setting: str) -> dict[str, dict[str, list[Any]]]:
+        """Method -> hyperparameter -> the values that are tried in a setting."""
+        return {**self.tuning, **self.settings[setting].tuning}
+
+    def trials(self, setting: str, method: str) -> int:
         """How many combinations of hyperparameters are tried for a method; 0 for one that is not tuned."""
-        grid = self.tuning.get(method)
+        grid = self.tuning_of(setting).get(method)
         return math.prod(map(len, grid.values())) if grid else 0
 
     def _problems(self) -> Iterator[str]:
@@ -180,14 +188,21 @@ class Protocol(_Table):
             yield f"{place}: expected methods that are compared ({known}), got {strange[0]}"
 
     def _wrong_tuning(self) -> Iterator[str]:
-        if bool(self.tuning) != bool(self.tuning_seeds):
-            given, missing = ("tuning", "tuning_seeds") if self.tuning else ("tuning_seeds", "tuning")
+        tuned = {method for setting in self.settings for method in self.tuning_of(setting)}
+        if bool(tuned) != bool(self.tuning_seeds):
+            given, missing = ("tuning", "tuning_seeds") if tuned else ("tuning_seeds", "tuning")
             yield f"{missing}: expected some beside {given}, got none"
         scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
         if both := sorted(scored & set(self.tuning_seeds)):
             yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"
-        yield from self._not_compared("tuning", self.tuning)
-        numbers = {name: self.trials(name) for name in self.tuning}
+        yield from self._not_compared("tuning", tuned)
+        for setting in self.settings:
+            yield from self._unequal_trials(setting)
+        if any("training.rounds" in grid for setting in self.settings for grid in self.tuning_of(setting).values()):
+            yield "tuning: expected what all rows of a table need not share, got training.rounds"
+
+    def _unequal_trials(self, setting: str) -> Iterator[str]:
+        numbers = {name: self.trials(setting, name) for name in self.tuning_of(setting)}
         if len(set(numbers.values())) > 1:
             told = ", ".join(f"{name} {number}" for name, number in numbers.items())
             yield f"tuning: expected as many trials for every method, got {told}"
@@ -203,9 +218,15 @@ class Protocol(_Table):
         for name, setting in self.settings.items():
             yield f"settings.{name}.methods", list(setting.methods or [])
             yield f"settings.{name}.seeds", list(setting.seeds or [])
-        for method, grid in self.tuning.items():
-            for key, values in grid.items():
-                yield f"tuning.{method}.{key}", values
+        for place, tuning in self._tunings():
+            for method, grid in tuning.items():
+                for key, values in grid.items():
+                    yield f"{place}.{method}.{key}", values
+
+    def _tunings(self) -> Iterator[tuple[str, dict[str, dict[str, list[Any]]]]]:
+        yield "tuning", self.tuning
+        for name, setting in self.settings.items():
+            yield f"settings.{name}.tuning", setting.tuning
 
     def recipe_of(self, setting: str, suite: str | Path) -> Path:
         """The recipe's file of a setting."""

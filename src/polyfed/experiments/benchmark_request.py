@@ -14,14 +14,14 @@ from polyfed.config.recipe import Recipe
 from polyfed.tracking.base import Tracker
 from polyfed.tracking.console import Console
 
-__all__ = ["BenchmarkRequest", "of_method"]
+__all__ = ["BenchmarkRequest", "key_of"]
 
 _NO_WEIGHTS = "run.keep=nothing"  # hundreds of runs' networks fill a disk
 
 
-def of_method(method: str, name: str) -> str:
-    """A hyperparameter of one method, as --set names it."""
-    return f"methods.{method}.{name}"
+def key_of(method: str, name: str) -> str:
+    """What is tuned, as --set names it: a setting of [training], or a hyperparameter of one method."""
+    return name if name.startswith("training.") else f"methods.{method}.{name}"
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,11 @@ class BenchmarkRequest:
         """
         own = self.protocol.settings[setting]
         path = self.protocol.recipe_of(setting, self.folder)
-        tuned = [f"{of_method(method, name)}={to_toml(value)}" for name, value in chosen.items()]
+        tuned = [f"{key_of(method, name)}={to_toml(value)}" for name, value in chosen.items()]
         changes = [*self.changes_of(setting), *tuned]
         recipe = Recipe.load(path, changes, preset=own.preset, workers=self.workers, device=self.device)
-        return recipe.with_run(overrides=own.overrides)  # hyperparameters stand in the row itself
+        told = [change for change in tuned if change.startswith("training.")]  # the others stand in [method]
+        return recipe.with_run(overrides=[*own.overrides, *told])
 
     def changes_of(self, setting: str) -> list[str]:
         """What is changed of a setting's recipe, as ``--set`` takes it; its own ``run.keep`` comes last, and holds."""

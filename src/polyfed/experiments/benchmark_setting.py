@@ -14,7 +14,7 @@ from typing import Any
 from polyfed.config.overrides import parse_override
 from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
-from polyfed.experiments.benchmark_request import BenchmarkRequest, of_method
+from polyfed.experiments.benchmark_request import BenchmarkRequest, key_of
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
@@ -143,7 +143,7 @@ class BenchmarkSetting:
         Raises:
             ConfigError: it does not.
         """
-        for name, values in self.request.protocol.tuning[method].items():
+        for name, values in self._grid(method).items():
             for value in values:
                 self.request.recipe_of(self.name, {name: value}, method).choose(method)
 
@@ -165,20 +165,28 @@ class BenchmarkSetting:
 
     def _known_choice(self, method: str) -> dict[str, Any] | None:
         """The hyperparameters that were chosen for a method; None where it is still to be tuned."""
-        protocol = self.request.protocol
-        grid = protocol.tuning.get(method)
+        grid = self._grid(method)
         if not grid:
             return {}
         name = self._row_name(method)
         tuning = None if self._stored is None or self._is_forced(name) else self._stored.tuning.get(name)
-        if tuning is None or (tuning.tried, tuning.seeds) != (as_json(grid), protocol.tuning_seeds):
+        if tuning is None or (tuning.tried, tuning.seeds) != (as_json(grid), self.request.protocol.tuning_seeds):
             return None
         return tuning.chosen
+
+    def _grid(self, method: str) -> dict[str, list[Any]]:
+        """Hyperparameter -> the values that are tried; empty for a method that is not tuned."""
+        return self.request.protocol.tuning_of(self.name).get(method, {})
 
     def _stored_row(self, row: Recipe) -> RowResult | None:
         """The row of the figures that was made with these hyperparameters."""
         found = None if self._stored is None or self._is_forced(row.name) else self._stored.row(row.name)
-        return found if found is not None and has_hyperparameters(found, row) else None
+        return found if found is not None and has_hyperparameters(found, row, self._tuned_training(row)) else None
+
+    def _tuned_training(self, row: Recipe) -> dict[str, Any]:
+        """The settings of [training] that were chosen for a row, such as "training.lr"."""
+        chosen = row.run.overrides[len(self.recipe.run.overrides) :]
+        return {".".join(keys): value for keys, value in map(parse_override, chosen)}
 
     def _seeds_left(self, row: Recipe) -> list[int]:
         stored = self._stored_row(row)
@@ -201,7 +209,7 @@ class BenchmarkSetting:
         runs = 0
         if chosen is None:
             done = 0 if forced else _count_finished(self._tuning_folder(method))
-            runs = max(0, protocol.trials(method) * len(protocol.tuning_seeds) - done)
+            runs = max(0, protocol.trials(self.name, method) * len(protocol.tuning_seeds) - done)
         effort = float(runs)
         own, *controls = self._rows_of(method, chosen or {})
         is_lacking = chosen is None or (self._has_longer(own) and self._stored_epochs(own) is None)
@@ -234,7 +242,7 @@ class BenchmarkSetting:
             chosen = self._tune(method, forced, outcome)
             if chosen is None:
                 return
-            grid = as_json(self.request.protocol.tuning[method])
+            grid = as_json(self._grid(method))
             seeds = self.request.protocol.tuning_seeds
             tuning = {method: Tuning(tried=grid, seeds=seeds, chosen=as_json(chosen))}
         own, *controls = self._rows_of(method, chosen, data)
@@ -264,14 +272,14 @@ class BenchmarkSetting:
     def _kept_as(self, row: Recipe) -> dict[str, Any]:
         """A row's hyperparameters; as the figures have them where they have the row, so that its seeds are joined."""
         stored = self._stored_row(row)
-        return hyperparameters_of(row) if stored is None else stored.hyperparameters
+        return hyperparameters_of(row) | self._tuned_training(row) if stored is None else stored.hyperparameters
 
     def _tune(self, method: str, forced: bool, outcome: Outcome) -> dict[str, Any] | None:
         """The hyperparameters that validation chooses; None where no trial came to its end."""
         request = self.request
         protocol = request.protocol
         changes = {".".join(keys): [value] for keys, value in map(parse_override, request.changes_of(self.name))}
-        grid = {of_method(method, name): values for name, values in protocol.tuning[method].items()}
+        grid = {key_of(method, name): values for name, values in self._grid(method).items()}
         tried = sweep(
             protocol.recipe_of(self.name, request.folder),
             changes | grid,
@@ -288,7 +296,8 @@ class BenchmarkSetting:
         outcome.failures.update({f"{self.name}, tuning: {title}": why for title, why in tried.failures.items()})
         if tried.chosen is None:
             return None
-        return {key.rpartition(".")[2]: value for key, value in tried.chosen.settings.items()}
+        chosen = tried.chosen.settings  # of what has several values
+        return {name: chosen.get(key_of(method, name), values[0]) for name, values in self._grid(method).items()}
 
     def _rows_of(self, method: str, chosen: Mapping[str, Any], data: DataCache | None = None) -> Iterator[Recipe]:
         """A method, and its controls.

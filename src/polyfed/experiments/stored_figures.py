@@ -58,9 +58,13 @@ def hyperparameters_of(row: Recipe) -> dict[str, Any]:
     return found
 
 
-def has_hyperparameters(stored: RowResult, row: Recipe) -> bool:
-    """Whether a stored row was made with these; those that have come since count as their defaults."""
-    now = flat_table(hyperparameters_of(row))
+def has_hyperparameters(stored: RowResult, row: Recipe, training: Mapping[str, Any]) -> bool:
+    """Whether a stored row was made with these; those that have come since count as their defaults.
+
+    Args:
+        training: settings of [training] that were chosen for the row, by their whole keys.
+    """
+    now = flat_table(hyperparameters_of(row)) | as_json(training)
     then = flat_table(stored.hyperparameters)
     if stored.method != row.method.name or then.keys() - now.keys():
         return False

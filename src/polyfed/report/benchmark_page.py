@@ -14,6 +14,7 @@ from polyfed.report.benchmark_gains import Gain, Gains, gain_over, gains_of
 from polyfed.report.benchmark_ranks import Ranking, rank
 from polyfed.report.benchmark_results import (
     ProcessorTime,
+    RowResult,
     SettingResult,
     read_processor_time,
     read_results,
@@ -97,6 +98,7 @@ def to_markdown(
     parts += _about_gains(found, gains)
     parts += _over_other_targets(found)
     parts += _over_longer(found, {name: asked.longer for name, asked in wanted.items() if asked.longer})
+    parts += _over_tuned(found)
     for one in found:
         parts += [*_about_setting(one, gains[one.setting], spent.get(one.setting, _NOTHING))]
     scored_runs = sum(one.scored for one in spent.values())
@@ -227,23 +229,48 @@ def _gain_between(one: SettingResult, lower: str, upper: str) -> Gain | None:
 
 def _over_longer(found: Sequence[SettingResult], longer: Mapping[str, str]) -> Iterator[str]:
     """How far methods lie above a Local that trains for longer. longer: setting -> its row."""
-    rows_of = {one.setting: one.row(longer.get(one.setting, "")) for one in found}
-    compared = {setting: row for setting, row in rows_of.items() if row is not None}
+    below = {one.setting: one.row(longer.get(one.setting, "")) for one in found}
+    told = ", ".join(f"{setting} {row.name}" for setting, row in below.items() if row is not None)
+    yield from _over_another_local(
+        found,
+        below,
+        "Gains over a longer Local",
+        f"As far as each method lies above a Local that trains more epochs a round ({told}), with the epochs of the "
+        "recipe itself; where it lies below, training longer alone gains more than the method does.",
+    )
+
+
+def _over_tuned(found: Sequence[SettingResult]) -> Iterator[str]:
+    """How far methods lie above variants of Local, of which settings of [training] were tuned."""
+    names = dict.fromkeys(row.name for one in found for row in one.methods if _is_tuned_local(row))
+    for name in names:
+        yield from _over_another_local(
+            found,
+            {one.setting: one.row(name) for one in found},
+            f"Gains over {name}",
+            f"As far as each method lies above {name}, Local with what validation chose for it.",
+        )
+
+
+def _is_tuned_local(row: RowResult) -> bool:
+    return row.method == "local" and row.name != "local"
+
+
+def _over_another_local(
+    found: Sequence[SettingResult], below: Mapping[str, RowResult | None], title: str, about: str
+) -> Iterator[str]:
+    """A section with how far methods lie above a row; nothing where no setting has it. below: setting -> the row."""
+    compared = {setting: row for setting, row in below.items() if row is not None}
     having = [one for one in found if one.setting in compared]
-    names = [name for name in dict.fromkeys(row.name for one in having for row in one.methods) if name != "local"]
+    names = dict.fromkeys(row.name for one in having for row in one.methods if row.method != "local")
     if not names:
         return
-    yield "## Gains over a longer Local"
-    columns = [Column("method", names, words=True)]
+    yield f"## {markdown_text(title)}"
+    columns = [Column("method", list(names), words=True)]
     for one in having:
-        local = compared[one.setting].name
-        columns.append(_gains_column(one, [_gain_between(one, local, name) for name in names]))
+        columns.append(_gains_column(one, [_gain_between(one, compared[one.setting].name, name) for name in names]))
     yield markdown_table(columns)
-    told = ", ".join(f"{setting} {row.name}" for setting, row in compared.items())
-    yield markdown_text(
-        f"As far as each method lies above a Local that trains more epochs a round ({told}), with the epochs of the "
-        "recipe itself; where it lies below, training longer alone gains more than the method does."
-    )
+    yield markdown_text(about)
 
 
 def _gains_by_setting(found: Sequence[SettingResult]) -> dict[str, dict[str, Gains]]:

@@ -49,7 +49,8 @@ class RowResult(Record):
         name: the method's or variant's. method: its registered name.
         control: what the row is a control for; "" for a method itself (`polyfed.report.comparison_rows`); "targets": a
             variant of its method that puts something else in the place of what the others know (`Method.is_control`).
-        hyperparameters: as the recipe of its runs has them in ``[method]``, all of them.
+        hyperparameters: as the recipe of its runs has them in ``[method]``, all of them; also "training.NAME", where
+            a setting of ``[training]`` was chosen for the row by validation.
         stage: that it is scored in.
         accuracy: seed -> in [0, 1], after the last round.
         bytes_up, bytes_down: of all seeds together, so that rows can be joined; None: not known.

@@ -10,9 +10,7 @@ import pytest
 
 from polyfed.config.protocol import Protocol
 from polyfed.report.benchmark_gains import gains_of
-from polyfed.report.benchmark_results import read_processor_time, read_result, read_results
-from polyfed.report.statistics import paired_difference
-from polyfed.report.text_tables import mean_of
+from polyfed.report.benchmark_results import read_processor_time, read_results
 from polyfed.units import human_seconds
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -67,33 +65,6 @@ def test_a_changed_figure_is_found() -> None:
     assert is_known("+2.39", "+5.35"), "FedGH over Local, docs/results/tables/fedgh-header-steps.md"
     assert is_known("2.4", "5.4")
     assert not is_known("+2.39", "+5.36")
-
-
-@pytest.mark.parametrize(
-    ("title", "setting", "column"), [("Fashion-MNIST", "fashion", 1), ("CIFAR-10", "cifar10-few", 3)]
-)
-def test_a_local_with_a_higher_rate_is_compared_with_the_suite(title: str, setting: str, column: int) -> None:
-    """The page has the accuracies by seed; means and differences are computed anew."""
-    page = (DOCS / "results" / "local-rate.md").read_text()
-    (listed,) = re.findall(rf"{title} ((?:\d+\.\d+, )+\d+\.\d+)[;.]", page)
-    higher = {seed: float(number) / 100 for seed, number in enumerate(listed.split(", "))}
-    stored = read_result(DOCS / "results" / "benchmark-small", setting)
-    assert stored is not None
-    rows = {"Local": "local", "Local, five epochs a round": "local-longer-5", "FD": "fd", "FedGH": "fedgh"}
-    rows |= {"FedSA": "fedsa", 'label smoothing (FD, `control = "uniform"`)': "fd-uniform"}
-    shown = {cells[0].strip(): cells for line in page.splitlines() if len(cells := line.strip("|").split("|")) == 5}
-    for label, name in rows.items():
-        row = stored.row(name)
-        assert row is not None
-        gain = paired_difference(higher, row.by_seed)
-        mean = mean_of(list(row.by_seed.values()))
-        assert mean is not None
-        assert gain.mean is not None
-        assert gain.margin is not None
-        low = 100 * (gain.mean - gain.margin)
-        high = 100 * (gain.mean + gain.margin)
-        assert shown[label][column].strip() == f"{100 * mean:.2f}"
-        assert shown[label][column + 1].strip() == f"{100 * gain.mean:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 @pytest.mark.parametrize("suite", ["small", "longer"])

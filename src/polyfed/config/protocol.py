@@ -179,10 +179,10 @@ class Protocol(_Table):
             for change in setting.overrides:
                 if change.partition("=")[0].strip() in _DECIDED:
                     yield f"settings.{name}.overrides: expected none of {', '.join(_DECIDED)}, got {shown(change)}"
-
         yield from self._not_compared("variants", self.variants)
 
     def _not_compared(self, place: str, methods: Iterable[str]) -> Iterator[str]:
+        """Something is said of a method that no setting has."""
         if strange := sorted(set(methods) - self.all_methods):
             known = ", ".join(sorted(self.all_methods))
             yield f"{place}: expected methods that are compared ({known}), got {strange[0]}"
@@ -224,6 +224,7 @@ class Protocol(_Table):
                     yield f"{place}.{method}.{key}", values
 
     def _tunings(self) -> Iterator[tuple[str, dict[str, dict[str, list[Any]]]]]:
+        """Place and values of the protocol's tuning, and of each setting's own."""
         yield "tuning", self.tuning
         for name, setting in self.settings.items():
             yield f"settings.{name}.tuning", setting.tuning

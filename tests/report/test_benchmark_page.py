@@ -95,6 +95,15 @@ def test_the_lowest_error_is_the_best() -> None:
     assert "+0.1000" in lines(page, "below")[-1], "0.1 less than Local is a gain"
 
 
+def test_a_setting_just_begun_is_not_ranked_over() -> None:
+    full = setting("one", "accuracy")
+    begun = setting("two", "accuracy").model_copy(update={"rows": full.rows[:1]})
+    page = to_markdown("Two", [full, begun], {})
+    assert "Not ranked over, with less than half of the methods: two." in page
+    assert "| below | 3.00 | 3 |" in page
+    assert "Not ranked" not in to_markdown("Two", [full, setting("two", "accuracy")], {})
+
+
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     spent = {
         "one": ProcessorTime(tuning={"above": 2.0, "below": 0.5}, runs={"above": {"0": 1.0}}),

@@ -46,6 +46,15 @@ def test_a_method_that_a_setting_lacks_is_left_out() -> None:
     assert ranking.critical_difference is None
 
 
+def test_a_setting_with_less_than_half_of_the_methods_is_left_out() -> None:
+    full = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
+    ranking = rank({"one": full, "begun": {"a": 0.5}, "two": {"a": 0.4, "b": 0.2}})
+    assert ranking.settings == ("one", "two")
+    assert ranking.left_out == ("begun",)
+    assert ranking.ranks == {"b": (1.0, 2.0), "a": (2.0, 1.0)}
+    assert ranking.unranked == {"c": ("two",), "d": ("two",)}
+
+
 def test_methods_that_are_all_equal_have_equal_ranks() -> None:
     ranking = rank({name: {"a": 0.5, "b": 0.5, "c": 0.5} for name in ("one", "two")})
     assert set(ranking.ranks.values()) == {(2.0, 2.0)}

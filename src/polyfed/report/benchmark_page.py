@@ -170,6 +170,8 @@ def _what_ranks_tell(ranked: Ranking) -> Iterator[str]:
             f"{told} Friedman's test: p = {ranked.p_value:.2g}. Mean ranks that differ by less than "
             f"{ranked.critical_difference:.2f} cannot be told apart (Nemenyi, 95 %)."
         )
+    if ranked.left_out:
+        yield f"Not ranked over, with less than half of the methods: {', '.join(ranked.left_out)}."
     if ranked.unranked:
         missing = (f"{method} ({', '.join(settings)})" for method, settings in ranked.unranked.items())
         yield f"Without a rank, as a setting lacks them: {', '.join(missing)}."

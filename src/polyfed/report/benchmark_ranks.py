@@ -19,6 +19,8 @@ class Ranking:
 
     Attributes:
         settings: those ranked over, in which every method has a score.
+        left_out: settings that have less than half as many methods as the one with most, such as one just begun: they
+            would leave few methods to be ranked.
         ranks: method -> its rank in each setting, 1 the best; ties share the mean of theirs.
         p_value: of Friedman's test, corrected for ties, that all methods are equal; None with fewer than three methods
             or two settings, and where all are equal throughout.
@@ -27,6 +29,7 @@ class Ranking:
     """
 
     settings: tuple[str, ...]
+    left_out: tuple[str, ...]
     ranks: Mapping[str, tuple[float, ...]]
     p_value: float | None
     critical_difference: float | None
@@ -46,7 +49,9 @@ def rank(scores: Mapping[str, Mapping[str, float]]) -> Ranking:
     """
     from scipy.stats import friedmanchisquare, rankdata, studentized_range  # comes with scikit-learn
 
-    settings = [name for name, found in scores.items() if found]
+    most = max(map(len, scores.values()), default=0)
+    settings = [name for name, found in scores.items() if found and 2 * len(found) >= most]
+    left_out = tuple(name for name, found in scores.items() if found and name not in settings)
     lacking = {method: tuple(name for name in settings if method not in scores[name]) for method in _all(scores)}
     everywhere = [method for method, without in lacking.items() if not without]
     unranked = {method: without for method, without in lacking.items() if without}
@@ -54,7 +59,7 @@ def rank(scores: Mapping[str, Mapping[str, float]]) -> Ranking:
     ranks = {m: tuple(float(columns[name][at]) for name in settings) for at, m in enumerate(everywhere)}
     ordered = dict(sorted(ranks.items(), key=lambda item: sum(item[1])))
     if len(everywhere) < _METHODS or len(settings) < _SETTINGS:
-        return Ranking(tuple(settings), ordered, None, None, unranked)
+        return Ranking(tuple(settings), left_out, ordered, None, None, unranked)
     p_value = None  # where all are equal in every setting
     if any(len(set(column)) > 1 for column in columns.values()):
         by_method = ([scores[name][method] for name in settings] for method in everywhere)
@@ -62,7 +67,7 @@ def rank(scores: Mapping[str, Mapping[str, float]]) -> Ranking:
     methods = len(everywhere)
     quantile = float(studentized_range.ppf(LEVEL, methods, math.inf)) / math.sqrt(2)
     critical = quantile * math.sqrt(methods * (methods + 1) / (6 * len(settings)))
-    return Ranking(tuple(settings), ordered, p_value, critical, unranked)
+    return Ranking(tuple(settings), left_out, ordered, p_value, critical, unranked)
 
 
 def _all(scores: Mapping[str, Mapping[str, float]]) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Is a GPU right, and what is it worth? Ten minutes on a machine that has one; the answer is a file of JSON.
+"""Is a GPU right, and what is it worth? Three minutes on a machine that has one; the answer is a file of JSON.
 
     python benchmarks/gpu.py --out gpu.json
 

@@ -172,10 +172,10 @@ def test_both_layouts_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("data_root")
 def test_the_reference_job_beside_a_bare_loop(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    data_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("POLYFED_DATA", str(data_root))
     run(["reference_job.py", *shlex.split(TINY["reference_job.py"])], monkeypatch)
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [row["method"] for row in rows] == ["local", "fedavg", "fedgh", "fedproto", "fedhenn", "fedin"]

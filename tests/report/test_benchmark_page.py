@@ -179,6 +179,22 @@ def test_what_is_lacking_is_told() -> None:
     assert "Not finished" not in to_markdown("Two", [setting("one", "accuracy")], {}, {"one": Wanted(["above"], [0])})
 
 
+def test_lacking_controls_are_told() -> None:
+    found = setting("one", "accuracy")
+    recipe = {"training": {"rounds": 2, "local_epochs": 1}}
+    found = found.model_copy(update={"recipe": recipe, "epochs_of_local": {"above": 3, "below": 1}})
+    controls = {"local": ["pooled", "pooled-steps"], "above": ["above-alone"], "fd": ["fd-alone"]}
+    names = ["local", "above", "below", "fd"]
+    page = to_markdown("One", [found], {}, {"one": Wanted(names, [0], controls=controls, as_many_steps=True)})
+    assert "Not finished: one (fd, pooled-steps, local-longer-3)." in page, "of fd, which lacks, no control is told"
+    without = found.model_copy(update={"epochs_of_local": {}})
+    page = to_markdown("One", [without], {}, {"one": Wanted(["above", "below"], [0], as_many_steps=True)})
+    assert "Not finished: one (Local for as many steps as above, below)." in page
+    alone = Wanted(["above"], [0, 3], controls=controls)
+    page = to_markdown("One", [found], {}, {"one": alone})
+    assert "Not finished: one (seed 3 of above, seed 3 of above-alone)." in page
+
+
 def test_gains_over_a_longer_local() -> None:
     stored = setting("one", "accuracy")
     longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))

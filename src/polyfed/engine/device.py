@@ -26,6 +26,12 @@ def parse_device(name: str) -> torch.device:
     return found
 
 
+def device_name(device: torch.device) -> str:
+    """What people call a device: "NVIDIA H100 80GB HBM3"; by PyTorch's name where that is all there is to know."""
+    is_cuda = device.type == "cuda" and torch.cuda.is_available()
+    return torch.cuda.get_device_name(device) if is_cuda else str(device)
+
+
 def _here() -> list[str]:
     """The devices of this machine that PyTorch can use."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -166,7 +166,7 @@ class Federation:
             self.output.keep,
             self.settings,
             self.is_last,
-            lambda records: summarize_run(records, self.facts, self._members()),
+            lambda records: summarize_run(records, self.facts, self._members(), self.model_factory.device),
         )
         self.runner = RoundRunner(
             method,
@@ -352,7 +352,7 @@ class Federation:
 
     def write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""
-        result = summarize_run(self.history, self.facts, self._members())
+        result = summarize_run(self.history, self.facts, self._members(), self.model_factory.device)
         wanted = self.checkpointer.show_wanted_round()
         keeps_weights = self.output.keep != "nothing"
         result |= {"models_of_round": wanted} if keeps_weights else {}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from polyfed.engine.device import device_name
 from polyfed.engine.evaluation_record import not_evaluated
 from polyfed.engine.notebook import of_history
 from polyfed.errors import ConfigError
@@ -114,7 +115,10 @@ def early_stop_round(records: Sequence[Mapping[str, Any]], patience: int, min_de
 
 
 def summarize_run(
-    records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
+    records: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    clients: Sequence[Mapping[str, Any]],
+    device: torch.device,
 ) -> dict[str, Any]:
     """`result.json`: the run's facts, and what its records add up to. A resumed run gives the same.
 
@@ -122,6 +126,7 @@ def summarize_run(
         records: one per round, in order.
         facts: method, hyperparameters, dataset, clients, rounds, seed, evaluation, label.
         clients: one per client, in order: id, architecture, samples.
+        device: where networks computed.
     """
     stage = facts["evaluation"]["stage"]
     scored = [record for record in records if record["evaluated"]]
@@ -159,7 +164,7 @@ def summarize_run(
         "samples_per_second": samples / seconds if seconds else None,
         **_simulated(records),
         **_timings(records),
-        "versions": environment_versions(),
+        "versions": environment_versions(device),
     }
 
 
@@ -289,12 +294,13 @@ def _clients_table(
     return rows
 
 
-def environment_versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
-    return {
+def environment_versions(device: torch.device) -> dict[str, str]:
+    """Of what the numbers depend on; with the device, where that is no CPU."""
+    found = {
         "polyfed": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "platform": platform.platform(),
     }
+    return found if device.type == "cpu" else {**found, "device": device_name(device)}

@@ -16,7 +16,7 @@ from polyfed.config.recipe import Recipe
 from polyfed.errors import ConfigError
 from polyfed.experiments.benchmark_request import BenchmarkRequest, key_of
 from polyfed.experiments.build import build_federation
-from polyfed.experiments.controls import epochs_of_local, longer, pooled, runs_alone
+from polyfed.experiments.controls import POOLED, epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.method_compatibility import check_methods
 from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
@@ -97,12 +97,19 @@ class BenchmarkSetting:
 
     @property
     def wanted(self) -> Wanted:
-        """What the page expects of the setting: the suite's methods and seeds, and a longer Local."""
+        """What the page expects of the setting: the suite's methods and seeds, and their controls."""
         protocol = self.request.protocol
-        names = [self.recipe.choose(method).name for method in (_LOCAL, *protocol.methods_of(self.name))]
+        rows = [self.recipe.choose(method) for method in (_LOCAL, *protocol.methods_of(self.name))]
         further = self._longer_local(self.recipe)
         longer = "" if further is None else further.name
-        return Wanted(list(dict.fromkeys(names)), protocol.seeds_of(self.name), longer)
+        controls: dict[str, list[str]] = {}
+        if protocol.has_control("pooled"):
+            controls[_LOCAL] = list(POOLED)
+        if protocol.has_control("alone"):
+            alone = {row.name: f"{row.name}-alone" for row in rows if runs_alone(row)}
+            controls |= {name: [control] for name, control in alone.items()}
+        names = list(dict.fromkeys(row.name for row in rows))
+        return Wanted(names, protocol.seeds_of(self.name), longer, controls, protocol.has_control("longer"))
 
     def run(self, position: str, outcome: Outcome) -> bool:
         """Do what is left; figures are written after every method.
@@ -315,7 +322,7 @@ class BenchmarkSetting:
             if further is not None:
                 yield further
             if protocol.has_control("pooled"):
-                yield from (pooled(tuned, "pooled"), pooled(tuned, "pooled-steps"))
+                yield from (pooled(tuned, kind) for kind in POOLED)
             return
         if protocol.has_control("alone") and runs_alone(own):
             yield tuned.choose_alone(method)

@@ -27,7 +27,9 @@ from polyfed.experiments.data_cache import DataCache
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Availability, Compression, RobustAggregation
 
-__all__ = ["controls_of", "epochs_of_local", "longer", "pooled", "runs_alone"]
+__all__ = ["POOLED", "controls_of", "epochs_of_local", "longer", "pooled", "runs_alone"]
+
+POOLED: tuple[Control, ...] = ("pooled", "pooled-steps")  # training on the rows of all
 
 
 def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> dict[str, Recipe]:
@@ -49,7 +51,7 @@ def controls_of(base: Recipe, chosen: Mapping[str, Recipe], data: DataCache) -> 
         if epochs > base.training.local_epochs:
             found = longer(base, epochs, names)
             controls[found.name] = found
-    for kind in ("pooled", "pooled-steps"):
+    for kind in POOLED:
         controls[kind] = pooled(base, kind)
     return {recipe.name: recipe for recipe in controls.values() if recipe.name not in _names_of(chosen)}
 

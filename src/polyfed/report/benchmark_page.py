@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -49,11 +49,15 @@ class Wanted:
     """What a setting is to have.
 
     methods: names of rows. seeds: of each of them. longer: the row of a Local for longer; "" where none was asked for.
+    controls: method -> the rows of its controls; Local's are those that all methods share.
+    as_many_steps: whether each method has a Local of as many steps beside it.
     """
 
     methods: Sequence[str]
     seeds: Sequence[int]
     longer: str = ""
+    controls: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    as_many_steps: bool = False
 
 
 def write_page(
@@ -119,13 +123,35 @@ def _lacking(found: Sequence[SettingResult], wanted: Mapping[str, Wanted]) -> It
 
 
 def _lacking_rows(found: SettingResult, asked: Wanted) -> Iterator[str]:
-    for name in (*asked.methods, *([asked.longer] if asked.longer else [])):
+    """Rows, or seeds of rows; controls of a method that is lacking itself are not told."""
+    expected = list(asked.methods)
+    for method in asked.methods:
+        if found.row(method) is not None:
+            expected += asked.controls.get(method, [])
+    if asked.longer:
+        expected.append(asked.longer)
+    if asked.as_many_steps:
+        expected += _rows_of_as_many_steps(found, asked.methods)
+    for name in dict.fromkeys(expected):
         row = found.row(name)
         seeds = [] if row is None else [seed for seed in asked.seeds if seed not in row.by_seed]
         if row is None:
             yield name
         elif seeds:
             yield f"{_seeds_text(seeds)} of {name}"
+
+
+def _rows_of_as_many_steps(found: SettingResult, methods: Sequence[str]) -> Iterator[str]:
+    """The rows of a Local of as many steps as a method that is there takes; in words where its epochs are not known."""
+    rows = {name: found.row(name) for name in methods}
+    federated = [name for name, row in rows.items() if row is not None and row.method != "local"]
+    unknown = [name for name in federated if name not in found.epochs_of_local]
+    for name in federated:
+        epochs = found.epochs_of_local.get(name, 0)
+        if epochs > found.recipe["training"]["local_epochs"]:
+            yield f"local-longer-{epochs}"
+    if unknown:
+        yield f"Local for as many steps as {', '.join(unknown)}"
 
 
 def _seeds_text(seeds: Sequence[int]) -> str:

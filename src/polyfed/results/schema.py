@@ -344,7 +344,9 @@ class RunResult(ScoredRecord):
     stragglers: IfPresent[Count] = Field(None, description="only with a deadline: number of uploads that missed it")
     timings: IfPresent[dict[str, Number]] = Field(None, description="only with `--profile`: sums over the rounds")
     versions: dict[str, Text] = Field(
-        {}, description="versions of `polyfed`, `python`, `torch` and `numpy`, and the `platform`"
+        {},
+        description="versions of `polyfed`, `python`, `torch` and `numpy`, the `platform`, and the `device` unless it "
+        "is a CPU",
     )
     models_of_round: IfPresent[Count] = Field(
         None,

@@ -195,6 +195,24 @@ def test_lacking_controls_are_told() -> None:
     assert "Not finished: one (seed 3 of above, seed 3 of above-alone)." in page
 
 
+def test_an_overview_counts_who_gains_and_by_whom() -> None:
+    stored = setting("one", "accuracy")
+    longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))
+    errors = setting("two", "rmse")
+    asked = {"one": Wanted([], [], "local-longer-3"), "two": NOTHING}
+    page = to_markdown("Both", [join_results(stored, longer, []), errors], {}, asked)
+    (_, told) = page.split("## Overview")
+    told = told.split("## Mean ranks")[0]
+    assert "| one | 2 | 1 | 1 | 1 | 0 | +5.00 [+5.00, +5.00] | +12.00 [+7.03, +16.97] |" in told
+    assert "| two | 2 | 1 | - | 0 | 1 | - | -0.1200 [-0.1697, -0.07032] |" in told, "of errors, less is better"
+
+
+def test_one_seed_has_no_overview() -> None:
+    full = setting("one", "accuracy")
+    rows = [one.model_copy(update={"accuracy": {"0": one.accuracy["0"]}}) for one in full.rows]
+    assert "## Overview" not in to_markdown("One", [full.model_copy(update={"rows": rows})], {})
+
+
 def test_gains_over_a_longer_local() -> None:
     stored = setting("one", "accuracy")
     longer = part(row("local-longer-3", (0.55, 0.57, 0.59), "longer"))

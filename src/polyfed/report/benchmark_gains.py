@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from polyfed.report.benchmark_results import RowResult, SettingResult
 from polyfed.report.decomposition import BySeed, take_apart
 from polyfed.report.statistics import Paired, paired_difference
+from polyfed.report.text_tables import interval, scored
 from polyfed.results.main_score import MainScore
 
-__all__ = ["Gain", "Gains", "gain_over", "gains_of"]
+__all__ = ["Gain", "Gains", "gain_over", "gain_text", "gains_of"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,11 @@ def gain_over(other: RowResult, row: RowResult, score: MainScore) -> Gain:
     """How much better than another a row is, paired by seed."""
     better, worse = (other, row) if score.lower_is_better else (row, other)
     return Gain.of(paired_difference(better.by_seed, worse.by_seed))
+
+
+def gain_text(gain: Gain | None, score: MainScore) -> str:
+    """For a table: "+2.39 [+1.02, +3.76]", without an interval "+2.39", not known "-"."""
+    if gain is None or gain.mean is None:
+        return "-"
+    told = scored(gain.mean, score, "+")
+    return told if gain.margin is None else f"{told} {interval(gain.mean, gain.margin, '+', score)}"

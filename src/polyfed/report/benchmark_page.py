@@ -10,7 +10,8 @@ from types import MappingProxyType
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.benchmark_gains import Gain, Gains, gain_over, gains_of
+from polyfed.report.benchmark_gains import Gain, Gains, gain_over, gain_text, gains_of
+from polyfed.report.benchmark_overview import overview
 from polyfed.report.benchmark_ranks import Ranking, rank
 from polyfed.report.benchmark_results import (
     ProcessorTime,
@@ -24,7 +25,6 @@ from polyfed.report.statistics import ci_half_width
 from polyfed.report.text_tables import (
     Column,
     format_mean_std,
-    interval,
     interval_of_score,
     markdown_table,
     mean_of,
@@ -95,13 +95,15 @@ def to_markdown(
     parts = [f"# {markdown_text(title)}"]
     if lacking := list(_lacking(found, wanted)):
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
+    longer = {name: asked.longer for name, asked in wanted.items() if asked.longer}
+    parts += overview(found, longer)
     parts += _about_ranks(found)
     if has_figure:
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
     gains = {one.setting: gains_of(one) for one in found}
     parts += _about_gains(found, gains)
     parts += _over_other_targets(found)
-    parts += _over_longer(found, {name: asked.longer for name, asked in wanted.items() if asked.longer})
+    parts += _over_longer(found, longer)
     parts += _over_tuned(found)
     for one in found:
         parts += [*_about_setting(one, gains[one.setting], spent.get(one.setting, _NOTHING))]
@@ -245,7 +247,7 @@ def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
 def _gains_column(one: SettingResult, gains: Sequence[Gain | None]) -> Column:
     """A setting's gains with their intervals; bold where these leave out zero."""
     bold = frozenset(at for at, gain in enumerate(gains) if gain is not None and gain.leaves_out_zero)
-    return Column(one.setting, [_with_interval(gain, one.main_score) for gain in gains], bold=bold)
+    return Column(one.setting, [gain_text(gain, one.main_score) for gain in gains], bold=bold)
 
 
 def _gain_between(one: SettingResult, lower: str, upper: str) -> Gain | None:
@@ -307,13 +309,6 @@ def _gains_by_setting(found: Sequence[SettingResult]) -> dict[str, dict[str, Gai
     return {setting: gains for setting, gains in by_setting.items() if gains}
 
 
-def _with_interval(gain: Gain | None, score: MainScore) -> str:
-    if gain is None or gain.mean is None:
-        return "-"
-    told = scored(gain.mean, score, "+")
-    return told if gain.margin is None else f"{told} {interval(gain.mean, gain.margin, '+', score)}"
-
-
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +325,7 @@ def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: Process
         Column("method", [row.name for row in one.rows], words=True),
         Column(score.title, format_mean_std([(mean_of(found), std_of(found)) for found in scores], score=score)),
         Column("95 % interval", [interval_of_score(mean_of(found), ci_half_width(found), score) for found in scores]),
-        Column("gain over Local", [_with_interval(gain, score) for gain in over]),
+        Column("gain over Local", [gain_text(gain, score) for gain in over]),
         Column("= alone", [_gain_of(gains.get(row.name), "alone", score) for row in one.rows]),
         Column("+ federated", [_gain_of(gains.get(row.name), "federated", score) for row in one.rows]),
         Column("way to pooled", [_way(gains.get(row.name)) for row in one.rows]),

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from polyfed.engine import device as room
-from polyfed.engine.device import parse_device
+from polyfed.engine.device import device_name, parse_device
+from polyfed.engine.history import environment_versions
 from polyfed.errors import ConfigError
 
 Machine = Callable[..., None]
@@ -109,3 +110,11 @@ def test_others(name: str, says: str, machine: Machine, monkeypatch: pytest.Monk
 def test_what_pytorch_says_at_length_is_cut(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine()
     assert refusal("hip", monkeypatch, "Could not run " * 100).endswith(" ...")
+
+
+def test_a_result_names_the_device_unless_it_is_a_cpu(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "device" not in environment_versions(torch.device("cpu"))
+    assert environment_versions(torch.device("mps"))["device"] == "mps"
+    machine(version="2.13.0+cu130", cuda="13.0", gpus=1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Card {device.index}")
+    assert device_name(torch.device("cuda:1")) == "Card 1"

@@ -10,7 +10,7 @@ from polyfed.report.statistics import Paired, paired_difference
 from polyfed.report.text_tables import interval, scored
 from polyfed.results.main_score import MainScore
 
-__all__ = ["Gain", "Gains", "gain_over", "gain_text", "gains_of"]
+__all__ = ["Gain", "Gains", "gain_between", "gain_over", "gain_text", "gains_of"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ def gain_over(other: RowResult, row: RowResult, score: MainScore) -> Gain:
     """How much better than another a row is, paired by seed."""
     better, worse = (other, row) if score.lower_is_better else (row, other)
     return Gain.of(paired_difference(better.by_seed, worse.by_seed))
+
+
+def gain_between(setting: SettingResult, lower: str, upper: str) -> Gain | None:
+    """How far the row `upper` lies above the row `lower`; None where either is lacking."""
+    below = setting.row(lower)
+    above = setting.row(upper)
+    return None if below is None or above is None else gain_over(below, above, setting.main_score)
 
 
 def gain_text(gain: Gain | None, score: MainScore) -> str:

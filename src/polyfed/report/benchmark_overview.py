@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from polyfed.report.benchmark_gains import Gain, Gains, gain_over, gain_text, gains_of
+from polyfed.report.benchmark_gains import Gain, Gains, gain_between, gain_text
 from polyfed.report.benchmark_results import SettingResult
 from polyfed.report.text_tables import Column, markdown_table
 
 __all__ = ["overview"]
 
+_NOT_KNOWN = "-"
 
-def overview(found: Sequence[SettingResult], longer: Mapping[str, str]) -> Iterator[str]:
+
+def overview(
+    found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]], longer: Mapping[str, str]
+) -> Iterator[str]:
     """The section, in Markdown; nothing where no method has a gain with an interval.
 
     Args:
-        longer: setting -> its row of a Local for longer.
+        gains: setting -> method -> its gains. longer: setting -> its row of a Local for longer.
     """
-    gains = {one.setting: gains_of(one) for one in found}
     counted = [one for one in found if any(parts.gain.margin is not None for parts in gains[one.setting].values())]
     if not counted:
         return
     yield "## Overview"
-    columns = [
-        Column("setting", [one.setting for one in counted], words=True),
-        Column("methods", [str(len(gains[one.setting])) for one in counted]),
-        Column("above Local", [_count(_over_local(gains[one.setting]), 1) for one in counted]),
-        Column("above a longer Local", [_above_longer(one, gains[one.setting], longer) for one in counted]),
-        Column("gain by the others", [_count(_by_others(gains[one.setting]), 1) for one in counted]),
-        Column("lose by the others", [_count(_by_others(gains[one.setting]), -1) for one in counted]),
-        Column("longer Local over Local", [_over(one, longer.get(one.setting, "")) for one in counted]),
-        Column("pooled over Local", [_over(one, "pooled") for one in counted]),
-    ]
-    yield markdown_table([column for column in columns if set(column.cells) != {"-"}])
+    rows = [_cells(one, gains[one.setting], longer.get(one.setting, "")) for one in counted]
+    columns = [Column(title, [row[title] for row in rows]) for title in rows[0]]
+    known = [column for column in columns if set(column.cells) != {_NOT_KNOWN}]
+    yield markdown_table([Column("setting", [one.setting for one in counted], words=True), *known])
     has_longer = any(one.row(longer.get(one.setting, "")) is not None for one in counted)
     also = ", and above a Local that trains for longer" if has_longer else ""
     yield (
@@ -42,27 +38,27 @@ def overview(found: Sequence[SettingResult], longer: Mapping[str, str]) -> Itera
     )
 
 
-def _over_local(gains: Mapping[str, Gains]) -> list[Gain]:
-    return [parts.gain for parts in gains.values()]
+def _cells(one: SettingResult, gains: Mapping[str, Gains], longer: str) -> dict[str, str]:
+    """A setting's cells by column. longer: its row of a Local for longer."""
+    score = one.main_score
+    federated = [parts.federated for parts in gains.values()]
+    above_longer = [gain_between(one, longer, name) for name in gains]
+    return {
+        "methods": str(len(gains)),
+        "above Local": _count_above(parts.gain for parts in gains.values()),
+        "above a longer Local": _NOT_KNOWN if one.row(longer) is None else _count_above(above_longer),
+        "gain by the others": _count_above(federated),
+        "lose by the others": _count_below(federated),
+        "longer Local over Local": gain_text(gain_between(one, "local", longer), score),
+        "pooled over Local": gain_text(gain_between(one, "local", "pooled"), score),
+    }
 
 
-def _by_others(gains: Mapping[str, Gains]) -> list[Gain]:
-    return [parts.federated for parts in gains.values()]
+def _count_above(gains: Iterable[Gain | None]) -> str:
+    """How many can be told to lie above zero."""
+    return str(sum(gain is not None and gain.leaves_out_zero and (gain.mean or 0.0) > 0 for gain in gains))
 
 
-def _count(gains: Sequence[Gain], sign: int) -> str:
-    """How many can be told to lie above zero, or with a sign of -1 below it."""
-    return str(sum(gain.leaves_out_zero and sign * (gain.mean or 0.0) > 0 for gain in gains))
-
-
-def _above_longer(one: SettingResult, gains: Mapping[str, Gains], longer: Mapping[str, str]) -> str:
-    below = one.row(longer.get(one.setting, ""))
-    rows = [row for row in one.methods if row.name in gains]
-    return "-" if below is None else _count([gain_over(below, row, one.main_score) for row in rows], 1)
-
-
-def _over(one: SettingResult, name: str) -> str:
-    """How far a row lies above Local."""
-    local = one.row("local")
-    row = one.row(name)
-    return "-" if local is None or row is None else gain_text(gain_over(local, row, one.main_score), one.main_score)
+def _count_below(gains: Iterable[Gain]) -> str:
+    """How many can be told to lie below zero."""
+    return str(sum(gain.leaves_out_zero and (gain.mean or 0.0) < 0 for gain in gains))

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.benchmark_gains import Gain, Gains, gain_over, gain_text, gains_of
+from polyfed.report.benchmark_gains import Gain, Gains, gain_between, gain_over, gain_text, gains_of
 from polyfed.report.benchmark_overview import overview
 from polyfed.report.benchmark_ranks import Ranking, rank
 from polyfed.report.benchmark_results import (
@@ -96,11 +96,11 @@ def to_markdown(
     if lacking := list(_lacking(found, wanted)):
         parts.append(f"Not finished: {markdown_text('; '.join(lacking))}.")
     longer = {name: asked.longer for name, asked in wanted.items() if asked.longer}
-    parts += overview(found, longer)
+    gains = {one.setting: gains_of(one) for one in found}
+    parts += overview(found, gains, longer)
     parts += _about_ranks(found)
     if has_figure:
         parts.append("![Gain over Local and federated gain, by method and setting](gains.png)")
-    gains = {one.setting: gains_of(one) for one in found}
     parts += _about_gains(found, gains)
     parts += _over_other_targets(found)
     parts += _over_longer(found, longer)
@@ -236,7 +236,7 @@ def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
     yield "## Gains over other targets"
     columns = [Column("method - control", [f"{method} - {name}" for name, method in pairs.items()], words=True)]
     for one in found:
-        columns.append(_gains_column(one, [_gain_between(one, name, method) for name, method in pairs.items()]))
+        columns.append(_gains_column(one, [gain_between(one, name, method) for name, method in pairs.items()]))
     yield markdown_table(columns)
     yield (
         "How much better a method is than its variant with something else in the place of what the others know, such "
@@ -248,13 +248,6 @@ def _gains_column(one: SettingResult, gains: Sequence[Gain | None]) -> Column:
     """A setting's gains with their intervals; bold where these leave out zero."""
     bold = frozenset(at for at, gain in enumerate(gains) if gain is not None and gain.leaves_out_zero)
     return Column(one.setting, [gain_text(gain, one.main_score) for gain in gains], bold=bold)
-
-
-def _gain_between(one: SettingResult, lower: str, upper: str) -> Gain | None:
-    """How far the row `upper` lies above the row `lower`; None where either is lacking."""
-    below = one.row(lower)
-    above = one.row(upper)
-    return None if below is None or above is None else gain_over(below, above, one.main_score)
 
 
 def _over_longer(found: Sequence[SettingResult], longer: Mapping[str, str]) -> Iterator[str]:
@@ -298,7 +291,7 @@ def _over_another_local(
     yield f"## {markdown_text(title)}"
     columns = [Column("method", list(names), words=True)]
     for one in having:
-        columns.append(_gains_column(one, [_gain_between(one, compared[one.setting].name, name) for name in names]))
+        columns.append(_gains_column(one, [gain_between(one, compared[one.setting].name, name) for name in names]))
     yield markdown_table(columns)
     yield markdown_text(about)
 

@@ -161,8 +161,6 @@ class Augmentation:
         Raises:
             ConfigError: not a batch of images.
         """
-        if x.dim() != 4:
-            raise ConfigError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
         return self.apply(x, self.draw(len(x), generator).to(x.device))
 
 
@@ -176,6 +174,8 @@ def _draw_crops(count: int, generator: torch.Generator) -> Tensor:
 
 def _crop_and_flip(x: Tensor, drawn_N3: Tensor) -> Tensor:
     """Crops after padding with 4 black pixels, some of them flipped."""
+    if x.dim() != 4:
+        raise ConfigError(f"expected images of shape (N, C, H, W) to augment, got {tuple(x.shape)}")
     count, channels, height, width = x.shape
     down_N1, right_N1, flip_N1 = drawn_N3.split(1, dim=1)
     across_W = torch.arange(width, device=x.device)

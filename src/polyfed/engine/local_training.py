@@ -123,22 +123,36 @@ def _batches(
         if client.privacy.poisson
         else shuffled_batches(client, phase, held, rows, order)
     )
-    for chosen, places in _placed(dealt, device):
+    draw = _no_draws if augment is None else augment.draw
+    planned = ((rows, draw(len(rows), noise)) for rows in dealt)
+    for chosen, places, drawn in _placed(planned, device, there.x.device):
         x = there.x[chosen if there.x.is_cpu else places]
-        if augment is not None and len(x):
-            x = augment(x, noise)
+        if augment is not None:
+            x = augment.apply(x, drawn)
         x = prepare(x.to(device))
         y = there.y[chosen].to(device) if there.y.is_cpu else there.y[places]
         yield Batch(x, y, torch.ones(len(chosen), device=device), places)
 
 
-def _placed(batches: Iterator[Tensor], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each batch's rows in main memory, and on the device, which those of a whole phase reach in one copy."""
+def _no_draws(count: int, noise: torch.Generator) -> Tensor:
+    """What is drawn for `count` samples where nothing is augmented."""
+    return torch.empty(0, dtype=torch.int64)
+
+
+def _placed(
+    planned: Iterator[tuple[Tensor, Tensor]], device: torch.device, inputs: torch.device
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Each batch's rows in main memory and on the device, and what was drawn for it, where the inputs are.
+
+    Those of a whole phase reach a GPU in one copy, as each copy waits for it.
+    """
     if device.type == "cpu":
-        yield from ((rows, rows) for rows in batches)
+        yield from ((rows, rows, drawn) for rows, drawn in planned)
         return
-    dealt = list(batches)
-    yield from zip(dealt, move_together(dealt, [device] * len(dealt)), strict=True)
+    every = list(planned)
+    rows, drawn = [one for one, _ in every], [one for _, one in every]
+    moved = move_together([*rows, *drawn], [device] * len(rows) + [inputs] * len(drawn))
+    yield from zip(rows, moved[: len(rows)], moved[len(rows) :], strict=True)
 
 
 def shuffled_batches(

@@ -29,8 +29,6 @@ def test_what_the_figures_have_is_not_run_again(
     figures = ROOT / "docs" / "results" / f"benchmark-{suite.name}"
     methods = tuple(row.name for row in stored.rows if row.control in ("", "targets"))
     protocol = Protocol.load(suite)
-    if protocol.has_control("pooled") and stored.row("pooled") is None:  # a setting begun with each method alone
-        protocol = protocol.model_copy(update={"controls": ["alone"]})
     request = BenchmarkRequest(suite, protocol, methods, tmp_path / "out", figures, True, None, None, False)
     BenchmarkSetting(request, stored.setting).run("1 of 1", Outcome())
     assert f"setting {stored.setting} (1 of 1): all figures are there" in capsys.readouterr().err

@@ -29,7 +29,8 @@ def test_what_the_figures_have_is_not_run_again(
     figures = ROOT / "docs" / "results" / f"benchmark-{suite.name}"
     methods = tuple(row.name for row in stored.rows if row.control in ("", "targets"))
     protocol = Protocol.load(suite)
-    request = BenchmarkRequest(suite, protocol, methods, tmp_path / "out", figures, True, None, None, False)
+    settings = (stored.setting,)
+    request = BenchmarkRequest(suite, protocol, settings, methods, tmp_path / "out", figures, True, None, None, False)
     BenchmarkSetting(request, stored.setting).run("1 of 1", Outcome())
     assert f"setting {stored.setting} (1 of 1): all figures are there" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

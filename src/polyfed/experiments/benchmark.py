@@ -65,7 +65,7 @@ def benchmark(
         suite: a folder with a ``protocol.toml`` (`polyfed.config.protocol`) and recipes.
         out: the folder of its runs; default ``runs/<suite>``.
         settings: only these of the suite's; the page has all whose figures are there.
-        methods: only these, of the suite's or further ones, and Local.
+        methods: only these, and Local: one that some of the settings have in these, any other one in all of them.
         results: the folder of figures and page; default ``<out>/results``. Figures that are there are gone on from,
             wherever they were made: what they have is not run again.
         force: run again also what is done, and what the figures have, of these methods in these settings.
@@ -76,7 +76,7 @@ def benchmark(
         RunInterrupted: Ctrl-C; call it again to go on.
     """
     protocol = Protocol.load(suite)
-    names = list(dict.fromkeys(settings or protocol.settings))
+    names = tuple(dict.fromkeys(settings or protocol.settings))
     for name in names:
         if name not in protocol.settings:
             raise ConfigError(f"expected a setting of the suite, got '{name}'{suggest(name, protocol.settings)}")
@@ -85,10 +85,9 @@ def benchmark(
     chosen_methods = None if methods is None else tuple(dict.fromkeys(list_of("methods", methods)))
     if chosen_methods == ():
         raise ConfigError("methods: expected at least one, got none")
-    request = BenchmarkRequest(Path(suite), protocol, chosen_methods, place, figures, progress, workers, device, force)
-    for method in request.methods or ():
-        if not any(method in request.methods_of(name) for name in names):
-            raise ConfigError(f"methods: expected some that {' or '.join(names)} has in this suite, got '{method}'")
+    request = BenchmarkRequest(
+        Path(suite), protocol, names, chosen_methods, place, figures, progress, workers, device, force
+    )
     read_processor_time(figures)  # what is wrong is told before the first run
     asked = [BenchmarkSetting(request, name) for name in names if request.methods_of(name)]
     wanted = _wanted(request, asked)

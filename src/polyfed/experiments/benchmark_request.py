@@ -29,13 +29,14 @@ class BenchmarkRequest:
     """A suite as it is asked for.
 
     Attributes:
-        folder: the suite's. methods: those asked for; None are all of the suite.
+        folder: the suite's. settings: those asked for. methods: likewise; None are all that the settings have.
         out: the folder of runs. figures: the folder of the settings' files.
         progress, workers, device, force: see `polyfed.experiments.benchmark`.
     """
 
     folder: Path
     protocol: Protocol
+    settings: tuple[str, ...]
     methods: tuple[str, ...] | None
     out: Path
     figures: Path
@@ -55,11 +56,12 @@ class BenchmarkRequest:
             watcher.message(line)
 
     def methods_of(self, setting: str) -> list[str]:
-        """The methods to run in a setting: one of the suite's where the suite has it, any other one everywhere."""
+        """The methods to run in a setting: one that some of the settings asked for have in these, any other in all."""
         here = self.protocol.methods_of(setting)
         if self.methods is None:
             return here
-        return [name for name in self.methods if name in here or name not in self.protocol.all_methods]
+        known = {name for asked in self.settings for name in self.protocol.methods_of(asked)}
+        return [name for name in self.methods if name in here or name not in known]
 
     def recipe_of(self, setting: str, chosen: Mapping[str, Any] = MappingProxyType({}), method: str = "") -> Recipe:
         """A setting's recipe with its preset and changes. chosen: hyperparameters of a method.

@@ -150,8 +150,9 @@ def _placed(
         yield from ((rows, rows, drawn) for rows, drawn in planned)
         return
     every = list(planned)
-    rows, drawn = [one for one, _ in every], [one for _, one in every]
-    moved = move_together([*rows, *drawn], [device] * len(rows) + [inputs] * len(drawn))
+    rows = [chosen for chosen, _ in every]
+    draws = [drawn for _, drawn in every]
+    moved = move_together([*rows, *draws], [device] * len(rows) + [inputs] * len(draws))
     yield from zip(rows, moved[: len(rows)], moved[len(rows) :], strict=True)
 
 

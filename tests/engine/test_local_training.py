@@ -72,7 +72,7 @@ def test_images_are_augmented_by_a_stream_of_their_own() -> None:
             assert batch.rows is not None
             assert usual.rows is not None
             assert torch.equal(batch.rows, usual.rows)  # the order does not change
-            assert torch.equal(batch.x, augment(stored[batch.rows], stream))
+            assert torch.equal(batch.x, augment.apply(stored[batch.rows], augment.draw(len(batch.rows), stream)))
             assert not torch.equal(batch.x, usual.x)
             assert torch.equal(batch.y, usual.y)
 

@@ -149,19 +149,13 @@ class Augmentation:
 
     Args:
         draw: (N, a generator) to what is drawn for N images, (N, ...), on the generator's device; of a generator on the
-            CPU the same images come out on every device. apply: images and what was drawn for them to new images.
+            CPU the same images come out on every device.
+        apply: images (N, C, H, W) and what was drawn for them, on their device, to new images of their type;
+            ConfigError where they are no batch of images.
     """
 
     draw: Callable[[int, torch.Generator], Tensor]
     apply: Callable[[Tensor, Tensor], Tensor]
-
-    def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """(N, C, H, W) of x's type, a new tensor.
-
-        Raises:
-            ConfigError: not a batch of images.
-        """
-        return self.apply(x, self.draw(len(x), generator).to(x.device))
 
 
 def _draw_crops(count: int, generator: torch.Generator) -> Tensor:

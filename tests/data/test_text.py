@@ -43,13 +43,25 @@ def root(tmp_path: Path) -> Path:
     [
         ("Hello, World", ["hello", ",", "world"]),
         ("it's 2 late?!;.", ["it's", "2", "late", "?", "!", ";", "."]),
-        ("@ann http://a.b #x -- (no)", ["ann", "http", "a", ".", "b", "x", "no"]),
+        ("@ann C++ C# 5€", ["@", "ann", "c", "+", "+", "c", "#", "5", "€"]),
         ("Été 日本", ["été", "日本"]),
-        (" \t", []),
+        ("E\u0301te\u0301", ["été"]),  # as \u00e9
+        ("का की, हिन्दी।", ["का", "की", ",", "हिन्दी", "।"]),
+        ("می\u200cخواهم سَلام", ["می\u200cخواهم", "سَلام"]),
+        ("😀👍🏽 ❤\ufe0f❤ 👩\u200d👧 🇩🇪🇫🇷", ["😀", "👍🏽", "❤", "❤", "👩\u200d👧", "🇩🇪", "🇫🇷"]),
+        ("𑀓\U00011038𑀓", ["𑀓\U00011038𑀓"]),  # a mark beyond the first plane
+        (" \t\n", []),
     ],
 )
-def test_words_are_runs_of_letters_digits_and_apostrophes_and_marks(text: str, words: list[str]) -> None:
+def test_words_of_any_script_keep_their_marks_and_no_sign_is_lost(text: str, words: list[str]) -> None:
     assert tokenize(text) == words
+
+
+def test_the_rule_of_fedrep_and_characters() -> None:
+    assert tokenize("@ann http://a.b #x -- (no)?", "fedrep") == ["ann", "http", "a", ".", "b", "x", "no", "?"]
+    assert tokenize(" Ab\r\n e\u0301 好", "characters") == ["A", "b", " ", "é", " ", "好"]
+    with pytest.raises(ConfigError, match="unknown tokens 'character'; did you mean 'characters'"):
+        TextConfig(tokens="character")
 
 
 def test_the_vocabulary_is_the_most_frequent_words_and_ties_are_alphabetical() -> None:
@@ -74,6 +86,8 @@ def test_sentiment140_is_ids_and_no_word_of_the_test_side_has_one(root: Path) ->
     assert source.test is not None
     assert source.test.x[:, :3].tolist() == [[2, 1, 0], [1, 3, 0]]
     assert source.train_columns["user"].tolist() == ["a", "b", "a", "c"]
+    assert source.vocabulary is not None
+    assert source.vocabulary.tokens == "fedrep"
 
 
 def test_length_and_vocabulary_bite(root: Path) -> None:
@@ -128,6 +142,23 @@ def test_the_side_for_tests_adds_no_words_and_numbers_are_classes(tmp_path: Path
     assert source.test is not None
     assert source.test.x.tolist() == [[2, 1]]
     assert source.words == 4
+
+
+def test_how_much_of_the_texts_is_not_read_is_told(tmp_path: Path) -> None:
+    put(tmp_path / "train.csv", "text,label\n今天 天气 很 好,1\n今天,0\n")
+    put(tmp_path / "test.csv", "text,label\n今天天气很差,1\n好,0\n今天 好,0\n")
+    told = read(tmp_path, words=TextConfig("text", length=3)).remarks
+    assert [line.partition(";")[0] for line in told] == [
+        "texts without a known word (data.tokens = 'words'): 1 of 3 on the test side",
+        "texts longer than data.max_length, 3, and cut: 1 of 2 on the train side",
+    ]
+    source = read(tmp_path, words=TextConfig("text", length=6, tokens="characters"))
+    assert source.vocabulary is not None
+    assert source.vocabulary.words == tuple(" 天今好很气")
+    assert source.test is not None
+    assert source.test.x.tolist()[0] == [4, 3, 3, 7, 6, 1]
+    assert source.remarks == ("texts longer than data.max_length, 6, and cut: 1 of 2 on the train side",)
+    assert read(tmp_path, words=TextConfig("text", tokens="characters")).remarks == ()
 
 
 def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:

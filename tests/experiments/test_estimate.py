@@ -196,6 +196,22 @@ def test_the_page_and_its_json(recipe: Path, capsys: pytest.CaptureFixture[str])
     assert len(found["clients"]) == 4
 
 
+def test_the_page_tells_how_much_of_the_texts_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.csv").write_text("text,label\n" + "so good,1\nso bad a day,0\n" * 4)
+    (tmp_path / "test.csv").write_text("text,label\n今天,1\nso good,0\n")
+    (tmp_path / "texts.toml").write_text(
+        f"""
+        data = {{dataset = "csv:{tmp_path}", text_column = "text", max_length = 3, num_clients = 2, split = "official"}}
+        models = {{architectures = ["fedhenn-lstm1"]}}
+        method = {{name = "local"}}
+        """
+    )
+    assert status(["check", str(tmp_path / "texts.toml"), "--set", "training.batch_size=2"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "texts without a known word (data.tokens = 'words'): 1 of 2 on the test side" in page
+    assert "texts longer than data.max_length, 3, and cut: 4 of 8 on the train side" in page
+
+
 def test_a_line_for_each_method(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["check", str(recipe), "--methods", "local,fedgh,fedin,local"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()

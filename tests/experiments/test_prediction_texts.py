@@ -130,6 +130,23 @@ def test_the_folder_says_how_large_the_vocabulary_is_whatever_the_default_become
     assert torch.equal(prediction.predict(run, 0, by_hand(NEW, run)).scores, before)
 
 
+def test_texts_are_cut_as_the_run_cut_them(done: Run, tmp_path: Path) -> None:
+    """Also those of folders of earlier versions, which do not say how."""
+    entries = index(folder(done))
+    assert {entry["texts"]["tokens"] for entry in entries.values()} == {"words"}
+    (tmp_path / "a.txt").write_text("good : day\n")
+    known = (folder(done) / "models" / "words.txt").read_text().split()
+    good, day = (known.index(word) + 2 for word in ("good", "day"))
+    assert read(tmp_path / "a.txt", prediction.load_model(folder(done), 0).form).x.tolist() == [[good, 1, day, 0, 0, 0]]
+    old = tmp_path / "old"
+    shutil.copytree(folder(done), old)
+    for entry in entries.values():
+        del entry["texts"]["tokens"]
+    (old / "models" / "index.json").write_text(json.dumps(entries))
+    (old / "models" / "index.json.sha256").unlink()
+    assert read(tmp_path / "a.txt", prediction.load_model(old, 0).form).x.tolist() == [[good, day, 0, 0, 0, 0]]
+
+
 def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path: Path) -> None:
     cases: dict[str, tuple[str | bytes, dict[str, str], str]] = {
         "a.txt": ("\n \n", {}, "got none"),

@@ -63,7 +63,14 @@ class Data(Settings):
         None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
     )
     vocab_size: Positive | None = Field(None, description="texts: most words with an id of their own; default: 5000")
-    max_length: Positive | None = Field(None, description="texts: first words that are used of each; default: 25")
+    max_length: Positive | None = Field(
+        None, description="texts: first words that are used of each; default: 25, or 100 characters"
+    )
+    tokens: Literal["words", "characters", "fedrep"] | None = Field(
+        None,
+        description="texts: what has an id: words and signs of any script, characters, or, fedrep, words without "
+        "combining marks and the signs . , ! ? ; alone; default: words, of sentiment140 fedrep, of leaf: as labels say",
+    )
     word_vectors: str | None = Field(
         None, description="texts: file of fixed word vectors, a word and its numbers a line; default: learned"
     )
@@ -211,7 +218,7 @@ class Data(Settings):
     @property
     def words(self) -> TextConfig:
         """How texts are read."""
-        return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors)
+        return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors, self.tokens)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ class DatasetSource:
         vocabulary: of texts: how they became ids; None: other inputs, or not known.
         label_column: of files: where the labels stood; None: in no column.
         columns: of a table: which features are categories, and which may be missing.
+        remarks: what is odd about it, for people.
 
     Raises:
         ConfigError: an empty side, a label out of range, sides of different shapes or types, or numbers of names,
@@ -68,6 +69,7 @@ class DatasetSource:
     vocabulary: Vocabulary | None = None
     label_column: str | None = None
     columns: TableColumns = field(default_factory=TableColumns)
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.classes < 1) != self.is_regression or len(self.class_names) != self.classes:

@@ -39,7 +39,7 @@ from polyfed.data.local_datasets import (
 from polyfed.data.options import TABLE_NAMES, TRAIN, SourceOptions
 from polyfed.data.parquet_files import has_parquet
 from polyfed.data.samples import LabeledSamples
-from polyfed.data.text import TextConfig, encode_dataset
+from polyfed.data.text import OF_PAPER, TextConfig, encode_dataset
 from polyfed.errors import ConfigError
 from polyfed.places import place_of
 from polyfed.registry import DATASETS, is_own, suggest
@@ -351,11 +351,12 @@ def sentiment140(
     """Sentiment140's tweets (Go et al. 2009) from ``<root>/sentiment140/{train,test}*.parquet``: classes 0 and 4.
 
     Its columns are text, date, user, sentiment and query; `text` and `sentiment` are read unless others are named.
+    Texts are cut as FedRep cuts them, unless other tokens are asked for.
     """
     if image_column is not None:
         raise ConfigError("expected no image_column with dataset 'sentiment140', whose column of texts is text_column")
     how = words or TextConfig()
-    how = replace(how, column=how.column or "text")
+    how = replace(how, column=how.column or "text", tokens=how.tokens or OF_PAPER)
     place = _folder_of("sentiment140", root)
     read = text_files.read_parquet(place, how.column, label_column or "sentiment", train_splits, columns)
     return from_texts("sentiment140", encode_dataset(*read, how), how)

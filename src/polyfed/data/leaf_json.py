@@ -7,7 +7,8 @@ A file is an object of ``users`` (names), ``num_samples`` (a count per user), ``
     texts        strings, or lists of strings of which the last is the text (Sentiment140); read by words
     characters   strings of one length whose labels are single characters, what comes next (Shakespeare)
 
-Labels are whole numbers or strings. A user's rows may lie in several files.
+Where most rows are characters, but not all, and where most strings name files of images (CelebA), `TextConfig.tokens`
+has to say what they are. Labels are whole numbers or strings. A user's rows may lie in several files.
 
 Shapes: N samples, L characters of a text.
 """
@@ -15,6 +16,8 @@ Shapes: N samples, L characters of a text.
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,12 +30,13 @@ from polyfed.data import bounds
 from polyfed.data.column_schema import Columns
 from polyfed.data.dataset import DatasetSource, statistics
 from polyfed.data.label_encoding import encode_labels
-from polyfed.data.samples import ONE_LABEL, LabeledSamples
+from polyfed.data.samples import ONE_LABEL, LabeledSamples, of_so_many
 from polyfed.data.text import RawTexts, TextConfig, encode_dataset
 from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
 
 COLUMN = "user"  # the further column that says whose a row is
+_NAME_OF_IMAGE = re.compile(r"\S+\.(jpe?g|png|bmp|gif|tiff?|webp|p[bgnp]m)", re.IGNORECASE)
 _SIDES = ("train", "test")
 
 
@@ -50,11 +54,11 @@ def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
     """Read a folder with train/*.json and, if there is one, test/*.json.
 
     Args:
-        name: of the source. place: the folder. how: vocabulary and length of texts; not of characters.
+        name: of the source. place: the folder. how: texts are read; of characters tokens alone.
 
     Raises:
         ConfigError: no such folder or files, a file in another layout, inputs that differ in shape or kind, several
-            labels for an input, a setting of texts where there are none.
+            labels for an input, names of images, a setting of texts where there are none.
     """
     sides = {side: _read_side(place / side) for side in _SIDES}
     if not sides["train"].y:
@@ -63,8 +67,10 @@ def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
     labels = {side: _labels(rows, place / side) for side, rows in present.items()}
     if any(isinstance(x, str) or _is_texts(x) for x in sides["train"].x[:1]):
         texts = {side: _texts(rows, place / side) for side, rows in present.items()}
-        if _are_characters(texts, labels):
-            _reject_words(name, how)
+        if how.tokens is None:
+            _refuse_names_of_images(texts["train"], place / "train")
+        if how.tokens in (None, "characters") and _are_characters(texts, labels, how, place):
+            _reject_words(name, dataclasses.replace(how, tokens=None))
             return _of_characters(name, present, texts, labels)
         return _of_words(name, present, texts, labels, how)
     _reject_words(name, how)
@@ -168,11 +174,42 @@ def _texts(rows: _Side, where: Path) -> list[str]:
     return found
 
 
-def _are_characters(texts: Mapping[str, Sequence[str]], labels: Mapping[str, NDArray[Any]]) -> bool:
-    one_length = len({len(text) for side in texts.values() for text in side}) == 1
-    return one_length and all(
-        values.dtype.kind == "U" and all(len(label) == 1 for label in values) for values in labels.values()
-    )
+def _refuse_names_of_images(texts: Sequence[str], where: Path) -> None:
+    """Refuse inputs most of which are names of files."""
+    rows = [row for row, text in enumerate(texts) if _NAME_OF_IMAGE.fullmatch(text)]
+    if 2 * len(rows) > len(texts):
+        raise ConfigError(
+            f"expected numbers or texts as inputs, got '{texts[rows[0]][:40]}', the name of an image, in row {rows[0]} "
+            f"of {where}{of_so_many(len(rows))}; LEAF's files hold no images: put these into folders, dataset "
+            "'clients:PATH', or set tokens if they are texts"
+        )
+
+
+def _are_characters(
+    texts: Mapping[str, Sequence[str]], labels: Mapping[str, NDArray[Any]], how: TextConfig, place: Path
+) -> bool:
+    """Whether labels are single characters, what comes next, and texts of one length.
+
+    Raises:
+        ConfigError: most rows are so, but not all; unless tokens are asked for.
+    """
+    if any(values.dtype.kind != "U" for values in labels.values()):
+        return False
+    usual = Counter(len(text) for rows in texts.values() for text in rows).most_common(1)[0][0]
+    others = [
+        (side, row)
+        for side in texts
+        for row, (text, label) in enumerate(zip(texts[side], labels[side], strict=True))
+        if (len(text), len(label)) != (usual, 1)
+    ]
+    if others and 2 * len(others) < sum(map(len, texts.values())) and how.tokens is None:
+        side, row = others[0]
+        raise ConfigError(
+            f"expected texts of {usual} characters with labels of one, as most are, got {len(texts[side][row])} with "
+            f"{len(labels[side][row])} in row {row} of {place / side}{of_so_many(len(others))}; drop such rows, or set "
+            "tokens, to 'words' or 'characters'"
+        )
+    return not others
 
 
 def _reject_words(name: str, how: TextConfig) -> None:
@@ -228,7 +265,7 @@ def _of_words(
     samples = {"train": read.train} if read.test is None else {"train": read.train, "test": read.test}
     ids = how.ids if read.vectors is None else read.vectors
     source = _source(name, present, samples, read.class_names, (), (), ids)
-    return dataclasses.replace(source, vocabulary=read.vocabulary, label_column=read.label_column)
+    return dataclasses.replace(source, vocabulary=read.vocabulary, label_column=read.label_column, remarks=read.remarks)
 
 
 def _source(

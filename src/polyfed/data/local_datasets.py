@@ -200,6 +200,7 @@ def from_texts(name: str, read: LabeledTexts, how: TextConfig) -> DatasetSource:
         how.ids if read.vectors is None else read.vectors,
         vocabulary=read.vocabulary,
         label_column=read.label_column,
+        remarks=read.remarks,
     )
 
 

@@ -1,18 +1,27 @@
 """Labeled texts as numbered words, padded to one length; where they are read from: `polyfed.data.text_files`.
 
-The words of a text are its runs of letters, digits and apostrophes, in lower case, and the marks . , ! ? ; one by one:
-the rule of FedRep's Sentiment140, which is FedHeNN's. It is one regular expression that learns nothing, so a package of
-tokenisers has nothing to add. Id 0 is padding and 1 any word without an id of its own; the vocabulary's words follow
-from 2 on, the most frequent first. It is made of the training side alone.
+What has ids ("words" below) is, by the rule that `TextConfig.tokens` names,
+
+    words       in lower case, a run of letters, digits, combining marks and apostrophes; every other sign by itself, an
+                emoji with what changes its look. Nothing but blanks is lost, in any script.
+    characters  every character as it is; blanks in a row are one.
+    fedrep      in lower case, a run of letters, digits and apostrophes, and the marks . , ! ? ; one by one; all else is
+                lost, as in FedRep's and FedHeNN's Sentiment140. Runs of earlier versions read texts so.
+
+All but the last put texts into Unicode's normal form C first. These are regular expressions that learn nothing, so a
+package of tokenisers has nothing to add. Id 0 is padding and 1 any word without an id of its own; the vocabulary's
+words follow from 2 on, the most frequent first. It is made of the training side alone.
 
 Shapes: N texts, L ids per text, V ids, E numbers per word vector.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +35,7 @@ from polyfed.data import bounds
 from polyfed.data.column_schema import Columns
 from polyfed.data.label_encoding import Files, encode_labels
 from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError, first_line, suggest
 
 PADDING = 0
 UNKNOWN = 1
@@ -34,8 +43,9 @@ FIRST_WORD = 2
 
 WORDS_FILE = "words.txt"  # of a run's models: the words that have ids, in their order, one a line
 
-PATTERN = r"[\w']+|[.,!?;]"  # a word, in lower case
-_WORD = re.compile(PATTERN)
+OF_PAPER = "fedrep"  # the rule of FedRep's Sentiment140
+_LENGTHS = {"characters": 100}  # ids per text by default; of the other rules 25, FedHeNN's
+_OF_PAPER = re.compile(r"[\w']+|[.,!?;]")
 
 
 @dataclass(frozen=True)
@@ -45,20 +55,24 @@ class TextConfig:
     Args:
         column: the column with texts; None to find it.
         vocabulary: at most so many words have ids of their own; default 5000.
-        length: L, ids per text: the first words, padded; default 25, FedHeNN's.
+        length: L, ids per text: the first words, padded; default 25, FedHeNN's, or 100 characters.
         vectors: a text file with a word and its numbers on each line, as GloVe's are; then only its words are in the
             vocabulary, and networks take their vectors as they are. Default: networks learn vectors.
+        tokens: the rule by which a text is cut into what has ids, see above; default "words".
 
     Raises:
-        ConfigError: a vocabulary or a length below 1.
+        ConfigError: a vocabulary or a length below 1, an unknown rule.
     """
 
     column: str | None = None
     vocabulary: int | None = None
     length: int | None = None
     vectors: str | Path | None = None
+    tokens: str | None = None
 
     def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens not in _RULES:
+            raise ConfigError(f"unknown tokens '{self.tokens}'{suggest(self.tokens, _RULES)}")
         for name, value in (("vocabulary", self.vocabulary), ("length", self.length)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ConfigError(f"expected {name} to be a whole number >= 1, got {value!r}")
@@ -69,6 +83,16 @@ class TextConfig:
         return 5000 if self.vocabulary is None else self.vocabulary
 
     @property
+    def rule(self) -> str:
+        """By which a text is cut."""
+        return self.tokens or "words"
+
+    @property
+    def max_length(self) -> int:
+        """L."""
+        return _LENGTHS.get(self.rule, 25) if self.length is None else self.length
+
+    @property
     def ids(self) -> int:
         """V of networks that learn vectors: the same whatever the texts are."""
         return FIRST_WORD + self.vocab_size
@@ -76,7 +100,8 @@ class TextConfig:
     def given_vocabulary(self) -> str | None:
         """The first setting that is not left at its default."""
         values = {"text_column": self.column, "vocab_size": self.vocabulary, "max_length": self.length}
-        return next((name for name, v in {**values, "word_vectors": self.vectors}.items() if v is not None), None)
+        more = {"word_vectors": self.vectors, "tokens": self.tokens}
+        return next((name for name, value in {**values, **more}.items() if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -88,12 +113,14 @@ class Vocabulary:
         length: L, ids per text.
         column: where the texts stood in their files; None: in none.
         most: so many words could have ids, which says how large networks are; None: these take given vectors.
+        tokens: the rule by which texts were cut.
     """
 
     words: tuple[str, ...]
     length: int
     column: str | None = None
     most: int | None = None
+    tokens: str = "words"
 
     def ids(self, texts: Iterable[str]) -> Tensor:
         """(N, L) int64.
@@ -102,7 +129,7 @@ class Vocabulary:
         tensor([[3, 2, 1],
                 [0, 0, 0]])
         """
-        return encode_tokens([tokenize(text) for text in texts], self.words, self.length)
+        return encode_tokens([tokenize(text, self.tokens) for text in texts], self.words, self.length)
 
 
 @dataclass(frozen=True)
@@ -123,7 +150,10 @@ class RawTexts:
 
 @dataclass(frozen=True)
 class LabeledTexts:
-    """What was read: x is (N, L) int64; vectors is (V, E) float32, zeros for ids 0 and 1."""
+    """What was read: x is (N, L) int64; vectors is (V, E) float32, zeros for ids 0 and 1.
+
+    remarks: how much of the texts is not read, for people.
+    """
 
     train: LabeledSamples
     test: LabeledSamples | None
@@ -133,15 +163,44 @@ class LabeledTexts:
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     label_column: str | None = None
+    remarks: tuple[str, ...] = ()
 
 
-def tokenize(text: str) -> list[str]:
-    """A text's words in order.
+def tokenize(text: str, rule: str = "words") -> list[str]:
+    """A text's words in order, by one of the rules above.
 
-    >>> tokenize("Can't wait... see @Ann!")
-    ["can't", 'wait', '.', '.', '.', 'see', 'ann', '!']
+    >>> tokenize("I can't, @Ann!"), tokenize("I can't, @Ann!", "fedrep"), tokenize("@Ann", "characters")
+    (['i', "can't", ',', '@', 'ann', '!'], ['i', "can't", ',', 'ann', '!'], ['@', 'A', 'n', 'n'])
     """
-    return _WORD.findall(text.lower())
+    return _RULES[rule](text)
+
+
+def _words(text: str) -> list[str]:
+    shown = unicodedata.normalize("NFC", text.lower()).replace("\ufe0f", "")  # which asks for a colored sign
+    return _word_pattern().findall(shown)
+
+
+@functools.cache
+def _word_pattern() -> re.Pattern[str]:
+    """A word of any script, or a sign. Marks, which `re` has no name for, are gathered once."""
+    marks = {code for code in range(0x20000) if unicodedata.category(chr(code))[0] == "M"}
+    ends = zip(sorted(marks - {code + 1 for code in marks}), sorted(marks - {code - 1 for code in marks}), strict=True)
+    ranges = "".join(f"{chr(first)}-{chr(last)}" for first, last in ends)  # faster than one by one
+    joined = "\u200c\u200d" + ranges  # with what joins letters, or emoji, and what parts them
+    skin = "\U0001f3fb-\U0001f3ff"
+    flag = "[\U0001f1e6-\U0001f1ff]{2}"
+    return re.compile(rf"[\w'{joined}]+|{flag}|[^\s\w](?:[{joined}{skin}]|(?<=\u200d)[^\s\w])*")
+
+
+def _characters(text: str) -> list[str]:
+    return list(unicodedata.normalize("NFC", " ".join(text.split())))
+
+
+_RULES: dict[str, Callable[[str], list[str]]] = {
+    "words": _words,
+    "characters": _characters,
+    OF_PAPER: lambda text: _OF_PAPER.findall(text.lower()),
+}
 
 
 def vocabulary(texts: Iterable[Sequence[str]], most: int, known: Collection[str] | None = None) -> tuple[str, ...]:
@@ -188,7 +247,7 @@ def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextCon
     """
     if columns.image == columns.label:
         raise ConfigError(f"expected texts and labels in different columns, got '{columns.label}' for both")
-    words_in = {name: [tokenize(text) for text in side.texts] for name, side in sides.items()}
+    words_in = {name: [tokenize(text, how.rule) for text in side.texts] for name, side in sides.items()}
     raw, files = ({name: getattr(side, of) for name, side in sides.items()} for of in ("labels", "files"))
     labels, class_names = encode_labels(raw, columns, files)
     if len(class_names) < 2:
@@ -201,9 +260,7 @@ def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextCon
         words = vocabulary(words_in["train"], how.vocab_size, known)
         width = len(next(iter(known.values())))
         vectors = torch.from_numpy(np.stack([np.zeros(width, np.float32)] * FIRST_WORD + [known[w] for w in words]))
-    made = Vocabulary(
-        words, 25 if how.length is None else how.length, columns.image, how.vocab_size if vectors is None else None
-    )
+    made = Vocabulary(words, how.max_length, columns.image, how.vocab_size if vectors is None else None, how.rule)
     numbers = {
         name: LabeledSamples(encode_tokens(words_in[name], words, made.length), torch.from_numpy(labels[name]))
         for name in sides
@@ -218,7 +275,27 @@ def encode_dataset(sides: Mapping[str, RawTexts], columns: Columns, how: TextCon
         more["train"],
         more.get("test", {}),
         columns.label,
+        _remarks(words_in, numbers, made),
     )
+
+
+def _remarks(
+    words_in: Mapping[str, Sequence[Sequence[str]]], sides: Mapping[str, LabeledSamples], made: Vocabulary
+) -> tuple[str, ...]:
+    """How many texts of each side have no known word, and how many are cut."""
+    lines = []
+    unknown = {name: int((side.x < FIRST_WORD).all(dim=1).sum()) for name, side in sides.items()}
+    cut = {name: sum(len(text) > made.length for text in texts) for name, texts in words_in.items()}
+    many = any(10 * n > len(sides[name]) for name, n in unknown.items())
+    hint = "; data.tokens = 'characters' suits scripts without blanks" if many else ""
+    for what, counts, more in (
+        (f"without a known word (data.tokens = '{made.tokens}')", unknown, hint),
+        (f"longer than data.max_length, {made.length}, and cut", cut, ""),
+    ):
+        said = [f"{n} of {len(sides[name])} on the {name} side" for name, n in counts.items() if n]
+        if said:
+            lines.append(f"texts {what}: {', '.join(said)}{more}")
+    return tuple(lines)
 
 
 # word vectors --------------------------------------------------------------------------------------------------------

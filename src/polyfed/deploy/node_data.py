@@ -25,6 +25,7 @@ _READING = (
     "vocab_size",
     "max_length",
     "word_vectors",
+    "tokens",
 )
 _TOLD = ("class_names", "mean", "std")
 _BOUNDS = ("root", "image_size", "split", "max_train_per_client", "max_test_per_client")

@@ -120,7 +120,7 @@ class ModelExport:
             "feature_names": list(self._task.feature_names),
             "label_column": self._task.label_column,
             "vocabulary": None if texts is None else texts.most,
-            "texts": None if texts is None else {"column": texts.column, "sha256": words},
+            "texts": None if texts is None else {"column": texts.column, "sha256": words, "tokens": texts.tokens},
             "vectors": self._settings.get("data", {}).get("word_vectors"),
             "samples": client.n,
             "zoo": models is not None or client.architecture in self._by_name,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import export_state
-from polyfed.data.text import FIRST_WORD, PATTERN, TextConfig
+from polyfed.data.text import FIRST_WORD, TextConfig
 from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
 from polyfed.models.third_party import python_source
@@ -157,7 +157,7 @@ def _prepared(form: Mapping[str, Any], file: str) -> list[str]:
     stored = form["input"]["type"]
     prepare = form["prepare"]
     if form["texts"] is not None:
-        return _of_texts(shape[0])
+        return _of_texts(shape[0], form["texts"]["tokens"])
     if form["client"] is not None:
         return _of_encoded_rows(form["client"])
     if form["feature_names"]:
@@ -213,14 +213,14 @@ def _of_encoded_rows(client: int) -> list[str]:
     ]
 
 
-def _of_texts(length: int) -> list[str]:
+def _of_texts(length: int, rule: str) -> list[str]:
     return [
-        "import re",
         "import torch",
+        "from polyfed.data.text import tokenize",
         'with open("words.txt", encoding="utf-8") as file:',
         f'    ids = {{word: number for number, word in enumerate(file.read().split("\\n")[:-1], {FIRST_WORD})}}',
         'texts = ["a text of your own", "another one"]',
-        f'words = [re.findall(r"{PATTERN}", text.lower())[:{length}] for text in texts]',
+        f"words = [tokenize(text, {rule!r})[:{length}] for text in texts]",
         "known = [[ids.get(word, 1) for word in text] for text in words]  # 1 is any word without an id",
         f"x = torch.tensor([text + [0] * ({length} - len(text)) for text in known])  # 0 is padding",
     ]

@@ -77,6 +77,7 @@ class CostEstimate:
         simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
         class_remarks: who is held out of training; what is odd about the classes (`polyfed.data.classes.remarks`).
+        data_remarks: what is odd about the data set (`polyfed.data.dataset.DatasetSource.remarks`).
     """
 
     facts: Mapping[str, Any]
@@ -98,6 +99,7 @@ class CostEstimate:
     simulated_seconds: float | None = None
     averaged: str = ""
     class_remarks: tuple[str, ...] = ()
+    data_remarks: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -171,7 +173,7 @@ def _totals(check: CostEstimate) -> list[str]:
     workers = f" with {check.workers} workers" if check.workers > 1 else ""
     return [
         *_client_summary(check.clients),
-        *_wrap(check.class_remarks),
+        *_wrap([*check.class_remarks, *check.data_remarks]),
         f"rows: {check.holdout} held out for the server, {check.unused} unused",
         f"whole run, about: {human_seconds(check.seconds)}{workers} (scoring "
         f"{human_seconds(check.seconds_scoring)}, the server {human_seconds(check.seconds_server)}); "

@@ -53,7 +53,8 @@ def check(
     if method is None:
         refuse_unread_settings(federation)
     federated = data.federated(resolved)
-    return estimate_costs(federation, unused=federated.unused, holdout=len(federated.holdout))
+    costs = estimate_costs(federation, unused=federated.unused, holdout=len(federated.holdout))
+    return replace(costs, data_remarks=federated.source.remarks)
 
 
 def estimate_costs(

@@ -35,7 +35,7 @@ from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
 from polyfed.data.samples import TargetScale
 from polyfed.data.table_columns import TableColumns
-from polyfed.data.text import WORDS_FILE, TextConfig, Vocabulary
+from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
 from polyfed.engine.adapted import adapted
 from polyfed.engine.architectures import build_model_factory
@@ -235,7 +235,13 @@ def _vocabulary(entry: Mapping[str, Any], folder: Path) -> Vocabulary | None:
     if texts is None:
         return None
     words = _checked(folder / WORDS_FILE, texts["sha256"]).decode().split("\n")[:-1]
-    return Vocabulary(tuple(words), entry["input"]["shape"][0], texts["column"], entry["vocabulary"])
+    return Vocabulary(
+        tuple(words),
+        entry["input"]["shape"][0],
+        texts["column"],
+        entry["vocabulary"],
+        TextConfig(tokens=texts.get("tokens", OF_PAPER)).rule,
+    )
 
 
 def _table(entry: Mapping[str, Any]) -> tuple[TableColumns, tuple[float, ...]]:

@@ -120,6 +120,9 @@ class TextColumn(Record):
 
     column: Text | None = Field(description="the column that held them")
     sha256: Text = Field(description="checksum of `words.txt`, the words that have ids, in order")
+    tokens: IfPresent[Text] = Field(
+        None, description="the rule by which texts are cut, `data.tokens`; `fedrep` in folders of earlier versions"
+    )
 
 
 class Normalization(Record):

@@ -588,7 +588,9 @@ def spoil(r: Random, files: Files, name: str) -> None:
             write = resealed if lines and sealed else as_json
             files[name] = b"".join(write(line) + b"\n" for line in _some_altered(r, lines))
         elif name.endswith(".json"):
-            files[name] = as_json(altered(r, json.loads(data)))
+            value = json.loads(data)
+            sealed = isinstance(value, dict) and value.pop("seal", None)
+            files[name] = (resealed if sealed else as_json)(altered(r, value))
         elif name.endswith(".toml"):
             files[name] = _toml(altered(r, tomllib.loads(data.decode())), data)
         else:

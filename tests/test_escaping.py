@@ -25,6 +25,7 @@ from polyfed.report.sweeps import SweepRow, SweepTable
 from polyfed.report.sweeps import to_csv as sweep_to_csv
 from polyfed.report.sweeps import to_markdown as sweep_to_markdown
 from polyfed.tracking.console import Console
+from polyfed.results.read import seal, unseal
 from tests.helpers.small_recipe import small_recipe
 
 ESC = "\x1b[31m\x1b]0;owned\x07"
@@ -126,13 +127,13 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "mine.toml").write_text(RECIPE)
     pf.run(place / "mine.toml", out=place / "run")
     run = place / "run"
-    result = json.loads((run / "result.json").read_text())
+    result = unseal((run / "result.json").read_bytes())
     result |= {"label": LABEL, "dataset": f"-digits{ESC}<i>", "class_names": [CLASS] * 10}
     for scored in result["metrics"].values():
         scored[f"+mine{ESC}<u>"] = scored["f1"]
     for row in result["clients_table"]:
         row["architecture"] = f"-cnn{ESC}<s>"
-    (run / "result.json").write_text(json.dumps(result))
+    (run / "result.json").write_bytes(seal(result))
     recipe = tomllib.loads((run / "recipe.toml").read_text())
     recipe["run"] |= {"label": LABEL, "preset": "small", "preset_note": f"note{ESC}<p>", "overrides": [f"a={ESC}<q>"]}
     (run / "recipe.toml").write_text(tomli_w.dumps(recipe))

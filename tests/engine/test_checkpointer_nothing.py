@@ -17,6 +17,7 @@ from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import TIMES
+from polyfed.results.read import unseal
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 150, "split": "6:2:2"},
@@ -45,7 +46,7 @@ class StopAfterRound:
 
 def figures(folder: Path) -> dict[str, Any]:
     """The result, without times and the models' round."""
-    result = json.loads((folder / "result.json").read_text())
+    result = unseal((folder / "result.json").read_bytes())
     return {key: value for key, value in result.items() if key not in (*TIMES, "samples_per_second", "models_of_round")}
 
 

@@ -23,6 +23,7 @@ from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import load_runs
 from polyfed.testing.fixtures import TIMES
+from polyfed.results.read import unseal
 from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
 
@@ -81,7 +82,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 def content(folder: Path) -> dict[str, Any]:
     """All that a run leaves, without what differs between equal runs."""
-    result = json.loads((folder / "result.json").read_text())
+    result = unseal((folder / "result.json").read_bytes())
     for key in (*TIMES, "samples_per_second", "workers"):
         del result[key]
     models = {path.name: path.read_bytes() for path in (folder / "models").iterdir()}

@@ -198,8 +198,8 @@ def test_a_damaged_list_of_models_is_seen(unfinished: Path, tmp_path: Path) -> N
 def test_a_result_of_another_shape_is_not_resumed(unfinished: Path, tmp_path: Path, key: str, value: object) -> None:
     out = Path(shutil.copytree(unfinished, tmp_path / "run"))
     made(out).run(resume=True)
-    result = json.loads((out / "result.json").read_text())
-    (out / "result.json").write_text(json.dumps({**result, key: value}))
+    result = unseal((out / "result.json").read_bytes())
+    (out / "result.json").write_bytes(seal({**result, key: value}))
     with pytest.raises(ConfigError, match=rf"expected a run's result in .*result\.json, got something else: .*{key}"):
         made(out).run(resume=True)
 

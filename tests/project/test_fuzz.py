@@ -34,7 +34,7 @@ from polyfed.experiments.privacy_report import privacy_costs
 from polyfed.methods import FedGH
 from polyfed.models.zoo import build
 from polyfed.report.sensitivity import read_sweep
-from polyfed.results.read import seal
+from polyfed.results.read import seal, unseal
 
 FUZZ = SimpleNamespace(**runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "fuzz.py")))
 QUICK = ("recipe-values", "message", "envelope", "npz")
@@ -312,9 +312,9 @@ def test_a_release_about_no_rows(tmp_path: Path) -> None:
 
 def test_a_delta_that_is_none(tmp_path: Path) -> None:
     place = laid(FUZZ.run_folder("noise"), tmp_path)
-    result = json.loads((place / "result.json").read_bytes())
+    result = unseal((place / "result.json").read_bytes())
     for delta in (0, 2.0, "x", None):
-        (place / "result.json").write_text(json.dumps({**result, "delta": delta}))
+        (place / "result.json").write_bytes(seal({**result, "delta": delta}))
         with pytest.raises(ConfigError, match="'delta': expected"):
             privacy_costs([place])
 

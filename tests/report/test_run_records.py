@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.report.run_records import load_runs
+from polyfed.results.read import seal
 
 
 def test_finds_runs_at_and_below_and_counts_each_once(two_by_two: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_cut_off_last_line_is_ignored_with_a_note(make: Any) -> None:
     ("name", "content", "says"),
     [
         ("result.json", "{", "result.json cannot be read"),
-        ("result.json", "[1]", "expected an object, got [1]"),
+        ("result.json", "[1]", "expected an object, got list"),
         ("result.json", b"\xff\xfe", "result.json cannot be read"),
         ("rounds.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n', "rounds.jsonl, line 2"),
         ("recipe.toml", "[", "recipe.toml cannot be read"),
@@ -87,6 +89,23 @@ def test_broken_files_are_named_in_one_line(make: Any, name: str, content: str |
     assert says in str(caught.value)
     assert str(folder / name) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_changed_digit_of_a_sealed_result_is_seen(make: Any, sealed: bool) -> None:
+    folder = make("a", accuracy=0.625)
+    path = folder / "result.json"
+    result = json.loads(path.read_text())
+    path.write_bytes(seal(result, indent=2) + b"\n" if sealed else json.dumps(result).encode())
+    assert load_runs(folder)[0].result.accuracy == 0.625
+    assert RunFolder(folder).read_result() == result
+    path.write_bytes(path.read_bytes().replace(b'"accuracy": 0.625', b'"accuracy": 0.725', 1))
+    if not sealed:  # as older versions wrote it
+        assert load_runs(folder)[0].result.accuracy == 0.725
+        return
+    for read in (load_runs, lambda place: RunFolder(place).read_result()):
+        with pytest.raises(ConfigError, match=r"result\.json.*: it does not match its seal"):
+            read(folder)
 
 
 @pytest.mark.parametrize(("key", "value"), [("seed", "0"), ("accuracy", "high"), ("evaluation", {}), ("clients", True)])

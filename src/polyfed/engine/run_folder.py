@@ -38,7 +38,6 @@ from polyfed.results.read import (
     PARTS,
     SUM_FILE,
     check_links,
-    parse_json,
     parse_toml,
     seal,
     unseal,
@@ -275,7 +274,7 @@ class RunFolder:
         with explain_disk_errors(self.path):
             if self.read_result() is not None:
                 self.clear_made()
-            atomic_write(self.path / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+            atomic_write(self.path / "result.json", seal(result, indent=2) + b"\n")
             if not keeps_weights:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
 
@@ -285,11 +284,11 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            result = parse_json(path.read_bytes())
+            result = unseal(path.read_bytes(), needed=False)
             validated(RunResult, result)
         except (OSError, ValueError) as error:
             raise ConfigError(f"expected a run's result in {path}, got something else: {error}") from None
-        return dict(result)
+        return result
 
     def finished(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         """The result of a run that has all the rounds of these settings behind it, or None."""

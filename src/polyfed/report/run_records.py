@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from polyfed.errors import ConfigError
 from polyfed.places import check_name
 from polyfed.results.fields import Record, validated
-from polyfed.results.read import check_links, flat_table, parse_json, parse_toml, unseal
+from polyfed.results.read import check_links, flat_table, parse_toml, unseal
 from polyfed.results.schema import RoundRecord, RunResult
 from polyfed.results.stored_files import StoredRecipe
 
@@ -213,7 +213,7 @@ def _read(folder: Path) -> RunRecord:
         recipe = _parse(folder / "recipe.toml", parse_toml, StoredRecipe)
     rounds = _read_rounds(folder / "rounds.jsonl", notes)
     if (folder / "result.json").exists():
-        result = _parse(folder / "result.json", parse_json, RunResult)
+        result = _parse(folder / "result.json", _unsealed, RunResult)
     wanted = recipe.rounds
     if result is None or (wanted or 0) > result.rounds:
         of = f" of {wanted}" if wanted else ""
@@ -232,6 +232,11 @@ def _parse(path: Path, parse: Callable[[bytes], Any], model: type[R]) -> R:
         return validated(model, found)
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    """A result that is as it was written; those of older versions have no seal."""
+    return unseal(data, needed=False)
 
 
 def _one_line(error: Exception) -> str:

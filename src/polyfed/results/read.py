@@ -4,7 +4,7 @@ A run folder may come from anywhere, and a disk may lose a bit. What is nested w
 is a `ValueError` of one line, which the reader turns into an error that names the file. The shapes are in
 `polyfed.results.schema` and `polyfed.results.stored_files`.
 
-A seal is the checksum of a JSON object, its last entry: ``{"round": 1, ..., "seal": "<sha256 of the text before>"}``.
+A seal is the checksum of a JSON object, its last entry: ``{"round": 1, ..., "seal": "<sha256 of the object without>"}``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SWEEP = "sweep.json"  # the table of a sweep
 EVENT_LOG = "nodes.jsonl"  # what happened to the nodes of a deployment
 SUM_FILE = "index.json.sha256"  # beside models/index.json: its checksum, as `sha256sum --check` reads it
 
-_SEAL = re.compile(rb', "seal": "([0-9a-f]{64})"\}\Z')
-_SEAL_LENGTH = 77  # bytes of it
+_SEAL = re.compile(rb',\s+"seal": "([0-9a-f]{64})"(\s*\})\s*\Z')
+_SEAL_LENGTH = 100  # bytes that it has at most
 
 
 def parse_json(data: bytes) -> Any:
@@ -62,14 +62,14 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         raise ValueError("nested too deep") from None
 
 
-def seal(value: Mapping[str, Any]) -> bytes:
-    """A JSON object on one line, sealed. value: not empty.
+def seal(value: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """A JSON object, sealed. value: not empty. indent: of its lines; None: it is one line.
 
     >>> unseal(seal({"round": 1}))
     {'round': 1}
     """
-    text = json.dumps(value).encode()
-    return text[:-1] + f', "seal": "{hashlib.sha256(text).hexdigest()}"}}'.encode()
+    checksum = hashlib.sha256(json.dumps(value, indent=indent).encode()).hexdigest()
+    return json.dumps({**value, "seal": checksum}, indent=indent).encode()
 
 
 def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
@@ -81,13 +81,14 @@ def unseal(data: bytes, needed: bool = True) -> dict[str, Any]:
     Raises:
         ValueError: a seal that is missing or does not fit, or no JSON object.
     """
-    found = _SEAL.search(data[-_SEAL_LENGTH:])
+    start = max(0, len(data) - _SEAL_LENGTH)
+    found = _SEAL.search(data, start)
     if found is None:
         if needed:
             raise ValueError("its seal is missing")
         text = data
     else:
-        text = data[:-_SEAL_LENGTH] + b"}"
+        text = data[: found.start()] + found[2]
         if hashlib.sha256(text).hexdigest().encode() != found[1]:
             raise ValueError("it does not match its seal")
     value = parse_json(text)

@@ -24,8 +24,8 @@ from polyfed.report.run_records import load_runs
 from polyfed.report.sweeps import SweepRow, SweepTable
 from polyfed.report.sweeps import to_csv as sweep_to_csv
 from polyfed.report.sweeps import to_markdown as sweep_to_markdown
-from polyfed.tracking.console import Console
 from polyfed.results.read import seal, unseal
+from polyfed.tracking.console import Console
 from tests.helpers.small_recipe import small_recipe
 
 ESC = "\x1b[31m\x1b]0;owned\x07"

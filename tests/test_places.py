@@ -115,6 +115,26 @@ def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("key", ["run.seed", "training.rounds", "method.strength", "data.max_train_per_client"])
+def test_a_whole_number_that_no_file_has_is_one_line(key: str) -> None:
+    """The run would end, and its result could not be written."""
+    section, name = key.split(".")
+    for value in (2**63, -(2**63), 10**5000):
+        with pytest.raises(ConfigError, match=rf"^{key}: expected a whole number below 2\^63, got one of \d+ bits$"):
+            Recipe.from_dict({**SETTINGS, section: {**SETTINGS.get(section, {}), name: value}})
+
+
+def test_seeds_end_below_2_to_the_63() -> None:
+    recipe = Recipe.from_dict(SETTINGS)
+    assert recipe.with_run(seed=2**63 - 1).run.seed == 2**63 - 1
+    rows = (torch.rand(4, 3), torch.arange(4) % 2)
+    clients = [Client(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), rows, rows)]
+    assert Federation(clients, Local(), seed=2**63 - 1).run().result["seed"] == 2**63 - 1
+    for make in (lambda: recipe.with_run(seed=2**63), lambda: Federation(clients, Local(), seed=2**63)):
+        with pytest.raises(ConfigError, match="seed: expected"):
+            make()
+
+
 def test_half_a_character_in_a_place_for_keys_is_one_line() -> None:
     pytest.importorskip("cryptography")
     for make in (lambda: make_server_certificate(HALF, ["localhost"]), lambda: make_node_key(HALF)):

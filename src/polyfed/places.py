@@ -1,4 +1,4 @@
-"""Names as users and recipes give them: such that files can be called by them, and hold them."""
+"""Names and values as users and recipes give them: such that files can be called by them, and hold them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 
+LARGEST = 2**63  # from here on files, tensors and generators have no whole numbers
 _MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)  # which the reader tells
 
 
@@ -42,21 +43,23 @@ def place_of(name: str | os.PathLike[str]) -> Path:
     return path
 
 
-def check_characters(value: Any, place: str = "") -> None:
-    """Whether all names and texts in settings can be written to a file; those that Python code gives may not be.
+def check_values(value: Any, place: str = "") -> None:
+    """Whether files, and those who read them, can hold all names, texts and whole numbers in settings.
 
     Raises:
-        ConfigError: one holds half a character.
+        ConfigError: one holds half a character, or is a whole number from 2^63 on.
     """
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            check_characters(key, place)
-            check_characters(inner, f"{place}.{key}" if place else str(key))
+            check_values(key, place)
+            check_values(inner, f"{place}.{key}" if place else str(key))
     elif isinstance(value, list | tuple):
         for inner in value:
-            check_characters(inner, place)
+            check_values(inner, place)
     elif isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError:
             raise ConfigError(f"{place or 'sections'}: expected text, got half a character: '{value[:60]}'") from None
+    elif isinstance(value, int) and abs(value) >= LARGEST:
+        raise ConfigError(f"{place}: expected a whole number below 2^63, got one of {value.bit_length()} bits")

@@ -16,8 +16,8 @@ from polyfed.deploy.server import serve
 from polyfed.errors import ConfigError, RunInterrupted
 from polyfed.experiments.prediction import load_model
 from polyfed.report.run_records import load_runs
-from polyfed.testing.fixtures import TIMES
 from polyfed.results.read import unseal
+from polyfed.testing.fixtures import TIMES
 
 SETTINGS: Mapping[str, Any] = {
     "data": {"dataset": "digits", "num_clients": 3, "limit_train": 150, "split": "6:2:2"},

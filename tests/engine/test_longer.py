@@ -22,8 +22,8 @@ from polyfed.experiments.prediction import load_model
 from polyfed.methods import ScaleFL
 from polyfed.methods.fedkd import FedKD
 from polyfed.report.run_records import load_runs
-from polyfed.testing.fixtures import TIMES
 from polyfed.results.read import unseal
+from polyfed.testing.fixtures import TIMES
 from tests.helpers.flat_options import grouped
 from tests.helpers.quick import others_slow
 

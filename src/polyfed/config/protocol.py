@@ -42,6 +42,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from polyfed.config.loading import read_recipe
 from polyfed.config.overrides import to_toml
 from polyfed.errors import ConfigError
+from polyfed.places import check_values
 from polyfed.results.read import flat_table
 from polyfed.validation.error_lines import one_line, shown
 
@@ -125,6 +126,7 @@ class Protocol(_Table):
         if not path.is_file():
             raise ConfigError(f"expected a suite, a folder with a {FILE}, got '{suite}'")
         found = read_recipe(path)
+        check_values(found)
         try:
             protocol = cls.model_validate(found)
         except ValidationError as complaints:

@@ -67,7 +67,7 @@ from polyfed.engine.alone import alone
 from polyfed.engine.uploads import has_upload
 from polyfed.errors import ConfigError
 from polyfed.own_methods import label_of, method_class, with_hyperparameters
-from polyfed.places import check_characters
+from polyfed.places import check_values
 from polyfed.plugins.device_profiles import Devices, check_lateness, effective_availability
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import check_trusted, folders_of, texts
@@ -179,7 +179,7 @@ class Recipe(Settings):
         Raises:
             ConfigError: see `load`.
         """
-        check_characters(settings)
+        check_values(settings)
         settings = apply_presets(settings, preset, cls.from_dict)
         given = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
         tables = given.get("methods")

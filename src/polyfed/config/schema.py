@@ -14,6 +14,7 @@ from polyfed.core.settings import AdapterSettings, Evaluation, Keep, Positive, P
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
 from polyfed.data.text import TextConfig
+from polyfed.places import LARGEST
 from polyfed.plugins.device_profiles import Devices
 from polyfed.plugins.settings import Adversaries, Availability, Compression, RobustAggregation
 from polyfed.registry import MODELS, PARTITIONS, suggest
@@ -357,7 +358,9 @@ class RunSettings(Settings):
 
     _place: ClassVar[tuple[str, ...]] = ("run",)
 
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="every random draw of the run is derived from it")
+    seed: Annotated[int, Field(ge=0, lt=LARGEST)] = Field(
+        0, description="every random draw of the run is derived from it"
+    )
     device: str = Field("cpu", description="where networks compute: 'cpu', 'cuda', 'cuda:1'")
     executor: Literal["auto", "serial", "processes", "vectorized", "ray"] = Field(
         "auto",

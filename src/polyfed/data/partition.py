@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyfed.errors import ConfigError
+from polyfed.places import check_values
 
 Rows = NDArray[np.int64]
 
@@ -308,10 +309,11 @@ def check_integer(name: str, value: Any, least: int) -> int:
     """`value` as an int.
 
     Raises:
-        ConfigError: not a whole number, or below `least`.
+        ConfigError: not a whole number, below `least`, or from 2^63 on.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ConfigError(f"expected {name} to be a whole number >= {least}, got {value!r}")
+    check_values(int(value), name)
     return int(value)
 
 

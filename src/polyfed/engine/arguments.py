@@ -24,7 +24,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.errors import ConfigError, described, suggest
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
-from polyfed.places import check_characters
+from polyfed.places import check_values
 from polyfed.registry import METHODS, MODELS, PLUGINS
 from polyfed.results.main_score import ACCURACY, RMSE
 
@@ -256,14 +256,10 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
 
 
 def check_texts(task: Task, output: Output, metrics: Mapping[str, Any]) -> None:
-    """Whether all texts can be written.
-
-    Raises:
-        ConfigError: one holds half a character.
-    """
+    """Whether all texts can be written (`check_values`)."""
     said: dict[str, Any] = {"dataset": task.dataset, "class_names": task.class_names, "label": output.label}
     said |= {"feature_names": task.feature_names, "label_column": task.label_column}
-    check_characters({**said, "metrics": metrics, "settings": output.settings})
+    check_values({**said, "metrics": metrics, "settings": output.settings})
 
 
 def complete_task(task: Task, clients: Sequence[Client]) -> Task:

@@ -21,7 +21,7 @@ from polyfed.report.benchmark_figures import gains_figure
 from polyfed.report.benchmark_gains import Gain, Gains
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs
-from polyfed.report.plot_style import HEIGHT, canvas, empty_figure, fills, legend, style_axes, styles
+from polyfed.report.plot_style import HEIGHT, bar_style, canvas, empty_figure, legend, line_style, style_axes
 from polyfed.report.run_records import load_runs
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
@@ -113,7 +113,7 @@ def unlike_own_data(folder: Path) -> None:
         scores = {row[0]: row[rows[0].index(column)].strip("*").split(" ± ") for row in rows[1:]}
         means = {name: float(score[0]) for name, score in scores.items()}
         spreads = [float(score[1]) if len(score) > 1 else 0.0 for score in scores.values()]
-        axes.barh(list(means), list(means.values()), xerr=spreads, capsize=3, **next(fills()))
+        axes.barh(list(means), list(means.values()), xerr=spreads, capsize=3, **bar_style(0))
         axes.axvline(means["local"], color="black", linestyle=(0, (1.5, 2)), linewidth=1.6)
         axes.invert_yaxis()
         axes.set_title(title, size=9)
@@ -128,8 +128,10 @@ def _draw(stem: str, title: str, about: str, labels: tuple[str, str], lines: Lin
         raise SystemExit("expected runs of the recipe, got none with such figures")
     figure, axes = empty_figure(title, about)
     handles = []
-    for (x, y), style in zip(lines.values(), styles(), strict=False):
-        handles += axes.plot(x, [100 * value for value in y], **style, markersize=4, markevery=max(1, len(x) // 12))
+    for number, (x, y) in enumerate(lines.values()):
+        handles += axes.plot(
+            x, [100 * value for value in y], **line_style(number), markersize=4, markevery=max(1, len(x) // 12)
+        )
     axes.set(xlabel=labels[0], ylabel=labels[1], xlim=(0, None), ylim=(0, None))
     legend(axes, handles, lines)
     figure.savefig(RESULTS / f"{stem}.png", facecolor="white")

@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from polyfed.analysis.label_distribution import label_table, plot_labels
 from polyfed.analysis.probe_inputs import load_run_data
+from polyfed.errors import ConfigError
 from polyfed.report.grouping import group_runs
 from polyfed.report.run_records import RunRecord
+from polyfed.results.schema import ClientRow
 
 
 def test_counts_of_each_client(runs: list[RunRecord]) -> None:
@@ -17,6 +20,24 @@ def test_counts_of_each_client(runs: list[RunRecord]) -> None:
     assert table.architectures == ("digits-cnn1", "digits-cnn3") * 2
     own = table.map()
     assert (own["matrix"], own["columns"]) == ([list(row) for row in table.counts], list("0123456789"))
+
+
+def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list[RunRecord]) -> None:
+    def counted(**counts: object) -> RunRecord:
+        rows = [ClientRow(id=n, architecture="a", samples=9, **one) for n, one in enumerate(counts.values())]
+        return replace(runs[0], stored=runs[0].result.model_copy(update={"clients_table": rows, "class_names": []}))
+
+    table = label_table(
+        counted(
+            one={"labels": {"0": 2, "1": 7}, "class_names": ["cat", "dog"]},
+            other={"labels": {"0": 9}, "class_names": ["dog", "owl"]},
+            unnamed={"labels": {"3": 9}},
+        )
+    )
+    assert (table.class_names, table.counts) == (("cat", "dog", "3"), ((2, 7, 0), (0, 9, 0), (0, 0, 9)))
+    for without in ({}, {"labels": {}}):
+        with pytest.raises(ConfigError, match="expected training samples by class"):
+            label_table(counted(one=without))
 
 
 def test_numbers_where_there_is_room_and_shades_everywhere(runs: list[RunRecord]) -> None:

@@ -227,7 +227,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Path], object], bool]] = {  # likewise: the
     "analysis.network_figures.analyze": (lambda run: analysis.analyze(run, ["cka"]), True),
     "analysis.probe_inputs.common_inputs": (lambda run: probe_inputs.common_inputs(load_runs(run)[0], 4), True),
     "analysis.probe_inputs.load_run_data": (lambda run: probe_inputs.load_run_data(load_runs(run)[0]), True),
-    "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(load_runs(run)[0]), True),
+    "analysis.label_distribution.label_table": (lambda run: label_distribution.label_table(load_runs(run)[0]), False),
     "analysis.representations.represent_runs": (
         lambda run: representations.represent_runs(load_runs(run), analysis.FigureOptions(), True, False),
         True,
@@ -288,6 +288,7 @@ NUMBERS = {  # take records that were read, or places to write to, and open noth
     "report.figures.curve_drawings",
     "report.figures.curves",
     "report.grouping.group_runs",
+    "report.grouping.looks_of",
     "report.grouping.scored_stages",
     "report.html_report.page",
     "report.html_report.page_data",

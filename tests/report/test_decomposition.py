@@ -26,10 +26,15 @@ LONGER = (0.58, 0.60, 0.62)  #      together minus it: 0.02, 0.04, 0.06
 def made(make: Any) -> Any:
     """Local, FedGH together and alone, and the ceiling; so many seeds."""
 
-    def of(seeds: int = 3, pooled: tuple[float, ...] = POOLED) -> Any:
+    def of(
+        seeds: int = 3,
+        pooled: tuple[float, ...] = POOLED,
+        longer: tuple[float, ...] = LONGER,
+        together: tuple[float, ...] = TOGETHER,
+    ) -> Any:
         for seed in range(seeds):
             make(f"local-{seed}", "local", seed, (LOCAL[seed],))
-            make(f"together-{seed}", "fedgh", seed, (TOGETHER[seed],), {"header_lr": 0.1})
+            make(f"together-{seed}", "fedgh", seed, (together[seed],), {"header_lr": 0.1})
             alone = {"header_lr": 0.1, "alone": True}
             hyperparameters = {"header_lr": 0.1}
             folder = make(f"alone-{seed}", "fedgh", seed, (ALONE[seed],), alone, label="fedgh-alone")
@@ -37,7 +42,7 @@ def made(make: Any) -> Any:
             (folder / "result.json").write_text(json.dumps(stored))
             make(f"pooled-{seed}", "local", seed, (pooled[seed],), run={"control": "pooled"}, label="pooled")
             control = {"control": "longer", "control_of": ["fedgh"]}
-            make(f"longer-{seed}", "local", seed, (LONGER[seed],), run=control, label="local-longer-4")
+            make(f"longer-{seed}", "local", seed, (longer[seed],), run=control, label="local-longer-4")
         return compare_runs(load_runs(make.root))
 
     return of
@@ -99,13 +104,31 @@ def test_what_tables_show(made: Any) -> None:
     assert "federated gains whose 95 % interval leaves out zero: fedgh (above zero)" in table.sections[0].notes
 
 
-def test_a_control_leads_nowhere_and_is_nobodys_rival(made: Any) -> None:
+def test_a_control_is_nobodys_rival(made: Any) -> None:
     section = made().sections[0]
     assert [row.name for row in section.rows][:2] == ["local", "fedgh"]
-    assert section.leaders["accuracy"] == "fedgh"
     assert section.finding.startswith("fedgh leads with 64.00 %, 12.00 points above Local (52.00 %)")
     assert {row.rival for row in section.rows} == {""}
     assert all(row.difference is not None for row in section.rows if row.name != "local")
+
+
+@pytest.mark.parametrize(
+    ("longer", "bold"),
+    [
+        ((0.54, 0.57, 0.60), ["fedgh"]),  # 0.06, 0.07, 0.08 behind; pooled data, far ahead, do not compete
+        (LONGER, []),  # 0.02, 0.04, 0.06 behind: the interval holds zero
+        ((0.70, 0.74, 0.78), []),  # 0.10 ahead, and marked itself no more
+    ],
+)
+def test_nothing_is_bold_that_a_control_cannot_be_told_from(
+    longer: tuple[float, ...], bold: list[str], made: Any
+) -> None:
+    table = made(longer=longer)
+    section = table.sections[0]
+    assert section.leaders == {column: name for name in bold for column in ("accuracy", "personal", "received")}
+    assert to_markdown(table).count("**64.00 ±") == len(bold)
+    told = [note.partition(",")[0] for note in section.notes if note.startswith("bold")]
+    assert told == ["bold: the highest of its column (pooled data aside)" for _ in bold]
 
 
 def test_other_hyperparameters_are_another_method(made: Any, make: Any) -> None:
@@ -139,3 +162,24 @@ def test_the_figure(made: Any, make: Any) -> None:
     assert (federated.get_x(), federated.get_width()) == pytest.approx((58.0, 6.0))
     lines = {line.get_gid(): line.get_xdata()[0] for line in axes.lines if line.get_gid()}
     assert lines == pytest.approx({"Local": 52.0, "pooled": 92.0})
+    assert "White" not in drawing.data["about"]
+
+
+@pytest.mark.parametrize("together", [(0.99, 0.60, 0.99), (0.01, 0.40, 0.01)])
+def test_the_figure_shows_no_accuracy_outside_of_0_to_100(together: tuple[float, ...], made: Any, make: Any) -> None:
+    made(together=together)
+    (drawing,) = decompositions(load_runs(make.root))
+    (axes,) = drawing.figure.axes
+    low, high = axes.get_xlim()
+    assert 0 <= low < high <= 100
+    ends = [point for line in axes.lines if line.get_gid() is None for point in line.get_xdata()]
+    assert min(ends) < 0 or max(ends) > 100, "the interval goes on, and is cut by the frame"
+
+
+def test_a_loss_is_white(made: Any, make: Any) -> None:
+    made(together=(0.50, 0.54, 0.58))  # 0.04 less than alone, which is 0.06 above Local
+    (drawing,) = decompositions(load_runs(make.root))
+    alone, federated = drawing.figure.axes[0].patches
+    assert (federated.get_x(), federated.get_width()) == pytest.approx((58.0, -4.0))
+    assert (alone.get_facecolor() == (1, 1, 1, 1), federated.get_facecolor() == (1, 1, 1, 1)) == (False, True)
+    assert drawing.data["about"].endswith("White: a loss.")

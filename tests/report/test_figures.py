@@ -11,8 +11,11 @@ import pytest
 
 from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
+from polyfed.report.bar_chart import variants
+from polyfed.report.clients import clients, sizes
 from polyfed.report.figures import curve_drawings, curves, draw_series, series
 from polyfed.report.grouping import group_runs
+from polyfed.report.plot_style import bar_style, line_style
 from polyfed.report.run_records import load_runs
 from tests.helpers.quick import others_slow
 
@@ -67,6 +70,38 @@ def test_a_method_that_sends_nothing_is_a_level(two_by_two: Path, tmp_path: Path
     assert list(curve.get_ydata()) == pytest.approx([40, 50, 65])
     assert len(axes.collections) == 2  # a band for each: two seeds
     assert "sends nothing" in axes.figure.legends[0].get_texts()[0].get_text().replace("\n", " ")
+
+
+def test_a_method_keeps_its_color_in_all_figures_of_a_folder(make: Any) -> None:
+    """FedGH's: beside FedAvg, without it in another experiment, as line, bar and mark, whoever is not finished."""
+    make("a", "local")
+    make("b", "fedavg")
+    make("c", "fedgh", clients_table=[{"id": 0, "architecture": "x", "samples": 5, "accuracy": 0.5}])
+    make("d", "local", data={"dataset": "cifar10"})
+    make("e", "fedgh", data={"dataset": "cifar10"})
+    make("f", "fd", finished=False)
+    runs = load_runs(make.root)
+    (marks,) = sizes(runs)
+    drawn = [line for one in (*curve_drawings(runs), *clients(runs)) for line in one.figure.axes[0].lines]
+    style = line_style(2)  # of fd, fedavg, fedgh
+    of_fedgh = [line for line in drawn if line.get_marker() == style["marker"]]
+    assert len(of_fedgh) == 4
+    assert {line.get_color() for line in (*of_fedgh, marks.figure.axes[0].lines[0])} == {style["color"]}
+    assert len({line.get_color() for line in drawn}) == 3, "black is Local's"
+    bars = [patch for one in variants(runs) for patch in one.figure.axes[0].patches]
+    faces = [bar.get_facecolor()[:3] for bar in bars if bar.get_gid() == "bar fedgh"]
+    assert faces == [pytest.approx(bar_style(2)["facecolor"])] * 2
+
+
+@pytest.mark.parametrize(("methods", "bands"), [(6, 6), (7, 0)])
+def test_more_than_six_lines_have_no_bands(methods: int, bands: int, make: Any) -> None:
+    for name in [f"m{number}" for number in range(methods)]:
+        for seed in (0, 1):
+            make(f"{name}-{seed}", "fedgh", seed, label=name)
+    for (drawing,) in (curve_drawings(load_runs(make.root)), clients(load_runs(make.root))):
+        assert len(drawing.figure.axes[0].collections) == bands
+        assert ("band" in drawing.data["about"]) is bool(bands)
+        assert drawing.rows[0]["low"] is not None
 
 
 def test_bytes_far_apart_are_on_a_logarithmic_axis(two_by_two: Path) -> None:

@@ -166,7 +166,7 @@ def test_footnotes_are_those_of_the_rows_that_are_shown(make: Any) -> None:
     for form in (text, to_markdown(table), to_latex(table), to_json(table)):
         assert "Printed twice." in form
         assert "Of a row that is not here" not in form
-    assert r'\par\small [2] A "slip", 50 \% of it.' in to_latex(table)
+    assert r'\par [2] A "slip", 50 \% of it.' in to_latex(table)
     alone = compare_runs(load_runs([make.root / "local-0", make.root / "local-1"]))
     assert alone.sections[0].footnotes == {}
     assert "Printed twice" not in to_markdown(alone)

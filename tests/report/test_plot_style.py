@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 
 from polyfed.report.plot_style import (
-    LOCAL_STYLE,
     SHADES,
     FigureWithData,
+    bar_style,
     canvas,
     empty_figure,
-    fills,
     inches,
     legend,
     legends,
-    method_styles,
+    line_style,
     save,
     shortened,
-    styles,
 )
 from tests.helpers.quick import others_slow
 from tests.helpers.readable import unreadable
@@ -37,10 +35,18 @@ def test_shades_darken_steadily_in_gray() -> None:
 
 
 def test_neighbors_differ_without_color() -> None:
-    lines = [(style["marker"], str(style["linestyle"])) for style in itertools.islice(styles(), 45)]
+    lines = [(style["marker"], str(style["linestyle"])) for style in map(line_style, range(45))]
     assert len(set(lines)) == 45
-    hatches = [fill["hatch"] for fill in itertools.islice(fills(), 9)]
+    hatches = [bar["hatch"] for bar in map(bar_style, range(9))]
     assert len(set(hatches)) == 9
+
+
+def test_a_bar_is_a_lighter_shade_of_its_line() -> None:
+    from matplotlib.colors import to_rgb
+
+    for number in (-1, 0, 1, 25):
+        line = to_rgb(line_style(number)["color"])
+        assert bar_style(number)["facecolor"] == pytest.approx([1 - 0.4 * (1 - part) for part in line])
 
 
 def lab(color: str) -> tuple[float, float, float]:
@@ -55,7 +61,7 @@ def lab(color: str) -> tuple[float, float, float]:
 
 
 def test_twenty_colors_lie_far_apart_and_far_from_the_paper() -> None:
-    colors = [style["color"] for style in itertools.islice(styles(), 20)]
+    colors = [style["color"] for style in map(line_style, range(20))]
     distances = [math.dist(lab(one), lab(other)) for one, other in itertools.combinations(["#FFFFFF", *colors], 2)]
     assert min(distances) > 20  # 2.3 is a difference that can just be seen
     assert max(lab(color)[0] for color in colors) < 81
@@ -132,9 +138,3 @@ def test_equal_figures_are_equal_files(tmp_path: Path) -> None:
         save(figure, tmp_path / name, "it")
     for form in ("png", "svg"):
         assert (tmp_path / f"one/it.{form}").read_bytes() == (tmp_path / f"two/it.{form}").read_bytes()
-
-
-def test_local_has_a_look_of_its_own_and_its_variants_have_others() -> None:
-    methods = ["local", "fedgh", "local", "fedin"]
-    found = [style["marker"] for style in method_styles(methods, styles(), LOCAL_STYLE)]
-    assert found == ["x", "o", "s", "^"]

@@ -9,6 +9,7 @@ import pytest
 from polyfed.errors import ConfigError
 from polyfed.report.run_records import RunRecord
 from polyfed.report.sensitivity import is_sweep, map_of, read_sweep, sensitivity
+from polyfed.report.sweep_figure import figure_of
 from polyfed.report.sweeps import SweepCell, build_table, write
 from polyfed.results.schema import RoundRecord, RunResult
 from tests.helpers.readable import unreadable
@@ -55,6 +56,20 @@ def test_the_map_by_hand(tmp_path: Path) -> None:
     assert curve.figure.axes[0].get_xscale() == "log"
     assert [row["accuracy"] for row in curve.rows] == [0.5, 0.3, 0.2, 0.7]
     assert len(curve.data["rows"]) == 4
+
+
+@pytest.mark.parametrize(("settings", "bands"), [(3, 3), (4, 0)])
+def test_bands_of_up_to_six_lines(settings: int, bands: int) -> None:
+    """Validation and test are two lines each."""
+    at = [{LR: lr, EPOCHS: epochs} for epochs in range(settings) for lr in (0.1, 0.2)]
+    table = build_table(
+        (LR, EPOCHS), [SweepCell(one, [record(0.4, 0.2), record(0.5, 0.3)], words=("x",)) for one in at]
+    )
+    assert table is not None
+    figure = figure_of(table)
+    assert figure is not None
+    assert len(figure.axes[0].collections) == bands
+    assert any("band" in text.get_text() for text in figure.texts) is bool(bands)
 
 
 @pytest.mark.slow

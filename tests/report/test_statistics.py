@@ -14,7 +14,6 @@ from polyfed.report.statistics import (
     Target,
     ci_half_width,
     first_reach,
-    indistinguishable,
     leader,
     paired_difference,
     paper_bytes,
@@ -65,30 +64,36 @@ def by_seed(*values: float | None) -> dict[int, float | None]:
     return dict(enumerate(values))
 
 
-def test_a_row_leads_where_its_difference_to_the_next_is_more_than_chance() -> None:
+def leads(**scores: dict[int, float | None]) -> str | None:
+    return leader(scores, scores)
+
+
+def test_a_row_leads_where_its_difference_to_every_other_is_more_than_chance() -> None:
     low, high = by_seed(0.5, 0.6, 0.7), by_seed(0.55, 0.66, 0.76)  # differences 0.05, 0.06, 0.06, whatever the seed
-    assert leader({"low": low, "high": high}) == "high"
-    assert leader({"low": low, "high": high, "lowest": by_seed(0.1, 0.1, 0.1)}) == "high"
-    assert leader({"low": low, "close": by_seed(0.6, 0.6, 0.7)}) is None  # 0.1, 0, 0: margin 0.14
-    assert leader({"low": low, "high": high, "near": by_seed(0.60, 0.60, 0.76)}) is None  # the next, not the lowest
-    assert leader({"low": low, "same": dict(low)}) is None
-    assert leader({"low": by_seed(0.5, 0.6), "high": by_seed(0.55, 0.66)}) is None  # two seeds
-    assert leader({"low": low, "unknown": by_seed(0.9, 0.9, None)}) is None  # nobody to compare with
-    assert leader({"low": low, "elsewhere": {7: 0.9, 8: 0.9, 9: 0.9}}) is None  # no seed in common
-    assert leader({}) is None
+    wild = by_seed(0.1, 0.7, 0.8)  # 0.45, -0.04, -0.04 below: a lower mean than the next, and the interval holds zero
+    assert leads(low=low, high=high) == "high"
+    assert leads(low=low, high=high, lowest=by_seed(0.1, 0.1, 0.1)) == "high"
+    assert leads(low=low, close=by_seed(0.6, 0.6, 0.7)) is None  # 0.1, 0, 0: margin 0.14
+    assert leads(low=low, high=high, near=by_seed(0.60, 0.60, 0.76)) is None
+    assert leads(low=low, high=high, wild=wild) is None
+    assert leads(low=low, high=high, few=by_seed(0.1, 0.2)) is None
+    assert leads(low=low, high=high, unknown=by_seed(0.9, 0.9, None)) == "high"  # the table shows no mean of it
+    assert leads(low=low, same=dict(low)) is None
+    assert leads(low=by_seed(0.5, 0.6), high=by_seed(0.55, 0.66)) is None  # two seeds
+    assert leads(low=low, unknown=by_seed(0.9, 0.9, None)) is None  # nobody to compare with
+    assert leads(low=low, elsewhere={7: 0.9, 8: 0.9, 9: 0.9}) is None  # no seed in common
+    assert leads(low=low, more={**high, 3: 0.0, 4: 0.0}) is None  # ahead on shared seeds, not in the mean that is shown
+    assert leads() is None
 
 
-def test_rows_that_cannot_be_told_from_the_leader() -> None:
-    high = by_seed(0.55, 0.66, 0.76)
-    rows = {
-        "high": high,
-        "low": by_seed(0.5, 0.6, 0.7),  # 0.05, 0.06, 0.06 below
-        "wild": by_seed(0.1, 0.7, 0.8),  # 0.45, -0.04, -0.04: a lower mean, and the interval holds zero
-        "few": by_seed(0.1, 0.2),
-        "unknown": by_seed(0.1, 0.2, None),
-    }
-    assert indistinguishable(rows, "high") == ["wild", "few"]
-    assert indistinguishable({"high": high}, "high") == []
+def test_who_may_not_lead_stands_in_the_way() -> None:
+    rows = {"low": by_seed(0.5, 0.6, 0.7), "control": by_seed(0.56, 0.65, 0.77), "high": by_seed(0.55, 0.66, 0.76)}
+    assert leader(rows, ["low", "high"]) is None  # level with the control
+    assert leader({**rows, "control": by_seed(0.4, 0.5, 0.6)}, ["low", "high"]) == "high"
+    assert leader({**rows, "control": by_seed(0.9, 0.9, 0.9)}, ["low", "high"]) is None
+    errors = {"low": by_seed(0.5, 0.6, 0.7), "high": by_seed(0.55, 0.66, 0.76)}
+    assert leader(errors, errors, lower_is_better=True) == "low"
+    assert leader(errors, ["high"], lower_is_better=True) is None
 
 
 def test_no_shared_seed_and_one_shared_seed() -> None:

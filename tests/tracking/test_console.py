@@ -55,6 +55,15 @@ def drive(
     console.end(result)
 
 
+def test_a_control_or_a_variant_goes_by_the_name_of_its_row() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    console.start({**INFO, "label": "fedgh-alone"})
+    console.round(record(5), 0.0)
+    console.end(RESULT)
+    assert [line.split()[0].strip(":") for line in stream.getvalue().splitlines()] == ["fedgh-alone"] * 3
+
+
 def test_plain_lines_one_per_round() -> None:
     stream, clock = io.StringIO(), Clock()
     drive(Console(stream=stream, clock=clock), clock, seconds=2.0)

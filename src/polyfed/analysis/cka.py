@@ -29,8 +29,8 @@ from polyfed.report.plot_style import (
     WIDTH,
     FigureWithData,
     add_colorbar,
+    bar_style,
     canvas,
-    fills,
     finish_layout,
     inches,
     legend,
@@ -304,7 +304,7 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
     for (axes,), kind in zip(grid, kinds, strict=True):
         style_axes(axes, "y")
         handles.clear()
-        for number, (name, fill) in enumerate(zip(names, fills(), strict=False)):
+        for number, name in enumerate(names):
             at = []
             means = []
             reach = []
@@ -321,7 +321,7 @@ def draw_means(group: Group, found: Sequence[RunSimilarity], stem: str = "cka-me
                              "high": max(each), "seeds": len(each)})  # fmt: skip
             several = any(sum(pair) > 0 for pair in reach)
             lines = {"yerr": list(zip(*reach, strict=True)), "capsize": 2, "error_kw": {"linewidth": 1}}
-            bars = axes.bar(at, means, 0.8 / len(names), **fill, **(lines if several else {}))
+            bars = axes.bar(at, means, 0.8 / len(names), **bar_style(group.looks[name]), **(lines if several else {}))
             handles.append(bars)
         axes.set_title(_PAIRS[kind], loc="left", fontsize=9)
         axes.set_ylim(0, 1.02)

@@ -1,17 +1,16 @@
-"""The label table of a partition: how many training samples of each class each client holds."""
+"""The label table: how many training samples of each class each client has trained on, as its run recorded it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfed.analysis.probe_inputs import load_run_data
 from polyfed.errors import ConfigError
-from polyfed.experiments.data_cache import DataCache
 from polyfed.report.grouping import Group
 from polyfed.report.plot_style import SHADES, WIDTH, FigureWithData, add_colorbar, canvas, inches, shortened
 from polyfed.report.run_records import RunRecord
+from polyfed.results.schema import ClientRow
 
 __all__ = ["LabelTable", "label_table", "plot_labels"]
 
@@ -24,12 +23,12 @@ _BESIDE = 1.3  # inches, of what stands beside the cells: the axis' label, the s
 
 @dataclass(frozen=True)
 class LabelTable:
-    """counts: clients x classes, training samples. architectures: of the clients, where they are recorded."""
+    """counts: clients x classes, training samples. architectures: of the clients."""
 
     seed: int
     counts: tuple[tuple[int, ...], ...]
     class_names: tuple[str, ...]
-    architectures: tuple[str | None, ...]
+    architectures: tuple[str, ...]
 
     def map(self) -> dict[str, Any]:
         """The table with the names of its rows and columns, as JSON takes it."""
@@ -39,20 +38,26 @@ class LabelTable:
         return {"about": about, "matrix": [list(row) for row in self.counts], **names}
 
 
-def label_table(run: RunRecord, data: DataCache | None = None) -> LabelTable:
-    """Deal the run's data again, and count.
+def label_table(run: RunRecord) -> LabelTable:
+    """The counts that a run recorded; columns are classes by name, as clients may have label spaces of their own.
 
     Raises:
-        ConfigError: see `load_run_data`.
+        ConfigError: the run recorded none, as one that predicts numbers, or a server whose nodes know them alone.
     """
-    dealt = load_run_data(run, data)
-    if dealt.source.is_regression:
-        raise ConfigError(f"expected a run on classes, got {run.path}, which predicts numbers")
-    counts = tuple(tuple(map(int, row)) for row in dealt.label_table)
-    table = run.result.clients_table
-    architectures = tuple(row.architecture for row in table) if table else (None,) * len(counts)
-    names = tuple(dealt.source.class_names) or tuple(map(str, range(dealt.classes)))
-    return LabelTable(run.seed, counts, names, architectures)
+    table = run.result.clients_table or []
+    names = run.result.class_names or []
+    counts = [_by_name(row, names) for row in table]
+    columns = tuple(dict.fromkeys([*names, *(name for row in counts for name in row)]))
+    if not any(counts):
+        raise ConfigError(f"expected training samples by class in the result.json of {run.path}, got none")
+    rows = tuple(tuple(row.get(name, 0) for name in columns) for row in counts)
+    return LabelTable(run.seed, rows, columns, tuple(row.architecture for row in table))
+
+
+def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
+    """A client's counts by the name of the class; by its number where no record names it."""
+    known = {str(number): name for number, name in enumerate(row.class_names or names)}
+    return {known.get(label, label): count for label, count in (row.labels or {}).items()}
 
 
 def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> FigureWithData:
@@ -64,10 +69,9 @@ def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> Figure
     classes = len(table.counts[0])
     few = clients <= _FEW[0] and classes <= _FEW[1]
     about = f"{group.about.rsplit(', ', 1)[0]}, seed {table.seed}. Training samples by client and class."
-    known = few and None not in table.architectures
     names = [str(client) for client in range(clients)]
-    if known:
-        architectures = shortened([str(name) for name in table.architectures], _LONG)
+    if few:
+        architectures = shortened(table.architectures, _LONG)
         names = [f"{architecture}  {name}" for architecture, name in zip(architectures, names, strict=True)]
     columns = shortened(table.class_names, _LONG)
     width = WIDTH
@@ -78,7 +82,7 @@ def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> Figure
     turned = inches(columns, _SIZE) + 0.05 > beside
     below = 0.3 + (inches(columns, _SIZE) * 0.71 if turned else 0.2)
     height = _ROW * clients if few else min(4.0, max(1.6, 0.05 * clients))
-    figure, ((axes,),) = canvas("Label table of the partition", about, height + below, width=width)
+    figure, ((axes,),) = canvas("Label table", about, height + below, width=width)
     shown = axes.imshow(table.counts, cmap=SHADES, vmin=0, aspect="auto", interpolation="nearest", gid="counts")
     if few:
         _numbers(axes, table.counts, dark=shown.get_clim()[1] / 2)

@@ -1,7 +1,7 @@
 """All figures by name, and the one call that draws them from run folders, with their numbers beside them.
 
-Those of records alone (curves, clients, architectures, sizes, variants, sensitivity) come from `polyfed.report`; those
-that look into the clients' networks (cka, tsne) or at their data (labels) are made here, and only they need torch.
+Those of records alone come from `polyfed.report` (curves, clients, architectures, sizes, variants, sensitivity) and
+from here (labels); those that look into the clients' networks (cka, tsne) need torch, data and models.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def analyze(
         out: where to; by default ``analysis`` in the first path, and each run's own matrices in its own folder's
             ``analysis``, where the report page looks for them.
         choices: see `FigureOptions`.
-        trust: whether code that the folders name ("package.module:name") may be imported, for cka, tsne and labels.
+        trust: whether code that the folders name ("package.module:name") may be imported, for cka and tsne.
 
     Raises:
         ConfigError: an unknown figure, one that these folders do not allow, a choice that no figure uses.

@@ -22,7 +22,7 @@ from polyfed.analysis.layer_outputs import ClientRef
 from polyfed.analysis.probe_inputs import ProbeInputs
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group
-from polyfed.report.plot_style import GRAY, SHADES, FigureWithData, canvas, legends, styles
+from polyfed.report.plot_style import GRAY, SHADES, FigureWithData, canvas, legends, line_style
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["SEED", "Embedding", "draw_panels", "embed", "embeddings", "silhouette"]
@@ -167,9 +167,7 @@ def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
         shades = colormaps[SHADES]
         return {n: {"color": shades(0.25 + 0.75 * k / len(names)), "marker": "o"} for k, n in enumerate(names)}
-    return {
-        name: {"color": style["color"], "marker": style["marker"]} for name, style in zip(names, styles(), strict=False)
-    }
+    return {name: {key: line_style(number)[key] for key in ("color", "marker")} for number, name in enumerate(names)}
 
 
 def _in_shades(groups: Mapping[str, object]) -> str:

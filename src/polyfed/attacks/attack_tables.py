@@ -10,7 +10,8 @@ from polyfed.attacks.membership_inference import FPRS
 from polyfed.attacks.reconstruction_results import ReconstructionResult
 from polyfed.escaping import markdown_text
 from polyfed.functional.membership_scores import Interval, roc
-from polyfed.report.plot_style import LOCAL_STYLE, canvas, legend, method_styles, style_axes, styles
+from polyfed.report.grouping import looks_of
+from polyfed.report.plot_style import canvas, legend, line_style, style_axes
 from polyfed.report.text_tables import Column, markdown_table, render_text, wrapped
 
 if TYPE_CHECKING:
@@ -162,8 +163,7 @@ def curves(found: Sequence[AuditReport], options: AuditOptions) -> Figure:
     figure, (axes,) = canvas(
         "Which rows a client trained on", about, 2.8, 1, max(1, len(panels)), width=max(5.6, 2.7 * len(panels))
     )
-    methods = (each.record.method for each in found)
-    drawn = dict(zip((each.record.name for each in found), method_styles(methods, styles(), LOCAL_STYLE), strict=True))
+    looks = looks_of(each.record for each in found)
     lines: dict[str, Any] = {}
     for one, (by, how, title) in zip(axes, panels, strict=False):
         style_axes(one)
@@ -176,7 +176,11 @@ def curves(found: Sequence[AuditReport], options: AuditOptions) -> Figure:
             least = min(least, 1 / int((~guess.member).sum()))
             name = each.record.name
             (lines[name],) = one.plot(
-                alarms.tolist(), hits.tolist(), **drawn[name], markersize=4, markevery=max(1, len(alarms) // 8)
+                alarms.tolist(),
+                hits.tolist(),
+                **line_style(looks[name]),
+                markersize=4,
+                markevery=max(1, len(alarms) // 8),
             )
         one.plot([1e-9, 1], [1e-9, 1], color="black", linewidth=1, linestyle=(0, (1, 1.5)))
         one.set_xscale("log")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polyfed.attacks.reconstruction_runs import AttackResult, ImageQuality, Reconstruction
-from polyfed.report.plot_style import canvas, empty_figure, legend, styles
+from polyfed.report.plot_style import canvas, empty_figure, legend, line_style
 from polyfed.report.text_tables import Column, render_text, wrapped
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ def curves(found: AttackResult) -> Figure:
     figure, axes = empty_figure(f"Reconstruction from what {_who(found)} uploads, step by step", about)
     handles = []
     names = []
-    for number, (trial, style) in enumerate(zip(found.trials, styles(), strict=False)):
+    for number, trial in enumerate(found.trials):
         every = (number % _EVERY, _EVERY)  # markers of neighboring lines do not fall on one another
-        (line,) = axes.plot(found.steps, trial.psnr_by_step, **style, markersize=4.5, markevery=every)
+        (line,) = axes.plot(found.steps, trial.psnr_by_step, **line_style(number), markersize=4.5, markevery=every)
         handles.append(line)
         names.append(f"{_name(trial, found)}, {_prior(trial.tv)}")
     if (level := found.guess.mean("psnr")) is not None:

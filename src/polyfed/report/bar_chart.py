@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import FigureWithData, canvas, fills, legend, style_axes
+from polyfed.report.plot_style import FigureWithData, bar_style, canvas, legend, style_axes
 from polyfed.report.run_records import RunRecord
 from polyfed.report.text_tables import finite, mean_of, std_of
 from polyfed.results.main_score import MainScore
@@ -74,14 +74,15 @@ def _draw(group: Group, found: Sequence[Bar], stage: str | None, stem: str) -> F
     score = group.score
     spread = " Bar: mean over seeds; circles: seeds; ±: sample standard deviation." if len(group.seeds) > 1 else ""
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}, after the last round.{spread}"
-    local = next((bar for bar in found if bar.method == "local"), None)
+    local = next((bar for bar in found if group.looks[bar.name] < 0), None)
     others = [bar for bar in found if bar is not local] or list(found)
     names = ["\n".join(textwrap.wrap(bar.name, 30)) for bar in others]
     step = max(_BAR, _LINE * (2 + max(name.count("\n") for name in names)))
     figure, ((axes,),) = canvas("Methods and variants", about, 0.75 + step * len(others))
     style_axes(axes, "x")
-    for place, (bar, fill) in enumerate(zip(others, fills(), strict=False)):
-        axes.barh(place, score.shown(bar.accuracy), height=0.68, **fill, gid=f"bar {bar.name}")
+    for place, bar in enumerate(others):
+        look = bar_style(group.looks[bar.name])
+        axes.barh(place, score.shown(bar.accuracy), height=0.68, **look, gid=f"bar {bar.name}")
         if len(bar.each) > 1:
             dots = {"color": "white", "edgecolor": "black", "linewidth": 0.9, "s": 16, "zorder": 3}
             axes.scatter(list(map(score.shown, bar.each)), [place] * len(bar.each), **dots)

@@ -15,15 +15,14 @@ from polyfed.errors import ConfigError
 from polyfed.report.grouping import Group, group_runs
 from polyfed.report.plot_style import (
     HEIGHT,
-    LOCAL_STYLE,
     WIDTH,
     FigureWithData,
     empty_figure,
+    has_bands,
     inches,
     legend,
-    method_styles,
+    line_style,
     shortened,
-    styles,
 )
 from polyfed.report.run_records import RunRecord
 from polyfed.results.main_score import MainScore
@@ -154,12 +153,14 @@ def _clients(group: Group, scores: Sequence[ReportedScore], stem: str) -> Figure
 
     main = group.score
     lines = ranked(scores)
-    more = "Line: mean over seeds at each rank; band: lowest to highest seed." if len(group.seeds) > 1 else ""
+    band = "; band: lowest to highest seed" if has_bands(len(lines), len(group.seeds)) else ""
+    more = f"Line: mean over seeds at each rank{band}." if len(group.seeds) > 1 else ""
     figure, axes = empty_figure(main.of_it("Accuracy per client, sorted"), _about(group, more))
     handles = []
-    for line, style in zip(lines, method_styles([line.method for line in lines], styles(), LOCAL_STYLE), strict=True):
+    for line in lines:
+        style = line_style(group.looks[line.name])
         at = range(1, len(line.mean) + 1)
-        if line.seeds > 1:
+        if has_bands(len(lines), line.seeds):
             low, high = (_shown(main, values) for values in (line.low, line.high))
             axes.fill_between(at, low, high, color=style["color"], alpha=0.15, lw=0)
         every = max(1, len(at) // 10)
@@ -197,7 +198,7 @@ def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> 
     more = f"Mark: mean over clients{' and seeds' if len(group.seeds) > 1 else ''}; line: lowest to highest of them."
     main = group.score
     places = {name: place for place, name in enumerate(dict.fromkeys(one.architecture for one in found))}
-    rows = dict.fromkeys((one.name, one.method) for one in found)
+    rows = dict.fromkeys(one.name for one in found)
     names = shortened(list(places), _LONG)
     width = min(_WIDEST, max(WIDTH, 0.8 + _MARK * (len(rows) + 1) * len(places)))
     long = inches(names, _SIZE) + 0.1 > (width - 0.8) / len(places)
@@ -205,7 +206,7 @@ def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> 
     below = 0.71 * inches(names, _SIZE) if long else 0.0
     figure, axes = empty_figure(main.of_it("Accuracy by architecture"), _about(group, more), HEIGHT + below, width)
     handles = []
-    for number, ((name, _), style) in enumerate(zip(rows, _marks(rows), strict=True)):
+    for number, name in enumerate(rows):
         mine = [one for one in found if one.name == name]
         aside = 0.7 * ((number + 0.5) / len(rows) - 0.5)
         at = [places[one.architecture] + aside for one in mine]
@@ -214,14 +215,16 @@ def _architectures(group: Group, found: Sequence[ByArchitecture], stem: str) -> 
             _shown(main, [one.mean - one.low for one in mine]),
             _shown(main, [one.high - one.mean for one in mine]),
         ]
-        handles.append(axes.errorbar(at, means, yerr=reach, **style, elinewidth=1, capsize=2.5, gid=f"means {name}"))
+        handles.append(
+            axes.errorbar(at, means, yerr=reach, **_mark(group, name), elinewidth=1, capsize=2.5, gid=f"means {name}")
+        )
     for place in range(1, len(places)):
         axes.axvline(place - 0.5, color="#999999", linewidth=0.7)
     axes.set_xticks(range(len(places)), names, fontsize=_SIZE, parse_math=False, **turned)
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.grid(False, axis="x")
     axes.set_ylabel(main.axis)
-    legend(axes, handles, [name for name, _ in rows])
+    legend(axes, handles, rows)
     return FigureWithData(stem, figure, _data(group, more, found), [asdict(one) for one in found])
 
 
@@ -244,19 +247,19 @@ def _sizes(group: Group, scores: Sequence[ReportedScore], stem: str) -> FigureWi
     main = group.score
     more = f"A mark per client{' and seed' if len(group.seeds) > 1 else ''}."
     figure, axes = empty_figure(main.of_it("Accuracy by the amount of a client's data"), _about(group, more))
-    rows = dict.fromkeys((score.name, score.method) for score in scores)
+    rows = dict.fromkeys(score.name for score in scores)
     handles = []
-    for (name, _), style in zip(rows, _marks(rows), strict=True):
+    for name in rows:
         mine = [score for score in scores if score.name == name]
         at = [score.samples for score in mine]
         values = _shown(main, [score.accuracy for score in mine])
-        handles += axes.plot(at, values, **style, alpha=0.85, gid=f"marks {name}")
+        handles += axes.plot(at, values, **_mark(group, name), alpha=0.85, gid=f"marks {name}")
     numbers = [score.samples for score in scores if score.samples]
     if numbers and max(numbers) >= _WIDE * min(numbers):
         axes.set_xscale("log")
     axes.set_xlabel("training samples of the client")
     axes.set_ylabel(main.axis)
-    legend(axes, handles, [name for name, _ in rows])
+    legend(axes, handles, rows)
     return FigureWithData(stem, figure, _data(group, more, scores), [asdict(score) for score in scores])
 
 
@@ -273,13 +276,10 @@ def _scored(runs: Iterable[RunRecord], stem: str) -> list[tuple[Group, list[Repo
     ]
 
 
-def _marks(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Markers without lines between them; open, so that those below show."""
-    found = []
-    for style in method_styles([method for _, method in rows], styles(), LOCAL_STYLE):
-        bare = {key: value for key, value in style.items() if key != "linewidth"}
-        found.append(bare | {"linestyle": "none", "markersize": 5.5, "markerfacecolor": "none", "markeredgewidth": 1.3})
-    return found
+def _mark(group: Group, name: str) -> dict[str, Any]:
+    """A row's marker without a line; open, so that those below show."""
+    bare = {key: value for key, value in line_style(group.looks[name]).items() if key != "linewidth"}
+    return bare | {"linestyle": "none", "markersize": 5.5, "markerfacecolor": "none", "markeredgewidth": 1.3}
 
 
 def _about(group: Group, more: str) -> str:

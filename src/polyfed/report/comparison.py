@@ -28,7 +28,6 @@ from polyfed.report.statistics import (
     Paired,
     Target,
     ci_half_width,
-    indistinguishable,
     leader,
     paired_difference,
     to_target,
@@ -93,11 +92,11 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Comparis
         _row(name, runs, stages[name], reference, told, _rival(name, group, scores), wanted)
         for name, runs in group.rows.items()
     )
-    leaders, close = _leaders(group, stages, scores)
+    leaders = _leaders(group, stages, scores)
     footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
     numbers = {name: number for number, name in enumerate(footnotes, start=1)}
     notes = [_about_columns(rows, score), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
-    notes += _about_leaders(leaders, close, "lowest" if score.lower_is_better else "highest")
+    notes += _about_leaders(leaders, group)
     decompositions = decompose(group.rows, stages, score)
     notes += remarks(decompositions)
     if target is not None and wanted is not None:
@@ -198,20 +197,25 @@ def _about_scored(rows: Sequence[ComparisonRow]) -> Iterator[str]:
 
 def _leaders(
     group: Group, stages: Mapping[str, str], scores: Mapping[str, Mapping[int, float | None]]
-) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Who leads in accuracy, in that of the best round, and in each stage; runs that learnt nothing lead nowhere.
+) -> dict[str, str]:
+    """Who leads in the main score, in that of the best round, and in each stage; what nobody leads is left out.
 
-    Also, by column, the rows that the leader cannot be told from, though they are further behind than the next.
+    All rows compete but pooled data, which no federation has. Controls, and runs that learnt nothing, lead nowhere.
     """
-    rows = {name: runs for name, runs in group.rows.items() if _may_lead(runs)}
-    best = {name: {run.seed: _best(run, stages[name]) for run in runs} for name, runs in rows.items()}
-    columns: dict[str, dict[str, dict[int, float | None]]] = {"best_by_validation": best}
-    columns[group.score.name] = {name: dict(scores[name]) for name in rows}
+    rows = {name: runs for name, runs in group.rows.items() if not _is_pooled(runs)}
+    may_lead = [name for name, runs in rows.items() if _may_lead(runs)]
+    columns = {group.score.name: {name: scores[name] for name in rows}}
+    columns["best_by_validation"] = {
+        name: {run.seed: _best(run, stages[name]) for run in runs} for name, runs in rows.items()
+    }
     for stage in dict.fromkeys(stage for runs in rows.values() for stage in runs[0].result.accuracy_by_stage):
         columns[stage] = {name: _by_seed(runs, stage) for name, runs in rows.items()}
-    found = {column: leader(of_rows, group.score.lower_is_better) for column, of_rows in columns.items()}
-    leaders = {column: name for column, name in found.items() if name is not None}
-    return leaders, {column: indistinguishable(columns[column], name) for column, name in leaders.items()}
+    found = {column: leader(of_rows, may_lead, group.score.lower_is_better) for column, of_rows in columns.items()}
+    return {column: name for column, name in found.items() if name is not None}
+
+
+def _is_pooled(runs: Sequence[RunRecord]) -> bool:
+    return runs[0].control in ("pooled", "pooled-steps")
 
 
 def _may_lead(runs: Sequence[RunRecord]) -> bool:
@@ -219,24 +223,21 @@ def _may_lead(runs: Sequence[RunRecord]) -> bool:
     return not runs[0].control and not any(run.result.nothing_learnt for run in runs)
 
 
-def _about_leaders(leaders: Mapping[str, str], close: Mapping[str, Sequence[str]], best: str) -> Iterator[str]:
-    """What is bold, the highest or lowest, and why; and which differences to it may be chance."""
-    if leaders:
-        columns = {
-            name: [column.replace("_", " ") for column in leaders if leaders[column] == name]
-            for name in dict.fromkeys(leaders.values())
-        }
-        told = "; ".join(f"{name} ({', '.join(where)})" for name, where in columns.items())
-        yield (
-            f"{best}, and bold, as the 95 % interval of the difference to the next, paired by seed, leaves out zero: "
-            f"{told}"
-        )
-    for column, names in close.items():
-        if names:
-            yield (
-                f"{leaders[column]} is bold ({column.replace('_', ' ')}), but its difference to {', '.join(names)} may "
-                "be chance: the 95 % interval holds zero, or takes more seeds"
-            )
+def _about_leaders(leaders: Mapping[str, str], group: Group) -> Iterator[str]:
+    """What is bold and why: of which column, as each stage has its own best."""
+    if not leaders:
+        return
+    columns: dict[str, list[str]] = {}
+    for column, name in leaders.items():
+        is_stage = column not in (group.score.name, "best_by_validation")
+        columns.setdefault(name, []).append(f"stage {column}" if is_stage else column.replace("_", " "))
+    told = "; ".join(f"{name} ({', '.join(where)})" for name, where in columns.items())
+    best = "lowest" if group.score.lower_is_better else "highest"
+    aside = " (pooled data aside)" if any(map(_is_pooled, group.rows.values())) else ""
+    yield (
+        f"bold: the {best} of its column{aside}, where the 95 % interval of its difference to each other row, paired "
+        f"by seed, leaves out zero: {told}"
+    )
 
 
 def _by_seed(runs: Sequence[RunRecord], stage: str) -> dict[int, float | None]:

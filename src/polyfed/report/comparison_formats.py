@@ -42,6 +42,8 @@ from polyfed.report.text_tables import (
 )
 from polyfed.results.main_score import RMSE
 
+_LATEX_WIDTH = 56  # letters, which are 3.3 inches in 9 points
+
 __all__ = ["FORMATS", "Table", "markdown_body", "to_csv", "to_html", "to_json", "to_latex", "to_markdown", "to_text"]
 
 
@@ -218,19 +220,25 @@ def _html(columns: Sequence[Column]) -> str:
 
 
 def _latex_titled(caption: str, columns: Sequence[Column], told: Sequence[str] = ()) -> str:
-    below = "".join(f"\\par\\small {escape_latex(note)}\n" for note in told)
+    """Cut into parts, one above the other, that fit a column of a paper in two columns."""
+    below = "".join(f"\\par {escape_latex(note)}\n" for note in told)
+    parts = "\n\\par\\medskip\n".join(map(latex_table, wrap_columns(columns, _LATEX_WIDTH)))
     return (
         "\\begin{table}\n\\centering\n"
         f"\\caption{{{escape_latex(caption)}}}\n"
-        f"{latex_table(columns)}\n{below}\\end{{table}}\n"
+        f"\\small\\setlength{{\\tabcolsep}}{{3pt}}\n{parts}\n{below}\\end{{table}}\n"
     )
 
 
 def to_latex(table: Table) -> str:
-    """A ``table`` with ``booktabs`` rules for each section and each of its further tables; what leads is bold."""
+    """A ``table`` with ``booktabs`` rules for each section and each of its further tables; what leads is bold.
+
+    Of a section's own columns those that a paper shows; all are in the other formats.
+    """
     blocks = [_latex_titled(title, columns) for title, columns in table.overview]
     for section in table.sections:
-        shown = sub_tables(section)
+        _, *more = sub_tables(section)
+        shown = [("", _latex_columns(section)), *more]
         for number, (title, columns) in enumerate(shown, start=1):
             caption = f"{title}. {section.caption}" if title else section.caption
             told = notes_of(section) if number == len(shown) else []
@@ -240,6 +248,12 @@ def to_latex(table: Table) -> str:
         + "\n".join(blocks)
         + "".join(f"% {' '.join(note.split())}\n" for note in table.notes)
     )
+
+
+def _latex_columns(section: ComparisonGroup) -> list[Column]:
+    """Who, how good, how much better than Local, for the worst client, at the cost of how many bytes."""
+    left_out = {column.heading for column in metrics_of(section)} | {*section.extra_stages, "std\nclients", COSTS[2]}
+    return [column for column in columns_of(section) if column.heading not in left_out]
 
 
 def to_text(table: Table, width: int = 100, ascii_only: bool = False, metrics: bool = False) -> str:

@@ -13,13 +13,17 @@ from polyfed.report.atomic_files import make_folder
 from polyfed.report.comparison_formats import Table
 from polyfed.report.decomposition import Decomposition, decompose
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import FigureWithData, canvas, fills, legend, save, style_axes
+from polyfed.report.plot_style import FigureWithData, canvas, legend, save, style_axes
 from polyfed.report.run_records import RunRecord
 
 __all__ = ["decompositions", "write_decompositions"]
 
 _ROW = 0.5  # inches, of a method
 _THICK = 0.36  # of a bar, the distance of two methods being 1
+_PARTS: dict[str, dict[str, Any]] = {
+    "gain alone": {"facecolor": "#9ecae1", "edgecolor": "black", "linewidth": 0.8},
+    "federated gain": {"facecolor": "#fdae6b", "edgecolor": "black", "linewidth": 0.8, "hatch": "///"},
+}
 
 
 def decompositions(runs: Iterable[RunRecord], stage: str | None = None) -> list[FigureWithData]:
@@ -62,15 +66,17 @@ def write_decompositions(
 
 
 def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem: str) -> FigureWithData:
+    from matplotlib.patches import Patch
+
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}, after the last round."
     if any(one.federated.margin is not None for one in found):
         about += " Whiskers: 95 % intervals, paired by seed."
+    if any((part.mean or 0.0) < 0 for one in found for part in (one.alone, one.federated)):
+        about += " White: a loss."
+    score = group.score
     figure, ((axes,),) = canvas("What federation is worth", about, 0.75 + _ROW * len(found))
     style_axes(axes, "x")
-    looks = fills()
-    parts = {"gain alone": next(looks), "federated gain": next(looks)}
-    score = group.score
-    handles: dict[str, Any] = {}
+    handles: dict[str, Any] = {part: Patch(**look) for part, look in _PARTS.items()}
     for place, one in enumerate(found):
         base = one.local or 0.0
         between = score.improved(base, one.alone.mean or 0.0)
@@ -78,7 +84,8 @@ def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem:
         for part, begin, difference, side in bars:
             height = place + side * _THICK
             left, end = (score.shown(value) for value in (begin, score.improved(begin, difference.mean or 0.0)))
-            handles[part] = axes.barh(height, end - left, height=_THICK, left=left, **parts[part])
+            look = _PARTS[part] | ({"facecolor": "white"} if (difference.mean or 0.0) < 0 else {})
+            axes.barh(height, end - left, height=_THICK, left=left, **look)
             if difference.margin is not None:
                 reach = score.shown(difference.margin)
                 axes.errorbar(end, height, xerr=reach, color="black", capsize=3, linewidth=1.1)
@@ -88,6 +95,8 @@ def _draw(group: Group, found: Sequence[Decomposition], stage: str | None, stem:
             handles[name] = line
     axes.set_yticks(range(len(found)), ["\n".join(textwrap.wrap(one.name, 30)) for one in found], parse_math=False)
     axes.set_ylim(len(found) - 0.4, -0.6)
+    low, high = axes.get_xlim()  # no accuracy lies outside of 0..100: whiskers are cut there, as intervals in tables
+    axes.set_xlim(max(0.0, low), min(100.0, high) if score.is_share else high)
     axes.set_xlabel(score.axis)
     legend(axes, list(handles.values()), list(handles))
     data = {"about": about, "decompositions": [asdict(one) for one in found]}

@@ -13,7 +13,7 @@ from polyfed.errors import ConfigError
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder
 from polyfed.report.grouping import Group, group_runs
-from polyfed.report.plot_style import LOCAL_STYLE, FigureWithData, empty_figure, legend, method_styles, save, styles
+from polyfed.report.plot_style import FigureWithData, empty_figure, has_bands, legend, line_style, save
 from polyfed.report.run_records import RunRecord
 from polyfed.results.schema import RoundRecord
 
@@ -249,8 +249,9 @@ def _logarithmic(lines: Sequence[Series], x: str) -> bool:
 def _caption(group: Group, lines: Sequence[Series], stage: str | None, smooth: int) -> str:
     about = f"{group.about}, {group.seeds_text()}. {group.scoring(stage).capitalize()}."
     about += f" Each point: the mean of the last {smooth} evaluated rounds." if smooth > 1 else ""
-    several = any(line.seeds > 1 for line in lines)
-    return about + (" Line: mean over seeds; band: lowest to highest seed." if several else "")
+    seeds = max(line.seeds for line in lines)
+    band = "; band: lowest to highest seed" if has_bands(len(lines), seeds) else ""
+    return about + (f" Line: mean over seeds{band}." if seeds > 1 else "")
 
 
 def draw_series(
@@ -263,17 +264,17 @@ def draw_series(
     title = f"{named[0].upper()}{named[1:]} against {_AGAINST[x]}"
     figure, axes = empty_figure(title, _caption(group, lines, stage, smooth))
     divisor, label = _scale(lines, x)
-    methods = [group.rows[line.name][0].method for line in lines]
     handles = []
     labels = []
     farthest = max(max(line.x) for line in lines)
     logarithmic = _logarithmic(lines, x)
     first = min(value for line in lines for value in line.x if value > 0) if logarithmic else 0.0
-    for number, (line, style) in enumerate(zip(lines, method_styles(methods, styles(), LOCAL_STYLE), strict=True)):
+    for number, line in enumerate(lines):
+        style = line_style(group.looks[line.name])
         if x != "round" and max(line.x) == 0 < farthest:  # Local sends nothing: a level to compare with, not a curve
             line = _level(line, first, farthest)
         at = [value / divisor for value in line.x]
-        if line.seeds > 1:
+        if has_bands(len(lines), line.seeds):
             low, high = ([factor * value for value in band] for band in (line.low, line.high))
             axes.fill_between(at, low, high, color=style["color"], alpha=0.15, linewidth=0)
         step = max(1, math.ceil(len(at) / _MARKERS_PER_LINE))

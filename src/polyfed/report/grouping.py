@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from textwrap import shorten
 from typing import Any
@@ -26,13 +26,17 @@ _NOT_DATA = ("dataset", "root", "num_clients")  # root: where the files lie; the
 
 @dataclass(frozen=True)
 class Group:
-    """Comparable runs: ``rows`` maps each name to its runs, Local first, one run per seed, seeds in order."""
+    """Comparable runs: ``rows`` maps each name to its runs, Local first, one run per seed, seeds in order.
+
+    looks: row -> the number of its look (`looks_of`).
+    """
 
     rows: Mapping[str, Sequence[RunRecord]]
     about: str  # "cifar10 (dirichlet, alpha=0.5), 20 clients, 15 rounds"
     seeds: tuple[int, ...]
     evaluation: EvaluationFacts
     notes: tuple[str, ...] = ()
+    looks: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def score(self) -> MainScore:
@@ -131,7 +135,23 @@ def group_runs(runs: Iterable[RunRecord], stage: str | None = None) -> tuple[lis
     every = [context["data"] for context in contexts]
     keys = dict.fromkeys(key for data in every for key in data)
     differing = [key for key in keys if any(data.get(key) != every[0].get(key) for data in every)]
-    return [_group(members, differing) for members in keyed.values()], notes
+    looks = looks_of(runs)
+    return [_group(members, differing, looks) for members in keyed.values()], notes
+
+
+def looks_of(runs: Iterable[RunRecord]) -> dict[str, int]:
+    """Row -> the number of its look, the same in all figures of these runs, whichever of them a figure shows.
+
+    Local's is -1; those of the others go by the order of their names. Of several rows of Local, the first has Local's.
+    """
+    names = {_row_of(run): run.is_local for run in runs}
+    local = min((name for name, is_local in names.items() if is_local), default="")
+    others = sorted(name for name in names if name != local)
+    return {name: others.index(name) if name in others else -1 for name in names}
+
+
+def _row_of(run: RunRecord) -> str:
+    return run.name or run.method
 
 
 def scored_stages(run: RunRecord) -> list[str]:
@@ -155,10 +175,10 @@ def _context(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
+def _group(runs: list[RunRecord], differing: Iterable[str], looks: Mapping[str, int]) -> Group:
     rows: dict[str, list[RunRecord]] = {}
     for run in sorted(runs, key=_place):  # stable: as found, Local before all and controls behind
-        rows.setdefault(run.name or run.method, []).append(run)
+        rows.setdefault(_row_of(run), []).append(run)
     for name, members in rows.items():
         members.sort(key=lambda run: run.seed)
         for one, two in pairwise(members):
@@ -167,7 +187,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str]) -> Group:
                 raise ConfigError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
     seeds = tuple(sorted({run.seed for run in runs}))
     notes = (*_unlike(rows), *_ended(rows))
-    return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes)
+    return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes, looks)
 
 
 def _place(run: RunRecord) -> int:

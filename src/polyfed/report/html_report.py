@@ -122,7 +122,7 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
             "notes": notes_of(section),
             "tables": [_sub_table(title, columns, group.score) for title, columns in sub_tables(section)],
             "stages": _stages(group),
-            "rows": [_look(group, name) for name in group.rows],
+            "rows": [{"name": name, "look": group.looks[name]} for name in group.rows],
             "curves": _curves(group, stage, most),
             "clients": _clients(group, counts),
             "lost": _lost(group),
@@ -139,12 +139,6 @@ def page_data(runs: Iterable[RunRecord], table: Table, stage: str | None = None)
     overview = [_sub_table(title, columns, scores[0]) for title, columns in table.overview]
     told = {"overview": overview, "axes": axes, "polyfed": __version__}
     return {"title": title, "notes": list(table.notes), **told, "sections": sections}
-
-
-def _look(group: Group, name: str) -> dict[str, Any]:
-    """A row's name, and its place in the cycle of colors, markers and dashes; -1 for Local, which has its own."""
-    others = [other for other, runs in group.rows.items() if not runs[0].is_local]
-    return {"name": name, "look": others.index(name) if name in others else -1}
 
 
 # tables -----------------------------------------------------------------------------------------------------------

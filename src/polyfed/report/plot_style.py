@@ -8,10 +8,9 @@ maps of many cells are wider. Nothing is told by color alone: lines differ in ma
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,34 +24,34 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HEIGHT",
-    "LOCAL_STYLE",
     "SHADES",
     "WIDTH",
     "FigureWithData",
     "add_colorbar",
+    "bar_style",
     "canvas",
     "empty_figure",
-    "fills",
     "finish_layout",
+    "has_bands",
     "inches",
     "legend",
     "legends",
-    "method_styles",
+    "line_style",
     "save",
     "shortened",
     "style_axes",
-    "styles",
 ]
 
 WIDTH = 5.6  # inches
 HEIGHT = 3.1  # inches, of axes and their labels
 SHADES = "YlGnBu"  # light to dark, steadily in gray too
-LOCAL_STYLE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
 GRAY = "#444444"
+_LOCAL_LINE: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": (0, (1.5, 2)), "linewidth": 1.6}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 _DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (3, 1.5)))
-_TINTS = ("#9ecae1", "#fdae6b", "#a1d99b", "#dadaeb", "#fdd0a2", "#c7e9f1", "#bdbdbd")
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "++", "oo", "---", "**")
+_LIGHT = 0.6  # the share of white in a bar's color
+_BANDS = 6  # lines whose bands can be told apart
 _TITLE = 11  # points
 _TEXT = 9  # points
 _CAPTION = 8.5  # points
@@ -114,26 +113,27 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
 # lines and fills --------------------------------------------------------------------------------------------------
 
 
-def styles() -> Iterator[dict[str, Any]]:
-    """How lines look, one after the other, without end; the first 180 differ (20 colors, 9 markers, 5 dashes)."""
-    for color, marker, dash in zip(*map(itertools.cycle, (COLORS, _MARKERS, _DASHES)), strict=False):
-        yield {"color": color, "marker": marker, "linestyle": dash, "linewidth": 1.8}
+def line_style(number: int) -> dict[str, Any]:
+    """How a line looks: Local's for -1; from 0 on 180 others (20 colors, 9 markers, 5 dashes), again and again."""
+    if number < 0:
+        return dict(_LOCAL_LINE)
+    looks = {"color": COLORS, "marker": _MARKERS, "linestyle": _DASHES}
+    return {key: those[number % len(those)] for key, those in looks.items()} | {"linewidth": 1.8}
 
 
-def fills() -> Iterator[dict[str, Any]]:
-    """How bars look, without end; the first 63 differ (7 tints, 9 hatches)."""
-    for tint, hatch in zip(*map(itertools.cycle, (_TINTS, _HATCHES)), strict=False):
-        yield {"facecolor": tint, "edgecolor": "black", "hatch": hatch, "linewidth": 0.8}
+def bar_style(number: int) -> dict[str, Any]:
+    """How the bar looks that stands for the line of this number: its color, lighter, with a hatch for the marker."""
+    from matplotlib.colors import to_rgb
+
+    dark = to_rgb(line_style(number)["color"])
+    hatch = _HATCHES[number % len(_HATCHES)] if number >= 0 else ""
+    color = tuple(_LIGHT + (1 - _LIGHT) * part for part in dark)
+    return {"facecolor": color, "edgecolor": "black", "hatch": hatch, "linewidth": 0.8}
 
 
-def method_styles(
-    methods: Iterable[str], others: Iterator[dict[str, Any]], local: Mapping[str, Any]
-) -> Iterator[dict[str, Any]]:
-    """The look of each row: Local's own, the next of the others for every other method, and for variants of Local."""
-    waiting = True
-    for method in methods:
-        yield dict(local) if method == "local" and waiting else next(others)
-        waiting = waiting and method != "local"
+def has_bands(lines: int, seeds: int) -> bool:
+    """Whether a figure of so many lines shows them with bands from the lowest to the highest seed."""
+    return seeds > 1 and lines <= _BANDS
 
 
 # the sheet --------------------------------------------------------------------------------------------------------

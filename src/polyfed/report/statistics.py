@@ -6,7 +6,7 @@ that both have, with the margin of these differences. One seed has neither sprea
 Two seeds have no margin either, as theirs would be 12.7 deviations over sqrt(2): `SEEDS` are the fewest that have one.
 
 A difference is distinguishable where its interval leaves out zero. The row with the highest mean leads a column where
-its difference to the next is.
+its difference to each other row is.
 
 A target is reached in the first round, counted from 1, after which the mean accuracy over clients is at least the
 target, among the rounds that were scored (FedGH's Table 3 and FedIN's tables count so). Bytes and seconds are those of
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,6 @@ __all__ = [
     "ToTarget",
     "ci_half_width",
     "first_reach",
-    "indistinguishable",
     "is_distinguishable",
     "leader",
     "paired_difference",
@@ -93,33 +92,26 @@ def is_distinguishable(difference: Paired) -> bool | None:
     return abs(difference.mean) > difference.margin
 
 
-def leader(scores: Mapping[str, Mapping[int, float | None]], lower_is_better: bool = False) -> str | None:
-    """The row with the best mean, where its difference to the next one is distinguishable; else None.
+def leader(
+    scores: Mapping[str, Mapping[int, float | None]], may_lead: Container[str], lower_is_better: bool = False
+) -> str | None:
+    """The row with the best mean, where its difference to every other row is distinguishable; else None.
+
+    The one rule of what any table marks as its column's best.
 
     Args:
-        scores: row -> seed -> main score; a row in which one is not known does not count.
+        scores: row -> seed -> main score, of all rows that compete; one of which a seed is not known does not count.
+        may_lead: those of them that may be marked; the others only stand in the way.
         lower_is_better: whether the lowest mean is the best, not the highest.
     """
     means = {name: mean_of(list(found.values())) for name, found in scores.items()}
-    known = {name: mean for name, mean in means.items() if mean is not None}
     sign = -1 if lower_is_better else 1
-    ranked = sorted(known, key=lambda name: -sign * known[name])
-    if len(ranked) < 2:
+    known = {name: sign * mean for name, mean in means.items() if mean is not None}
+    best = max(known, key=lambda name: known[name], default=None)
+    if best is None or best not in may_lead or len(known) == 1:
         return None
-    best, following = ranked[:2]
-    difference = paired_difference(scores[best], scores[following])
-    is_ahead = difference.mean is not None and sign * difference.mean > 0  # on the seeds that both have
-    return best if is_ahead and is_distinguishable(difference) else None
-
-
-def indistinguishable(scores: Mapping[str, Mapping[int, float | None]], name: str) -> list[str]:
-    """The other rows whose difference to this one is not distinguishable, or not known to be.
-
-    Args:
-        scores: row -> seed -> accuracy; a row in which one is not known does not count. name: one of the rows.
-    """
-    known = [other for other in scores if other != name and mean_of(list(scores[other].values())) is not None]
-    return [other for other in known if not is_distinguishable(paired_difference(scores[name], scores[other]))]
+    behind = [paired_difference(scores[best], scores[other]) for other in known if other != best]
+    return best if all(is_distinguishable(one) and sign * (one.mean or 0.0) > 0 for one in behind) else None
 
 
 # to a target ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.report.plot_style import LOCAL_STYLE, empty_figure, legend, save, styles
+from polyfed.report.plot_style import empty_figure, has_bands, legend, line_style, save
 from polyfed.report.sweeps import SweepRow, SweepTable, named
 from polyfed.results.main_score import MainScore
 
@@ -42,13 +42,19 @@ def figure_of(table: SweepTable) -> Figure | None:
     if axis is None or len(table.keys) > 2 or len({row.settings[axis] for row in rows}) < 2:
         return None
     other = next((key for key in table.keys if key != axis), None)
-    figure, axes = empty_figure(table.score.of_it(f"Accuracy against {axis}"), f"{table.caption} {_legend_of(rows)}")
+    lines = list(_lines(rows, axis, other))
+    beside = list(_local_lines(rows, axis, other, table.score))
+    bands = has_bands(2 * len(lines) + len(beside), max(len(row.seeds) for row in rows))
+    figure, axes = empty_figure(table.score.of_it(f"Accuracy against {axis}"), f"{table.caption} {_about(rows, bands)}")
     marked: dict[str, dict[str, Any]] = {}
-    for (name, line), style in zip(_lines(rows, axis, other), styles(), strict=False):
+    for number, (name, line) in enumerate(lines):
+        style = line_style(number)
         _draw_line(axes, axis, name, line, style, table.score)
+        if bands:
+            _band(axes, axis, line, style["color"], table.score)
         marked[name] = {"color": style["color"], "marker": style["marker"], "fillstyle": "bottom"}
-    for name, at, local in _local_lines(rows, axis, other, table.score):
-        looks = {**LOCAL_STYLE, **(marked[name] if name else {})}  # that of the line it stands beside
+    for name, at, local in beside:
+        looks = {**line_style(-1), **(marked[name] if name else {})}  # that of the line it stands beside
         axes.plot(at, local, **looks, label=f"Local, test{name and f', {name}'}", gid=f"local {name}")
     _scale(axes, sorted({float(row.settings[axis]) for row in rows}))
     axes.set_xlabel(axis)
@@ -60,7 +66,7 @@ def figure_of(table: SweepTable) -> Figure | None:
 def _draw_line(
     axes: Any, axis: str, name: str, line: Sequence[SweepRow], style: Mapping[str, Any], score: MainScore
 ) -> None:
-    """Validation dashed, test with the seeds' band, and a ring around what was chosen."""
+    """Validation dashed, test, and a ring around what was chosen."""
     at = [row.settings[axis] for row in line]
     suffix = name and f", {name}"
     open_and_dashed = {"markerfacecolor": "white", "linestyle": (0, (2, 1.5))}
@@ -69,7 +75,6 @@ def _draw_line(
         ("test", [row.accuracy for row in line], style),
     ):
         axes.plot(at, _shown(values, score), **looks, markersize=5, label=f"{what}{suffix}", gid=f"{what} {name}")
-    _band(axes, at, [_shown([run.accuracy for run in row.runs], score) for row in line], style["color"])
     for row in (row for row in line if row.chosen and row.validation is not None):
         ring = {"marker": "o", "markersize": 13, "markerfacecolor": "none", "linestyle": "none", "color": "black"}
         axes.plot([row.settings[axis]], _shown([row.validation], score), **ring, label="chosen")
@@ -84,9 +89,10 @@ def _shown(values: Sequence[float | None], score: MainScore) -> list[float]:
     return [math.nan if value is None else score.shown(value) for value in values]
 
 
-def _legend_of(rows: Sequence[SweepRow]) -> str:
+def _about(rows: Sequence[SweepRow], bands: bool) -> str:
     several = any(len(row.seeds) > 1 for row in rows)
-    return "Mean over seeds; band: lowest to highest seed on test data." if several else ""
+    band = "; band: lowest to highest seed on test data" if bands else ""
+    return f"Mean over seeds{band}." if several else ""
 
 
 def _lines(rows: Sequence[SweepRow], axis: str, other: str | None) -> Iterator[tuple[str, list[SweepRow]]]:
@@ -112,10 +118,11 @@ def _local_lines(
     yield from lines
 
 
-def _band(axes: Any, at: Sequence[float], values: Sequence[Sequence[float]], color: str) -> None:
+def _band(axes: Any, axis: str, line: Sequence[SweepRow], color: str, score: MainScore) -> None:
     """From the lowest to the highest seed."""
-    known = [[value for value in each if not math.isnan(value)] for each in values]
-    if all(known) and any(len(each) > 1 for each in known):
+    known = [[score.shown(run.accuracy) for run in row.runs if run.accuracy is not None] for row in line]
+    if all(known):
+        at = [row.settings[axis] for row in line]
         axes.fill_between(at, list(map(min, known)), list(map(max, known)), color=color, alpha=0.15, linewidth=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 from polyfed.escaping import markdown_text, visible
 from polyfed.results.main_score import ACCURACY, MainScore
 
-_NAME = 16  # min_width column of names in plain text
+_NAME = 16  # min_width column of names in plain text and LaTeX
+_MINUS = re.compile(r"(?<!\w)-(?=\d)")
 
 
 def finite(value: Any) -> float | None:
@@ -140,18 +142,29 @@ def escape_latex(text: str) -> str:
 
 
 def latex_table(columns: Sequence[Column]) -> str:
-    """A ``tabular`` with the rules of ``booktabs``, without a line's end after it."""
-    rows = zip(*(_emphasized(column, "\\textbf{{{}}}", escape_latex) for column in columns), strict=True)
+    """A ``tabular`` with the rules of ``booktabs``, without a line's end after it; long names in front are wrapped."""
+    rows = zip(*(_emphasized(column, "\\textbf{{{}}}", _latex_escape(column)) for column in columns), strict=True)
+    names = f"p{{{_NAME / 2:g}em}}" if columns[0].width > _NAME else "l"
     lines = [
-        f"\\begin{{tabular}}{{{''.join('l' if column.words else 'r' for column in columns)}}}",
+        f"\\begin{{tabular}}{{{names}{''.join('l' if column.words else 'r' for column in columns[1:])}}}",
         "\\toprule",
-        " & ".join(escape_latex(column.heading) for column in columns) + " \\\\",
+        " & ".join(map(_latex_heading, columns)) + " \\\\",
         "\\midrule",
         *(_row_start(" & ".join(cells)) + " \\\\" for cells in rows),
         "\\bottomrule",
         "\\end{tabular}",
     ]
     return "\n".join(lines)
+
+
+def _latex_escape(column: Column) -> Callable[[str], str]:
+    return escape_latex if column.words else lambda cell: _MINUS.sub("$-$", escape_latex(cell))
+
+
+def _latex_heading(column: Column) -> str:
+    """In as many lines as it has elsewhere."""
+    lines = "\\\\".join(map(escape_latex, column.heading.split("\n")))
+    return f"\\shortstack[{'l' if column.words else 'r'}]{{{lines}}}" if "\n" in column.heading else lines
 
 
 def _row_start(row: str) -> str:

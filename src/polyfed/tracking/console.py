@@ -55,7 +55,7 @@ class Console:
 
     def _reset(self, info: Mapping[str, Any]) -> None:
         self._info = dict(info)
-        self._method = visible(str(info.get("method", "?")))
+        self._row = visible(str(info.get("label") or info.get("method", "?")))
         self._rounds = int(info.get("rounds") or 0)
         self._done = max(0, int(info.get("start_round") or 1) - 1)
         self._closing = False
@@ -74,8 +74,8 @@ class Console:
         """A run begins.
 
         Args:
-            info: method, dataset, clients, rounds, start_round (the first to be done), seed, evaluation, out; on
-                resume also bytes_up and bytes_down spent so far.
+            info: method, label (in its place, of a variant or a control), dataset, clients, rounds, start_round (the
+                first to be done), seed, evaluation, out; on resume also bytes_up and bytes_down spent so far.
         """
         self._stop_live()
         self._reset(info)
@@ -85,7 +85,7 @@ class Console:
         begin = f", from round {self._done + 1}" if self._done else ""
         where = f", into {info['out']}" if info.get("out") else ""
         self._print(
-            f"{self._method} on {info.get('dataset', '?')}: {info.get('clients', '?')} clients, {self._rounds} rounds"
+            f"{self._row} on {info.get('dataset', '?')}: {info.get('clients', '?')} clients, {self._rounds} rounds"
             f"{begin}, seed {info.get('seed', '?')}, {score.title} of stage {self._stage()}{where}"
         )
         if self._terminal:
@@ -100,7 +100,7 @@ class Console:
         if self._live is not None:
             self._redraw()
         elif not self._terminal and self._clock() - (self._began if self._said is None else self._said) >= _PATIENCE:
-            self._say(f"{self._method}  round {self._done + 1}/{self._rounds}: {done} of {total} clients done")
+            self._say(f"{self._row}  round {self._done + 1}/{self._rounds}: {done} of {total} clients done")
 
     def round(self, record: Mapping[str, Any], remaining_seconds: float) -> None:
         """A round is complete.
@@ -127,7 +127,7 @@ class Console:
                 self._drawn = self._clock()
                 self._redraw(now=True)
             return
-        line = "  ".join(part for part in (self._method, *self._parts(record)) if part)
+        line = "  ".join(part for part in (self._row, *self._parts(record)) if part)
         soon = self._said is not None and self._clock() - self._said < _PLAIN_PAUSE
         if soon and self._done < self._rounds:
             self._pending = line
@@ -150,7 +150,7 @@ class Console:
             score = main_score_of(result)
             accuracy = result.get(score.name)
             parts = [
-                f"{self._method}: {'nothing was learnt' if result.get('nothing_learnt') else 'done'}",
+                f"{self._row}: {'nothing was learnt' if result.get('nothing_learnt') else 'done'}",
                 "" if accuracy is None else f"{score.title} {score.text(accuracy)}{score.unit} ({self._stage()})",
                 f"up {human_bytes(result.get('bytes_up') or self._up)}",
                 f"down {human_bytes(result.get('bytes_down') or self._down)}",
@@ -251,9 +251,9 @@ class _Line:
         console = self._console
         round_, accuracy, left, sent, _, client = console._parts()
         bar = "[" + " " * _BAR[0] + "]"
-        order = [console._method, bar, round_, accuracy, left, sent, client]  # as shown
+        order = [console._row, bar, round_, accuracy, left, sent, client]  # as shown
         shown: set[str] = set()
-        for part in (round_, accuracy, left, console._method, sent, bar, client):  # by importance
+        for part in (round_, accuracy, left, console._row, sent, bar, client):  # by importance
             if part and len("  ".join([*shown, part])) <= width:
                 shown.add(part)
         line = "  ".join(part for part in order if part in shown)

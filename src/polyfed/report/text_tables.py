@@ -145,8 +145,9 @@ def latex_table(columns: Sequence[Column]) -> str:
     """A ``tabular`` with the rules of ``booktabs``, without a line's end after it; long names in front are wrapped."""
     rows = zip(*(_emphasized(column, "\\textbf{{{}}}", _latex_escape(column)) for column in columns), strict=True)
     names = f"p{{{_NAME / 2:g}em}}" if columns[0].width > _NAME else "l"
+    sides = ["l" if column.words else "r" for column in columns[1:]]
     lines = [
-        f"\\begin{{tabular}}{{{names}{''.join('l' if column.words else 'r' for column in columns[1:])}}}",
+        f"\\begin{{tabular}}{{{''.join([names, *sides])}}}",
         "\\toprule",
         " & ".join(map(_latex_heading, columns)) + " \\\\",
         "\\midrule",
@@ -164,7 +165,10 @@ def _latex_escape(column: Column) -> Callable[[str], str]:
 def _latex_heading(column: Column) -> str:
     """In as many lines as it has elsewhere."""
     lines = "\\\\".join(map(escape_latex, column.heading.split("\n")))
-    return f"\\shortstack[{'l' if column.words else 'r'}]{{{lines}}}" if "\n" in column.heading else lines
+    if "\n" not in column.heading:
+        return lines
+    side = "l" if column.words else "r"
+    return f"\\shortstack[{side}]{{{lines}}}"
 
 
 def _row_start(row: str) -> str:

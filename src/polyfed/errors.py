@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from polyfed.escaping import visible
+
+T = TypeVar("T")
 
 _LONGEST = 1000  # characters of a line; what is quoted in it may come from anywhere
 
@@ -28,6 +31,40 @@ class ConfigError(PolyfedError):
     """
 
     exit_status = 2
+
+
+class ConfigErrors(ConfigError):
+    """Several things are wrong: all that can be told at once.
+
+    Args:
+        problems: a line each. ``str(error)`` is the first, and how many more there are.
+        command: lists them.
+    """
+
+    def __init__(self, problems: Sequence[str], command: str = "check") -> None:
+        more = len(problems) - 1
+        super().__init__(problems[0] + (f" (and {more} more; `polyfed {command}` lists them)" if more else ""))
+        self.problems = tuple(str(ConfigError(problem)) for problem in problems)
+
+
+def gathered(attempts: Iterable[Callable[[], T]], command: str = "check") -> list[T]:
+    """What these give, one after the other. command: lists what is wrong.
+
+    Raises:
+        ConfigErrors: what is wrong with any of them.
+    """
+    found = []
+    problems: list[str] = []
+    for attempt in attempts:
+        try:
+            found.append(attempt())
+        except ConfigErrors as error:
+            problems += error.problems
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigErrors(problems, command)
+    return found
 
 
 class RunError(PolyfedError):

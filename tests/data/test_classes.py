@@ -70,23 +70,23 @@ def test_of_texts(tmp_path: Path) -> None:
     )
     put(tmp_path / "talk.csv", "text,label\na,0\nb,-1\nc,1\n")
     said = refusal("csv:talk.csv", tmp_path, words=TextConfig("text"))
-    assert f"got -1 in row 1 of {tmp_path / 'talk.csv'};" in said
+    assert f"got -1 in line 3 of {tmp_path / 'talk.csv'};" in said
 
 
 def test_of_tables(tmp_path: Path) -> None:
     put(tmp_path / "both" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "both" / "test.csv", "a,label\n1,0\n2,-2\n3,-1\n")
     where = tmp_path / "both" / "test.csv"
-    said = f"expected labels from 0 on in column 'label', got -2 in row 1 of {where}, the first of 2 such rows; drop"
+    said = f"expected labels from 0 on in column 'label', got -2 in line 3 of {where}, the first of 2 such rows; drop"
     assert refusal("csv:both", tmp_path).startswith(said)
 
 
 def test_of_a_folder_for_each_client(tmp_path: Path) -> None:
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,0\n2,1\n3,2\n")
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,0\n2,2\n3,-1\n")
-    assert f"got -1 in row 2 of {tmp_path / 'clinics' / 'south'}" in refusal("clients:clinics", tmp_path)
+    assert f"got -1 in line 4 of {tmp_path / 'clinics' / 'south'}" in refusal("clients:clinics", tmp_path)
     put(tmp_path / "clinics" / "south" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")  # 1 and -1 alone may be two classes
-    assert "expected labels from 0 on of every client, got -1 of 'south'" in refusal("clients:clinics", tmp_path)
+    assert f"got -1 in line 4 of {tmp_path / 'clinics' / 'south'}" in refusal("clients:clinics", tmp_path)
     put(tmp_path / "clinics" / "north" / "train.csv", "a,label\n1,1\n2,1\n3,-1\n")
     assert load_dataset("clients:clinics", tmp_path).class_names == ("-1", "1")
 

@@ -10,7 +10,7 @@ import torch
 
 import polyfed as pf
 from polyfed.data.text import TextConfig
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, ConfigErrors
 from polyfed.experiments.data_cache import DataCache
 from tests.helpers.small_data import encode, put, reading, some_images, write_parquet
 
@@ -137,9 +137,23 @@ def test_refusals(clinics: Path, tmp_path_factory: pytest.TempPathFactory) -> No
     put(clinics / "11" / "train.csv", "a,b,label\n1,2,ill\n")
     assert "'11', unlike '2'" in refusal(clinics)
     put(clinics / "11" / "test.csv", "a,c,label\n1,2,ill\n")
-    assert "feature column 'b'" in refusal(clinics)
+    assert f"feature column 'b' in {clinics / '11' / 'test.csv'}, got no such" in refusal(clinics)
     put(clinics / "11" / "train.csv", "a,c,label\n1,2,ill\n")
-    assert "got a, c of '11'; name those to use in feature_columns" in refusal(clinics)
+    with pytest.raises(ConfigErrors) as caught:
+        read(clinics)
+    of_11, others = caught.value.problems
+    assert others.startswith(f"expected the feature column 'c' in {clinics / '2' / 'train.csv'}, ")
+    assert f"{clinics / '9' / 'test.csv'} and 1 more, got no such" in others
+    assert others.endswith("; 2 others have it, and feature_columns may name others")
+    assert of_11.startswith(f"expected the feature column 'b' in {clinics / '11' / 'train.csv'}, ")
+    put(clinics / "11" / "train.csv", "a,b,label\n1,2,ill\nx,2,ill\n")
+    put(clinics / "2" / "train.csv", "a,b,label\n1,2,ill\n1,,ill\n")
+    with pytest.raises(ConfigErrors) as caught:
+        read(clinics)
+    assert [f"line 3 of column '{c}' of {clinics / n / 'train.csv'}" for n, c in (("2", "b"), ("11", "a"))] == [
+        line.partition(" in ")[2].partition(",")[0] for line in caught.value.problems[1:]
+    ]
+    put(clinics / "11" / "train.csv", "a,b,label\n1,2,ill\n")
     assert read(clinics, feature_columns=["a"]).feature_names == ("a",)
     write_parquet(clinics / "12" / "train.parquet", some_images(1), {"label": [0]})
     assert "expected csv of every client" in refusal(clinics)

@@ -93,10 +93,10 @@ def test_test_rows_have_no_say(tmp_path: Path) -> None:
 def test_missing_values_are_errors_unless_asked_for(tmp_path: Path) -> None:
     """With a hint."""
     (tmp_path / "a.csv").write_text(PEOPLE)
-    with pytest.raises(ConfigError, match=r"row 1 of column 'weight' .* set missing_values"):
+    with pytest.raises(ConfigError, match=r"line 3 of column 'weight' .* set missing_values"):
         load_dataset(f"csv:{tmp_path / 'a.csv'}", columns=("clinic",))
     (tmp_path / "a.csv").write_text(PEOPLE.replace("70,a", "inf,a"))
-    with pytest.raises(ConfigError, match="expected a finite number in row 0 of column 'weight'"):
+    with pytest.raises(ConfigError, match="expected a finite number in line 2 of column 'weight'"):
         load_dataset(f"csv:{tmp_path / 'a.csv'}", **OPTIONS)  # type: ignore[arg-type]
 
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import polyfed as pf
+from polyfed.cli import app as cli
+from polyfed.data import inference_inputs
 from polyfed.data.datasets import load_dataset
 from polyfed.data.transforms import Prepare
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, ConfigErrors
 from polyfed.experiments import prediction
 from polyfed.registry import METHODS
 from tests.helpers.small_data import put, reading
@@ -47,9 +49,66 @@ def test_all_columns_of_numbers_are_features(tmp_path: Path) -> None:
 def test_numbers_with_decimal_commas_are_not_left_out_silently(tmp_path: Path) -> None:
     place = tmp_path / "a.csv"
     place.write_text("weight;height;label\n70,5;1.8;no\n;1.7;yes\n61,0;1.6;no\n")
-    told = f"expected decimal points in column 'weight' of {place}, or other feature_columns, got commas: '70,5'"
-    assert _refusal(place) == told
+    told = f"expected a finite number in line 2 of column 'weight' of {place}, got '70,5', the first of 3 such rows; "
+    assert _refusal(place) == told + "data.decimal = ',' reads such numbers"
     assert read(place, feature_columns=["height"]).feature_names == ("height",)
+
+
+GERMAN = "weight;height;label\n70,5;1,8;3,0\n;1,75;4\n1,5e2;2;3\n"
+
+
+def test_decimal_commas_and_words_for_missing_values(tmp_path: Path) -> None:
+    place = table(tmp_path / "a.csv", GERMAN.replace("\n;", "\nNever;"))
+    source = read(place, decimal=",", missing_words=["never"], may_be_missing=True)
+    assert source.feature_names == ("weight", "height", "weight is missing", "height is missing")
+    assert source.train.x[:, 1:].tolist() == torch.tensor([[1.8, 0, 0], [1.75, 1, 0], [2, 0, 0]]).tolist()
+    assert source.train.x[[0, 2], 0].tolist() == [70.5, 150]
+    assert source.class_names == ("3", "4")
+    assert (
+        read(place, decimal=",", label_column="height", feature_columns=["label"], regression=True).train.y[1] == 1.75
+    )
+    words = {"category_columns": ["weight"], "feature_columns": ["height"], "decimal": ","}
+    assert read(place, **words).columns.categories[1] == ("1,5e2", "70,5", "Never")
+    assert read(place, **words, missing_words=["never"]).columns.categories[1] == ("1,5e2", "70,5")
+    assert "got 'Never'; correct or drop such rows, name other" in refusal(place, decimal=",", may_be_missing=True)
+    point = refusal(table(tmp_path / "b.csv"), decimal=",")
+    assert "in line 2 of column 'height'" in point
+    assert "got '1.5', the first of 3 such rows; data.decimal = '.' reads such numbers" in point
+    assert "a finite number in line 2 of column 'height'" in refusal(place, "height;y\n1.234,5;0\n1,5;1\n", decimal=",")
+    assert "expected decimal '.' or ',', got ';'" in refusal(place, decimal=";")
+
+
+def test_all_that_is_wrong_with_all_files_is_told_at_once(tmp_path: Path) -> None:
+    """By lines of the files; a cell may hold several, and blank ones do not count."""
+    first = table(tmp_path / "train-1.csv", 'a,b,note,y\n1,2,"one\ntwo",0\n\nx,inf,,1\n1,?,,1\n')
+    second = table(tmp_path / "train-2.csv", "a,y,c\n1,0,5\n2,,6\n")
+    test = table(tmp_path / "test.csv", 'a,b,c,y\n1,2,3,0\n"1,5",2,3,0\n')
+    with pytest.raises(ConfigErrors) as caught:
+        read(tmp_path)
+    told = caught.value.problems
+    starts = (
+        f"feature column 'b' in {second}, got no such; known: a, c, y; 2 others have it",
+        f"feature column 'c' in {first}, got no such; known: a, b, note, y; 2 others have it",
+        f"a label in line 3 of column 'y' of {second}, got ''",
+        f"a finite number in line 5 of column 'a' of {first}, got 'x'",
+        f"a finite number in line 5 of column 'b' of {first}, got 'inf', the first of 2 such rows",
+        f"a finite number in line 3 of column 'a' of {test}, got '1,5'; data.decimal = ','",
+    )
+    assert len(told) == len(starts)
+    assert all(start in line for start, line in zip(starts, told, strict=True))
+    table(tmp_path / "train-1.csv", "a,b,y\n1,2\n1,2,3\n3\n")
+    table(tmp_path / "train-2.csv", "a,a,y\n1,0,5\n")
+    with pytest.raises(ConfigErrors) as caught:
+        read(tmp_path)
+    assert [line[:40] for line in caught.value.problems] == [
+        f"expected 3 values in every line of {first}"[:40],
+        "expected a name of its own for every column"[:40],
+    ]
+    assert "got 2 in line 2, the first of 2 such rows" in caught.value.problems[0]
+
+
+def test_a_label_that_is_missing_is_no_class(tmp_path: Path) -> None:
+    assert "expected a label in line 3 of column 'y'" in refusal(tmp_path / "a.csv", "a,y\n1,0\n2,NA\n3,1\n")
 
 
 def test_columns_of_ones_choice(tmp_path: Path) -> None:
@@ -112,8 +171,8 @@ def test_refusals_of_values(tmp_path: Path) -> None:
     place = tmp_path / "a.csv"
     for wrong in ("", "NA", "nan", "inf", "1e39", "1_0", "two"):
         message = refusal(place, f"a,y\n1,0\n{wrong},1\n")
-        assert f"expected a finite number in row 1 of column 'a' of {place}, got '{wrong}'" in message
-    assert "got an empty one in row 1 of 'y'" in refusal(place, "a,y\n1,0\n2,\n")
+        assert f"expected a finite number in line 3 of column 'a' of {place}, got '{wrong}'" in message
+    assert "a label in line 3 of column 'y'" in refusal(place, "a,y\n1,0\n2,\n")
     assert "labels of two or more classes" in refusal(place, "a,y\n1,3\n2,3\n")
     assert "expected classes, whole numbers or words, in label column 'y'" in refusal(place, "a,y\n1,0.5\n2,1\n")
     assert "column 'a'" in refusal(place, "a,y\n1600000000,0\n1600000001,1\n")
@@ -126,7 +185,7 @@ def test_refusals_of_columns(tmp_path: Path) -> None:
     assert "several: label, y" in refusal(place, "label,y\n1,0\n2,1\n")
     assert "did you mean 'label'" in refusal(place, PEOPLE, label_column="labels")
     assert "did you mean 'height'" in refusal(place, feature_columns=["heigth"])
-    assert "row 0 of column 'name'" in refusal(place, feature_columns=["name"])
+    assert "line 2 of column 'name'" in refusal(place, feature_columns=["name"])
     assert "without the label 'label'" in refusal(place, feature_columns=["label", "town"])
     assert "further column 'towns'" in refusal(place, columns=["towns"])
     assert "no use for image_column, got 'a'" in refusal(place, image_column="a")
@@ -172,7 +231,34 @@ RECIPE = {
 }
 
 
-def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_path: Path) -> None:
+def test_a_model_reads_new_rows_as_its_run_read_its_own(tmp_path: Path) -> None:
+    place = table(tmp_path / "a.csv", GERMAN.replace("4\n", "4\n71;1,7;4\n70;1,9;3\n"))
+    data = {"dataset": f"csv:{place}", "decimal": ",", "missing_words": ["-"], "missing_values": "client_mean"}
+    recipe = {**RECIPE, "training": {"rounds": 1}, "method": {"name": "local"}}
+    pf.run(pf.Recipe.from_dict({"data": {**data, "num_clients": 1, "split": "1:0:1"}, **recipe}), out=tmp_path / "run")
+    form = prediction.load_model(tmp_path / "run", 0).form
+    new = inference_inputs.read(table(tmp_path / "new.csv", "height;weight\n1,5;-\n2;7,25\n"), form)
+    assert new.x[1].tolist() == [7.25, 2, 0, 0]
+    assert new.x[0, 1:].tolist() == [1.5, 1, 0]
+    with pytest.raises(ConfigError, match=r"got '1.5'; write such rows as those of the run, or drop them"):
+        inference_inputs.read(table(tmp_path / "new.csv", "height;weight\n1.5;-\n"), form)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"missing_words": ["-"]}, "missing_words expects missing_values = 'client_mean', or category_columns"),
+        ({"dataset": "digits", "decimal": ","}, "decimal expects a dataset 'csv:PATH' or 'clients:PATH', got 'digits'"),
+    ],
+)
+def test_formats_are_of_tables(setting: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        pf.Recipe.from_dict({"data": {"dataset": "csv:a.csv", **setting}, "method": {"name": "local"}, **RECIPE})
+
+
+def test_two_networks_on_a_table_and_their_use_on_new_rows(
+    flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = {"dataset": f"csv:{flowers}", "label_column": "kind", "num_clients": 3}
     done = pf.run(pf.Recipe.from_dict({"data": data, "method": {"name": "fedgh"}, **RECIPE}), out=tmp_path / "run")
     assert done.result["accuracy"] > 0.9
@@ -191,10 +277,22 @@ def test_two_networks_on_a_table_and_their_use_on_new_rows(flowers: Path, tmp_pa
     for text, words in (
         ("long\n1\n", "feature column 'short'"),
         ("long,short,kind\n1,2,s\n", "got 's'"),
-        ("long,short\n1,\n", "finite number in row 0 of column 'short'"),
+        ("long,short\n1,\n", "finite number in line 2 of column 'short'"),
     ):
         with pytest.raises(ConfigError, match=words):
             prediction.predict(tmp_path / "run", 1, table(tmp_path / "wrong.csv", text))
+    wrong = table(tmp_path / "wrong.csv", 'long,kind\n"1,5",q\nNA,\n')
+    assert cli.status(["predict", str(tmp_path / "run"), str(wrong), "--client", "1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert [line.partition(",")[0] for line in said.err.splitlines()] == [
+        f"- expected the feature column 'short' in {wrong}",
+        f"- expected a finite number in line 2 of column 'long' of {wrong}",
+        f"- expected a label in line 3 of column 'kind' of {wrong}",
+        "polyfed: 3 things do not fit",
+    ]
+    with pytest.raises(ConfigErrors, match=r"\(and 2 more; `polyfed predict` lists them\)"):
+        prediction.predict(tmp_path / "run", 1, wrong)
     with pytest.raises(ConfigError, match="image_column is of Parquet files"):
         prediction.predict(tmp_path / "run", 1, bare, image_column="a")
 

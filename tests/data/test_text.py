@@ -170,8 +170,8 @@ def test_what_a_csv_file_of_texts_must_have(tmp_path: Path) -> None:
     assert "image_column or text_column" in refusal(place, words=words, image_column="label")
     assert "text_column names the column of texts" in refusal(place, words=TextConfig(vocabulary=9))
     assert "text_column names a column of texts" in refusal(place)
-    assert "got an empty one in row 1 of 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), words=words)
-    assert "an empty one in row 0 of 'label'" in refusal(put(place, "text,label\na,\n"), words=words)
+    assert "a text in line 3 of column 'text' of" in refusal(put(place, "text,label\na,1\n ,0\n"), words=words)
+    assert "a label in line 2 of column 'label'" in refusal(put(place, "text,label\na,\n"), words=words)
     assert "two or more classes, got '1' alone" in refusal(put(place, "text,label\na,1\nb,1\n"), words=words)
     assert "expected classes, whole numbers or words" in refusal(put(place, "text,label\na,.5\nb,1\n"), words=words)
 

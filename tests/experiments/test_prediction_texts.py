@@ -154,10 +154,10 @@ def test_what_cannot_be_read_is_one_line(model: prediction.ClientModel, tmp_path
         "c.txt": (b"\xff\xfe", {}, "a text file in UTF-8"),
         "d.txt": ("good", {"label_column": "x"}, "are of Parquet or CSV files, got 'x'"),
         "a.csv": ("id,words\n1,good\n", {}, "expected one text column"),
-        "b.csv": ("id,said\n1,\n", {}, "got an empty one in row 0"),
+        "b.csv": ("id,said\n1,\n", {}, "a text in line 2 of column 'said'"),
         "c.csv": ("id,said\n1,good\n", {"text_column": "sad"}, "did you mean 'said'"),
         "d.csv": ("id,said\n1,good\n", {"image_column": "id"}, "image_column is of images"),
-        "e.csv": ("liked,said\nmaybe,good\n", {}, "among the run's classes (no, yes), got 'maybe' in row 0"),
+        "e.csv": ("liked,said\nmaybe,good\n", {}, "among the run's classes (no, yes), got 'maybe' in line 2"),
         "a.png": ("", {}, "expected a .csv, .parquet or .txt file of texts"),
     }
     for name, (content, options, said) in cases.items():

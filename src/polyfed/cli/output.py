@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.errors import NothingLearnt, RunError
+from polyfed.errors import ConfigError, ConfigErrors, NothingLearnt, RunError
 from polyfed.escaping import visible
 from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
@@ -27,6 +28,19 @@ def print_text(text: str) -> None:
 def print_stderr(text: str) -> None:
     """One line to standard error, likewise."""
     print(visible(" ".join(text.split())), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def all_problems_listed(write: Callable[[str], None] = print_text) -> Iterator[None]:
+    """Several things that are wrong get a line each."""
+    try:
+        yield
+    except ConfigErrors as error:
+        if len(error.problems) == 1:
+            raise
+        for problem in error.problems:
+            write(f"- {problem}")
+        raise ConfigError(f"{len(error.problems)} things do not fit, as listed") from None
 
 
 def print_json(value: Any) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from polyfed.cli import completion
 from polyfed.cli.options import DEVICES, FIGURES, STAGES, AsJson, OwnDevice, TargetAccuracy, TrustCode, parse_names
-from polyfed.cli.output import print_files, print_json, print_stderr, print_text, terminal_width
+from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
 from polyfed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -217,17 +217,18 @@ def predict(
     from polyfed.experiments import prediction
     from polyfed.report.atomic_files import write_whole
 
-    found = prediction.predict(
-        run,
-        client,
-        data,
-        device=device,
-        image_column=image_column,
-        label_column=label_column,
-        text_column=text_column,
-        resize=resize,
-        trust=trust_code,
-    )
+    with all_problems_listed(print_stderr):
+        found = prediction.predict(
+            run,
+            client,
+            data,
+            device=device,
+            image_column=image_column,
+            label_column=label_column,
+            text_column=text_column,
+            resize=resize,
+            trust=trust_code,
+        )
     to_file = str(out) != "-"
     if to_file:
         write_whole(out, found.to_csv(probabilities).encode())

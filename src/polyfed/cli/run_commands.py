@@ -31,6 +31,7 @@ from polyfed.cli.options import (
     with_trackers,
 )
 from polyfed.cli.output import (
+    all_problems_listed,
     announce_imports,
     print_json,
     print_preset,
@@ -306,17 +307,10 @@ def check(
 
 def _check_one_method(recipe: Recipe, as_json: bool) -> None:
     """The page of `polyfed check`, or all that does not fit."""
-    from polyfed.engine.compatibility import IncompatibleError
     from polyfed.experiments.estimate import check
 
-    try:
+    with all_problems_listed():
         done = check(recipe)
-    except IncompatibleError as error:
-        if len(error.problems) == 1:
-            raise
-        for problem in error.problems:
-            print_text(f"- {problem}")
-        raise ConfigError(f"{len(error.problems)} things do not fit, as listed") from None
     if as_json:
         derived = {key: getattr(done, key) for key in ("seconds_round", "peak_at_work", "peak")}
         print_json({**dataclasses.asdict(done), **derived})

@@ -13,6 +13,7 @@ from polyfed.core.model_factory import Precision
 from polyfed.core.settings import AdapterSettings, Evaluation, Keep, Positive, Privacy, Settings, Training
 from polyfed.data.options import TABLE_NAMES, PartitionOptions, SourceOptions
 from polyfed.data.samples import ONE_LABEL
+from polyfed.data.table_columns import CellFormat
 from polyfed.data.text import TextConfig
 from polyfed.places import LARGEST
 from polyfed.plugins.device_profiles import Devices
@@ -59,6 +60,11 @@ class Data(Settings):
         "error",
         description="csv: what becomes of missing numbers: an error, or the mean of the client's own training rows, "
         "with a column that says so",
+    )
+    decimal: Literal[".", ","] = Field(".", description="csv: what stands before decimals")
+    missing_words: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="csv: what stands for a missing value besides empty cells, NA, N/A, NaN and ?; case does not count",
     )
     text_column: str | None = Field(
         None, description="column with texts of Parquet or CSV files or of the Hub, which makes them a set of texts"
@@ -196,9 +202,11 @@ class Data(Settings):
 
     @model_validator(mode="after")
     def _is_table(self) -> Data:
-        for name, default in (("feature_columns", None), ("category_columns", None), ("missing_values", "error")):
-            if getattr(self, name) != default and not self.dataset.startswith(TABLE_NAMES):
+        for name, value in self.source_options(()).of_tables.items():
+            if value is not None and not self.dataset.startswith(TABLE_NAMES):
                 raise ValueError(f"{name} expects a dataset 'csv:PATH' or 'clients:PATH', got '{self.dataset}'")
+        if self.missing_words and self.missing_values == "error" and not self.category_columns:
+            raise ValueError("missing_words expects missing_values = 'client_mean', or category_columns, got neither")
         return self
 
     @model_validator(mode="after")
@@ -256,6 +264,7 @@ class Data(Settings):
             tuple(self.category_columns or ()),
             self.missing_values == "client_mean",
             self.task == "regression",
+            CellFormat(self.decimal, tuple(self.missing_words or ())),
         )
 
     def _inactive_keys(self) -> set[str]:
@@ -268,6 +277,7 @@ class Data(Settings):
             "feature_columns": self.feature_columns is None,
             "category_columns": self.category_columns is None,
             "missing_values": self.missing_values == "error",
+            "decimal": self.decimal == ".",
             "partitioner": not self.partitioner,
         }
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}

@@ -39,6 +39,7 @@ from polyfed.data.local_datasets import (
 from polyfed.data.options import TABLE_NAMES, TRAIN, SourceOptions
 from polyfed.data.parquet_files import has_parquet
 from polyfed.data.samples import LabeledSamples
+from polyfed.data.table_columns import CellFormat
 from polyfed.data.text import OF_PAPER, TextConfig, encode_dataset
 from polyfed.errors import ConfigError
 from polyfed.places import place_of
@@ -73,6 +74,8 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
     category_columns: Sequence[str] = (),
     may_be_missing: bool = False,
     regression: bool = False,
+    decimal: str = ".",
+    missing_words: Sequence[str] = (),
 ) -> DatasetSource:
     """Load a data set by name.
 
@@ -101,6 +104,8 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         category_columns: of a table, columns of categories to learn from.
         may_be_missing: of a table, whether numbers may be missing; see `polyfed.data.table_columns`.
         regression: whether the labels of a table are numbers to predict.
+        decimal: of a table, what stands before decimals, "." or ",".
+        missing_words: of a table, what stands for a missing value besides an empty cell, NA, N/A, NaN and ?.
 
     Raises:
         ConfigError: an unknown name (with the nearest), files that are missing or wrong, or an option that the data
@@ -120,6 +125,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
         tuple(category_columns),
         may_be_missing,
         regression,
+        CellFormat(decimal, tuple(missing_words)),
     )
     return load_source(str(name), root, options)
 
@@ -127,12 +133,7 @@ def load_dataset(  # noqa: PLR0913 - what a user may choose, each by its name
 def load_source(name: str, root: str | Path | None, options: SourceOptions) -> DatasetSource:
     """`load_dataset` with its options as one object."""
     if not name.startswith(TABLE_NAMES):
-        reject_options(
-            name,
-            feature_columns=options.feature_columns,
-            category_columns=options.category_columns or None,
-            missing_values="client_mean" if options.may_be_missing else None,
-        )
+        reject_options(name, **options.of_tables)
     source = _load_any(name, root, options)
     if options.regression and not source.is_regression:
         raise ConfigError(

@@ -202,8 +202,8 @@ def _labels(parts: Sequence[Any], column: str, where: str) -> NDArray[Any]:
 
 
 def _files(parts: Sequence[Any], where: str) -> Files:
-    """The splits of a side and how many rows each has."""
-    return [(f"split '{part.split}' of {where}", len(part)) for part in parts]
+    """The splits of a side and the numbers of their rows."""
+    return [(f"split '{part.split}' of {where}", range(len(part))) for part in parts]
 
 
 def _further(parts: Sequence[Any], names: Sequence[str], needed: bool, where: str) -> dict[str, NDArray[Any]]:

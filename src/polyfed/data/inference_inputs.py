@@ -261,19 +261,17 @@ def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_colum
         raise ConfigError(f"image_column is of Parquet files, got '{image_column}' with '{path}'")
     if not form.feature_names:
         raise ConfigError(f"expected inputs {form}, as the run stored them, got a CSV file: {path}")
-    x_NF, spelt = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column, form.columns)
+    x_NF, labels = tabular.read_inference_csv(path, form.feature_names, label_column, form.label_column, form.columns)
     stored = LabeledSamples(torch.from_numpy(x_NF).to(form.dtype), torch.zeros(len(x_NF), dtype=torch.int64))
     x = fill_missing(stored, form.columns, form.fill).x
-    return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(spelt, form, path))
+    return InferenceInputs(tuple(map(str, range(len(x)))), x, _numbered_labels(labels, form))
 
 
-def _numbered_labels(spelt: Sequence[str] | None, form: InputSpec, path: Path) -> Tensor | None:
+def _numbered_labels(labels: tabular.NewLabels, form: InputSpec) -> Tensor | None:
     """The labels of a CSV file, (N,): int64, or float64 where numbers are predicted."""
-    if spelt is None:
+    if labels is None:
         return None
-    return torch.tensor(
-        [_numbered_label(_parsed(label), form, f"row {row} of {path}") for row, label in enumerate(spelt)]
-    )
+    return torch.tensor([_numbered_label(_parsed(label), form, place) for label, place in labels])
 
 
 def _parsed(label: str) -> str | int:
@@ -292,11 +290,11 @@ def _from_texts(
         x = vocabulary.ids(text_files.read_lines(path))
         return _told_unknown(InferenceInputs(tuple(map(str, range(len(x)))), x))
     if suffix == ".csv" and path.is_file():
-        texts, spelt = text_files.read_inference_csv(
+        texts, labels = text_files.read_inference_csv(
             path, text_column, vocabulary.column, label_column, form.label_column
         )
         names = tuple(map(str, range(len(texts))))
-        return _told_unknown(InferenceInputs(names, vocabulary.ids(texts), _numbered_labels(spelt, form, path)))
+        return _told_unknown(InferenceInputs(names, vocabulary.ids(texts), _numbered_labels(labels, form)))
     paths = [path] if suffix == ".parquet" else []
     if path.is_dir():
         paths = parquet_files(path)
@@ -307,8 +305,8 @@ def _from_texts(
         usual = vocabulary.column if vocabulary.column in schema.names else None
         return text_files.find_text_column(schema, text_column or usual, place)
 
-    names, cells, labels = _from_tables(paths, form, column, label_column, _text)
-    return _told_unknown(InferenceInputs(names, vocabulary.ids(cells), labels))
+    names, cells, y = _from_tables(paths, form, column, label_column, _text)
+    return _told_unknown(InferenceInputs(names, vocabulary.ids(cells), y))
 
 
 def _told_unknown(texts: InferenceInputs) -> InferenceInputs:

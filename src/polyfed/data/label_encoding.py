@@ -16,7 +16,7 @@ from polyfed.errors import ConfigError
 _SIGNS = {-1, 1}  # the usual labels of two classes, beside 0 and 1
 _WHOLE = re.compile(r"-?[0-9]+")
 
-Files = Sequence[tuple[object, int]]  # what a side was read from, and how many rows of each
+Files = Sequence[tuple[object, Sequence[int]]]  # what a side was read from, and the numbers of its rows, or lines
 
 
 def encode_labels(
@@ -67,10 +67,10 @@ def _check_labels(
 
 def _row_of(side: str, row: int, files: Files) -> str:
     """Where a side's row stands."""
-    for file, rows in files:
-        if row < rows:
-            return f"row {row} of {file}"
-        row -= rows
+    for file, numbers in files:
+        if row < len(numbers):
+            return f"{'row' if isinstance(numbers, range) else 'line'} {numbers[row]} of {file}"
+        row -= len(numbers)
     return f"row {row} of the {'training' if side == 'train' else side} side"
 
 

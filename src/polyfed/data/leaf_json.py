@@ -47,7 +47,7 @@ class _Side:
         self.x: list[Any] = []
         self.y: list[Any] = []
         self.users: list[str] = []
-        self.files: list[tuple[object, int]] = []
+        self.files: list[tuple[object, range]] = []
 
 
 def read(name: str, place: Path, how: TextConfig) -> DatasetSource:
@@ -87,7 +87,7 @@ def _read_side(folder: Path) -> _Side:
             continue
         rows = len(side.y)
         _read_file(path, side)
-        side.files.append((path, len(side.y) - rows))
+        side.files.append((path, range(len(side.y) - rows)))
     return side
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from polyfed.data import image_folders, leaf_json, parquet_images, per_client_folders, pflib_npz, tabular, text_files
@@ -16,7 +17,7 @@ from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.table_columns import fill_missing
 from polyfed.data.text import LabeledTexts, TextConfig, encode_dataset
-from polyfed.errors import ConfigError, PolyfedError, first_line
+from polyfed.errors import ConfigError, PolyfedError, first_line, gathered
 from polyfed.registry import import_object, suggest
 
 
@@ -28,13 +29,13 @@ def _own_images(name: str, folder: Path, options: SourceOptions) -> DatasetSourc
 
 def _own_table(name: str, place: Path, options: SourceOptions) -> DatasetSource:
     if is_text_dataset(name, options.words, options.image_column):
-        reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
+        reject_options(f"{name} with text_column", **options.of_tables)
         read = text_files.read_csv(
             place, options.words.column, options.label_column, options.train_splits, options.columns
         )
         return from_texts(name, encode_dataset(*read, options.words), options.words)
     reject_options(name, image_column=options.image_column)
-    sheets = tabular.read_sheets(place, options.train_splits)
+    sheets = tabular.read_sheets(place, options.train_splits, options.cells)
     return encode_table(name, sheets, place, options)
 
 
@@ -49,30 +50,7 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
     reject_text_options(name, options.words)
     if kind == "csv":
         reject_options(name, image_column=options.image_column)
-        sheets = [sheet for home in homes for sheet in tabular.read_sheets(home, options.train_splits)["train"]]
-        categories = tabular.find_categories(sheets, options.category_columns)
-        read = {
-            home: tabular.read(
-                home,
-                options.label_column,
-                options.feature_columns,
-                options.train_splits,
-                options.columns,
-                categories,
-                options.may_be_missing,
-                options.regression,
-            )
-            for home in homes
-        }
-        features = read[homes[0]].feature_names
-        for home, table in read.items():
-            if table.feature_names != features:
-                raise ConfigError(
-                    f"expected the columns of client '{homes[0].name}' ({', '.join(features)}) of every client, got "
-                    f"{', '.join(table.feature_names)} of '{home.name}'; name those to use in feature_columns"
-                )
-        joined = per_client_folders.read(homes, lambda home: read[home].sides)
-        return from_table(name, tabular.LabeledTable(joined, features, read[homes[0]].columns), place)
+        return _table_of_clients(name, place, homes, options)
     if kind == "images":
         _refuse_columns(name, options)
         return from_images(
@@ -86,13 +64,33 @@ def _own_clients(name: str, place: Path, options: SourceOptions) -> DatasetSourc
     return from_images(name, per_client_folders.read(homes, lambda home: parquet_images.read_folder(home, *columns)))
 
 
+def _table_of_clients(name: str, place: Path, homes: Sequence[Path], options: SourceOptions) -> DatasetSource:
+    """One table of all clients' files."""
+    read = gathered(partial(tabular.read_sheets, home, options.train_splits, options.cells) for home in homes)
+    parts = {home.name: sheets for home, sheets in zip(homes, read, strict=True)}
+    per_client_folders.check_sides({client: "test" in sheets for client, sheets in parts.items()})
+    sides = {side: [sheet for sheets in read for sheet in sheets[side]] for side in read[0]}
+    table = tabular.encode(sides, place, options)
+    rows = {
+        side: {client: sum(len(sheet.lines) for sheet in sheets[side]) for client, sheets in parts.items()}
+        for side in sides
+    }
+    owners = {side: {per_client_folders.COLUMN: per_client_folders.owners(counts)} for side, counts in rows.items()}
+    joined = replace(
+        table.sides,
+        train_columns={**table.sides.train_columns, **owners["train"]},
+        test_columns={**table.sides.test_columns, **owners.get("test", {})},
+    )
+    return from_table(name, replace(table, sides=joined), place)
+
+
 def _columns_of_files(options: SourceOptions) -> tuple[str, ...]:
     """The further columns that are looked for in files; whose rows they are, their place says."""
     return tuple(column for column in options.columns if column != per_client_folders.COLUMN)
 
 
 def _texts_of_clients(name: str, homes: Sequence[Path], kind: str, options: SourceOptions) -> DatasetSource:
-    reject_options(f"{name} with text_column", feature_columns=options.feature_columns)
+    reject_options(f"{name} with text_column", **options.of_tables)
     one = text_files.read_csv if kind == "csv" else text_files.read_parquet
     asked = (options.words.column, options.label_column, options.train_splits, options.columns)
     sides, columns = per_client_folders.read_texts(homes, lambda home: one(home, *asked))
@@ -208,17 +206,7 @@ def encode_table(
     name: str, sheets: Mapping[str, Sequence[tabular.CsvTable]], where: object, options: SourceOptions
 ) -> DatasetSource:
     """A source from the sheets of a table."""
-    read = tabular.encode(
-        sheets,
-        where,
-        options.label_column,
-        options.feature_columns,
-        options.columns,
-        tabular.find_categories(sheets["train"], options.category_columns),
-        options.may_be_missing,
-        options.regression,
-    )
-    return from_table(name, read, where)
+    return from_table(name, tabular.encode(sheets, where, options), where)
 
 
 def from_table(name: str, read: tabular.LabeledTable, where: object) -> DatasetSource:

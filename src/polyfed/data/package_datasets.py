@@ -105,7 +105,7 @@ def _hearts(
         category_columns=tuple(categories),
         may_be_missing=may_be_missing,
     )
-    return encode_table(name, {"train": [tabular.CsvTable(name, cells)]}, name, options)
+    return encode_table(name, {"train": [_table(name, cells, options)]}, name, options)
 
 
 def watch(root: object = None, image_column: str | None = None, label_column: str | None = None) -> DatasetSource:
@@ -221,8 +221,12 @@ def read_table(name: str, options: SourceOptions) -> DatasetSource:
     except Exception as error:  # whatever pandas makes of a file of an older version
         raise ConfigError(f"cannot read '{name}': {type(error).__name__}: {first_line(error)}") from error
     return with_columns(
-        encode_table(name, {"train": [tabular.CsvTable(name, cells)]}, name, options), name, options.columns
+        encode_table(name, {"train": [_table(name, cells, options)]}, name, options), name, options.columns
     )
+
+
+def _table(name: str, cells: dict[str, list[str]], options: SourceOptions) -> tabular.CsvTable:
+    return tabular.CsvTable(name, cells, range(len(next(iter(cells.values())))), options.cells)
 
 
 def is_installed(name: str) -> bool:

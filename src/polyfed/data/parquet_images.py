@@ -136,7 +136,9 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labele
         pixels, raw[side] = _read_side(paths, columns, shape)
         shape = pixels.shape[1:]
         images[side] = torch.from_numpy(pixels)
-    rows = {side: [(path, open_parquet(path).metadata.num_rows) for path in paths] for side, paths in files.items()}
+    rows = {
+        side: [(path, range(open_parquet(path).metadata.num_rows)) for path in paths] for side, paths in files.items()
+    }
     labels, names = encode_labels(raw, columns, rows)
     sides = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in files}
     return cache_decoded(key, sides, names)

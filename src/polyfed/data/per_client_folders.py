@@ -79,8 +79,8 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
     """
     parts = {home.name: one(home) for home in homes}
     first = parts[homes[0].name]
+    check_sides({name: part.test is not None for name, part in parts.items()})
     for name, part in parts.items():
-        _check_sides(name, part.test is not None, homes[0].name, first.test is not None)
         if (part.train.x.shape[1:], part.train.x.dtype) != (first.train.x.shape[1:], first.train.x.dtype):
             raise ConfigError(
                 f"expected inputs of every client like those of '{homes[0].name}' ({_by(first)}), got {_by(part)} of "
@@ -115,8 +115,8 @@ def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
     parts = {home.name: one(home) for home in homes}
     first = homes[0].name
     sides, columns = parts[first]
-    for name, (own, found) in parts.items():
-        _check_sides(name, "test" in own, first, "test" in sides)
+    check_sides({name: "test" in own for name, (own, _) in parts.items()})
+    for name, (_, found) in parts.items():
         if found != columns:
             raise ConfigError(
                 f"expected texts in column '{columns.image}' and the same classes in '{columns.label}' of every client "
@@ -135,12 +135,21 @@ def _joined_texts(parts: Mapping[str, RawTexts]) -> RawTexts:
     return RawTexts([text for part in parts.values() for text in part.texts], np.concatenate(labels), further, files)
 
 
-def _check_sides(name: str, has_test: bool, first: str, first_has: bool) -> None:
-    if has_test != first_has:
-        raise ConfigError(
-            f"expected a test side of every client or of none, got {'one' if has_test else 'none'} of '{name}', "
-            f"unlike '{first}'"
-        )
+def check_sides(tested: Mapping[str, bool]) -> None:
+    """Refuse clients of which some have a test side and others none."""
+    first = next(iter(tested))
+    for name, has_test in tested.items():
+        if has_test != tested[first]:
+            raise ConfigError(
+                f"expected a test side of every client or of none, got {'one' if has_test else 'none'} of '{name}', "
+                f"unlike '{first}'"
+            )
+
+
+def owners(rows: Mapping[str, int]) -> NDArray[Any]:
+    """Whose each row is, of so many of every client: numbers where all names are, else text."""
+    numbers = all(name.isascii() and name.isdigit() for name in rows)
+    return np.repeat(np.array([int(name) for name in rows] if numbers else list(rows)), list(rows.values()))
 
 
 def _by(part: _Read) -> str:
@@ -159,9 +168,7 @@ def _joined(sides: Mapping[str, LabeledSamples], parts: Mapping[str, _Read], cla
 def _columns(given: Mapping[str, Mapping[str, NDArray[Any]]], sides: Mapping[str, Sized]) -> dict[str, NDArray[Any]]:
     """Further columns of one side that all clients have, and whose the rows are."""
     common = set.intersection(*(set(columns) for columns in given.values()))
-    numbers = all(name.isascii() and name.isdigit() for name in sides)
-    owners = np.array([int(name) for name in sides] if numbers else list(sides))
-    whose = {COLUMN: np.repeat(owners, [len(side) for side in sides.values()])}
+    whose = {COLUMN: owners({name: len(side) for name, side in sides.items()})}
     return {
         column: np.concatenate([columns[column] for columns in given.values()]) for column in sorted(common)
     } | whose

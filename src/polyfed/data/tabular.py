@@ -1,4 +1,6 @@
-"""Labeled rows of numbers from CSV files; nothing is guessed, and whatever is no number is refused by its row.
+"""Labeled rows of numbers from CSV files; nothing is guessed, and whatever is no number is refused by its line.
+
+All that is wrong with any of the files is told at once.
 
 Shapes: N rows, F features.
 """
@@ -6,10 +8,11 @@ Shapes: N rows, F features.
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,12 +21,20 @@ from numpy.typing import NDArray
 from polyfed.data import bounds, parquet_images
 from polyfed.data.column_schema import Columns, column_values
 from polyfed.data.label_encoding import Files, encode_labels
-from polyfed.data.samples import LABEL_NAMES, LabeledSamples
+from polyfed.data.options import SourceOptions
+from polyfed.data.samples import LABEL_NAMES, LabeledSamples, of_so_many
 from polyfed.data.split_files import find_split_files
-from polyfed.data.table_columns import FLAG, TableColumns, category_number, has_decimal_commas, is_missing
-from polyfed.errors import ConfigError, first_line
-from polyfed.registry import suggest
+from polyfed.data.table_columns import FLAG, USUAL, CellFormat, TableColumns
+from polyfed.errors import ConfigError, ConfigErrors, first_line, gathered, suggest
 
+S = TypeVar("S")
+T = TypeVar("T")
+NewLabels = list[tuple[str, str]] | None  # as they are spelt, and where they stand
+
+_NAMED = 5  # files in a message
+_CORRECT = "correct or drop such rows"
+_LIKE_THE_RUNS = "write such rows as those of the run, or drop them"
+_ADVICE = f"{_CORRECT}, name other feature_columns, or set missing_values"
 _LEAST_SPREAD = 1e-4  # of a column's deviation to its largest value: float32 keeps 7 digits, so 3 are left
 
 
@@ -41,102 +52,103 @@ class LabeledTable:
 
 @dataclass(frozen=True)
 class CsvTable:
-    """One file, or a table in memory: its cells by column, without blanks around them."""
+    """One file, or a table in memory: its cells by column, without blanks around them.
+
+    lines: on which lines of the file its rows begin; of a table in memory, the numbers of its rows. form: how its cells
+    are spelt.
+    """
 
     path: object
     cells: dict[str, list[str]]
+    lines: Sequence[int]
+    form: CellFormat = USUAL
+
+    def place(self, row: int) -> str:
+        """Where a row stands, for messages."""
+        return f"{'row' if isinstance(self.lines, range) else 'line'} {self.lines[row]}"
+
+    def refusal(self, expected: str, column: str, rows: Sequence[int], hint: str) -> ConfigError:
+        """What is said of wrong cells of a column. rows: theirs. hint: what to do."""
+        where = f"{self.place(rows[0])} of column '{column}' of {self.path}"
+        got = f"'{self.cells[column][rows[0]][:40]}'"
+        return ConfigError(f"expected {expected} in {where}, got {got}{of_so_many(len(rows))}; {hint}")
 
 
-def read(
-    place: Path,
-    label_column: str | None = None,
-    feature_columns: Sequence[str] | None = None,
-    train_splits: Sequence[str] = ("train",),
-    columns: Sequence[str] = (),
-    categories: Mapping[str, Sequence[str]] | None = None,
-    may_be_missing: bool = False,
-    regression: bool = False,
-) -> LabeledTable:
-    """Read a CSV file, or a folder with train*.csv and test*.csv.
+def read_sheets(place: Path, train_splits: Sequence[str], form: CellFormat = USUAL) -> dict[str, list[CsvTable]]:
+    """All files of the sides that there are; see `find_csv_files`.
 
-    The first line names the columns; they are separated by commas, semicolons or tabs. Blank lines do not count. Labels
-    are whole numbers or words; those that do not fill 0..C-1 are numbered in sorted order, and their spelling names the
-    classes.
+    The first line of a file names the columns; they are separated by commas, semicolons or tabs. Blank lines do not
+    count.
 
     Args:
-        place: a file, which is the training side, or a folder; its files' names say which side they are of.
-        label_column: None for the one that has a usual name (label, target, class, y, ...).
-        feature_columns: None for all that hold numbers, besides the label and `columns`.
+        place: a file, which is the training side, or a folder with train*.csv and test*.csv.
         train_splits: the words in files' names that say "training side".
-        columns: further columns of whole numbers or words; one that the test side lacks is left out there.
-        categories: features that hold categories, with the names of these (`find_categories`).
-        may_be_missing: whether numbers may be; each then gets a feature that says where it is.
-        regression: whether labels are numbers to predict; the table then has no classes.
+        form: how cells are spelt.
 
     Raises:
-        ConfigError: no such file or column, rows of another length than the first, a label that is missing,
-            fractional or below 0 (or, to be predicted, no finite number), a feature that is no finite number.
+        ConfigError: no such file, or rows of another length than the first.
     """
-    sheets = read_sheets(place, train_splits)
-    return encode(sheets, place, label_column, feature_columns, columns, categories, may_be_missing, regression)
+    return each_file(find_csv_files(place, train_splits), functools.partial(read_sheet, form=form))
 
 
-def read_sheets(place: Path, train_splits: Sequence[str]) -> dict[str, list[CsvTable]]:
-    """All files of the sides that there are; see `find_csv_files`."""
-    return {side: [read_sheet(path) for path in paths] for side, paths in find_csv_files(place, train_splits).items()}
+def each_file(files: Mapping[str, Sequence[S]], read: Callable[[S], T]) -> dict[str, list[T]]:
+    """What `read` makes of each file of each side, or all that is wrong with any."""
+    made = iter(gathered(functools.partial(read, file) for parts in files.values() for file in parts))
+    return {side: [next(made) for _ in parts] for side, parts in files.items()}
 
 
-def find_categories(sheets: Sequence[CsvTable], columns: Sequence[str]) -> dict[str, list[str]]:
-    """The different values of some columns, sorted; missing ones do not count.
+def encode(sheets: Mapping[str, Sequence[CsvTable]], place: object, options: SourceOptions) -> LabeledTable:
+    """Both sides' sheets as numbers.
+
+    Labels are whole numbers or words; those that do not fill 0..C-1 are numbered in sorted order, and their spelling
+    names the classes.
+
+    Args:
+        sheets: "train" and, if there is one, "test".
+        place: where they are from, for messages.
+        options: of it label_column, feature_columns, category_columns (numbered by the training side's values),
+            columns, may_be_missing (each number then gets a feature that says where it is) and regression.
 
     Raises:
-        ConfigError: no such column.
+        ConfigError: columns that a file lacks, a label that is missing, fractional or below 0 (or, to be predicted, no
+            finite number), a feature that is no finite number.
     """
-    for sheet in sheets:
-        for name in columns:
-            check_column("category", name, sheet)
-    cells = {name: {cell for sheet in sheets for cell in sheet.cells[name]} for name in columns}
-    return {name: sorted(cell for cell in found if not is_missing(cell)) for name, found in cells.items()}
+    label = find_label(sheets["train"][0], options.label_column)
+    found = _find_categories(sheets["train"], options.category_columns)
+    known = {name: _numbered(values) for name, values in found.items()}
+    features = _features(sheets["train"], label, options, known)
+    flags = [name for name in features if name not in known] if options.may_be_missing else []
 
+    def labels() -> tuple[Mapping[str, NDArray[Any]], tuple[str, ...]]:
+        return _labels(sheets, label, place, options.regression)
 
-def encode(
-    sheets: Mapping[str, Sequence[CsvTable]],
-    place: object,
-    label_column: str | None = None,
-    feature_columns: Sequence[str] | None = None,
-    columns: Sequence[str] = (),
-    categories: Mapping[str, Sequence[str]] | None = None,
-    may_be_missing: bool = False,
-    regression: bool = False,
-) -> LabeledTable:
-    """Both sides' sheets as numbers; see `read`. place: where they are from, for messages."""
-    first = sheets["train"][0]
-    label = find_label(first, label_column)
-    known = {name: _numbered(found) for name, found in (categories or {}).items()}
-    features = _features(sheets["train"], label, feature_columns, columns, known)
-    numbers_only = [name for name in features if name not in known]
-    flags = numbers_only if may_be_missing else []
-    raw = {}
-    x = {}
-    for side, parts in sheets.items():
-        raw[side] = [cell for sheet in parts for cell in labels_of(sheet, label)]
-        x[side] = np.concatenate([_matrix(sheet, features, known, flags) for sheet in parts])
-    files = {side: rows_of(parts) for side, parts in sheets.items()}
-    names: tuple[str, ...] = ()
-    if regression:
-        numbers: Mapping[str, NDArray[Any]] = {side: _targets(cells, label, place) for side, cells in raw.items()}
-    else:
-        numbers, names = encode_labels(infer_types(raw, label, place), Columns("", label, None), files)
+    def inputs() -> dict[str, NDArray[np.float64]]:
+        parts = each_file(sheets, lambda sheet: _matrix(sheet, features, known, flags, _ADVICE))
+        return {side: np.concatenate(x) for side, x in parts.items()}
+
+    def more() -> dict[str, dict[str, NDArray[Any]]]:
+        return {side: extra_columns(parts, options.columns, side == "train") for side, parts in sheets.items()}
+
+    every = [sheet for parts in sheets.values() for sheet in parts]
+    attempts: list[Callable[[], Any]] = [lambda: check_columns(every, label, features, known), labels, inputs, more]
+    _, (numbers, names), x, further = gathered(attempts)
     sides = {side: LabeledSamples(torch.from_numpy(x[side]), torch.from_numpy(numbers[side])) for side in sheets}
-    more = {side: extra_columns(parts, columns, needed=side == "train") for side, parts in sheets.items()}
     read = parquet_images.LabeledImages(
-        sides["train"], sides.get("test"), names, more["train"], more.get("test", {}), label
+        sides["train"], sides.get("test"), names, further["train"], further.get("test", {}), label
     )
     kinds = TableColumns(
-        tuple(tuple(known.get(name, ())) for name in (*features, *[""] * len(flags))) if known else (),
+        tuple(tuple(found.get(name, ())) for name in (*features, *[""] * len(flags))) if known else (),
         tuple((features.index(name), len(features) + number) for number, name in enumerate(flags)),
+        options.cells,
     )
     return LabeledTable(read, (*features, *map(FLAG.format, flags)), kinds)
+
+
+def _find_categories(sheets: Sequence[CsvTable], columns: Sequence[str]) -> dict[str, list[str]]:
+    """The different values of some columns, sorted; missing ones do not count."""
+    found = {name: {cell for sheet in sheets for cell in sheet.cells.get(name, ())} for name in columns}
+    is_missing = sheets[0].form.is_missing
+    return {name: sorted(cell for cell in cells if not is_missing(cell)) for name, cells in found.items()}
 
 
 def statistics(table: LabeledTable, where: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -182,7 +194,7 @@ def read_inference_csv(
     label_column: str | None = None,
     usual_label: str | None = None,
     columns: TableColumns | None = None,
-) -> tuple[NDArray[np.float64], list[str] | None]:
+) -> tuple[NDArray[np.float64], NewLabels]:
     """Rows for a trained model.
 
     Args:
@@ -193,19 +205,25 @@ def read_inference_csv(
         columns: which of the features are categories, or say where another is missing.
 
     Returns:
-        (N, F) values and the N labels as they are spelt, or None.
+        (N, F) values and the N labels, or None.
 
     Raises:
         ConfigError: a column that is not there, a value that is no finite number, a label that is missing.
     """
-    sheet = read_sheet(path)
     columns = columns or TableColumns()
+    sheet = read_sheet(path, columns.cells)
     flagged = {flag for _, flag in columns.flags}
     stored = [name for place, name in enumerate(features) if place not in flagged]
     named = zip(features, columns.categories, strict=False)
     known = {name: _numbered(found) for name, found in named if found}
-    x_NF = _matrix(sheet, stored, known, [features[place] for place, _ in columns.flags])
-    return x_NF, new_labels(sheet, stored, label_column, usual_label)
+    flags = [features[place] for place, _ in columns.flags]
+    attempts: list[Callable[[], Any]] = [
+        lambda: check_columns([sheet], None, stored, known),
+        lambda: _matrix(sheet, stored, known, flags, _LIKE_THE_RUNS),
+        lambda: new_labels(sheet, stored, label_column, usual_label),
+    ]
+    _, x_NF, labels = gathered(attempts, "predict")
+    return x_NF, labels
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
@@ -213,10 +231,8 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: 1 + place for place, name in enumerate(names)}
 
 
-def new_labels(
-    sheet: CsvTable, inputs: Sequence[str], label_column: str | None, usual_label: str | None
-) -> list[str] | None:
-    """The labels of new rows as they are spelt; see `read_inference_csv`. `inputs` are the columns that are none."""
+def new_labels(sheet: CsvTable, inputs: Sequence[str], label_column: str | None, usual_label: str | None) -> NewLabels:
+    """The labels of new rows; see `read_inference_csv`. `inputs` are the columns that are none."""
     likely: Sequence[str] = ()
     if usual_label is not None and usual_label in sheet.cells:
         likely = (usual_label,)
@@ -224,7 +240,11 @@ def new_labels(
         likely = LABEL_NAMES
     there = [name for name in likely if name in sheet.cells and name not in inputs]
     label = label_column or (there[0] if len(there) == 1 else None)
-    return None if label is None else list(map(_plain, labels_of(sheet, label)))
+    if label is None:
+        return None
+    check_columns([sheet], label)
+    places = [f"{sheet.place(row)} of {sheet.path}" for row in range(len(sheet.lines))]
+    return [(sheet.form.plain(cell), place) for cell, place in zip(labels_of(sheet, label), places, strict=True)]
 
 
 # files ---------------------------------------------------------------------------------------------------------------
@@ -245,7 +265,7 @@ def find_csv_files(place: Path, train_splits: Sequence[str]) -> dict[str, list[P
     return {"train": [place]}
 
 
-def read_sheet(path: Path) -> CsvTable:
+def read_sheet(path: Path, form: CellFormat = USUAL) -> CsvTable:
     """A whole file.
 
     Raises:
@@ -260,34 +280,39 @@ def read_sheet(path: Path) -> CsvTable:
             names = [name.strip() for name in next(reader, [])]
             _check_names(names, path)
             rows = []
+            lines = []
+            begin = reader.line_num + 1
             for row in reader:
                 is_blank = not row or (len(names) > 1 and len(row) == 1 and not row[0].strip())
-                if is_blank:
-                    continue
-                if len(row) != len(names):
-                    raise ConfigError(
-                        f"expected {len(names)} values in every line of {path}, got {len(row)} in line "
-                        f"{reader.line_num}"
-                    )
-                rows.append(row)
+                if not is_blank:
+                    rows.append(row)
+                    lines.append(begin)
+                begin = reader.line_num + 1
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"expected a CSV file in UTF-8, got {path}: {first_line(error)}") from error
     if not rows:
         raise ConfigError(f"expected at least one row below the columns' names in {path}, got none")
-    return CsvTable(path, {name: [cell.strip() for cell in cells] for name, *cells in zip(names, *rows, strict=True)})
+    wrong = [place for place, row in enumerate(rows) if len(row) != len(names)]
+    if wrong:
+        raise ConfigError(
+            f"expected {len(names)} values in every line of {path}, got {len(rows[wrong[0]])} in line {lines[wrong[0]]}"
+            f"{of_so_many(len(wrong))}"
+        )
+    cells = {name: [cell.strip() for cell in column] for name, *column in zip(names, *rows, strict=True)}
+    return CsvTable(path, cells, lines, form)
 
 
 def _check_names(names: Sequence[str], path: Path) -> None:
     """The first line has to name the columns."""
     twice = sorted({name for name in names if names.count(name) > 1})
-    if not names or "" in names or twice or all(_number(name) is not None for name in names):
+    if not names or "" in names or twice or all(USUAL.number(name) is not None for name in names):
         came = f"'{twice[0]}' twice" if twice and twice[0] else f"'{','.join(names)[:40]}'"
         raise ConfigError(f"expected a name of its own for every column in the first line of {path}, got {came}")
 
 
 def rows_of(sheets: Sequence[CsvTable]) -> Files:
-    """The files of a side and how many rows each has."""
-    return [(sheet.path, len(next(iter(sheet.cells.values())))) for sheet in sheets]
+    """The files of a side and where the rows of each stand."""
+    return [(sheet.path, sheet.lines) for sheet in sheets]
 
 
 # columns -------------------------------------------------------------------------------------------------------------
@@ -300,7 +325,7 @@ def find_label(sheet: CsvTable, named: str | None) -> str:
         ConfigError: no such column, none or several.
     """
     if named is not None:
-        check_column("label", named, sheet)
+        check_columns([sheet], named)
         return named
     usual = [name for name in LABEL_NAMES if name in sheet.cells]
     if len(usual) == 1:
@@ -310,20 +335,18 @@ def find_label(sheet: CsvTable, named: str | None) -> str:
 
 
 def _features(
-    sheets: Sequence[CsvTable], label: str, asked: Sequence[str] | None, others: Sequence[str], known: Collection[str]
+    sheets: Sequence[CsvTable], label: str, options: SourceOptions, known: Collection[str]
 ) -> tuple[str, ...]:
     """The columns to learn from: those asked for, else all with a number in them, so that a stray word is noticed.
 
-    known: those of categories, which come last where they are not asked for.
+    sheets: whose columns count. known: those of categories, which come last where they are not asked for.
     """
-    if asked is None:
-        cells = sheets[0].cells
-        found = [name for name in cells if name != label and name not in others and name not in known]
-        commas = [name for name in found if has_decimal_commas(cells[name])]
-        if commas:
-            what = f"in column '{commas[0]}' of {sheets[0].path}, or other feature_columns"
-            raise ConfigError(f"expected decimal points {what}, got commas: '{cells[commas[0]][0]}'")
-        asked = [name for name in found if any(_number(cell) is not None for cell in cells[name])]
+    if options.feature_columns is not None:
+        asked = [*options.feature_columns]
+    else:
+        names = dict.fromkeys(name for sheet in sheets for name in sheet.cells)
+        found = [name for name in names if name != label and name not in options.columns and name not in known]
+        asked = [name for name in found if any(_holds_numbers(sheet, name) for sheet in sheets)]
     asked = [*asked, *(name for name in known if name not in asked)]
     if not asked:
         raise ConfigError(
@@ -335,48 +358,80 @@ def _features(
     return tuple(asked)
 
 
-def check_column(what: str, name: str, sheet: CsvTable) -> None:
-    """Refuse a column that is not there."""
-    if name not in sheet.cells:
-        raise ConfigError(
-            f"expected the {what} column '{name}' in {sheet.path}, got no such{suggest(name, sheet.cells)}"
-        )
+def _holds_numbers(sheet: CsvTable, name: str) -> bool:
+    """Whether a column has a number, or nothing but numbers that are spelt otherwise."""
+    cells = sheet.cells.get(name, ())
+    return any(sheet.form.number(cell) is not None for cell in cells) or sheet.form.is_other(cells)
+
+
+def check_columns(
+    sheets: Sequence[CsvTable], label: str | None, features: Sequence[str] = (), known: Collection[str] = ()
+) -> None:
+    """Refuse columns that some files lack. known: the features that are categories."""
+    kinds = {} if label is None else {label: "label"}
+    kinds |= {name: "category" if name in known else "feature" for name in features}
+    gathered(functools.partial(check_column, kind, name, sheets) for name, kind in kinds.items())
+
+
+def check_column(kind: str, name: str, sheets: Sequence[CsvTable]) -> None:
+    """Refuse a column that some files lack."""
+    lacking = [sheet for sheet in sheets if name not in sheet.cells]
+    if not lacking:
+        return
+    having = [str(sheet.path) for sheet in sheets if name in sheet.cells]
+    where = ", ".join(str(sheet.path) for sheet in lacking[:_NAMED])
+    where += f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
+    others = ""
+    if having:
+        others = f"; {having[0]} has it" if len(having) == 1 else f"; {len(having)} others have it"
+        others += ", and feature_columns may name others" if kind == "feature" else ""
+    raise ConfigError(
+        f"expected the {kind} column '{name}' in {where}, got no such{suggest(name, lacking[0].cells)}{others}"
+    )
 
 
 def _matrix(
-    sheet: CsvTable, features: Sequence[str], known: Mapping[str, Mapping[str, int]], flags: Sequence[str]
+    sheet: CsvTable, features: Sequence[str], known: Mapping[str, Mapping[str, int]], flags: Sequence[str], advice: str
 ) -> NDArray[np.float64]:
-    """(N, F) finite numbers. known: the numbers of categories by feature. flags: features that may be missing."""
+    """(N, F) finite numbers, of the features that are there.
+
+    known: the numbers of categories by feature. flags: features that may be missing. advice: on cells that are wrong.
+    """
+    form = sheet.form
+    nothing = ["0"] * len(sheet.lines)  # a column that is not there, of which others tell
+    values: list[Sequence[float]] = []
+    problems = []
     for name in features:
-        check_column("feature", name, sheet)
-    values: list[list[float | None]] = []
-    for name in features:
-        cells = sheet.cells[name]
+        cells = sheet.cells.get(name, nothing)
         if name in known:
-            values.append([category_number(cell, known[name]) for cell in cells])
-        elif name in flags:
-            values.append([0.0 if is_missing(cell) else _number(cell) for cell in cells])
-        else:
-            values.append([_number(cell) for cell in cells])
-    values += [[float(is_missing(cell)) for cell in sheet.cells[name]] for name in flags]
-    x_NF = np.array([[np.nan if value is None else value for value in column] for column in values]).T
+            values.append([form.category(cell, known[name]) for cell in cells])
+            continue
+        present = ["0" if name in flags and form.is_missing(cell) else cell for cell in cells]
+        numbers, wrong = _numbers(present, form)
+        values.append(numbers.tolist())
+        if wrong:
+            problems.append(str(sheet.refusal("a finite number", name, wrong, _hint(cells[wrong[0]], form, advice))))
+    if problems:
+        raise ConfigErrors(problems)
+    values += [[float(form.is_missing(cell)) for cell in sheet.cells.get(name, nothing)] for name in flags]
+    return np.array(values, dtype=np.float64).T
+
+
+def _numbers(cells: Sequence[str], form: CellFormat) -> tuple[NDArray[np.float64], list[int]]:
+    """Cells as numbers, and the rows of those that are none, or are not finite in float32."""
+    found = (form.number(cell) for cell in cells)
+    values = np.array([np.nan if value is None else value for value in found], dtype=np.float64)
     with np.errstate(over="ignore"):
-        wrong = np.argwhere(~np.isfinite(x_NF.astype(np.float32)))
-    if len(wrong):
-        row, column = wrong[0]
-        raise ConfigError(
-            f"expected a finite number in row {row} of column '{features[column]}' of {sheet.path}, got "
-            f"'{sheet.cells[features[column]][row][:40]}'; fill or drop such rows, name other feature_columns, or set "
-            "missing_values"
-        )
-    return x_NF
+        return values, np.flatnonzero(~np.isfinite(values.astype(np.float32))).tolist()
 
 
-def _number(cell: str) -> float | None:
-    try:
-        return None if "_" in cell else float(cell)
-    except ValueError:
-        return None
+def _hint(cell: str, form: CellFormat, advice: str) -> str:
+    """What to do about a cell that is no number."""
+    if form.has_other_decimals(cell) and advice != _LIKE_THE_RUNS:
+        return f"data.decimal = '{form.other_sign}' reads such numbers"
+    if advice == _ADVICE and not form.is_missing(cell):
+        return f"{advice} and missing_words"
+    return advice
 
 
 def extra_columns(sheets: Sequence[CsvTable], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:
@@ -385,36 +440,53 @@ def extra_columns(sheets: Sequence[CsvTable], names: Sequence[str], needed: bool
     for name in dict.fromkeys(names):
         if not needed and name not in sheets[0].cells:
             continue
-        for sheet in sheets:
-            check_column("further", name, sheet)
+        check_column("further", name, sheets)
+        gathered(functools.partial(_check_filled, sheet, name) for sheet in sheets)
         cells = [cell for sheet in sheets for cell in sheet.cells[name]]
-        if "" in cells:
-            raise ConfigError(f"expected a value in every row of column '{name}' of {sheets[0].path}, got an empty one")
-        found[name] = column_values(_whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
+        found[name] = column_values(sheets[0].form.whole(cells) or cells, f"column '{name}' of {sheets[0].path}")
     return found
+
+
+def _check_filled(sheet: CsvTable, name: str) -> None:
+    """Refuse empty cells of a column."""
+    rows = [row for row, cell in enumerate(sheet.cells[name]) if not cell]
+    if rows:
+        raise sheet.refusal("a value", name, rows, _CORRECT)
 
 
 # labels --------------------------------------------------------------------------------------------------------------
 
 
 def labels_of(sheet: CsvTable, label: str) -> list[str]:
-    """A side's labels as they are spelt; none is empty."""
-    check_column("label", label, sheet)
-    cells = sheet.cells[label]
-    if "" in cells:
-        raise ConfigError(
-            f"expected a label in every row, got an empty one in row {cells.index('')} of '{label}' of {sheet.path}"
-        )
+    """A file's labels as they are spelt; none is missing. None where it has no such column, of which others tell."""
+    cells = sheet.cells.get(label, [])
+    rows = [row for row, cell in enumerate(cells) if sheet.form.is_missing(cell)]
+    if rows:
+        raise sheet.refusal("a label", label, rows, _CORRECT)
     return cells
 
 
-def infer_types(raw: Mapping[str, list[str]], label: str, place: object) -> dict[str, NDArray[Any]]:
+def _labels(
+    sheets: Mapping[str, Sequence[CsvTable]], label: str, place: object, regression: bool
+) -> tuple[Mapping[str, NDArray[Any]], tuple[str, ...]]:
+    """Both sides' labels as numbers to predict, or as classes with their names."""
+    if regression:
+        targets = each_file(sheets, lambda sheet: _targets(sheet, label))
+        return {side: np.concatenate(parts) for side, parts in targets.items()}, ()
+    files = {side: rows_of(parts) for side, parts in sheets.items()}
+    return encode_labels(infer_types(sheets, label, place), Columns("", label, None), files)
+
+
+def infer_types(sheets: Mapping[str, Sequence[CsvTable]], label: str, place: object) -> dict[str, NDArray[Any]]:
     """Labels as int64 where all of both sides are whole numbers, else as words."""
+    spelt = each_file(sheets, lambda sheet: labels_of(sheet, label))
+    raw = {side: [cell for part in parts for cell in part] for side, parts in spelt.items()}
     every = [cell for cells in raw.values() for cell in cells]
-    if _whole(every) is not None:
-        return {side: np.array(_whole(cells), dtype=np.int64) for side, cells in raw.items()}
-    if all(_number(cell) is not None for cell in every):
-        wrong = next(cell for cell in every if _whole([cell]) is None)
+    form = sheets["train"][0].form
+    if form.whole(every) is not None:
+        return {side: np.array(form.whole(cells), dtype=np.int64) for side, cells in raw.items()}
+    if all(form.number(cell) is not None for cell in every):
+        wrong = next(cell for cell in every if form.whole([cell]) is None)
         raise ConfigError(
             f"expected classes, whole numbers or words, in label column '{label}' of {place}, got '{wrong[:40]}'; "
             "data.task = 'regression' predicts numbers"
@@ -422,29 +494,10 @@ def infer_types(raw: Mapping[str, list[str]], label: str, place: object) -> dict
     return {side: np.array(cells, dtype=np.str_) for side, cells in raw.items()}
 
 
-def _targets(cells: Sequence[str], label: str, place: object) -> NDArray[np.float32]:
-    """Labels as numbers to predict."""
-    with np.errstate(over="ignore"):
-        found = map(_number, cells)
-        values = np.array([np.nan if value is None else value for value in found], dtype=np.float32)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        raise ConfigError(
-            f"expected finite numbers to predict in label column '{label}' of {place}, got '{cells[wrong[0]][:40]}' in "
-            f"row {wrong[0]}"
-        )
-    return values
-
-
-def _whole(cells: Sequence[str]) -> list[int] | None:
-    """Whole numbers, also spelt 3.0; None where one cell is none."""
-    values = [_number(cell) for cell in cells]
-    if all(value is not None and value.is_integer() and abs(value) < 2**53 for value in values):
-        return [int(value) for value in values if value is not None]
-    return None
-
-
-def _plain(cell: str) -> str:
-    """A label's usual spelling: 3 for 3.0."""
-    whole = _whole([cell])
-    return cell if whole is None else str(whole[0])
+def _targets(sheet: CsvTable, label: str) -> NDArray[np.float32]:
+    """A file's labels as numbers to predict."""
+    cells = labels_of(sheet, label)
+    values, wrong = _numbers(cells, sheet.form)
+    if wrong:
+        raise sheet.refusal("a finite number to predict", label, wrong, _hint(cells[wrong[0]], sheet.form, _CORRECT))
+    return values.astype(np.float32)

@@ -5,7 +5,7 @@ Shapes: N texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from polyfed.data.column_schema import (
 from polyfed.data.parquet_files import open_parquet, read_extra_columns
 from polyfed.data.split_files import find_split_files
 from polyfed.data.text import RawTexts
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError, first_line, gathered
 
 TEXT_NAMES = ("text", "sentence", "tweet", "content", "review")  # the usual ones
 
@@ -63,7 +63,7 @@ def read_parquet(
         more = read_extra_columns(paths, columns, needed=side == "train")
         texts = [text for text, _ in rows]
         labels = np.array([label for _, label in rows])
-        sides[side] = RawTexts(texts, labels, more, [(path, len(by_file[path])) for path in paths])
+        sides[side] = RawTexts(texts, labels, more, [(path, range(len(by_file[path]))) for path in paths])
     return sides, found
 
 
@@ -92,20 +92,20 @@ def read_csv(
     Raises:
         ConfigError: as for tables; a text that is missing.
     """
-    sheets = {
-        side: [tabular.read_sheet(path) for path in paths]
-        for side, paths in tabular.find_csv_files(place, train_splits).items()
-    }
+    sheets = tabular.read_sheets(place, train_splits)
     first = sheets["train"][0]
     text = _text_column(first, text_column)
     label = tabular.find_label(first, label_column)
-    spelt = {
-        side: [cell for sheet in parts for cell in tabular.labels_of(sheet, label)] for side, parts in sheets.items()
-    }
-    labels = tabular.infer_types(spelt, label, place)
+    every = [sheet for parts in sheets.values() for sheet in parts]
+    attempts: list[Callable[[], Any]] = [
+        lambda: tabular.check_columns(every, label),
+        lambda: tabular.infer_types(sheets, label, place),
+        lambda: tabular.each_file(sheets, lambda sheet: _texts(sheet, text)),
+    ]
+    _, labels, cells = gathered(attempts)
     sides = {}
     for side, parts in sheets.items():
-        texts = [cell for sheet in parts for cell in _texts(sheet, text)]
+        texts = [cell for part in cells[side] for cell in part]
         more = tabular.extra_columns(parts, columns, needed=side == "train")
         sides[side] = RawTexts(texts, labels[side], more, tabular.rows_of(parts))
     return sides, Columns(text, label, None)
@@ -113,8 +113,8 @@ def read_csv(
 
 def read_inference_csv(
     path: Path, text_column: str | None, usual_text: str | None, label_column: str | None, usual_label: str | None
-) -> tuple[list[str], list[str] | None]:
-    """Texts of a CSV file for a trained model, and their labels as they are spelt, or None.
+) -> tuple[list[str], tabular.NewLabels]:
+    """Texts of a CSV file for a trained model, and their labels, or None.
 
     Args:
         path: the file; it may hold other columns.
@@ -154,13 +154,11 @@ def _text_column(sheet: tabular.CsvTable, named: str | None) -> str:
 
 def _texts(sheet: tabular.CsvTable, column: str) -> list[str]:
     """A column of a CSV file; no cell is empty."""
-    tabular.check_column("text", column, sheet)
+    tabular.check_column("text", column, [sheet])
     cells = sheet.cells[column]
-    if "" in cells:
-        raise ConfigError(
-            f"expected a text in every row, got an empty one in row {cells.index('')} of '{column}' of {sheet.path}; "
-            f"drop such rows"
-        )
+    rows = [row for row, cell in enumerate(cells) if not cell]
+    if rows:
+        raise sheet.refusal("a text", column, rows, "drop such rows")
     return cells
 
 

@@ -21,6 +21,8 @@ _READING = (
     "feature_columns",
     "category_columns",
     "missing_values",
+    "decimal",
+    "missing_words",
     "text_column",
     "vocab_size",
     "max_length",

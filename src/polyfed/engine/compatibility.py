@@ -14,24 +14,15 @@ from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import BY_SIZE, ModelFactory
 from polyfed.core.modules import as_split_model, float_state
 from polyfed.engine.averaging_summary import listed, only_heads_shared
-from polyfed.errors import ConfigError, PolyfedError
+from polyfed.errors import ConfigError, ConfigErrors, PolyfedError
 from polyfed.functional.feature_pooling import layout
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SplitModel, cut_shapes
 from polyfed.registry import suggest
 
 
-class IncompatibleError(ConfigError):
-    """Models or data do not fit the method.
-
-    Attributes:
-        problems: all that does not fit, a line each. ``str(error)`` is the first, and how many more there are.
-    """
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        more = len(problems) - 1
-        super().__init__(problems[0] + (f" (and {more} more; `polyfed check` lists them)" if more else ""))
-        self.problems = tuple(problems)
+class IncompatibleError(ConfigErrors):
+    """Models or data do not fit the method."""
 
 
 def check_compatibility(

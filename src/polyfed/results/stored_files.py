@@ -144,13 +144,17 @@ class TargetScaleEntry(Record):
 
 
 class TableForm(Record):
-    """How the columns of a table became numbers, where not all hold plain numbers."""
+    """How the columns of a table became numbers, where not all hold plain numbers, spelt as usual."""
 
     categories: list[list[Text]] = Field(
         description="per feature, names of its categories, the i-th of which is stored as i + 1; empty for a number"
     )
     flags: list[list[Count]] = Field(description="pairs of features: the second is 1 where the first is missing")
     fill: list[Number] = Field(description="per pair, what stands for the client's missing values")
+    decimal: IfPresent[Text] = Field(None, description="what stands before decimals in files, `data.decimal`")
+    missing_words: IfPresent[list[Text]] = Field(
+        None, description="what stands for a missing value in files, `data.missing_words`"
+    )
 
 
 class ModelEntry(Record):
@@ -168,7 +172,9 @@ class ModelEntry(Record):
     feature_names: IfPresent[list[Text]] = Field(
         None, description="of tables: names of the columns, in order; empty for other inputs"
     )
-    table: IfPresent[TableForm] = Field(None, description="only of tables with categories, or with missing numbers")
+    table: IfPresent[TableForm] = Field(
+        None, description="only of tables with categories, missing numbers, or a format of their own"
+    )
     label_column: Text | None = Field(
         None,
         description="of files: the column that the run read labels from, named in the recipe or found; null for other "

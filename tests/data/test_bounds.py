@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
+import polyfed as pf
 from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data import bounds, parquet_images
@@ -22,6 +24,7 @@ from polyfed.data.text import TextConfig, load_word_vectors
 from polyfed.data.text_files import read_lines
 from polyfed.errors import ConfigError
 from tests.helpers.quick import others_slow
+from tests.helpers.small_data import encode, put, write_parquet
 
 ZEROS = b"\0" * 2**20
 
@@ -121,3 +124,48 @@ def test_more_images_than_the_machine_has_memory_for() -> None:
         bounds.check_room(2**60, "images", Path("x"))
     with pytest.raises(ConfigError, match="expected images for which there is memory"):
         parquet_images.allocate((2**14, 3, 2**14, 2**14), Path("x.parquet"))
+
+
+# images --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def turned() -> bytes:
+    """A PNG that is stored with its upper half bright, to be shown with its right half bright."""
+    stream = io.BytesIO()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(np.repeat(np.uint8([250, 0]), 8).reshape(4, 4)).save(stream, "PNG", exif=exif)
+    return stream.getvalue()
+
+
+def is_upright(x: torch.Tensor) -> bool:
+    """x: (1, 4, 4)."""
+    return x[0].tolist() == [[0, 0, 250, 250]] * 4
+
+
+def test_images_are_read_upright_whatever_holds_them(turned: bytes, tmp_path: Path) -> None:
+    """A folder, twice as the second time it comes from the cache; Parquet files; Python; a folder of each client."""
+    plain = encode(np.full((4, 4), 9, np.uint8))
+    put(tmp_path / "photos" / "train" / "a" / "0.png", turned)
+    put(tmp_path / "photos" / "train" / "b" / "0.png", plain)
+    for place in ("table", "clients/0"):
+        write_parquet(tmp_path / place / "train.parquet", [turned, plain], {"label": [0, 1]})
+    for name in (f"images:{tmp_path}/photos", f"images:{tmp_path}/photos", "table", "table", "clients:clients"):
+        source = load_dataset(name, tmp_path)
+        assert is_upright(source.train.x[0]), name
+        assert source.remarks == ("images turned as their EXIF tags say: 1",), name
+    pillow = [(Image.open(io.BytesIO(data)), label) for label, data in enumerate((turned, plain, plain))]
+    assert is_upright(pf.from_tensors(pillow).train.x[0])
+    form = InputSpec((1, 4, 4), torch.uint8, None, ("a", "b"))
+    for new in (tmp_path / "photos" / "train" / "a", tmp_path / "table" / "train.parquet"):
+        assert is_upright(read(new, form).x[0])
+
+
+def test_a_tag_that_cannot_be_read_does_not_count(turned: bytes) -> None:
+    image = Image.open(io.BytesIO(turned))
+    image.info["exif"] = b"Exif\0\0II*\0\xff\xff\xff\xff"
+    assert bounds.upright(image) == (image, False)
+    plain = Image.new("L", (2, 2))
+    plain.getexif()[ExifTags.Base.Orientation] = 1
+    assert bounds.upright(plain) == (plain, False)

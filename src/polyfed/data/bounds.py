@@ -79,3 +79,17 @@ def open_image(data: bytes) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         return Image.open(io.BytesIO(data))
+
+
+def upright(image: Any) -> tuple[Any, bool]:
+    """A Pillow image as its EXIF tag says that it is to be shown, and whether that turned it.
+
+    A tag that cannot be read does not count.
+    """
+    from PIL import ExifTags, ImageOps
+
+    try:
+        is_turned = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    except Exception:  # Pillow's readers raise nearly anything on foreign bytes
+        is_turned = False
+    return (ImageOps.exif_transpose(image) if is_turned else image), is_turned

@@ -51,8 +51,10 @@ def read(repository: str, options: SourceOptions) -> parquet_images.LabeledImage
     pixels: dict[str, NDArray[np.uint8]] = {}
     raw: dict[str, NDArray[Any]] = {}
     shape: tuple[int, ...] | None = None
+    turned = 0
     for side, parts in chosen.items():
-        pixels[side] = _pixels(parts, found.image, shape, where)
+        pixels[side], of_side = _pixels(parts, found.image, shape, where)
+        turned += of_side
         shape = pixels[side].shape[1:]
         raw[side] = _labels(parts, found.label, where)
     files = {side: _files(parts, where) for side, parts in chosen.items()}
@@ -60,7 +62,7 @@ def read(repository: str, options: SourceOptions) -> parquet_images.LabeledImage
     sides = {side: LabeledSamples(torch.from_numpy(pixels[side]), torch.from_numpy(labels[side])) for side in chosen}
     more = {side: _further(parts, options.columns, side == "train", where) for side, parts in chosen.items()}
     return parquet_images.LabeledImages(
-        sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}), found.label
+        sides["train"], sides.get("test"), class_names, more["train"], more.get("test", {}), found.label, turned
     )
 
 
@@ -151,17 +153,24 @@ def _plain_errors(repository: str, revision: str | None) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _pixels(parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, where: str) -> NDArray[np.uint8]:
-    """(N, C, H, W) uint8 of some splits; `shape` (C, H, W) is what they must have, None for that of the first."""
+def _pixels(
+    parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, where: str
+) -> tuple[NDArray[np.uint8], int]:
+    """(N, C, H, W) uint8 of some splits, and how many images were turned here (`datasets` itself turns others).
+
+    `shape` (C, H, W) is what they must have, None for that of the first.
+    """
     total = sum(len(part) for part in parts)
     if total == 0:
         raise ConfigError(f"expected at least one row in {where}, got an empty split")
     pixels: NDArray[np.uint8] | None = None
     row = 0
+    turned = 0
     for part in parts:
         only = part.select_columns([column])
         for number in range(len(only)):
-            image = parquet_images.to_pixels(functools.partial(_opened, only, number, column), number, where)
+            image, is_turned = parquet_images.to_pixels(functools.partial(_opened, only, number, column), number, where)
+            turned += is_turned
             shape = shape or image.shape
             if pixels is None:
                 pixels = np.empty((total, *shape), dtype=np.uint8)
@@ -169,7 +178,7 @@ def _pixels(parts: Sequence[Any], column: str, shape: tuple[int, ...] | None, wh
             pixels[row] = image
             row += 1
     assert pixels is not None  # total > 0
-    return pixels
+    return pixels, turned
 
 
 def _opened(part: Any, row: int, column: str) -> Any:

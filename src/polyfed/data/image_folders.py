@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +18,9 @@ from polyfed.data.label_encoding import natural_sort, negative_name
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.split_files import SPLITS, choose_splits
 from polyfed.data.transforms import convert_channels, resize
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError, first_line, gathered
 
-_VERSION = "picture-folders-1"  # part of every cache key: raise it when decoding or the order of rows changes
+_VERSION = "picture-folders-2"  # part of every cache key: raise it when decoding or the order of rows changes
 _Rows = list[tuple[str, Path]]  # (class, file)
 
 
@@ -65,15 +66,18 @@ def read(
         raise ConfigError(f"cannot read the files in {folder}: {first_line(error)}") from error
     marks = (f"{side} {name}" for side, rows in sides.items() for name, _ in rows)
     key = cache.cache_key([_VERSION, str(image_size), *itertools.chain(*zip(marks, sums, strict=True))])
-    return parquet_images.from_cache(key) or parquet_images.cache_decoded(
-        key, decode_sides(sides, names, image_size), names
-    )
+    found = parquet_images.from_cache(key)
+    return found or parquet_images.cache_decoded(key, *decode_sides(sides, names, image_size))
 
 
-def decode_sides(sides: dict[str, _Rows], names: Sequence[str], image_size: int | None) -> dict[str, LabeledSamples]:
-    """Both sides, decoded, in one number of channels."""
+def decode_sides(
+    sides: dict[str, _Rows], names: tuple[str, ...], image_size: int | None
+) -> tuple[dict[str, LabeledSamples], tuple[str, ...], int]:
+    """Both sides, decoded, in one number of channels, the classes' names, and how many images were turned."""
     number = {name: place for place, name in enumerate(names)}
-    pixels = {side: [_picture(path, image_size) for _, path in rows] for side, rows in sides.items()}
+    read = iter(gathered(partial(_picture, path, image_size) for rows in sides.values() for _, path in rows))
+    decoded = {side: [next(read) for _ in rows] for side, rows in sides.items()}
+    pixels = {side: [x for x, _ in rows] for side, rows in decoded.items()}
     channels = max(x.shape[1] for rows in pixels.values() for x in rows)
     first = pixels["train"][0].shape[2:]
     found = {}
@@ -86,17 +90,17 @@ def decode_sides(sides: dict[str, _Rows], names: Sequence[str], image_size: int 
                 )
         x = torch.cat([convert_channels(x, channels) for x in pixels[side]])
         found[side] = LabeledSamples(x, torch.tensor([number[name] for name, _ in rows]))
-    return found
+    return found, names, sum(is_turned for rows in decoded.values() for _, is_turned in rows)
 
 
-def _picture(path: Path, image_size: int | None) -> Tensor:
-    """One image, (1, C, H, W) uint8."""
+def _picture(path: Path, image_size: int | None) -> tuple[Tensor, bool]:
+    """One image, (1, C, H, W) uint8, and whether it was turned."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-    x = inference_inputs.decode_image(data, str(path))
-    return resize(LabeledSamples(x, torch.zeros(1, dtype=torch.int64)), image_size).x
+    x, is_turned = inference_inputs.decode_image(data, str(path))
+    return resize(LabeledSamples(x, torch.zeros(1, dtype=torch.int64)), image_size).x, is_turned
 
 
 # folders -------------------------------------------------------------------------------------------------------------

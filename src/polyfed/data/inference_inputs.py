@@ -230,18 +230,22 @@ def _from_pictures(paths: Sequence[Path], form: InputSpec) -> InferenceInputs:
             data = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot read '{path}': {first_line(error)}") from error
-        rows.append(_fitted(decode_image(data, str(path)), form, str(path)))
+        rows.append(_fitted(decode_image(data, str(path))[0], form, str(path)))
     return InferenceInputs(tuple(path.name for path in paths), torch.cat(rows))
 
 
-def decode_image(data: bytes | None, place: str) -> Tensor:
-    """One image as (1, C, H, W) uint8: gray stays one channel, palettes become RGB, an alpha without effect goes."""
+def decode_image(data: bytes | None, place: str) -> tuple[Tensor, bool]:
+    """One image as (1, C, H, W) uint8, upright, and whether its EXIF tag turned it.
+
+    Gray stays one channel, palettes become RGB, an alpha without effect goes.
+    """
     from PIL import UnidentifiedImageError
 
     if not data:
         raise ConfigError(f"expected an encoded image, got none in {place}")
     try:
-        with bounds.open_image(data) as image:
+        with bounds.open_image(data) as stored:
+            image, is_turned = bounds.upright(stored)
             mode = {"1": "L", "P": "RGBA" if "transparency" in image.info else "RGB", "PA": "RGBA"}.get(image.mode)
             pixels = np.asarray(image.convert(mode) if mode else image)
             mode = mode or image.mode
@@ -253,7 +257,7 @@ def decode_image(data: bytes | None, place: str) -> Tensor:
         mode = mode[:-1]
     if mode not in ("L", "RGB"):
         raise ConfigError(f"expected a gray or an RGB image, got mode {mode} in {place}")
-    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1).transpose(2, 0, 1).copy()).unsqueeze(0), is_turned
 
 
 def _from_csv(path: Path, form: InputSpec, image_column: str | None, label_column: str | None) -> InferenceInputs:
@@ -335,7 +339,7 @@ def _from_images_in_tables(
         return image
 
     def made(cell: Any, place: str) -> Tensor:
-        return _fitted(decode_image(cell["bytes"] if isinstance(cell, dict) else cell, place), form, place)
+        return _fitted(decode_image(cell["bytes"] if isinstance(cell, dict) else cell, place)[0], form, place)
 
     names, rows, labels = _from_tables(paths, form, column, label_column, made)
     return InferenceInputs(names, torch.cat(rows), labels)

@@ -171,6 +171,7 @@ def from_images(
         read.train_columns,
         read.test_columns,
         label_column=read.label_column,
+        remarks=(f"images turned as their EXIF tags say: {read.turned}",) if read.turned else (),
     )
 
 

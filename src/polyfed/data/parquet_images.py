@@ -29,7 +29,7 @@ from polyfed.data.split_files import find_split_files
 from polyfed.errors import ConfigError, first_line
 from polyfed.results.read import parse_json
 
-_VERSION = "images-2"  # part of every cache key: raise it when decoding or label handling changes
+_VERSION = "images-3"  # part of every cache key: raise it when decoding or label handling changes
 _ROWS = 1000  # rows decoded at a time
 
 
@@ -37,7 +37,7 @@ _ROWS = 1000  # rows decoded at a time
 class LabeledImages:
     """What was read: both sides, what the classes are called, and further columns (name -> (N,) values) by side.
 
-    label_column: where the labels stood in the files; None: in none.
+    label_column: where the labels stood in the files; None: in none. turned: how many images their EXIF tags turned.
     """
 
     train: LabeledSamples
@@ -46,6 +46,7 @@ class LabeledImages:
     train_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     test_columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     label_column: str | None = None
+    turned: int = 0
 
 
 def read_folder(
@@ -101,13 +102,14 @@ def from_cache(key: str) -> LabeledImages | None:
         names = parse_json(facts["class_names"].encode())
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError("no names of classes")
+        turned = int(facts["turned"])
         train = _side_of(tensors, "train", len(names))
         test = _side_of(tensors, "test", len(names)) if "test_x" in tensors else None
         if test is not None and test.x.shape[1:] != train.x.shape[1:]:
             raise ValueError("images of two sizes")
     except (KeyError, ValueError):  # it is another file's, or somebody wrote it anew
         return None
-    return LabeledImages(train, test, tuple(names))
+    return LabeledImages(train, test, tuple(names), turned=turned)
 
 
 def _side_of(tensors: Mapping[str, torch.Tensor], side: str, classes: int) -> LabeledSamples:
@@ -132,8 +134,10 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labele
     images: dict[str, torch.Tensor] = {}
     raw: dict[str, NDArray[Any]] = {}
     shape: tuple[int, ...] | None = None
+    turned = 0
     for side, paths in files.items():
-        pixels, raw[side] = _read_side(paths, columns, shape)
+        pixels, raw[side], of_side = _read_side(paths, columns, shape)
+        turned += of_side
         shape = pixels.shape[1:]
         images[side] = torch.from_numpy(pixels)
     rows = {
@@ -141,14 +145,14 @@ def _decoded(files: dict[str, list[Path]], columns: Columns, key: str) -> Labele
     }
     labels, names = encode_labels(raw, columns, rows)
     sides = {side: LabeledSamples(images[side], torch.from_numpy(labels[side])) for side in files}
-    return cache_decoded(key, sides, names)
+    return cache_decoded(key, sides, names, turned)
 
 
-def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[str, ...]) -> LabeledImages:
+def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[str, ...], turned: int) -> LabeledImages:
     """Decoded sides ("train", "test"), of which a copy is left in the cache."""
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
-    cache.save_entry(key, tensors, {"class_names": json.dumps(names)})
-    return LabeledImages(sides["train"], sides.get("test"), names)
+    cache.save_entry(key, tensors, {"class_names": json.dumps(names), "turned": str(turned)})
+    return LabeledImages(sides["train"], sides.get("test"), names, turned=turned)
 
 
 def _find_columns(paths: Sequence[Path], image_column: str | None, label_column: str | None) -> Columns:
@@ -176,7 +180,7 @@ def _find_columns(paths: Sequence[Path], image_column: str | None, label_column:
 
 def _read_side(
     paths: Sequence[Path], columns: Columns, shape: tuple[int, ...] | None
-) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+) -> tuple[NDArray[np.uint8], NDArray[Any], int]:
     """Every image and raw label of some files, in file order.
 
     Args:
@@ -185,7 +189,7 @@ def _read_side(
         shape: (C, H, W) that the images must have; None for that of the first.
 
     Returns:
-        (N, C, H, W) uint8 and (N,) labels, int64 or strings.
+        (N, C, H, W) uint8, (N,) labels, int64 or strings, and how many images were turned.
     """
     total = sum(open_parquet(path).metadata.num_rows for path in paths)
     if total < 1:
@@ -193,12 +197,14 @@ def _read_side(
     pixels: NDArray[np.uint8] | None = None
     labels: list[NDArray[Any]] = []
     row = 0
+    turned = 0
     for path in paths:
         start = row
         for cells, marks in _batches(path, columns):
             labels.append(marks)
             for cell in cells:
-                image = decode(cell, path, row - start)
+                image, is_turned = decode(cell, path, row - start)
+                turned += is_turned
                 shape = shape or image.shape
                 if pixels is None:
                     pixels = allocate((total, *shape), path)
@@ -209,7 +215,7 @@ def _read_side(
                 row += 1
     if pixels is None or row != total:
         raise ConfigError(f"expected {total} rows, as the files say, got {row} from {paths[0].parent}")
-    return pixels, np.concatenate(labels)
+    return pixels, np.concatenate(labels), turned
 
 
 def allocate(shape: tuple[int, ...], path: Path) -> NDArray[np.uint8]:
@@ -241,21 +247,25 @@ def _batches(path: Path, columns: Columns) -> Iterator[tuple[list[bytes | None],
         raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
 
 
-def decode(cell: bytes | None, path: Path, row: int) -> NDArray[np.uint8]:
-    """One image as (C, H, W) uint8: gray stays one channel; black-and-white becomes gray, a palette RGB."""
+def decode(cell: bytes | None, path: Path, row: int) -> tuple[NDArray[np.uint8], bool]:
+    """One image as (C, H, W) uint8, upright, and whether it was turned.
+
+    Gray stays one channel; black-and-white becomes gray, a palette RGB.
+    """
     if not cell:
         raise ConfigError(f"expected an encoded image in row {row} of {path}, got none (paths alone are not followed)")
     return to_pixels(lambda: bounds.open_image(cell), row, path)
 
 
-def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.uint8]:
-    """What `opened` gives, a Pillow image, as (C, H, W) uint8 (see `decode`).
+def to_pixels(opened: Callable[[], Any], row: int, where: object) -> tuple[NDArray[np.uint8], bool]:
+    """What `opened` gives, a Pillow image, as (C, H, W) uint8, and whether it was turned (see `decode`).
 
     Raises:
         ConfigError: it does not decode, or is neither gray nor RGB.
     """
     try:
-        with opened() as image:
+        with opened() as stored:
+            image, is_turned = bounds.upright(stored)
             mode = {"1": "L", "P": "RGB"}.get(image.mode, image.mode)
             pixels = np.asarray(image if mode == image.mode else image.convert(mode))
     except Exception as error:  # Pillow's decoders raise nearly anything on foreign bytes
@@ -263,9 +273,9 @@ def to_pixels(opened: Callable[[], Any], row: int, where: object) -> NDArray[np.
             f"expected an image in row {row} of {where}, got bytes that do not decode: {first_line(error)}"
         ) from error
     if mode == "L":
-        return pixels[None]
+        return pixels[None], is_turned
     if mode == "RGB":
-        return pixels.transpose(2, 0, 1)
+        return pixels.transpose(2, 0, 1), is_turned
     raise ConfigError(f"expected gray (L) or RGB images, got mode {mode} in row {row} of {where}")
 
 

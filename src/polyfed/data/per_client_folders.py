@@ -103,6 +103,7 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
         _columns({name: part.train_columns for name, part in parts.items()}, train),
         _columns({name: part.test_columns for name, part in parts.items()}, test) if test else {},
         first.label_column,
+        sum(part.turned for part in parts.values()),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyfed.data import bounds
 from polyfed.errors import ConfigError
 
 LABEL_NAMES = ("label", "labels", "fine_label", "coarse_label", "target", "targets", "class", "y")  # the usual ones
@@ -230,6 +231,8 @@ def _pair(item: Any, row: int) -> tuple[Any, Any]:
 def _input(given: Any, row: int) -> Tensor:
     """An input as a tensor; a Pillow image as (C, H, W) uint8."""
     picture = getattr(given, "mode", None) if hasattr(given, "getbands") else None
+    if picture is not None:
+        given, _ = bounds.upright(given)
     if picture not in (None, "L", "RGB"):
         raise ConfigError(f"expected gray (L) or RGB images, got mode {picture} in item {row}")
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyfed.cli.output import print_run
 from polyfed.config.recipe import Recipe
 from polyfed.core.message import State
 from polyfed.deploy import node_registry
@@ -20,6 +21,8 @@ from polyfed.deploy.server import EVENT_LOG, serve
 from polyfed.engine.federation import Run
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
+from polyfed.report.grouping import group_runs
+from polyfed.report.run_records import load_runs
 from tests.deploy.test_server import models, told, turned_away
 from tests.helpers.nearby import DATA, FIRST_NODE, Nearby, recipe_of
 
@@ -128,6 +131,56 @@ def test_who_is_away_is_not_waited_for_and_comes_back(tmp_path: Path) -> None:
     assert seen == [1, 2, 3]
     assert [record["dropped"] for record in run.history] == [[], [1], []]
     assert troubles(tmp_path / "out") == [(2, 1, "its node is not there")]
+
+
+@pytest.mark.parametrize("dies", ["is away", "is silent"])
+def test_whose_node_is_dead_is_scored_no_more(tmp_path: Path, dies: str, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = three_rounds("local")
+    wire = Nearby(recipe, tmp_path)
+
+    def kill(record: Mapping[str, Any]) -> None:
+        if dies == "is away":
+            wire.away = {BAD}
+        wire.fault = lambda node, envelope: NodeError("silence") if node == BAD else None
+
+    run = served(recipe, wire, tmp_path, trackers=[kill])
+    first, *later = run.history
+    assert [record["accuracy"]["personal"]["n"] for record in run.history] == [3, 2, 2]
+    assert [value is None for value in first["accuracy_per_client"]] == [False, False, False]
+    for record in later:
+        known = record["accuracy_per_client"]
+        assert known[1] is None
+        assert record["accuracy"]["personal"]["mean"] == pytest.approx((known[0] + known[2]) / 2)
+    assert [row.get("last_evaluated") for row in run.result["clients_table"]] == [None, 1, None]
+    line = "client 1 was not evaluated after round 1; the last figures are those of the others"
+    print_run(run.result, run.path)
+    assert line in capsys.readouterr().out
+    assert f"local: {line}" in group_runs(load_runs(tmp_path / "out"))[0][0].notes
+
+
+def test_whom_nobody_asks_keeps_its_score_as_long_as_its_node_is_there(tmp_path: Path) -> None:
+    training = {"rounds": 4, "batch_size": 16, "lr": 0.05, "client_fraction": 0.4}  # one client a round
+    recipe = recipe_of("local", training=training, run={"seed": 17})
+    expected = build_federation(recipe, data=DATA).run().history
+    assert [record["clients"] for record in expected] == [[2], [1], [2], [0]]
+    wire = Nearby(recipe, tmp_path)
+    in_round(wire, 2, lambda envelope: NodeError("killed"))  # the only job of client 1
+
+    def leave(record: Mapping[str, Any]) -> None:
+        if record["round"] == 3:
+            wire.away = {FIRST_NODE + 2}
+
+    run = served(recipe, wire, tmp_path, trackers=[leave])
+    assert [[value is None for value in record["accuracy_per_client"]] for record in run.history] == [
+        [False, False, False],
+        [False, True, False],  # it has not answered
+        [False, False, False],  # asked for its score alone, it has
+        [False, False, True],  # off, though nobody wanted anything of it
+    ]
+    for number in (0, 2):
+        known = [record["accuracy_per_client"][number] for record in run.history]
+        in_one_process = [record["accuracy_per_client"][number] for record in expected]
+        assert all(here in (None, there) for here, there in zip(known, in_one_process, strict=True))
 
 
 def test_an_answer_that_never_came_is_undone_at_the_node(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from polyfed.errors import ConfigError, ConfigErrors, NothingLearnt, RunError
 from polyfed.escaping import visible
+from polyfed.report.grouping import describe_unevaluated
 from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
@@ -98,6 +99,9 @@ def _print_scores(result: Mapping[str, Any]) -> None:
     for stage, score in result.get("held_out", {}).items():
         value = main.text(score["mean"]) + main.unit
         print_text(f"{main.title} of {score['n']} clients held out, {stage}: {value}")
+    table = result["clients_table"]
+    for line in describe_unevaluated({row["id"]: row["last_evaluated"] for row in table if "last_evaluated" in row}):
+        print_text(line)
     before = result.get(f"{main.name}_before_closing")
     if before is not None:
         print_text(f"{main.title} {main.text(before)}{main.unit} before the closing round")

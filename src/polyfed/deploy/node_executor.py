@@ -105,6 +105,7 @@ class NodeExecutor:
         self._from_scores = list(from_scores_of(federation.evaluation))
         self._kept: dict[int, tuple[str, Scores]] = {}  # client -> mark and scores of its last answer to a job
         self._forms: dict[tuple[str, str, str], object] = {}  # what uploads looked like that were taken
+        self._unread: dict[int, int] = {}  # client -> last round in which its answer was none
 
     def run(self, jobs: Sequence[TrainJob], done: Callable[[int], None]) -> list[JobResult]:
         """See `Executor`."""
@@ -141,6 +142,13 @@ class NodeExecutor:
         envelopes = [(self._registry.node_of.get(asked[p].client.id), self._scoring(asked[p])) for p in places]
         answers = dict(zip(places, self._broker.request(envelopes), strict=True)) if envelopes else {}
         return [scores if scores is not None else self._scores(asked[p], answers[p]) for p, scores in enumerate(known)]
+
+    def silent(self) -> set[int]:
+        """Clients whose nodes are not there, or gave no answer in this round that can be read."""
+        online = self._broker.wire.nodes()
+        now = self.federation.server.round
+        numbers = [client.id for client in self.federation.clients]
+        return {i for i in numbers if self._registry.node_of.get(i) not in online or self._unread.get(i) == now}
 
     def save_models(self, clients: Sequence[Client]) -> list[tuple[Client, tuple[Group, State]]]:
         """Have clients' nodes write their models; the weights and states of those that are shared."""
@@ -249,10 +257,10 @@ class NodeExecutor:
         """Whatever an answer breaks within the block is a trouble of its client, told in a line, and of nobody else."""
         try:
             yield
-        except PolyfedError as error:
-            self._trouble(client, NodeError(error))
         except Exception as error:
-            self._trouble(client, NodeError(f"its answer cannot be read: {_in_a_line(error)}"))
+            reason = error if isinstance(error, PolyfedError) else f"its answer cannot be read: {_in_a_line(error)}"
+            self._unread[client.id] = self.federation.server.round
+            self._trouble(client, NodeError(reason))
 
     def read_outcome(self, job: TrainJob, answer: Answer) -> JobResult:
         """What came of a job; whoever says nothing, or nothing that can be read, has dropped out."""

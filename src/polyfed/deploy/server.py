@@ -199,6 +199,10 @@ class DeployedFederation(Federation):
         if self._registry.poll():
             raise ClientJoined
 
+    def silent(self) -> Collection[int]:
+        """Clients whose nodes are not there, or gave no answer in this round that can be read."""
+        return self._nodes.silent()
+
     def export(self, client_id: int) -> nn.Module:
         """Not to be had here."""
         raise ConfigError(f"client {client_id}'s model is with its node, in its state-dir")

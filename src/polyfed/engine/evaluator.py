@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class Evaluator:
         main_score: the task's. clients: by number. executor: does the work.
         stages: the main one first. metrics: figures of the user's own. shared_test: the samples all are tested on.
         excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
-        held_out: who never trains, and is scored as a newcomer.
+        held_out: who never trains, and is scored as a newcomer. silent: who does not answer at the moment.
     """
 
     def __init__(  # noqa: PLR0913 - what scoring needs of a federation
@@ -76,6 +76,7 @@ class Evaluator:
         excluded: Mapping[int, str],
         unscored: Collection[int],
         held_out: Collection[int] = (),
+        silent: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._method = method
         self._main_score = main_score
@@ -88,6 +89,7 @@ class Evaluator:
         self._shared_test = shared_test
         self._excluded = excluded
         self._unscored = unscored
+        self._silent = silent
         self.from_scores = from_scores_of(evaluation)
         self._memory = ScoreCache(self.from_scores)
         self._newcomers = Newcomers(
@@ -127,8 +129,15 @@ class Evaluator:
         return not_evaluated(self._main_score)
 
     def _scores(self, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], dict[int, Score]]:
-        """The scores of those present by (stage, part of the data)."""
-        there = self._server.clients.keys() | self._excluded.keys()
+        """The scores of those present by (stage, part of the data).
+
+        Of whom nothing changed the last score is taken again, but not of those who do not answer: nobody knows what has
+        become of them.
+        """
+        silent = set(self._silent())
+        for number in silent:
+            self._memory.forget(number)
+        there = (self._server.clients.keys() | self._excluded.keys()) - silent
         judged = [client for client in self._clients if client.id in there and client.id not in self._unscored]
         views = {client.id: self._views(client, [stage for stage, _ in wanted]) for client in judged}
         missing = self._missing(wanted, views)

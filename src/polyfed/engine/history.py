@@ -279,6 +279,7 @@ def _clients_table(
         for number, traffic in record["bytes_by_client"].items():
             sent[number]["up"] += traffic["up"]
             sent[number]["down"] += traffic["down"]
+    evaluated = _last_evaluated(records, score)
     rows = []
     for client, value in zip(clients, values or [None] * len(clients), strict=True):
         number = str(client["id"])
@@ -288,10 +289,22 @@ def _clients_table(
             "bytes_up": sent[number]["up"],
             "bytes_down": sent[number]["down"],
         }
+        if value is None and client["id"] in evaluated:
+            row["last_evaluated"] = evaluated[client["id"]]
         if busy:
             row["simulated_seconds"] = busy[number]
         rows.append(row)
     return rows
+
+
+def _last_evaluated(records: Sequence[Mapping[str, Any]], score: str) -> dict[int, int]:
+    """Client -> the last round in which it was evaluated; without those that never were."""
+    return {
+        number: record["round"]
+        for record in records
+        for number, value in enumerate(record[f"{score}_per_client"])
+        if value is not None
+    }
 
 
 def environment_versions(device: torch.device) -> dict[str, str]:

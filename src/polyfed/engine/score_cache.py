@@ -43,6 +43,10 @@ class ScoreCache:
         """Remember it until the key changes."""
         self._by_client[client_id, received, part] = (key, score)
 
+    def forget(self, client_id: int) -> None:
+        """Take a client's scores anew."""
+        self._by_client = {place: known for place, known in self._by_client.items() if place[0] != client_id}
+
     def score(
         self,
         client: Client,

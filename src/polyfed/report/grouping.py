@@ -224,10 +224,25 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
                 yield f"{name}: {line}"
         if any(run.rounds and run.rounds[-1].closing for run in runs):
             yield f"{name}: figures after a closing round"
+        tables = [run.result.clients_table or [] for run in runs]
+        last = {row.id: row.last_evaluated for table in tables for row in table if row.last_evaluated is not None}
+        yield from (f"{name}: {line}" for line in describe_unevaluated(last))
         left_out = sorted({number for run in runs for number in run.result.left_out})
         if left_out:
             numbers = ", ".join(map(str, left_out))
             yield f"{name}: clients {numbers} are left out, as their devices are too small; they count, untrained"
+
+
+def describe_unevaluated(last: Mapping[int, int]) -> Iterator[str]:
+    """A line for each round after which some clients were evaluated no more, for whatever reason.
+
+    Args:
+        last: client -> the last round in which it was evaluated.
+    """
+    for number in sorted(set(last.values())):
+        whom = [str(client) for client, at in sorted(last.items()) if at == number]
+        some = f"client {whom[0]} was" if len(whom) == 1 else f"clients {', '.join(whom)} were"
+        yield f"{some} not evaluated after round {number}; the last figures are those of the others"
 
 
 def _about(run: RunRecord, differing: Iterable[str]) -> str:

@@ -151,7 +151,9 @@ class RoundRecord(ScoredRecord):
         "`prototype`, or the reverse); empty for methods with one predictor",
     )
     accuracy_per_client: NullIsEmptyList[Number | None] = Field(
-        [], description="accuracy of each client in the main stage; null for clients that were not evaluated"
+        [],
+        description="accuracy of each client in the main stage; null for clients that were not evaluated: those "
+        "without test data, those that have not joined yet or have left, and nodes that did not answer",
     )
     accuracy_per_architecture: NullIsEmptyDict[Summary] = Field(
         {}, description="architecture -> accuracy over its clients in the main stage"
@@ -231,7 +233,13 @@ class ClientRow(ScoredRecord):
     class_names: IfPresent[list[Text]] = Field(None, description="only with a label space of its own: its classes")
     device: IfPresent[Text] = Field(None, description="only with `[devices]`: name of its device profile")
     held_out: IfPresent[Flag] = Field(None, description="only with `held_out`: it is in no round")
-    accuracy: Number | None = Field(None, description="accuracy in the main stage, last evaluation")
+    accuracy: Number | None = Field(
+        None, description="accuracy in the main stage, last evaluation; null for clients that were not evaluated then"
+    )
+    last_evaluated: IfPresent[Count] = Field(
+        None,
+        description="only where the last evaluation is without the client: the last round in which it was evaluated",
+    )
     bytes_up: IfPresent[Count] = Field(None, description="bytes sent in the whole run")
     bytes_down: IfPresent[Count] = Field(None, description="bytes received in the whole run")
     simulated_seconds: IfPresent[Number] = Field(

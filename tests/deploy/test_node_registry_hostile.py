@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import resource
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -322,11 +325,13 @@ DEEP = ".".join("a" * 2000)
         ({"train": 2**40}, "got others at 'train'"),
         ({"test": 2**40}, "got others at 'test'"),
         ({"words": 2**40}, "got others at 'words'"),
-        ({"class_names": [str(i) for i in range(20_000)]}, "expected the classes '0', '1', '2', '3', '4' and 5 more"),
-        ({"class_names": [str(i) for i in range(200_000)]}, "got others at 'class_names'"),
+        ({"class_names": [str(i) for i in range(2_000)]}, "expected the classes '0', '1', '2', '3', '4' and 5 more"),
+        ({"class_names": [str(i) for i in range(20_000)]}, "got others at 'class_names'"),
+        ({"class_names": ["0" * 201]}, "got others at 'class_names"),
+        ({"feature_names": ["x"] * 100_000}, "got others at 'feature_names'"),
         ({"head": {"weight": [2**14, 2**14]}}, "expected at most 16777216 numbers in a head, got 268435456"),
         ({"head": {DEEP: [1]}}, "got others at 'head"),
-        ({"feature_dim": 2**20, "class_names": [str(i) for i in range(20_000)]}, "numbers in a head, got 20972568576"),
+        ({"feature_dim": 2**20, "class_names": [str(i) for i in range(2_000)]}, "numbers in a head, got 2098200576"),
         ({"shape": [2**14, 2**14]}, "expected at most 4194304 numbers in an input"),
         ({"mean": [float("nan")], "std": [1.0]}, "got others at 'mean.0'"),
         ({"std": [0.0]}, "expected one positive std per mean"),
@@ -350,7 +355,7 @@ def test_a_hello_that_cannot_be_is_turned_away(tmp_path: Path, claim: Mapping[st
     "claim",
     [
         {"shape": [3]},  # no image
-        {"class_names": [str(i) for i in range(20_000)]},
+        {"class_names": [str(i) for i in range(2_000)]},
         {"head": {"weight": [10, 7], "bias": [10]}},
     ],
 )
@@ -367,6 +372,82 @@ def test_who_does_not_fit_at_the_start_is_turned_away_and_the_others_begin(
     away = [line for line in lines if line["event"] == "turned away"]
     assert [line["node"] for line in away] == [FIRST_NODE]
     assert "\n" not in away[0]["reason"]
+
+
+@contextlib.contextmanager
+def little_memory() -> Iterator[None]:
+    """Within the block this process gets half a gigabyte more than it has, and an error for anything beyond."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + 2**29, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+def test_no_number_of_rows_that_a_node_claims_takes_memory(tmp_path: Path, part: str) -> None:
+    recipe = recipe_of("fedproto", training={"rounds": 1}, models={"feature_dim": 8})
+    wire = Nearby(recipe, tmp_path)
+    lying(wire, BAD, **{part: 2**31})
+    with little_memory():
+        done = serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert done.history[0]["clients"] == [0, 1, 2]
+    assert "turned away" not in (tmp_path / "out" / EVENT_LOG).read_text()
+
+
+@pytest.mark.parametrize(
+    ("claim", "reason"),
+    [
+        ({"shape": [1, 2**9, 2**10]}, "expected inputs of at most 262144 numbers, got 524288"),
+        ({"architecture": "mlp-64-32", "shape": [2**21]}, "expected inputs of at most 262144 numbers, got 2097152"),
+        ({"architecture": "mlp-64-32", "categories": [2**18] * 2**8}, "expected inputs of at most 262144 numbers"),
+        ({"architecture": "resnet152-preact-1000"}, "expected a network of at most 33554432 numbers"),
+    ],
+)
+def test_no_network_that_a_node_claims_is_built_if_it_is_far_larger_than_others(
+    tmp_path: Path, claim: Mapping[str, Any], reason: str
+) -> None:
+    recipe = recipe_of("fedproto", training={"rounds": 1}, models={"feature_dim": 8})
+    wire = Nearby(recipe, tmp_path)
+    lying(wire, BAD, **claim)
+    with little_memory():
+        serve(recipe, wire, out=tmp_path / "out", deadline=5, min_nodes=2)
+    lines = [json.loads(line) for line in (tmp_path / "out" / EVENT_LOG).read_text().splitlines()]
+    assert [line["reason"][: len(reason) + 10] for line in lines if line["event"] == "turned away"] == [
+        f"client 1: {reason}"
+    ]
+
+
+def test_who_fits_nobody_is_tried_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time takes a federation made in vain, and a line of the event log; to go and come back changes nothing."""
+    now = [0.0]
+    monkeypatch.setattr(node_registry, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    recipe = recipe_of("local")
+    wire = Nearby(recipe, tmp_path)
+    found, _ = greeted(wire, recipe, tmp_path)
+    tried = []
+    for second in range(600):
+        now[0] = float(second)
+        wire.away = {BAD} if second % 2 else set()
+        found.poll()
+        if 1 in found.known:
+            tried.append(second)
+            found.reject(1, "it does not fit")
+    assert tried == [0, 2, 62, 182, 422]  # the first time it is new again as soon as it is back
+
+
+def test_a_hello_that_says_nothing_new_is_noted_once(tmp_path: Path) -> None:
+    recipe = recipe_of("local")
+    wire = Nearby(recipe, tmp_path)
+    event_log = EventLog(tmp_path / EVENT_LOG, False)
+    event_log.open()
+    for _ in range(3):
+        registry = NodeRegistry(recipe, RequestBroker(wire, 5.0), event_log, 3, lambda text: None)
+        registry.poll()
+        assert sorted(registry.node_of) == [0, 1, 2]
+    assert (tmp_path / EVENT_LOG).read_text().count('"event": "hello"') == 3
 
 
 def test_a_recipe_that_fits_nobody_is_the_recipes_fault(tmp_path: Path) -> None:

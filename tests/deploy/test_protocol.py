@@ -61,6 +61,12 @@ def test_bytes_that_are_no_message_are_one_line(data: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_header_has_a_largest_length() -> None:
+    header = b'{"names":[' + b"[]," * 2**21 + b'[]],"empty":[],"facts":{}}'  # a hundred times as much, once it is read
+    with pytest.raises(RunError, match="expected a header of at most 4194304 bytes, got 6291492"):
+        deserialize(len(header).to_bytes(8, "little") + header)
+
+
 def test_header_and_content_must_agree() -> None:
     data = serialize({"a": torch.ones(3)}).replace(b'"names": ["a"]', b'"names": ["b"]')
     with pytest.raises(RunError, match="do not both have 'a'"):

@@ -60,6 +60,13 @@ class TestWithThePackage:
     def _package(self) -> None:
         pytest.importorskip("dp_accounting")
 
+    def test_what_a_node_says_of_its_rows_costs_no_minutes(self) -> None:
+        """Of 2^31 rows there are so many batches that to compose their losses takes hours."""
+        many = [Release("training", "sample", 1.0, 10, 2**31, poisson=True, times=2**31 // 10)]
+        assert compute_epsilon(many, DELTA, "pld") == compute_epsilon(many, DELTA, "rdp") > 0
+        few = [Release("training", "sample", 1.0, 10, 1000, poisson=True, times=100)]
+        assert compute_epsilon(few, DELTA, "pld") < compute_epsilon(few, DELTA, "rdp")
+
     @pytest.mark.parametrize("poisson", [False, True])
     @pytest.mark.parametrize(("noise", "rows"), [(0.5, 300), (1.0, 300), (4.0, 40)])
     def test_of_one_release_losses_are_exact_and_divergences_a_bound(

@@ -99,7 +99,7 @@ def _print_scores(result: Mapping[str, Any]) -> None:
     for stage, score in result.get("held_out", {}).items():
         value = main.text(score["mean"]) + main.unit
         print_text(f"{main.title} of {score['n']} clients held out, {stage}: {value}")
-    table = result["clients_table"]
+    table = result.get("clients_table") or []
     for line in describe_unevaluated({row["id"]: row["last_evaluated"] for row in table if "last_evaluated" in row}):
         print_text(line)
     before = result.get(f"{main.name}_before_closing")

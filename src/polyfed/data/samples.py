@@ -92,6 +92,11 @@ class LabeledSamples:
         """Whether labels are numbers to predict, no classes."""
         return self.y.is_floating_point()
 
+    @property
+    def largest_label(self) -> int:
+        """The largest class number; of no samples none."""
+        return int(self.y.max())
+
     def on_cpu(self) -> LabeledSamples:
         """The samples in main memory, wherever they lie."""
         return self if self.x.is_cpu and self.y.is_cpu else LabeledSamples(self.x.cpu(), self.y.cpu(), self.scale)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _TYPES: Mapping[Kind, str] = {"hello": "query.hello", "train": "train", "score": "evaluate", "finish": "query.finish"}
 _LONGEST = 1000  # characters of a node's trouble that are told
-MAX_FACTS_BYTES = 2**26  # bytes of an envelope's facts
+MAX_FACTS_BYTES = 2**24  # bytes of an envelope's facts: read, JSON takes twenty times as much
 RECORD = "polyfed"
 FACTS = "facts"
 _BODY = "body"
@@ -171,7 +171,8 @@ def _record(said: Answer) -> RecordDict:
 
     if isinstance(said, NodeError):
         return RecordDict({RECORD: ConfigRecord({_TROUBLE: str(said)})})
-    record = RecordDict({RECORD: ConfigRecord({FACTS: json.dumps({"kind": said.kind, **said.facts})})})
+    facts = json.dumps({"kind": said.kind, **said.facts}, separators=(",", ":"))
+    record = RecordDict({RECORD: ConfigRecord({FACTS: facts})})
     if said.body:
         array = Array("uint8", (len(said.body),), "polyfed", said.body)
         record[_BODY] = ArrayRecord({_BODY: array})

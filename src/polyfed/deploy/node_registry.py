@@ -24,6 +24,7 @@ from polyfed.results.read import check_links, parse_json
 EVENT_LOG, _RELEASED = "nodes.jsonl", "released"
 PAUSE = 0.2  # seconds between two looks for answers
 REST = 30.0  # seconds before a node that could not say who it is, or was turned away, is asked again
+_DOUBLINGS = 8  # of that, at most
 _INPUT = 2**22
 _HEAD = 2**24  # numbers that an input may have, and a head in all
 _FEW = 5  # names that are told of many
@@ -115,15 +116,19 @@ class EventLog:
 
     def welcome(self, said: ClientHello, node: int) -> None:
         """Somebody is a client: its number is that node's from now on."""
+        owner = Owner(node, said.token)
+        if self.introductions.get(said.client) == said and self.owners.get(said.client) == owner:
+            return
         self.introductions[said.client] = said
-        self.owners[said.client] = Owner(node, said.token)
+        self.owners[said.client] = owner
         self.note("hello", client=said.client, node=node, said=said.model_dump())
 
     def note(self, event: str, **facts: Any) -> None:
         """One line more."""
         line = json.dumps({"event": event, "round": self.round, "time": round(time.time(), 3), **facts}) + "\n"
-        self._whole += line
-        if self._open:
+        if not self._open:
+            self._whole += line
+        else:
             with explain_disk_errors(self._path.parent), self._path.open("ab") as file:
                 file.write(line.encode())
                 file.flush()
@@ -134,6 +139,7 @@ class EventLog:
         if not self._open:
             with explain_disk_errors(self._path.parent):
                 atomic_write(self._path, self._whole.encode())
+            self._whole = ""
             self._open = True
 
 
@@ -234,6 +240,7 @@ class NodeRegistry:
         self.class_names = told or next((said.class_names for said in self.known.values()), None)
         self._asked: dict[str, int] = {}  # greetings under way
         self._resting: dict[int, tuple[float, str]] = {}  # who is not asked before when, and why
+        self._rejections = Counter[int]()  # of a node: how often a federation was tried in vain with it
 
     def wait_for_clients(self, wanted: int) -> None:
         """Wait until so many clients are there; the first of them settle what the classes are called."""
@@ -255,7 +262,9 @@ class NodeRegistry:
         self._hear()
         online = self._broker.wire.nodes()
         now = time.monotonic()
-        self._resting = {node: rest for node, rest in self._resting.items() if node in online}
+        self._resting = {
+            node: rest for node, rest in self._resting.items() if node in online or self._rejections[node] > 1
+        }
         resting = {node for node, (until, _) in self._resting.items() if now < until}
         if fresh := sorted(online - {*self.node_of.values(), *self._asked.values()} - resting):
             envelope = self._greeting()
@@ -291,17 +300,23 @@ class NodeRegistry:
         self._event_log.welcome(said, node)
 
     def reject(self, client: int, reason: str) -> None:
-        """Turn somebody away that has said hello, as the others' federation has no place for it."""
+        """Turn somebody away that has said hello, as the others' federation has no place for it.
+
+        To find that out takes time; so it rests twice as long after each time.
+        """
         del self.known[client]
         self._event_log.forget(client)
-        self._turn_away(self.node_of.pop(client), reason, client=client)
+        node = self.node_of.pop(client)
+        self._rejections[node] += 1
+        self._turn_away(node, reason, client=client)
 
     def _turn_away(self, node: int, reason: str, **more: int) -> None:
         reason = reason[:_REASON]
         if self._resting.get(node, (0.0, ""))[1] != reason:  # else it is an old story
             self._event_log.note("turned away", node=node, reason=reason, **more)
             self._say(f"node {node} is no client: {reason}")
-        self._resting[node] = (time.monotonic() + REST, reason)
+        doubled = min(max(self._rejections[node] - 1, 0), _DOUBLINGS)
+        self._resting[node] = (time.monotonic() + REST * 2**doubled, reason)
 
     def _check(self, said: ClientHello, node: int) -> None:
         """Whether this can be a client.

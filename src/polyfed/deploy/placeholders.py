@@ -19,8 +19,10 @@ from polyfed.models.split import SplitModel
 from polyfed.models.zoo import build, without_memory
 from polyfed.registry import MODELS
 
-_SMALL = 2**18  # numbers of an input, or words, for which no network is too large
-_LARGEST = 2**28  # numbers of a network
+_SMALL_INPUT = 2**18
+_SMALL = 2**25  # numbers that an input, and a network, may have whatever those of others are
+_LARGEST = 2**28  # numbers that no network may have
+_TIMES = 4  # ... and else this many times as many as those of others
 UNSEEN = "extractor.unseen"  # the tensor by which a `PlaceholderModel` network in a message is known
 
 
@@ -80,14 +82,19 @@ class _Named(nn.Module):
 
 
 class _Blank(LabeledSamples):
-    """Samples that are not looked at."""
+    """Samples of which only their number and what an input looks like is known."""
 
     def __post_init__(self) -> None:
-        """Nothing to check, which would take memory for all of them."""
+        """Nothing to check."""
+
+    @property
+    def largest_label(self) -> int:
+        """Nobody knows: no more than the classes that were told."""
+        return 0
 
 
 def placeholder_samples(count: int, told: ClientHello) -> LabeledSamples:
-    """So many samples of the kind that was told, which take no memory."""
+    """So many samples of the kind that was told, which take no memory as long as only some of them are read."""
     x = torch.zeros((), dtype=getattr(torch, told.dtype)).expand(count, *told.shape)
     return _Blank(x, torch.zeros((), dtype=torch.int64).expand(count))
 
@@ -116,21 +123,42 @@ def placeholder_builder(said: ClientHello, recipe: Recipe, classes: int) -> Buil
     )
 
 
-def check_size(said: ClientHello, recipe: Recipe, classes: int) -> None:
-    """Whether a network that the server builds for a client is one that it can hold; weighed without being built.
+def check_size(said: ClientHello, first: ClientHello, recipe: Recipe, classes: int) -> None:
+    """Whether a client's inputs, and the network that the server builds for it, are such as it can hold.
+
+    Networks are weighed without being built. Where one cannot be, inputs are the measure.
+
+    Args:
+        first: of the most common kind, by which is measured.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: they are not.
     """
-    if not can_build(said, recipe) or max(math.prod(said.shape), said.words, *said.categories) <= _SMALL:
+    inputs = _input_size(said)
+    most_inputs = max(_SMALL_INPUT, _TIMES * _input_size(first))
+    if inputs > most_inputs:
+        raise ConfigError(f"client {said.client}: expected inputs of at most {most_inputs} numbers, got {inputs}")
+    size = _size(said, recipe, classes) if can_build(said, recipe) else 0
+    if size <= _SMALL:
         return
+    usual = [first.model_copy(update={"architecture": name}) for name in recipe.models.architectures]
+    most = min(_LARGEST, max(_SMALL, _TIMES * max(_size(one, recipe, classes) for one in usual)))
+    if size > most:
+        raise ConfigError(
+            f"client {said.client}: expected a network of at most {most} numbers, got '{said.architecture}' for inputs "
+            f"{tuple(said.shape)} with {size}; the recipe's models.architectures say how large networks are"
+        )
+
+
+def _input_size(said: ClientHello) -> int:
+    """Numbers of an input, or of what a network keeps for words and categories."""
+    return max(math.prod(said.shape), said.words, sum(said.categories))
+
+
+def _size(said: ClientHello, recipe: Recipe, classes: int) -> int:
+    """Numbers of a client's network; 0 of one that cannot be weighed."""
     try:
         with without_memory():
-            count = sum(tensor.numel() for tensor in placeholder_builder(said, recipe, classes)().state_dict().values())
-    except (NotImplementedError, RuntimeError):  # one that cannot be weighed so
-        return
-    if count > _LARGEST:
-        raise ConfigError(
-            f"client {said.client}: expected a network of at most {_LARGEST} numbers, got '{said.architecture}' for "
-            f"inputs {tuple(said.shape)} with {count}"
-        )
+            return sum(tensor.numel() for tensor in placeholder_builder(said, recipe, classes)().state_dict().values())
+    except (NotImplementedError, RuntimeError):
+        return 0

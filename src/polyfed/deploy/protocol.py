@@ -38,14 +38,16 @@ _WEIGHTS, _OF_STATE = "weights", "state "  # names in a message that is a client
 _LENGTH = 8  # bytes that tell how long the header is
 _REASON = 300  # characters that are told of what is wrong with it
 _TENSORS = 2**14  # and groups, that a message may have at most
+_HEADER = 2**22  # bytes of their names at most: read, JSON takes twenty times as much
 
 Count = Annotated[int, Field(ge=0, le=2**40)]
 _Rows = Annotated[int, Field(ge=0, le=2**31)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Numbers = Annotated[list[_Number], Field(max_length=2**16)]
-_Name = Annotated[str, Field(max_length=1000)]
-_Names = Annotated[list[_Name], Field(max_length=2**20)]
-_Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**15)]
+_Text = Annotated[str, Field(max_length=1000)]
+_Name = Annotated[str, Field(max_length=200)]
+_Names = Annotated[list[_Name], Field(max_length=2**16)]
+_Classes = Annotated[list[_Name], Field(min_length=1, max_length=2**11)]  # the server has counts (C, C) of each client
 _Path = Annotated[str, Field(max_length=200, pattern=r"^[^.]+(\.[^.]+){0,15}$")]  # of a tensor in a network
 _Mark = Annotated[str, Field(pattern=r"^(\d{6}-\d{2})?$")]
 
@@ -62,7 +64,7 @@ class TaskRequest(Settings):
 
     experiment: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
     settings: dict[str, Any] = Field(default_factory=dict)
-    class_names: _Names | None = None
+    class_names: _Classes | None = None
     auxiliary_model: str = ""
     round: Count = 0
     exchange_index: Count = 0
@@ -88,7 +90,7 @@ class ClientHello(Settings):
 
     client: Count
     token: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    dataset: _Name
+    dataset: _Text
     train: Annotated[int, Field(ge=1, le=2**31)]
     validation: _Rows
     test: _Rows
@@ -103,7 +105,7 @@ class ClientHello(Settings):
     categories: Annotated[list[Annotated[int, Field(ge=0, le=2**22)]], Field(max_length=2**16)] = Field(
         default_factory=list
     )
-    architecture: _Name
+    architecture: _Text
     feature_dim: Annotated[int, Field(ge=1, le=2**20)]
     head: Annotated[dict[_Path, Annotated[list[Count], Field(max_length=8)]], Field(max_length=64)]
     linear: bool
@@ -122,7 +124,7 @@ class TaskResult(Settings):
     loss: float
     bytes_up: Count
     sums: Annotated[dict[Annotated[str, Field(max_length=100)], _Number], Field(max_length=100)]
-    refused: _Name | None
+    refused: _Text | None
     new: bool
     score: dict[str, Any] | None
     kept: dict[str, dict[str, Any]]
@@ -178,6 +180,8 @@ def deserialize(data: bytes) -> tuple[State, dict[str, Any]]:
     """
     try:
         end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        if end - _LENGTH > _HEADER:
+            raise ValueError(f"expected a header of at most {_HEADER} bytes, got {end - _LENGTH}")
         header = json.loads(data[_LENGTH:end])
         names = header["names"]
         empty = header["empty"]

@@ -145,8 +145,8 @@ class DeployedFederation(Federation):
         }
         for said in reversed(expected):  # of two of one name, the first counts
             builders[said.architecture] = placeholder_builder(said, recipe, len(names))
-        for said in known.values():
-            check_size(said, recipe, len(names))
+        for said in {(kind(said), said.architecture): said for said in reversed(known.values())}.values():
+            check_size(said, first, recipe, len(names))
         self._broker = broker
         self._registry = registry
         self._event_log = event_log
@@ -182,6 +182,7 @@ class DeployedFederation(Federation):
             builders=builders,
             trackers=[_Opens(event_log), *trackers],
         )
+        self.evaluator.silent = self._nodes.silent
         _check_hellos(self, {i: said for i, said in enumerate(expected) if i in known})
 
     def _make_store(self) -> WeightStore:
@@ -198,10 +199,6 @@ class DeployedFederation(Federation):
     def _look(self) -> None:
         if self._registry.poll():
             raise ClientJoined
-
-    def silent(self) -> Collection[int]:
-        """Clients whose nodes are not there, or gave no answer in this round that can be read."""
-        return self._nodes.silent()
 
     def export(self, client_id: int) -> nn.Module:
         """Not to be had here."""

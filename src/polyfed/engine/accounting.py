@@ -29,13 +29,15 @@ _ORDERS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 257, 512, 1024]  # who
 _GAP = 1e-3  # between the values of a privacy loss
 _LOUDEST = 2.0**20  # noise beyond which none is looked for
 _TAIL = 1e-16  # delta beyond the largest of them
+_COMPOSED = 2**20  # releases that "pld" composes at most, which takes seconds
 
 
 def compute_epsilon(releases: Iterable[Release], delta: float, accountant: Accountant = "rdp") -> float:
     """Epsilon of these releases of one client together, all of one unit, at this delta. Nothing has 0.
 
     Args:
-        accountant: how it is bounded where rows are drawn; without that there is one exact answer.
+        accountant: how it is bounded where rows are drawn; without that there is one exact answer. Of more than a
+            million releases the bound is that of "rdp".
 
     Raises:
         ConfigError: rows are drawn, and dp-accounting is not installed.
@@ -46,7 +48,8 @@ def compute_epsilon(releases: Iterable[Release], delta: float, accountant: Accou
     plain = gaussian_epsilon(sum(one.times / one.noise**2 for one in counted) ** -0.5, 1.0, delta)
     if not any(one.sampled for one in counted):
         return plain
-    bound = _rdp_epsilon if accountant == "rdp" else _pld_epsilon
+    few = sum(one.times for one in counted) <= _COMPOSED
+    bound = _pld_epsilon if accountant == "pld" and few else _rdp_epsilon
     return min(plain, bound(counted, delta))
 
 

@@ -393,4 +393,4 @@ def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: 
 
 def _largest_label(data: ClientData, test: LabeledSamples | None) -> int:
     parts = [data.train, data.validation, data.test, *([] if test is None else [test])]
-    return max(int(part.y.max()) for part in parts if len(part))
+    return max(part.largest_label for part in parts if len(part))

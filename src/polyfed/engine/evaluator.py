@@ -58,7 +58,10 @@ class Evaluator:
         main_score: the task's. clients: by number. executor: does the work.
         stages: the main one first. metrics: figures of the user's own. shared_test: the samples all are tested on.
         excluded: clients that take no part -> the variant of their network. unscored: who is not scored.
-        held_out: who never trains, and is scored as a newcomer. silent: who does not answer at the moment.
+        held_out: who never trains, and is scored as a newcomer.
+
+    Attributes:
+        silent: tells who does not answer at the moment: nobody, where all clients are in one process.
     """
 
     def __init__(  # noqa: PLR0913 - what scoring needs of a federation
@@ -76,7 +79,6 @@ class Evaluator:
         excluded: Mapping[int, str],
         unscored: Collection[int],
         held_out: Collection[int] = (),
-        silent: Callable[[], Collection[int]] = tuple,
     ) -> None:
         self._method = method
         self._main_score = main_score
@@ -89,7 +91,7 @@ class Evaluator:
         self._shared_test = shared_test
         self._excluded = excluded
         self._unscored = unscored
-        self._silent = silent
+        self.silent: Callable[[], Collection[int]] = tuple
         self.from_scores = from_scores_of(evaluation)
         self._memory = ScoreCache(self.from_scores)
         self._newcomers = Newcomers(
@@ -134,7 +136,7 @@ class Evaluator:
         Of whom nothing changed the last score is taken again, but not of those who do not answer: nobody knows what has
         become of them.
         """
-        silent = set(self._silent())
+        silent = set(self.silent())
         for number in silent:
             self._memory.forget(number)
         there = (self._server.clients.keys() | self._excluded.keys()) - silent

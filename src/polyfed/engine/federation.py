@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,6 @@ class Federation:
             self.setup.excluded,
             self.setup.unscored,
             self.held_out,
-            self.silent,
         )
         self.checkpointer = Checkpointer(
             self.transaction,
@@ -286,10 +285,6 @@ class Federation:
         """Who is in the federation in round `number`, asked or not."""
         absent = {client for plugin in self.plugins for client in plugin.absent(number)}
         return [client.id for client in self.clients if client.id not in absent | self.held_out]
-
-    def silent(self) -> Collection[int]:
-        """Clients that do not answer at the moment: nobody, where all are in one process."""
-        return ()
 
     def cohort(self, number: int) -> list[int]:
         """Who is to take part in a round, as far as nobody drops out."""

@@ -45,8 +45,9 @@ RECIPE: dict[str, Any] = {
     "adversaries": {"label_flip_fraction": 0.1},
 }
 BUFFERED = {"devices": {"profiles": ["laptop"], "buffer_size": 2}}  # in a run of its own, as nothing is late in it
-NOT_HERE = {  # a run without code of one's own, on images of common classes, with networks that are trained whole
+NOT_HERE = {  # a run without code of one's own, on images of common classes, networks trained whole, all clients scored
     "ClientRow.class_names",
+    "ClientRow.last_evaluated",
     "ModelEntry.target",
     "RunResult.score",
     "ModelEntry.adapters",

@@ -67,6 +67,10 @@ def gathered(attempts: Iterable[Callable[[], T]], command: str = "check") -> lis
     return found
 
 
+class MissingPackage(ConfigError):
+    """A package of one of polyfed's extras is not installed: said once, whatever else would need it."""
+
+
 class RunError(PolyfedError):
     """A run that had begun failed: names the client, the round and the stage."""
 

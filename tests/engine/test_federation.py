@@ -660,5 +660,5 @@ def test_no_clients_and_no_such_device_are_refused() -> None:
         Federation([], Local())
     with pytest.raises(ConfigError, match="device"):
         usual(Local()).__class__(
-            [Client(nn.Flatten(), draw(3, (0,), 0))], Local(), executor=Execution(device="no-such-device")
+            [Client(nn.Linear(6, 1), draw(3, (0,), 0))], Local(), executor=Execution(device="no-such-device")
         )

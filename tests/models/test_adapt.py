@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -200,6 +201,36 @@ def test_splitting_changes_neither_flags_nor_generator() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
     assert not split(Skip().eval()).training
+
+
+class Writes(nn.Module):
+    """Assigns a buffer, an attribute and an entry of a list in training mode; holds a lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.register_buffer("ema", torch.zeros(4))
+        self.kept: list[Tensor] = []
+        self.lock = threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.append(x)
+        if self.training:
+            self.ema = self.ema * 0.9 + x.mean(0).detach() * 0.1
+        scores: Tensor = self.fc(self.body(x - self.ema))
+        return scores
+
+
+def test_a_forward_that_assigns_is_not_recorded_and_leaves_the_network_as_it_was() -> None:
+    module = Writes()
+    ema = module.ema
+    with pytest.raises(ConfigError, match=r"its forward assigns self.ema, .* write self.ema.copy_\(...\); or pass"):
+        split(module, "fc", "body")
+    assert module.ema is ema
+    assert not module.kept
+    x = torch.randn(6, 4)
+    split(module, "fc", None)(x)
+    assert torch.equal(module.ema, x.mean(0) * 0.1)
 
 
 def test_width_from_an_example() -> None:

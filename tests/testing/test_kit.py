@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from polyfed import testing
-from polyfed.core.method import Method
+from polyfed.core.client import Client
+from polyfed.core.message import Message
+from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.server import Server
+from polyfed.functional.losses import task_loss
 from polyfed.methods import FedAvg, FedGH, Local
 from polyfed.testing import Reduction
 from tests.helpers.mutants import broken, sound
@@ -156,6 +163,53 @@ def test_what_all_else_rests_on_is_one_line_alone(kind: type[Method], says: str)
     (line,) = testing.violations(kind()).values()
     assert says in line
     assert "\n" not in line
+
+
+@hyperparameters
+class Undeclared(Method):
+    """Wants a representation and does not say so; with `split`, it does, but not that all need one width."""
+
+    name: ClassVar[str] = "undeclared"
+    paper: ClassVar[str] = "none"
+    split: bool = False
+
+    @property
+    def requirements(self) -> Requirements:
+        return Requirements(split_model=self.split)
+
+    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
+        return task_loss(model.head(model.represent(batch.x)), batch.y, batch.w)
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return {"weight": client.model.head.weight.detach().clone()}  # type: ignore[union-attr]
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sum(message["weight"] for message in uploads.values())  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("split", "says"), [(False, "no attribute 'head'"), (True, "must match the size")])
+def test_needs_that_are_not_declared_are_one_line(split: bool, says: str) -> None:
+    found = testing.violations(Undeclared(split=split))
+    assert list(found) == ["runs"]
+    assert says in found["runs"]
+    assert "do these name what it needs (split_model=True for represent and head)" in found["runs"]
+
+
+@hyperparameters
+class SendsAlike(Local):
+    """The server sends a mask, which never changes, or numbers that nothing trains."""
+
+    value: float = 1.0
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return {"known": torch.tensor([0.0, self.value, self.value])}
+
+
+@pytest.mark.parametrize(("value", "allowed"), [(1.0, True), (0.5, False), (0.0, False)])
+def test_a_mask_or_count_may_be_the_same_in_every_round(value: float, allowed: bool) -> None:
+    found = testing.violations(SendsAlike(value=value), ["learns"])
+    assert allowed or "the server sends the same 'known'" in found["learns"]
+    assert bool(found) != allowed
 
 
 def test_a_class_in_place_of_a_method_is_one_line() -> None:

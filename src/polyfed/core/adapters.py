@@ -7,7 +7,6 @@ devices are dealt.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyfed.core.message import Group
-from polyfed.core.modules import HEAD, as_split_model, float_state
+from polyfed.core.modules import HEAD, as_split_model, copy_network, float_state
 from polyfed.errors import ConfigError
 from polyfed.functional.lora import Adapter, product
 from polyfed.models.split import SplitModel
@@ -173,7 +172,7 @@ def adapters_of(group: Group, alpha: float | None = None) -> dict[str, Adapter]:
 
 def merge_adapters(network: nn.Module) -> nn.Module:
     """A copy with plain linear layers of weight W + offset + s B A: the network as it was before it had adapters."""
-    model = as_split_model(copy.deepcopy(network))
+    model = as_split_model(copy_network(network))
     merged: dict[nn.Module, nn.Linear] = {}
     for layer in adapted_layers(model).values():
         merged[layer] = _plain(layer)

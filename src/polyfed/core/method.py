@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import torch
@@ -24,6 +24,7 @@ from polyfed.core.releases import Release
 from polyfed.core.server import Server
 from polyfed.core.settings import AdapterSettings, Stage, Training
 from polyfed.core.upload_forms import Form
+from polyfed.errors import ConfigError
 from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
 from polyfed.models.split import Part
@@ -226,8 +227,13 @@ class Method:
         return repr_of_changes(self) if is_dataclass(self) else f"{type(self).__name__}()"
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Reset inherited `ignores_initial_weights` where `receive` is overridden, and `form` where `upload` is."""
+        """Reset inherited `ignores_initial_weights` where `receive` is overridden, and `form` where `upload` is.
+
+        Raises:
+            ConfigError: a property or class variable is written as a method, or the reverse.
+        """
         super().__init_subclass__(**options)
+        _check_kinds_of_hooks(cls)
         if "upload" in vars(cls):
             cls.form = vars(cls).get("form")
         if "receive" in vars(cls):
@@ -405,6 +411,23 @@ class Method:
     def nbytes_in_paper(self, message: Message) -> int:
         """Bytes of a message as the paper counts them; by default all."""
         return nbytes(message)
+
+
+def _check_kinds_of_hooks(kind: type[Method]) -> None:
+    """Whether what is overridden is called where `Method` has a method, and read where it has something else."""
+    functions = (FunctionType, staticmethod, classmethod)
+    for name, base in vars(Method).items():
+        called = isinstance(base, functions)
+        own = inspect.getattr_static(kind, name)
+        if name.startswith("_") or isinstance(own, functions) == called:
+            continue
+        if not called:
+            write = f"@property above def {name}(self)" if isinstance(base, property) else f"{name} = ... in its class"
+            raise ConfigError(f"{kind.__name__}.{name} is read, not called; write {write}")
+        hint = f"write def {name}(self, ...) without @property"
+        if not isinstance(own, property):
+            hint = "a hyperparameter or class variable needs another name"
+        raise ConfigError(f"{kind.__name__}.{name} is called, not read; {hint}")
 
 
 def uses_default_predict(method: Method) -> bool:

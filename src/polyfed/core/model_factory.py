@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from polyfed.core.modules import StateIndex, as_split_model, copy_into, redraw
+from polyfed.core.modules import StateIndex, as_split_model, copy_into, copy_network, redraw
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.errors import ConfigError
 from polyfed.models.split import with_projection
@@ -140,7 +139,7 @@ class ModelFactory:
         self, architecture: str, variant: str, owner: str | int, given: nn.Module | None, alone: bool
     ) -> nn.Module:
         with seeded_global_rng(derive_seed(self._seed, "weights", owner)):
-            model = self.builders[architecture]() if given is None else copy.deepcopy(given)  # build may cut it
+            model = self.builders[architecture]() if given is None else copy_network(given, f"client {owner}")
         model = model.cpu()  # where everything begins; a user's network may lie on the device already
         with seeded_global_rng(derive_seed(self._seed, "build", owner)):
             network = self._build(model, variant)

@@ -6,12 +6,13 @@ import abc
 import contextlib
 import copy
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polyfed.errors import ConfigError, first_line
 from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import Part, SplitModel
@@ -20,6 +21,7 @@ BODY: tuple[Part, ...] = ("extractor", "intermediate")  # all before the head
 HEAD: tuple[Part, ...] = ("head",)
 
 
+_Network = TypeVar("_Network", bound=nn.Module)
 _Trainable = tuple[tuple[str, ...], tuple[nn.Parameter, ...]]
 _STEADY: dict[nn.Module, _Trainable] = {}  # of `cache_trainable`
 
@@ -74,6 +76,41 @@ def head_names(module: nn.Module) -> dict[str, str]:
     """A split model's own names of its head's tensors -> their names within the head, alike whatever holds it."""
     model = as_split_model(module)
     return dict(zip(model.names("head"), model.head.state_dict(), strict=True))
+
+
+def copy_network(module: _Network, who: str = "") -> _Network:
+    """A copy of a network; tensors that an earlier call has left in its attributes are copied without their graph.
+
+    Args:
+        who: whose it is, for the message; default: its class.
+
+    Raises:
+        ConfigError: something in it cannot be copied, such as a lock.
+    """
+    held = [value for layer in module.modules() for value in vars(layer).values() if isinstance(value, Tensor)]
+    computed = {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf}
+    try:
+        return copy.deepcopy(module, computed)
+    except Exception as error:  # the network is the user's
+        place = _attribute_without_copy(module)
+        what = f"its attribute '{place}' ({first_line(error)}); keep that out of the network" if place else str(error)
+        raise ConfigError(
+            f"{who or type(module).__name__}: expected a network that copy.deepcopy can copy, got one where it cannot "
+            f"copy {what}"
+        ) from error
+
+
+def _attribute_without_copy(module: nn.Module) -> str | None:
+    """The dotted name of an attribute that cannot be copied; None where no single one is at fault."""
+    for name, layer in module.named_modules():
+        for key, value in vars(layer).items():
+            if key == "_modules" or isinstance(value, Tensor):
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception:  # it may be anything
+                return f"{name}.{key}".removeprefix(".")
+    return None
 
 
 def redraw(module: nn.Module) -> None:

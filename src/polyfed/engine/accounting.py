@@ -22,7 +22,7 @@ from typing import Any
 
 from polyfed.core.releases import Release
 from polyfed.core.settings import Accountant, Privacy
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, MissingPackage
 from polyfed.functional.gaussian_mechanism import gaussian_delta, gaussian_epsilon
 
 _ORDERS = [*range(2, 33), *range(36, 65, 4), 80, 96, 128, 257, 512, 1024]  # whole ones: quick, and no warnings
@@ -112,7 +112,7 @@ def _package() -> Any:
         import dp_accounting.pld
         import dp_accounting.rdp
     except ImportError:
-        raise ConfigError(
+        raise MissingPackage(
             "privacy: expected the package 'dp-accounting', which counts what drawn rows give away, got none; install "
             "it with: pip install 'polyfed[privacy]'"
         ) from None

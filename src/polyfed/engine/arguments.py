@@ -15,12 +15,14 @@ import torch
 from polyfed.core.client import Client, PublicData, samples_of, to_float
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, with_classes
+from polyfed.core.modules import copy_network
 from polyfed.core.settings import Evaluation, Settings
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to
 from polyfed.data.text import TextConfig, Vocabulary
 from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
+from polyfed.engine.trial_passes import check_parameters
 from polyfed.errors import ConfigError, described, suggest
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
@@ -238,11 +240,13 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
     """Name the architectures of clients that came with a network: alike in class and tensors means alike."""
     known: dict[object, str] = {}
     named: dict[str, Builder] = {}
-    for client in clients:
+    for number, client in enumerate(clients):
         if client.given is None:
             named[client.architecture] = builders[client.architecture]
             continue
         module = client.given
+        who = f"client {number} ('{type(module).__name__}')"
+        check_parameters(module, who)
         shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in module.state_dict().items())
         kind = (type(module), repr(module), shapes)
         if kind not in known:
@@ -250,7 +254,7 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
             taken = set(named) | set(builders)
             names = [base, *(f"{base}-{i}" for i in range(2, len(clients) + 2))]
             known[kind] = next(name for name in names if name not in taken)
-            named[known[kind]] = lambda module=module: copy.deepcopy(module)  # type: ignore[misc]
+            named[known[kind]] = functools.partial(copy_network, module, who)
         client.architecture = known[kind]
     return named
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import BY_SIZE, ModelFactory
 from polyfed.core.modules import as_split_model, float_state
 from polyfed.engine.averaging_summary import listed, only_heads_shared
-from polyfed.errors import ConfigError, ConfigErrors, PolyfedError
+from polyfed.engine.trial_passes import check_parameters, example_input, try_network, try_row
+from polyfed.errors import ConfigError, ConfigErrors, MissingPackage, PolyfedError
 from polyfed.functional.feature_pooling import layout
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SplitModel, cut_shapes
@@ -35,7 +36,7 @@ def check_compatibility(
     """
     first = {client.architecture: client for client in reversed(clients)}
     problems: list[str] = []
-    templates = _working(method, model_factory, first, problems)
+    templates = _working(method, model_factory, clients, problems)
     for question in _questions(method, clients, model_factory, public, templates, first):
         try:
             question()
@@ -46,15 +47,19 @@ def check_compatibility(
 
 
 def _working(
-    method: Method, model_factory: ModelFactory, first: Mapping[str, Client], problems: list[str]
+    method: Method, model_factory: ModelFactory, clients: Sequence[Client], problems: list[str]
 ) -> dict[str, nn.Module]:
     """The networks that can be made and take their clients' data, in the order of these; why not, of the others."""
     templates = {}
-    for architecture, client in sorted(first.items(), key=lambda one: one[1].id):
+    for architecture in dict.fromkeys(client.architecture for client in clients):
+        owners = [client for client in clients if client.architecture == architecture]
         try:
             module = model_factory.module(architecture, alone=True)
+            check_parameters(module, f"client {owners[0].id} ('{architecture}')")
             module = module if model_factory.together else method.personal_model(module)
-            _check_forward(client, module)
+            try_network(owners, module)
+        except MissingPackage:
+            raise
         except ConfigError as error:
             problems.append(str(error))
         else:
@@ -136,30 +141,6 @@ def check_auxiliary_model(method: Method, known: Collection[str]) -> None:
         )
 
 
-def example_input(client: Client, module: nn.Module) -> Tensor:
-    """The client's first training sample as `module` takes it, a batch of one."""
-    return client.prepare(client.data.train.x[:1]).to(next(iter(module.parameters())).device)
-
-
-def _check_forward(client: Client, module: nn.Module, who: str = "") -> None:
-    who = who or f"client {client.id} ('{client.architecture}')"
-    x = example_input(client, module)
-    try:
-        with torch.inference_mode(), eval_mode(module):
-            scores = module(x)
-    except Exception as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{who} cannot take inputs of shape {tuple(x.shape[1:])}: {problem}") from error
-    came = f"shape {tuple(scores.shape[1:])}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-    if not client.classes and (not isinstance(scores, Tensor) or scores.shape != (1, 1)):
-        raise ConfigError(
-            f"expected one output per sample, shape (1,), from {who}, as labels are floats, numbers to predict, got "
-            f"{came}; write y.long() if they are classes"
-        )
-    if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[1] < client.classes:
-        raise ConfigError(f"expected scores for {client.classes} classes per sample from {who}, got {came}")
-
-
 def _check_together(method: Method, model_factory: ModelFactory, first: Mapping[str, Client]) -> None:
     """Check that the auxiliary model takes every client's inputs, and that the joined networks give scores."""
     name = method.display_name
@@ -189,11 +170,11 @@ def _check_together(method: Method, model_factory: ModelFactory, first: Mapping[
             + (f"; {method.requirements.hint}" if method.requirements.hint else "")
         )
     for client in first.values():
-        _check_forward(client, module, who)
+        try_row(client, module, who)
     if not model_factory.together:
         return
     for architecture, client in first.items():
-        _check_forward(client, method.personal_model(model_factory.module(architecture)))
+        try_row(client, method.personal_model(model_factory.module(architecture)))
 
 
 def _few(names: Sequence[str]) -> str:

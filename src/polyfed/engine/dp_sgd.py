@@ -32,7 +32,7 @@ from polyfed.core.model_factory import ModelFactory
 from polyfed.core.modules import trainable_parameters
 from polyfed.core.releases import Release
 from polyfed.core.settings import Privacy, Training
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, MissingPackage
 from polyfed.functional.drift import Normals, clip_and_noise
 from polyfed.functional.modes import channels_first, has_batchnorm
 from polyfed.functional.secure_noise import KeyedGaussian, KeyedUniforms
@@ -278,7 +278,7 @@ def _package() -> tuple[Any, Any]:
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
     except ImportError:
-        raise ConfigError(
+        raise MissingPackage(
             "privacy.max_grad_norm: expected the package 'opacus', which takes gradients row by row, got none; install "
             "it with: pip install 'polyfed[privacy]'"
         ) from None

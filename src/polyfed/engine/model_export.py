@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from polyfed.core.client import Client, to_float
 from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.model_factory import ModelFactory
-from polyfed.core.modules import export_state
+from polyfed.core.modules import copy_network, export_state
 from polyfed.core.server import Server
 from polyfed.data.table_columns import TableColumns, own_means
 from polyfed.data.transforms import Prepare
@@ -60,7 +59,7 @@ class ModelExport:
         if client_id not in self._server.clients:
             here = ", ".join(map(str, self._server.clients))
             raise ConfigError(f"expected a client that is present ({here}), got {client_id}")
-        return copy.deepcopy(self._method.personal_model(self._personal_client(client_id).model)).cpu().eval()
+        return copy_network(self._method.personal_model(self._personal_client(client_id).model)).cpu().eval()
 
     def write(self, folder: RunFolder) -> None:
         """Write the models of everybody present into the run folder, and a guide to them."""

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from polyfed.core.client import Client
 from polyfed.core.message import get_tensor, shallow_copy
 from polyfed.core.method import Batch, Context, Method, Phase
-from polyfed.core.modules import cache_trainable
+from polyfed.core.modules import cache_trainable, copy_network
 from polyfed.core.randomness import derive_seed, seeded_global_rng
 from polyfed.engine.executors.context_stacking import structure
 from polyfed.engine.local_training import phase_data, train_only
@@ -173,7 +173,7 @@ def training_memory(client: Client, module: nn.Module) -> int:
     Args:
         client: whose data and settings. module: stays as it is.
     """
-    model = copy.deepcopy(module).train()
+    model = copy_network(module).train()
     rows = torch.arange(client.training.batch_size) % client.n
     with cache_trainable(model) as (_, parameters), AllocationTracker() as made:
         device = next(iter(model.parameters())).device

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
-from polyfed.errors import PolyfedError
+from polyfed.errors import MissingPackage, PolyfedError
 from polyfed.experiments import estimate
 from polyfed.experiments.build import build_federation
 from polyfed.experiments.data_cache import DataCache
@@ -70,6 +70,8 @@ def check_methods(
     for name in names:
         try:
             yield _fit(name, base, data, measure, timed)
+        except MissingPackage:
+            raise
         except PolyfedError as error:
             yield Compatibility(name, str(error))
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, MissingPackage
 from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request
@@ -331,7 +331,7 @@ def _package(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision's operators are another PyTorch's
-        raise ConfigError(
+        raise MissingPackage(
             f"{name} cannot be imported ({_first_line(error)}); install the extra 'vision': pip install "
             "'polyfed[vision]', with torch and torchvision of versions that belong together"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -137,8 +138,10 @@ class UnrecordedForward(Exception):
 
 
 def trace_forward(module: nn.Module, entered: Sequence[str]) -> tuple[fx.Graph, nn.Module]:
-    """Records the forward in the mode the module is in."""
-    root = _Entry(module)
+    """Records the forward in the mode the module is in, on a copy that shares its tensors."""
+    root = _Entry(_twin(module))
+    layers = dict(root.original.named_modules())
+    held = {name: _attributes(layer) for name, layer in layers.items()}
     before = torch.get_rng_state()
     try:
         graph = _Tracer(entered).trace(root)
@@ -151,12 +154,45 @@ def trace_forward(module: nn.Module, entered: Sequence[str]) -> tuple[fx.Graph, 
     finally:
         drawn = not torch.equal(before, torch.get_rng_state())
         torch.set_rng_state(before)
+    for name, layer in layers.items():
+        _refuse_assigned(name, layer, held[name])
     if drawn:
         raise UnrecordedForward(
             "its forward draws random numbers without looking at the input, and a record would repeat one draw for "
             "ever; move them into a submodule"
         )
     return graph, root
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy that shares parameters and buffers, and whatever cannot be copied."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    for layer in reversed([*module.modules()]):  # what is within another one first
+        twin = memo[id(layer)] = object.__new__(type(layer))
+        vars(twin).update({key: _copied(value, memo) for key, value in vars(layer).items()})
+    copied: nn.Module = memo[id(module)]
+    return copied
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, the result of an earlier call
+        return value
+
+
+def _attributes(layer: nn.Module) -> dict[str, Any]:
+    """All that a layer holds by name, its tensors among them."""
+    return {**vars(layer), **layer._parameters, **layer._buffers}
+
+
+def _refuse_assigned(place: str, layer: nn.Module, held: dict[str, Any]) -> None:
+    """Refuse a forward that has assigned an attribute: a record runs its calls, and would not do so."""
+    for key, value in _attributes(layer).items():
+        if key not in held or held[key] is not value:
+            name = ".".join(["self", *([place] if place else []), key])
+            remedy = f"write {name}.copy_(...)" if key in layer._buffers else "keep that out of the forward"
+            raise UnrecordedForward(f"its forward assigns {name}, which a record would not do; {remedy}")
 
 
 def head_not_last(architecture: str, head: str, what: str) -> str:

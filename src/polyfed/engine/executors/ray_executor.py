@@ -54,7 +54,7 @@ from polyfed.engine.executors.ray_session import CLUSTER, RaySession, address_of
 from polyfed.engine.executors.shared_buffer import Parcel
 from polyfed.engine.executors.worker import tune_process
 from polyfed.engine.weight_store import WeightRow, WeightStore
-from polyfed.errors import ConfigError, RunError
+from polyfed.errors import ConfigError, MissingPackage, RunError
 from polyfed.version import __version__
 
 _PATIENCE = 60.0  # seconds that a worker in place of another one may wait for a free core
@@ -85,7 +85,9 @@ class RayExecutor(ProcessPool):
         rebuild: Rebuild | None = None,
     ) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise ConfigError("the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'")
+            raise MissingPackage(
+                "the executor 'ray' needs the package 'ray'; install it with: pip install 'polyfed[ray]'"
+            )
         on_gpus = _on_gpus(context.model_factory.device)
         if rebuild is None:
             raise ConfigError(

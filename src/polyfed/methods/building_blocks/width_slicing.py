@@ -9,7 +9,6 @@ of its own, and the server averages these rate by rate.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +32,7 @@ from polyfed.core.method import (
     TrainingResult,
     hyperparameters,
 )
-from polyfed.core.modules import float_state, load_state, static_statistics
+from polyfed.core.modules import copy_network, float_state, load_state, static_statistics
 from polyfed.core.server import Server
 from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import MOST, Entry, Form, Members, UploadContext, alike, as_sent
@@ -300,7 +299,7 @@ def upload(client: Client, masked: bool) -> Message:
     if client.exchange == STATISTICS:
         if "average" not in client.context:
             return {}
-        model = copy.deepcopy(client.model)
+        model = copy_network(client.model)
         x = client.data.train.x
         load_state(model, client.context["average"])
         statistics, batches = static_batchnorm.estimate_stats(model, x, client.prepare, client.training.batch_size)

@@ -19,6 +19,7 @@ from polyfed.testing.properties import (
 _IN_ORDER: tuple[Callable[[ConformanceKit], None], ...] = (
     declarations.has_hyperparameters,
     declarations.speaks_in_tensors,
+    declarations.runs,
     declarations.declared,
     declarations.refused_before_round_1,
     repeatability.same_seed_same_result,
@@ -54,4 +55,6 @@ _IN_ORDER: tuple[Callable[[ConformanceKit], None], ...] = (
 )
 PROPERTIES = {check.__name__: check for check in _IN_ORDER}
 # where one of these does not hold, no other is asked
-FIRST = (declarations.has_hyperparameters.__name__, declarations.speaks_in_tensors.__name__)
+FIRST = tuple(
+    check.__name__ for check in (declarations.has_hyperparameters, declarations.speaks_in_tensors, declarations.runs)
+)

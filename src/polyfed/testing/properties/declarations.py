@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import typing
 from collections.abc import Callable, Mapping
@@ -70,6 +71,25 @@ def _all_tensors(kit: ConformanceKit, who: str, where: str, message: Message) ->
         kit.fail(f"{who} puts something else than tensors into {where}: {error}")
 
 
+def runs(kit: ConformanceKit) -> None:
+    """It runs with networks as different as its `requirements` allow; with plain ones, where it needs no parts."""
+    needs = kit.method.requirements
+    try:
+        if not _needs_parts(needs):
+            with contextlib.suppress(ConfigError):  # its `build` may refuse them
+                worlds.world([worlds.plain_model], 2 * needs.public).run(kit.method)
+        kit.usual.run(kit.method)
+    except PolyfedError as error:
+        kit.fail(
+            f"{error}; the kit's networks differ in all that `requirements` allow: do these name what it needs "
+            "(split_model=True for represent and head)?"
+        )
+
+
+def _needs_parts(needs: Requirements) -> bool:
+    return needs.split_model or needs.same_feature_dim or needs.same_head or needs.same_cut_shapes
+
+
 def declared(kit: ConformanceKit) -> None:
     """Name, paper, docstring, stage and hyperparameters are there; a wrong hyperparameter is refused."""
     method = kit.method
@@ -96,9 +116,8 @@ def declared(kit: ConformanceKit) -> None:
 def refused_before_round_1(kit: ConformanceKit) -> None:
     """Models and data that do not fit are refused before the first round, with a ConfigError."""
     needs = kit.method.requirements
-    split = needs.split_model or needs.same_feature_dim or needs.same_head or needs.same_cut_shapes
     unfit: dict[str, tuple[bool, list[Callable[[], nn.Module]]]] = {
-        "networks without parts": (split, [worlds.plain_model]),
+        "networks without parts": (_needs_parts(needs), [worlds.plain_model]),
         "two architectures": (needs.same_architecture, [lambda: tiny_model(1, 4, 6), lambda: tiny_model(2, 4, 6)]),
         "two feature widths": (
             needs.same_feature_dim or needs.same_head,

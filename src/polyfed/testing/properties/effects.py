@@ -177,8 +177,14 @@ def learns(kit: ConformanceKit) -> None:
         if moved and not any(moved):
             kit.fail(f"the trainable tensor '{name}' never moves")
     for name, values in messages.items():
-        if len(values) > 2 and all(torch.equal(values[0], later) for later in values[1:]):
+        same = len(values) > 2 and all(torch.equal(values[0], later) for later in values[1:])
+        if same and not _counts_or_masks(values[0]):
             kit.fail(f"the server sends the same '{name}' in every round: nothing trains it")
+
+
+def _counts_or_masks(tensor: Tensor) -> bool:
+    """Whether a tensor holds whole numbers, not all of them zero, which may rightly be the same in every round."""
+    return bool(tensor.any()) and torch.equal(tensor, tensor.round())
 
 
 def _parameters(federation: Federation, client: Client) -> list[tuple[str, nn.Parameter]]:

@@ -1,0 +1,39 @@
+"""What a class of a method may override, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import polyfed as pf
+from polyfed.core.method import Requirements
+from polyfed.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (
+            {"requirements": lambda self: Requirements()},
+            r"Mine.requirements is read, not called; write @property above",
+        ),
+        (
+            {"exposed": lambda self: None},
+            r"Mine.exposed is read, not called; write @property above def exposed",
+        ),
+        ({"name": lambda self: "mine"}, r"Mine.name is read, not called; write name = \.\.\. in its class"),
+        ({"broadcast": property(lambda self: {})}, r"Mine.broadcast is called, not read; write def broadcast"),
+        ({"upload": True}, r"Mine.upload is called, not read; a hyperparameter or class variable needs another name"),
+    ],
+)
+def test_hooks_of_another_kind_are_refused_where_the_class_is_made(body: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        type("Mine", (pf.Method,), body)
+    with pytest.raises(ConfigError, match=told):  # also from a class beside it
+        type("Mine", (type("Part", (), body), pf.Method), {})
+
+
+def test_a_property_may_be_a_plain_value() -> None:
+    kind = type("Mine", (pf.Method,), {"requirements": Requirements(images=True)})
+    assert kind().requirements.images

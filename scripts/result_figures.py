@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.benchmark_gains import Gain, Gains
+from polyfed.report.decomposition import GainParts
 from polyfed.report.figures import series
 from polyfed.report.grouping import group_runs
 from polyfed.report.plot_style import HEIGHT, bar_style, canvas, empty_figure, legend, line_style, style_axes
 from polyfed.report.run_records import load_runs
+from polyfed.report.statistics import Paired
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 KEY = "energy_beyond_smallest_rank"
@@ -72,12 +73,12 @@ def asynchrony(folder: Path) -> None:
 
 def gains(folder: Path) -> None:
     """Every method's gain over Local and its federated gain, in all settings that ran with controls."""
-    by_setting: dict[str, dict[str, Gains]] = {}
+    by_setting: dict[str, dict[str, GainParts]] = {}
     for stem, name in SETTINGS.items():
         stored = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
         (table,) = (one["rows"] for one in stored["tables"] if one["caption"].startswith("What federation is worth"))
-        found = [_gains(dict(zip(table[0], row, strict=True))) for row in table[1:]]
-        by_setting.setdefault(name, {}).update({one.name: one for one in found})
+        rows = [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+        by_setting.setdefault(name, {}).update({row["method"]: _gains(row) for row in rows})
     shared = Counter(method for found in by_setting.values() for method in found)
     figure = gains_figure(by_setting, [method for method, _ in shared.most_common()], "gains")
     if figure is None:
@@ -85,7 +86,7 @@ def gains(folder: Path) -> None:
     figure.figure.savefig(RESULTS / "gains.png", facecolor="white")
 
 
-def _gains(row: Mapping[str, str]) -> Gains:
+def _gains(row: Mapping[str, str]) -> GainParts:
     """A row of such a table, whose figures are percentage points."""
     parts = {
         part: _gain(row[title], row[interval])
@@ -95,13 +96,13 @@ def _gains(row: Mapping[str, str]) -> Gains:
             ("federated", "federated gain", "interval federated"),
         )
     }
-    return Gains(row["method"], **parts, way=None)
+    return GainParts(local=None, pooled=None, way=None, **parts)
 
 
-def _gain(mean: str, interval: str) -> Gain:
+def _gain(mean: str, interval: str) -> Paired:
     ends = [float(end) for end in interval.strip("[]").split(", ")] if interval.startswith("[") else None
     margin = None if ends is None else (ends[1] - ends[0]) / 200
-    return Gain(float(mean.strip("*")) / 100, margin)
+    return Paired(mean=float(mean.strip("*")) / 100, margin=margin)
 
 
 def unlike_own_data(folder: Path) -> None:

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from polyfed.config.protocol import Protocol
 from polyfed.registry import METHODS
-from polyfed.report.benchmark_gains import Gain, gains_of
+from polyfed.report.benchmark_gains import gains_of
 from polyfed.report.benchmark_results import SettingResult, read_results
+from polyfed.report.statistics import Paired
 from polyfed.report.text_tables import Column, interval, markdown_table, scored
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,7 +77,7 @@ def _seeds(setting: SettingResult, method: str) -> int:
     return len(row.by_seed)
 
 
-def _told(gain: Gain, setting: SettingResult) -> str:
+def _told(gain: Paired, setting: SettingResult) -> str:
     score = setting.main_score
     return f"{scored(gain.mean, score, '+')} {interval(gain.mean, gain.margin, '+', score)}"
 

@@ -108,5 +108,5 @@ def test_what_is_distinguishable() -> None:
     assert is_distinguishable(Paired(seeds, -0.2, 0.1, 0.1)) is True
     assert is_distinguishable(Paired(seeds, 0.1, 0.1, 0.2)) is False
     assert is_distinguishable(Paired(seeds, 0.1, 0.0, 0.1)) is False, "zero lies on the edge"
-    assert is_distinguishable(Paired(seeds[:2], 0.2, 0.0, 0.0)) is None
+    assert is_distinguishable(Paired(seeds[:2], 0.2, 0.0, None)) is None, "two seeds have no margin"
     assert is_distinguishable(Paired(seeds, None, None, None)) is None

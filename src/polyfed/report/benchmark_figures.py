@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from polyfed.report.benchmark_gains import Gain, Gains
+from polyfed.report.decomposition import GainParts
 from polyfed.report.plot_style import WIDTH, FigureWithData, add_colorbar, canvas, inches
+from polyfed.report.statistics import Paired, is_distinguishable
 
 __all__ = ["gains_figure"]
 
-PARTS = {"gain": "gain over Local", "federated": "federated gain"}  # attribute of `Gains` -> panel
+PARTS = {"gain": "gain over Local", "federated": "federated gain"}  # attribute of `GainParts` -> panel
 _COLORS = "RdBu"  # red: a loss
 _MOST = 10.0  # percentage points from which on the color is full
 _DARK = 6.5  # percentage points from which on text is white
@@ -21,7 +21,7 @@ _COLUMN = 0.5  # inches
 
 
 def gains_figure(
-    by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str], stem: str = "gains"
+    by_setting: Mapping[str, Mapping[str, GainParts]], methods: Sequence[str], stem: str = "gains"
 ) -> FigureWithData | None:
     """A map with a row for each method and a column for each setting, once per panel.
 
@@ -36,7 +36,7 @@ def gains_figure(
     if not names:
         return None
     rows = [
-        {"setting": setting, "method": method, "part": part, **asdict(getattr(gains[method], part))}
+        _row(setting, method, part, getattr(gains[method], part))
         for setting, gains in by_setting.items()
         for method in names
         if method in gains
@@ -45,7 +45,11 @@ def gains_figure(
     return FigureWithData(stem, _draw(by_setting, names), {"gains": rows}, rows)
 
 
-def _draw(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str]) -> Any:
+def _row(setting: str, method: str, part: str, gain: Paired) -> dict[str, Any]:
+    return {"setting": setting, "method": method, "part": part, "mean": gain.mean, "margin": gain.margin}
+
+
+def _draw(by_setting: Mapping[str, Mapping[str, GainParts]], methods: Sequence[str]) -> Any:
     about = (
         "Percentage points, paired by seed: together minus Local, and together minus alone (every client a federation "
         "of its own). Bold: the 95 % interval excludes zero."
@@ -69,7 +73,7 @@ def _draw(by_setting: Mapping[str, Mapping[str, Gains]], methods: Sequence[str])
     return figure
 
 
-def _map(axes: Any, cells: Sequence[Sequence[Gain | None]]) -> Any:
+def _map(axes: Any, cells: Sequence[Sequence[Paired | None]]) -> Any:
     """The cells as colors, with their figures; a cell without one stays white."""
     nan = float("nan")
     points = [[nan if one is None or one.mean is None else 100 * one.mean for one in row] for row in cells]
@@ -79,7 +83,7 @@ def _map(axes: Any, cells: Sequence[Sequence[Gain | None]]) -> Any:
             if gain is None or gain.mean is None:
                 continue
             color = "white" if abs(points[y][x]) > _DARK else "black"
-            weight = "bold" if gain.leaves_out_zero else "normal"
+            weight = "bold" if is_distinguishable(gain) else "normal"
             said = f"{points[y][x]:+.1f}"
             axes.text(x, y, said, ha="center", va="center", size=_SIZE, color=color, weight=weight)
     return shown

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from polyfed.report.benchmark_gains import Gain, Gains, gain_between, gain_text
+from polyfed.report.benchmark_gains import gain_between, gain_text
 from polyfed.report.benchmark_results import SettingResult
+from polyfed.report.decomposition import GainParts
+from polyfed.report.statistics import Paired, is_distinguishable
 from polyfed.report.text_tables import Column, markdown_table
 
 __all__ = ["overview"]
@@ -14,7 +16,7 @@ _NOT_KNOWN = "-"
 
 
 def overview(
-    found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]], longer: Mapping[str, str]
+    found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, GainParts]], longer: Mapping[str, str]
 ) -> Iterator[str]:
     """The section, in Markdown; nothing where no method has a gain with an interval.
 
@@ -38,27 +40,21 @@ def overview(
     )
 
 
-def _cells(one: SettingResult, gains: Mapping[str, Gains], longer: str) -> dict[str, str]:
+def _cells(one: SettingResult, gains: Mapping[str, GainParts], longer: str) -> dict[str, str]:
     """A setting's cells by column. longer: its row of a Local for longer."""
     score = one.main_score
-    federated = [parts.federated for parts in gains.values()]
     above_longer = [gain_between(one, longer, name) for name in gains]
     return {
         "methods": str(len(gains)),
-        "above Local": _count_above(parts.gain for parts in gains.values()),
-        "above a longer Local": _NOT_KNOWN if one.row(longer) is None else _count_above(above_longer),
-        "gain by the others": _count_above(federated),
-        "lose by the others": _count_below(federated),
+        "above Local": _count(parts.gain for parts in gains.values()),
+        "above a longer Local": _NOT_KNOWN if one.row(longer) is None else _count(above_longer),
+        "gain by the others": _count(parts.federated for parts in gains.values()),
+        "lose by the others": _count((parts.federated for parts in gains.values()), sign=-1),
         "longer Local over Local": gain_text(gain_between(one, "local", longer), score),
         "pooled over Local": gain_text(gain_between(one, "local", "pooled"), score),
     }
 
 
-def _count_above(gains: Iterable[Gain | None]) -> str:
-    """How many can be told to lie above zero."""
-    return str(sum(gain is not None and gain.leaves_out_zero and (gain.mean or 0.0) > 0 for gain in gains))
-
-
-def _count_below(gains: Iterable[Gain]) -> str:
-    """How many can be told to lie below zero."""
-    return str(sum(gain.leaves_out_zero and (gain.mean or 0.0) < 0 for gain in gains))
+def _count(gains: Iterable[Paired | None], sign: int = 1) -> str:
+    """How many can be told to lie above zero; with sign -1, below."""
+    return str(sum(bool(gain and is_distinguishable(gain) and sign * (gain.mean or 0.0) > 0) for gain in gains))

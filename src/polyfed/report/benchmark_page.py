@@ -10,7 +10,7 @@ from types import MappingProxyType
 from polyfed.escaping import markdown_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.benchmark_figures import gains_figure
-from polyfed.report.benchmark_gains import Gain, Gains, gain_between, gain_over, gain_text, gains_of
+from polyfed.report.benchmark_gains import gain_between, gain_text, gains_of
 from polyfed.report.benchmark_overview import overview
 from polyfed.report.benchmark_ranks import Ranking, rank
 from polyfed.report.benchmark_results import (
@@ -20,8 +20,9 @@ from polyfed.report.benchmark_results import (
     read_processor_time,
     read_results,
 )
+from polyfed.report.decomposition import GainParts
 from polyfed.report.run_records import format_setting
-from polyfed.report.statistics import ci_half_width
+from polyfed.report.statistics import Paired, ci_half_width, is_distinguishable
 from polyfed.report.text_tables import (
     Column,
     format_mean_std,
@@ -212,7 +213,7 @@ def _merits(one: SettingResult) -> dict[str, float]:
     return {name: sign * mean for name, mean in means.items() if mean is not None}
 
 
-def _about_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, Gains]]) -> Iterator[str]:
+def _about_gains(found: Sequence[SettingResult], gains: Mapping[str, Mapping[str, GainParts]]) -> Iterator[str]:
     names = list(dict.fromkeys(name for of_setting in gains.values() for name in of_setting))
     if not names:
         return
@@ -244,9 +245,9 @@ def _over_other_targets(found: Sequence[SettingResult]) -> Iterator[str]:
     )
 
 
-def _gains_column(one: SettingResult, gains: Sequence[Gain | None]) -> Column:
+def _gains_column(one: SettingResult, gains: Sequence[Paired | None]) -> Column:
     """A setting's gains with their intervals; bold where these leave out zero."""
-    bold = frozenset(at for at, gain in enumerate(gains) if gain is not None and gain.leaves_out_zero)
+    bold = frozenset(at for at, gain in enumerate(gains) if gain is not None and is_distinguishable(gain))
     return Column(one.setting, [gain_text(gain, one.main_score) for gain in gains], bold=bold)
 
 
@@ -296,7 +297,7 @@ def _over_another_local(
     yield markdown_text(about)
 
 
-def _gains_by_setting(found: Sequence[SettingResult]) -> dict[str, dict[str, Gains]]:
+def _gains_by_setting(found: Sequence[SettingResult]) -> dict[str, dict[str, GainParts]]:
     """Setting -> method -> gains, of settings with gains in accuracy; an RMSE has another unit."""
     by_setting = {one.setting: gains_of(one) for one in found if one.main_score == ACCURACY}
     return {setting: gains for setting, gains in by_setting.items() if gains}
@@ -305,13 +306,12 @@ def _gains_by_setting(found: Sequence[SettingResult]) -> dict[str, dict[str, Gai
 # a setting ----------------------------------------------------------------------------------------------------------
 
 
-def _about_setting(one: SettingResult, gains: Mapping[str, Gains], time: ProcessorTime) -> Iterator[str]:
+def _about_setting(one: SettingResult, gains: Mapping[str, GainParts], time: ProcessorTime) -> Iterator[str]:
     yield f"## {markdown_text(one.setting)}"
     yield markdown_text(_caption(one))
-    local = one.row("local")
     score = one.main_score
     scores = [list(row.accuracy.values()) for row in one.rows]
-    over = [None if local is None or row is local else gain_over(local, row, score) for row in one.rows]
+    over = [None if row.name == "local" else gain_between(one, "local", row.name) for row in one.rows]
     spent = [mean_of(time.of_row(row.name)) for row in one.rows]
     sent = [row.bytes_of_run for row in one.rows]
     columns = [
@@ -345,18 +345,18 @@ def _caption(one: SettingResult) -> str:
     return " ".join(told)
 
 
-def _per(gain: Gain | None, cost: float | None, unit: float, score: MainScore) -> str:
+def _per(gain: Paired | None, cost: float | None, unit: float, score: MainScore) -> str:
     """A gain by each unit of its cost, where it can be told from none and costs anything."""
-    if gain is None or gain.mean is None or gain.mean <= 0 or not gain.leaves_out_zero or not cost:
+    if gain is None or gain.mean is None or gain.mean <= 0 or not is_distinguishable(gain) or not cost:
         return "-"
     return scored(gain.mean * unit / cost, score, "+")
 
 
-def _gain_of(gains: Gains | None, part: str, score: MainScore) -> str:
+def _gain_of(gains: GainParts | None, part: str, score: MainScore) -> str:
     return "-" if gains is None else scored(getattr(gains, part).mean, score, "+")
 
 
-def _way(gains: Gains | None) -> str:
+def _way(gains: GainParts | None) -> str:
     return "-" if gains is None or gains.way is None else f"{100 * gains.way:.0f} %"
 
 

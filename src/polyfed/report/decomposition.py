@@ -19,7 +19,7 @@ from polyfed.report.statistics import Paired, is_distinguishable, paired_differe
 from polyfed.report.text_tables import finite, finite_ones, mean_of
 from polyfed.results.main_score import ACCURACY, MainScore
 
-__all__ = ["BySeed", "Decomposition", "GainParts", "decompose", "remarks", "take_apart"]
+__all__ = ["BySeed", "Decomposition", "GainParts", "decompose", "gain_over", "remarks", "take_apart"]
 
 _Rows = Mapping[str, Sequence[RunRecord]]
 BySeed = Mapping[int, float | None]
@@ -67,22 +67,23 @@ def take_apart(
         together, alone, local, pooled: seed -> accuracy; `pooled` is empty where no pooled data were trained on.
         score: the main score; what lowers the RMSE is a gain above zero.
     """
-
-    def gain_over(mine: BySeed, other: BySeed) -> Paired:
-        return paired_difference(other, mine) if score.lower_is_better else paired_difference(mine, other)
-
     shared = [seed for seed in together if seed in alone and seed in local]
     mine, separate, base = (_only(scores, shared) for scores in (together, alone, local))
-    ceiling = gain_over(pooled, base)
+    ceiling = gain_over(pooled, base, score)
     level = mean_of(list(base.values()))
     return GainParts(
         local=level,
-        gain=gain_over(mine, base),
-        alone=gain_over(separate, base),
-        federated=gain_over(mine, separate),
+        gain=gain_over(mine, base, score),
+        alone=gain_over(separate, base, score),
+        federated=gain_over(mine, separate, score),
         pooled=None if level is None or ceiling.mean is None else score.improved(level, ceiling.mean),
-        way=_share(gain_over(mine, _only(base, ceiling.seeds)), ceiling),
+        way=_share(gain_over(mine, _only(base, ceiling.seeds), score), ceiling),
     )
+
+
+def gain_over(mine: BySeed, other: BySeed, score: MainScore) -> Paired:
+    """How much better than another a row is, paired by seed."""
+    return paired_difference(other, mine) if score.lower_is_better else paired_difference(mine, other)
 
 
 def decompose(rows: _Rows, stages: Mapping[str, str], score: MainScore = ACCURACY) -> tuple[Decomposition, ...]:

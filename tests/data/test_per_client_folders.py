@@ -101,6 +101,14 @@ def test_refusals_of_texts(tmp_path: Path) -> None:
     assert "no use for feature_columns" in refusal(tmp_path, **asked, feature_columns=["kind"])
     assert "image_column or text_column" in refusal(tmp_path, **asked, image_column="kind")
     assert "text_column names the column" in refusal(tmp_path, words=TextConfig(length=3))
+    wrong = [put(tmp_path / name / "train.csv", "said,kind\n,1\n") for name in "ab"]
+    with pytest.raises(ConfigErrors) as caught:
+        read(tmp_path, **asked)
+    assert len(caught.value.problems) == 2
+    assert all(
+        f"a text in line 2 of column 'said' of {w}" in p for w, p in zip(wrong, caught.value.problems, strict=True)
+    )
+    texts_of_three(tmp_path)
     (tmp_path / "c" / "test.csv").unlink()
     assert "got none of 'c', unlike 'a'" in refusal(tmp_path, **asked)
     put(tmp_path / "c" / "train.csv", "text,kind\ngood,1\n")

@@ -150,14 +150,14 @@ def test_how_much_of_the_texts_is_not_read_is_told(tmp_path: Path) -> None:
     told = read(tmp_path, words=TextConfig("text", length=3)).remarks
     assert [line.partition(";")[0] for line in told] == [
         "texts without a known word (data.tokens = 'words'): 1 of 3 on the test side",
-        "texts longer than data.max_length, 3, and cut: 1 of 2 on the train side",
+        "texts longer than data.max_length, 3, and cut: 1 of 2 on the training side",
     ]
     source = read(tmp_path, words=TextConfig("text", length=6, tokens="characters"))
     assert source.vocabulary is not None
     assert source.vocabulary.words == tuple(" 天今好很气")
     assert source.test is not None
     assert source.test.x.tolist()[0] == [4, 3, 3, 7, 6, 1]
-    assert source.remarks == ("texts longer than data.max_length, 6, and cut: 1 of 2 on the train side",)
+    assert source.remarks == ("texts longer than data.max_length, 6, and cut: 1 of 2 on the training side",)
     assert read(tmp_path, words=TextConfig("text", tokens="characters")).remarks == ()
 
 

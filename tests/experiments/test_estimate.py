@@ -209,7 +209,7 @@ def test_the_page_tells_how_much_of_the_texts_is_not_read(tmp_path: Path, capsys
     assert status(["check", str(tmp_path / "texts.toml"), "--set", "training.batch_size=2"]) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert "texts without a known word (data.tokens = 'words'): 1 of 2 on the test side" in page
-    assert "texts longer than data.max_length, 3, and cut: 4 of 8 on the train side" in page
+    assert "texts longer than data.max_length, 3, and cut: 4 of 8 on the training side" in page
 
 
 def test_a_line_for_each_method(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

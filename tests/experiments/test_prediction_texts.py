@@ -140,10 +140,15 @@ def test_texts_are_cut_as_the_run_cut_them(done: Run, tmp_path: Path) -> None:
     assert read(tmp_path / "a.txt", prediction.load_model(folder(done), 0).form).x.tolist() == [[good, 1, day, 0, 0, 0]]
     old = tmp_path / "old"
     shutil.copytree(folder(done), old)
+    (old / "models" / "index.json.sha256").unlink()
+    for entry in entries.values():
+        entry["texts"]["tokens"] = "letters"
+    (old / "models" / "index.json").write_text(json.dumps(entries))
+    with pytest.raises(ConfigError, match="expected one of words, characters, fedrep, got 'letters'"):
+        prediction.load_model(old, 0)
     for entry in entries.values():
         del entry["texts"]["tokens"]
     (old / "models" / "index.json").write_text(json.dumps(entries))
-    (old / "models" / "index.json.sha256").unlink()
     assert read(tmp_path / "a.txt", prediction.load_model(old, 0).form).x.tolist() == [[good, day, 0, 0, 0, 0]]
 
 

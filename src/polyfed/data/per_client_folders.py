@@ -5,9 +5,10 @@ Shapes: N samples over all clients.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +20,9 @@ from polyfed.data.label_encoding import natural_sort, negative_name
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.split_files import files_of
 from polyfed.data.text import RawTexts
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, gathered
+
+T = TypeVar("T")
 
 COLUMN = "client"  # the further column that says whose a row is
 
@@ -77,7 +80,7 @@ def read(homes: Sequence[Path], one: Callable[[Path], _Read]) -> _Read:
         ConfigError: some clients have a test side and others none, inputs of one are unlike the first one's, or a
             label is below 0 (unless all are -1 and 1).
     """
-    parts = {home.name: one(home) for home in homes}
+    parts = _of_each(homes, one)
     first = parts[homes[0].name]
     check_sides({name: part.test is not None for name, part in parts.items()})
     for name, part in parts.items():
@@ -113,7 +116,7 @@ def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
     Raises:
         ConfigError: some clients have a test side and others none, or columns or classes unlike the first one's.
     """
-    parts = {home.name: one(home) for home in homes}
+    parts = _of_each(homes, one)
     first = homes[0].name
     sides, columns = parts[first]
     check_sides({name: "test" in own for name, (own, _) in parts.items()})
@@ -124,6 +127,12 @@ def read_texts(homes: Sequence[Path], one: Callable[[Path], _Texts]) -> _Texts:
                 f"as of '{first}', got others ('{found.image}', '{found.label}') of '{name}'"
             )
     return {side: _joined_texts({name: own[side] for name, (own, _) in parts.items()}) for side in sides}, columns
+
+
+def _of_each(homes: Sequence[Path], one: Callable[[Path], T]) -> dict[str, T]:
+    """What is read of each client, or all that is wrong with any."""
+    read_ones = gathered(functools.partial(one, home) for home in homes)
+    return {home.name: read_one for home, read_one in zip(homes, read_ones, strict=True)}
 
 
 def _joined_texts(parts: Mapping[str, RawTexts]) -> RawTexts:

@@ -44,6 +44,7 @@ FIRST_WORD = 2
 WORDS_FILE = "words.txt"  # of a run's models: the words that have ids, in their order, one a line
 
 OF_PAPER = "fedrep"  # the rule of FedRep's Sentiment140
+_ON = {"train": "on the training side", "test": "on the test side"}
 _LENGTHS = {"characters": 100}  # ids per text by default; of the other rules 25, FedHeNN's
 _OF_PAPER = re.compile(r"[\w']+|[.,!?;]")
 
@@ -292,7 +293,7 @@ def _remarks(
         (f"without a known word (data.tokens = '{made.tokens}')", unknown, hint),
         (f"longer than data.max_length, {made.length}, and cut", cut, ""),
     ):
-        said = [f"{n} of {len(sides[name])} on the {name} side" for name, n in counts.items() if n]
+        said = [f"{n} of {len(sides[name])} {_ON[name]}" for name, n in counts.items() if n]
         if said:
             lines.append(f"texts {what}: {', '.join(said)}{more}")
     return tuple(lines)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import export_state
-from polyfed.data.text import FIRST_WORD, TextConfig
+from polyfed.data.text import FIRST_WORD, OF_PAPER, TextConfig
 from polyfed.escaping import markdown_text, visible
 from polyfed.models.adapt import Adapted
 from polyfed.models.third_party import python_source
@@ -157,7 +157,7 @@ def _prepared(form: Mapping[str, Any], file: str) -> list[str]:
     stored = form["input"]["type"]
     prepare = form["prepare"]
     if form["texts"] is not None:
-        return _of_texts(shape[0], form["texts"]["tokens"])
+        return _of_texts(shape[0], form["texts"].get("tokens", OF_PAPER))
     if form["client"] is not None:
         return _of_encoded_rows(form["client"])
     if form["feature_names"]:

@@ -120,7 +120,7 @@ class TextColumn(Record):
 
     column: Text | None = Field(description="the column that held them")
     sha256: Text = Field(description="checksum of `words.txt`, the words that have ids, in order")
-    tokens: IfPresent[Text] = Field(
+    tokens: IfPresent[Annotated[str, one_of("words", "characters", "fedrep")]] = Field(
         None, description="the rule by which texts are cut, `data.tokens`; `fedrep` in folders of earlier versions"
     )
 
@@ -151,7 +151,9 @@ class TableForm(Record):
     )
     flags: list[list[Count]] = Field(description="pairs of features: the second is 1 where the first is missing")
     fill: list[Number] = Field(description="per pair, what stands for the client's missing values")
-    decimal: IfPresent[Text] = Field(None, description="what stands before decimals in files, `data.decimal`")
+    decimal: IfPresent[Annotated[str, one_of(".", ",")]] = Field(
+        None, description="what stands before decimals in files, `data.decimal`"
+    )
     missing_words: IfPresent[list[Text]] = Field(
         None, description="what stands for a missing value in files, `data.missing_words`"
     )

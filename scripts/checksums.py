@@ -7,7 +7,7 @@ Every method runs on handwritten digits; so does every feature that cuts across 
 devices, privacy, compression, robust aggregation, malicious clients, closing rounds, early stop, resume, worker
 processes, stacked training, a deployment in memory. Of each run three checksums are taken:
 
-    records   rounds.jsonl and result.json, without times and seals: keys and values
+    records   rounds.jsonl and result.json, without times, seals and checksums: keys and values
     values    the same without the keys, so that a key that is only renamed changes nothing
     models    all tensors of all clients' models, without their names
 
@@ -39,6 +39,7 @@ from polyfed.registry import METHODS  # noqa: E402
 
 RECIPE = ROOT / "recipes" / "quickstart.toml"
 TIMES = {"seconds", "processor_seconds", "seconds_per_round", "samples_per_second", "seal", "timings", "versions"}
+TIMES |= {"made_of"}  # no result; says what the data and the code were
 ONE_NETWORK = ('models.architectures=["digits-cnn4"]',)
 SLICES = (
     "depthfl",

@@ -6,6 +6,8 @@ resolved on first use, or an object registered by the user.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -174,6 +176,24 @@ def folders_of(names: Iterable[str], beside: Sequence[str]) -> list[str]:
     packages = {name.partition(":")[0].partition(".")[0] for name in names if is_own(name)}
     finder = importlib.machinery.PathFinder
     return [place for place in beside if any(finder.find_spec(package, [place]) for package in packages)]
+
+
+def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
+    """Module -> checksum of its file, of the modules of one's own that settings name and of those beside them.
+
+    Only modules that have been imported are looked at.
+    """
+    packages = {name.partition(":")[0].partition(".")[0] for name in own_names(settings)}
+    folders = {Path(place).resolve() for place in beside}
+    found = {}
+    for name, module in sorted(sys.modules.items()) if packages else ():
+        file = getattr(module, "__file__", None)
+        if file is None or name == "__main__":
+            continue
+        if name.partition(".")[0] in packages or Path(file).resolve().parent in folders:
+            with contextlib.suppress(OSError):  # it has gone since, or lies in an archive
+                found[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return found
 
 
 def is_own(name: str) -> bool:

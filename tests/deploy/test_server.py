@@ -275,6 +275,24 @@ def test_nodes_have_rows_of_their_own(tmp_path: Path) -> None:
     assert {tuple(head.shape) for head in heads} == {(3, 32)}
 
 
+def test_a_node_that_comes_back_with_other_rows_says_so(tmp_path: Path) -> None:
+    for name, classes in (("own", "ab"), ("other", "ba")):
+        rows = [f"{i * 0.1},{-i * 0.2},{classes[i % 2]}" for i in range(40)]
+        (tmp_path / f"{name}.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    data = {"num_clients": 2, "class_names": ["a", "b"]}
+    recipe = recipe_of(data=data, models={"architectures": ["mlp-64-32"]})
+    wire = Nearby(recipe, tmp_path, (0, 1), {client: {"data": f"csv:{tmp_path}/own.csv"} for client in (0, 1)})
+
+    def change(node: int, envelope: Envelope) -> None:
+        if envelope.kind == "train" and envelope.facts["round"] == 2:
+            wire.configs[FIRST_NODE]["data"] = f"csv:{tmp_path}/other.csv"
+
+    wire.fault = change
+    with pytest.warns(UserWarning, match="not those of its state") as told:
+        serve(recipe, wire, out=tmp_path / "out", deadline=5)
+    assert {str(warning.message).partition(":")[0] for warning in told} == {"client 0"}
+
+
 def test_own_rows_are_capped_by_the_clients_own_cap(tmp_path: Path) -> None:
     rows = [f"{i * 0.1},{-i * 0.2},{'ab'[i % 2]}" for i in range(40)]
     (tmp_path / "own.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")

@@ -322,6 +322,7 @@ def test_a_further_method_gets_a_row_and_the_others_stay(
     stored = json.loads((results / "short.json").read_text())
     for row in stored["rows"]:
         row["accuracy"] = dict.fromkeys(row["accuracy"], 0.125)
+    data = stored.pop("data")  # as in those of older versions, of which it is not known
     (results / "short.json").write_text(json.dumps(stored))
     words = ["--settings", "short", "--methods", "fd", "--out", str(tmp_path / "out"), "--results", str(results)]
     with pytest.raises(SystemExit, match="0"):
@@ -332,8 +333,22 @@ def test_a_further_method_gets_a_row_and_the_others_stay(
     assert [row["name"] for row in found["rows"]] == ["local", "fedgh", "fedproto", "fd"]
     assert found["rows"][:3] == stored["rows"]
     assert found["tuning"] == stored["tuning"]
+    assert found["data"] == data
     assert not (tmp_path / "out/tuning").exists()
     assert "| fd |" in (results / "benchmark.md").read_text()
+
+
+def test_figures_of_other_data_are_not_gone_on_from(done: Benchmark, suite: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(done.folder / "results", results)
+    stored = json.loads((results / "short.json").read_text())
+    assert set(stored["data"]) == {"0"}
+    stored["data"]["0"] = "0" * 64
+    (results / "short.json").write_text(json.dumps(stored))
+    before = figures(results)
+    with pytest.raises(ConfigError, match="short: expected stored figures of the data that there are now"):
+        benchmark(suite, tmp_path / "out", settings=["short"], methods=["fd"], results=results)
+    assert figures(results) == before
 
 
 def test_a_method_runs_where_the_suite_has_it_or_in_all_settings_asked_for(suite: Path, tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
-from polyfed.report.benchmark_results import ProcessorTime, read_processor_time, read_result, write_result
+from polyfed.report.benchmark_results import (
+    ProcessorTime,
+    join_results,
+    read_processor_time,
+    read_result,
+    write_result,
+)
 from tests.report.test_benchmark_page import row, setting
 
 
@@ -55,6 +61,18 @@ def test_figures_that_can_be_are_read(score: str, value: float | None, tmp_path:
     found = read_result(tmp_path, "one")
     assert found is not None
     assert found.rows[1].by_seed[2] == value
+
+
+def test_figures_of_other_data_are_not_joined() -> None:
+    stored, found = (
+        setting("one", "accuracy").model_copy(update={"data": data}) for data in ({"0": "a", "1": "b"}, {"1": "b"})
+    )
+    joined = join_results(stored, found, [])
+    assert joined.data == {"0": "a", "1": "b"}
+    other = found.model_copy(update={"data": {"1": "c", "2": "d"}, "rows": found.rows[:1]})
+    assert join_results(stored, other, []) == other
+    unknown = stored.model_copy(update={"data": {}})
+    assert join_results(unknown, other, []).data == {"1": "c", "2": "d"}
 
 
 @pytest.mark.parametrize("name", ["one.json", "processor-seconds.json"])

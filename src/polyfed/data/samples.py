@@ -5,7 +5,10 @@ Shapes: N samples; x is (N, C, H, W) for images, (N, ...) for anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -118,6 +121,15 @@ class LabeledSamples:
                 self._placed[device] = Placed(self.x.to(device), self.y.to(device))
         return self._placed[device]
 
+    @functools.cached_property
+    def checksum(self) -> str:
+        """SHA-256 of inputs, labels and what these were standardized with, read once."""
+        scale = f"{self.scale.mean:.9g} {self.scale.std:.9g}"  # the last digits depend on the machine
+        hasher = hashlib.sha256(f"{self.x.dtype} {tuple(self.x.shape)} {self.y.dtype} {scale}".encode())
+        for tensor in (self.x, self.y):
+            hasher.update(tensor.contiguous().numpy().data)
+        return hasher.hexdigest()
+
     def __getstate__(self) -> dict[str, Any]:
         return {"x": self.x, "y": self.y, "scale": self.scale, "_placed": {}}
 
@@ -173,6 +185,11 @@ class SelectedSamples:
         x = self.whole.at(device).x
         for rows in self.rows.split(size):
             yield x[rows.to(x.device)]
+
+
+def checksum_of(parts: Iterable[LabeledSamples], names: Any) -> str:
+    """SHA-256 of samples, in order, and of what they and their classes are called. names: as JSON has them."""
+    return hashlib.sha256(json.dumps([names, [part.checksum for part in parts]]).encode()).hexdigest()
 
 
 def from_dataset(dataset: Any) -> LabeledSamples:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import Message, freeze
 from polyfed.core.method import Method, uses_default_predict
 from polyfed.core.modules import as_split_model, export_state
+from polyfed.data.samples import checksum_of
 from polyfed.deploy.answer_ledger import AnswerLedger
 from polyfed.deploy.node_checkpoints import ClientSnapshot, NodeCheckpoints, load_or_create_key, token
 from polyfed.deploy.node_config import NodeConfig
@@ -156,6 +158,8 @@ class NodeTask:
         if place.secret and (recipe.privacy.upload_noise_multiplier or recipe.privacy.max_grad_norm):
             self.client.secret = load_or_create_key(place.state)
         self.client.data = renumbered(dealt.clients[number], source.class_names, self._names)
+        rows = (self.client.data.train, self.client.data.validation, self.client.data.test)
+        self._data = checksum_of(rows, [self._names, source.feature_names])
         for plugin in plugins:
             plugin.prepare_client(self.client, count)
         shape = tuple(source.train.x.shape[1:])
@@ -260,7 +264,9 @@ class NodeTask:
         if done.counts:
             row = client_row(client)
             self._checkpoints.write(
-                task.mark, ClientSnapshot("" if row is None else row.variant, row, client.state), task.base
+                task.mark,
+                ClientSnapshot("" if row is None else row.variant, row, client.state, self._data),
+                task.base,
             )
             kept = self.scores(None)
         return Envelope("train", to_result(task, done, new, kept).model_dump(), serialize(done.message))
@@ -373,6 +379,8 @@ class NodeTask:
             RunError: its weights are of another network.
         """
         client = self.client
+        if kept.data not in ("", self._data):
+            warnings.warn(f"client {client.id}: its rows are not those of its state in {self._folder}", stacklevel=2)
         client.state = kept.state
         if kept.weights is not None:
             try:

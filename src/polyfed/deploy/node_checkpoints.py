@@ -28,11 +28,15 @@ _BYTES = 32
 
 @dataclass(frozen=True)
 class ClientSnapshot:
-    """A client between two rounds. weights: None where it has none of its own yet; of the network `variant`."""
+    """A client between two rounds.
+
+    weights: None where it has none of its own yet; of the network `variant`. data: checksum of its rows; "": not known.
+    """
 
     variant: str = ""
     weights: Mapping[str, Tensor] | None = None
     state: State = field(default_factory=dict)
+    data: str = ""
 
 
 def checkpoint_id(round: int, place: int) -> str:
@@ -69,7 +73,8 @@ class NodeCheckpoints:
             raise RunError(f"expected the state after '{wanted}' in {self._folder}, got {have}") from None
         message, facts = deserialize(data)
         weights, state = split_client_state(message)
-        return ClientSnapshot(str(facts.get("variant", "")), weights if facts.get("own") else None, state)
+        own = weights if facts.get("own") else None
+        return ClientSnapshot(str(facts.get("variant", "")), own, state, str(facts.get("data", "")))
 
     def stored(self, wanted: str) -> bytes:
         """What `read` reads; b"" where it is not there."""
@@ -82,7 +87,7 @@ class NodeCheckpoints:
         A round of several exchanges may be undone as a whole.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        facts = {"variant": kept.variant, "own": kept.weights is not None}
+        facts = {"variant": kept.variant, "own": kept.weights is not None, "data": kept.data}
         atomic_write(self._path(name), serialize(merge_client_state(kept.weights or {}, kept.state), facts))
         earlier = [mark for mark in self.marks() if _round(mark) < _round(name)]
         self._drop(mark for mark in self.marks() if mark not in (name, base, *earlier[-1:]))

@@ -12,6 +12,7 @@ there are other types than float32, "0 others" (K, bytes); whose they are, and w
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -19,7 +20,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ from torch import Tensor
 
 from polyfed.core.message import State, flatten, freeze, from_bytes, get_group, get_tensor, unflatten
 from polyfed.engine.late_uploads import LateUpload
-from polyfed.engine.run_folder import sync_folder
+from polyfed.engine.run_folder import RunFolder, sync_folder
 from polyfed.engine.weight_store import RowLayout, WeightRow, WeightStore
 from polyfed.engine.work_in_flight import WorkInFlight, pack, unpack
 from polyfed.errors import ConfigError, PolyfedError
+from polyfed.results.fields import validated
 from polyfed.results.read import parse_json, seal, unseal
+from polyfed.results.schema import MadeOf, RunResult
 
 KEPT = 2
 _CLIENT = "client"
@@ -54,7 +57,10 @@ _DAMAGE: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A federation between two rounds. weights: None for a client that has none yet. late, work: under way."""
+    """A federation between two rounds.
+
+    weights: None for a client that has none yet. late, work: under way. made_of: see `RunResult`.
+    """
 
     round: int
     server: State
@@ -62,6 +68,7 @@ class Snapshot:
     states: Mapping[int, State]
     late: Sequence[LateUpload] = ()
     work: Sequence[WorkInFlight] = ()
+    made_of: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write(folder: Path, snapshot: Snapshot, best: Callable[[int], int | None] = lambda _: None) -> None:
@@ -101,7 +108,7 @@ def _fill(temporary: Path, snapshot: Snapshot) -> None:
     rows, described = _grouped({i: row for i, row in snapshot.weights.items() if row is not None})
     sums = {_WEIGHTS: _written(temporary / _WEIGHTS, rows, {_ROWS: json.dumps(described)})}
     sums |= {name: _written(temporary / name, entries) for name, entries in parts.items()}
-    index = seal({"round": snapshot.round, "sha256": sums})
+    index = seal({"round": snapshot.round, "made_of": snapshot.made_of, "sha256": sums})
     write_whole(temporary / "index.json", lambda write: write(index))
     sync_folder(temporary)
 
@@ -158,6 +165,40 @@ def of_round(folder: Path, number: int, clients: int, store: WeightStore) -> Sna
         return _with_weights(_read(path, clients), path, clients, store)
     except _DAMAGE as error:
         raise ConfigError(f"expected a whole checkpoint in {path}, got another: {error}") from None
+
+
+def made_of(folder: RunFolder) -> MadeOf:
+    """What the run in a folder was made of when it began, as far as its result or its newest checkpoint tells.
+
+    Raises:
+        ConfigError: its result cannot be read.
+    """
+    result = folder.read_result()
+    if result is not None:
+        return validated(RunResult, result).made_of
+    for path in reversed(_all(folder.checkpoints)):
+        with contextlib.suppress(OSError, ValueError):  # damaged, as whoever goes on from it is told
+            return validated(MadeOf, unseal((path / "index.json").read_bytes()).get("made_of", {}))
+    return MadeOf()
+
+
+def check_made_of(folder: RunFolder, data: str | None, code: Mapping[str, str]) -> None:
+    """Whether the run in a folder, if there is one, began with the data that there are now; of other code it is warned.
+
+    data, code: checksums of those that there are now, as results have them; None: not known.
+
+    Raises:
+        ConfigError: it began with others.
+    """
+    before = made_of(folder)
+    if before.data is not None and data not in (None, before.data):
+        raise ConfigError(
+            f"{folder.path} holds a run of other data under this name: rows, or names of classes or features, have "
+            "changed since it began; put them back, or choose another --out or --overwrite"
+        )
+    changed = [module for module, checksum in code.items() if before.code.get(module, checksum) != checksum]
+    if changed:
+        warnings.warn(f"{folder.path} holds a run that began with other code in {', '.join(changed)}", stacklevel=2)
 
 
 def is_whole(folder: Path, number: int) -> bool:

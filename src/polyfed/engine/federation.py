@@ -17,7 +17,8 @@ from polyfed.core.server import ClientInfo, Server
 from polyfed.core.settings import Evaluation, Training
 from polyfed.data.classes import remarks
 from polyfed.data.partition import check_integer
-from polyfed.data.samples import ClientData, LabeledSamples
+from polyfed.data.samples import ClientData, LabeledSamples, checksum_of
+from polyfed.engine import checkpoint
 from polyfed.engine.architectures import build_model_factory, first_by_architecture, trained_counts
 from polyfed.engine.arguments import (
     builders_by_name,
@@ -62,7 +63,7 @@ from polyfed.engine.transaction import Transaction
 from polyfed.engine.unread_settings import unread_settings
 from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError, described
-from polyfed.registry import TRACKERS
+from polyfed.registry import TRACKERS, own_code
 from polyfed.tracking.base import as_tracker, notify
 from polyfed.units import human_count
 
@@ -125,6 +126,7 @@ class Federation:
         check_evaluation(self.task, self.evaluation, self.metrics, self.clients)
         self._shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
+        self._dealt = [client.data for client in self.clients]  # as plugins may put others in their places
         self.held_out = held_out_of(self.evaluation, self.clients, self.seed)
         if self.evaluation.missing_classes:
             select_missing(self.clients, self._shared_test)
@@ -137,7 +139,11 @@ class Federation:
         self.executor = self._make_executor()
         self.facts = facts_of(self)
         self.settings = self.output.settings if self.output.settings is not None else settings_of_python(self)
-        self.transaction = Transaction(self.server, self.clients, self.plugins, self.history, self.present)
+        modules = self.settings.get("run", {}).get("modules", ())
+        self._code = own_code(self.settings, modules)  # now, as files may change
+        self.transaction = Transaction(
+            self.server, self.clients, self.plugins, self.history, self.present, self.made_of
+        )
         self.exporter = ModelExport(
             method, self.clients, self.server, self.model_factory, self.task, self.settings, self.facts, self._by_name
         )
@@ -344,17 +350,39 @@ class Federation:
         if self.folder is None:
             return self._finished(RunLoop(self).run())
         self.folder.validate(self.settings, resume, force, self.method.planned)
+        if resume:
+            checkpoint.check_made_of(self.folder, self.data_checksum, self._code)
         result = self.folder.finished(self.settings) if resume else None
         if result is not None:
             return self._read(result)
         with self.folder.open(self.settings, resume, force, self.method.planned):
             return self._finished(RunLoop(self).run())
 
+    def made_of(self) -> dict[str, Any]:
+        """Checksums of what the run is made of beside its settings, as its result has them."""
+        data = self.data_checksum
+        return ({} if data is None else {"data": data}) | ({"code": self._code} if self._code else {})
+
+    @property
+    def data_checksum(self) -> str | None:
+        """Of all rows as they are dealt and of their names; None where they are elsewhere."""
+        rows = [part for data in self._dealt for part in (data.train, data.validation, data.test)]
+        task = self.task
+        names = {
+            "classes": self.class_names,
+            "of_clients": [client.class_names for client in self.clients],
+            "features": list(task.feature_names),
+            "categories": task.columns.categories,
+            "words": [] if task.vocabulary is None else task.vocabulary.words,
+        }
+        return checksum_of(rows if task.public is None else [*rows, task.public.samples], names)
+
     def write_result(self) -> dict[str, Any]:
         """The run's result, and what its folder then holds."""
         result = summarize_run(self.history, self.facts, self._members(), self.model_factory.device)
         wanted = self.checkpointer.show_wanted_round()
         keeps_weights = self.output.keep != "nothing"
+        result |= {"made_of": self.made_of()}
         result |= {"models_of_round": wanted} if keeps_weights else {}
         if self.folder is not None:
             if keeps_weights:

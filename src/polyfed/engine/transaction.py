@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyfed.core.client import Client
@@ -23,7 +23,7 @@ class Transaction:
 
     Args:
         server, clients: whose state it is. plugins: may hold uploads back. history: the records so far.
-        present: number of a round -> who is in the federation then.
+        present: number of a round -> who is in the federation then. made_of: see `RunResult`.
     """
 
     def __init__(
@@ -33,11 +33,13 @@ class Transaction:
         plugins: Sequence[Plugin],
         history: list[dict[str, Any]],
         present: Callable[[int], list[int]],
+        made_of: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._server = server
         self._clients = clients
         self._plugins = plugins
         self._history, self._present = history, present
+        self._made_of = made_of
         self._begun = Snapshot(0, {}, {}, {})
         self._before: dict[int, tuple[WeightRow | None, State]] = {}  # of those whom this round has changed
 
@@ -69,7 +71,8 @@ class Transaction:
         """The present state, after round `number`."""
         weights = {client.id: client_row(client) for client in self._clients}
         states = {client.id: client.state for client in self._clients}
-        return Snapshot(number, shallow_copy(self._server.state), weights, states, self.late_uploads, self.work)
+        server = shallow_copy(self._server.state)
+        return Snapshot(number, server, weights, states, self.late_uploads, self.work, self._made_of())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Be what the federation was then; of clients, those that the snapshot names. Later records are forgotten."""

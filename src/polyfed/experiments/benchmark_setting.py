@@ -19,7 +19,13 @@ from polyfed.experiments.build import build_federation
 from polyfed.experiments.controls import POOLED, epochs_of_local, longer, pooled, runs_alone
 from polyfed.experiments.data_cache import DataCache
 from polyfed.experiments.method_compatibility import check_methods
-from polyfed.experiments.planned_runs import PlannedRun, check_planned_runs, nothing_learnt_in, run_planned
+from polyfed.experiments.planned_runs import (
+    PlannedRun,
+    check_planned_runs,
+    data_checksum,
+    nothing_learnt_in,
+    run_planned,
+)
 from polyfed.experiments.stored_figures import (
     as_json,
     described,
@@ -260,6 +266,7 @@ class BenchmarkSetting:
     def _run_rows(self, rows: Sequence[Recipe], forced: bool, data: DataCache, outcome: Outcome) -> list[RowRuns]:
         """Run what the figures lack of some rows."""
         planned = self._plan(rows)
+        self._check_data(data)
         pending = check_planned_runs(planned, self.request.out / self.name, forced, data)
         failed = run_planned(planned, pending, forced, data, self.request.watchers)
         outcome.failures.update({f"{self.name}: {title}": why for title, why in failed.items()})
@@ -275,6 +282,21 @@ class BenchmarkSetting:
             for row in rows
             if by_row[row.name]
         ]
+
+    def _check_data(self, data: DataCache) -> None:
+        """Whether the figures that are there are of the data that there are now; of older ones that is not known.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        stored = {} if self._stored is None else self._stored.data
+        everything = self.request.force and self.request.methods is None
+        for seed, checksum in () if everything else list(stored.items())[:1]:
+            if data_checksum(self.recipe.choose(_LOCAL).with_run(seed=int(seed), out=None), data) != checksum:
+                raise ConfigError(
+                    f"{self.name}: expected stored figures of the data that there are now, got those of others of this "
+                    "name; choose another --results, or --overwrite without --methods, which runs all again"
+                )
 
     def _kept_as(self, row: Recipe) -> dict[str, Any]:
         """A row's hyperparameters; as the figures have them where they have the row, so that its seeds are joined."""

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.config.recipe import Recipe
+from polyfed.engine.checkpoint import check_made_of, made_of
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunInterrupted
 from polyfed.experiments.build import build_federation, check_run_folder_place
 from polyfed.experiments.data_cache import DataCache
+from polyfed.registry import own_code
 from polyfed.report.run_records import RunRecord
 from polyfed.tracking.base import Tracker
 
-__all__ = ["PlannedRun", "check_planned_runs", "nothing_learnt_in", "run_planned"]
+__all__ = ["PlannedRun", "check_planned_runs", "data_checksum", "nothing_learnt_in", "run_planned"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
         place.validate(settings, not force, force, member.recipe.planned)
         if force or place.finished(settings) is None:
             pending.append(member)
+    if not force:
+        _check_made_of(members, bool(pending), data)
     fitted: set[str] = set()
     for member in pending:
         data.federated(member.recipe)
@@ -59,6 +63,39 @@ def check_planned_runs(members: Sequence[PlannedRun], folder: Path, force: bool,
             gc.collect()
             fitted.add(member.name)
     return pending
+
+
+def _check_made_of(members: Sequence[PlannedRun], is_needed: bool, data: DataCache) -> None:
+    """Whether the runs that are there began with the data that there are now; of other code it is warned.
+
+    is_needed: whether any is to be run; without, data that have gone since are no error.
+
+    Raises:
+        ConfigError: one began with others; or the data cannot be had.
+    """
+    asked: object = None
+    now: str | None = None
+    for member in members:
+        recipe = member.recipe
+        place = RunFolder(member.folder)
+        of_data = (recipe.data, recipe.beside, recipe.run.seed, recipe.run.control)
+        if made_of(place).data is not None and of_data != asked:
+            try:
+                now = data_checksum(recipe, data)
+            except ConfigError:
+                if is_needed:
+                    raise
+                return
+            asked = of_data
+        check_made_of(place, now, own_code(recipe.to_dict(), recipe.beside))
+
+
+def data_checksum(recipe: Recipe, data: DataCache) -> str | None:
+    """That of a recipe's data as they are now (`polyfed.engine.federation.Federation.data_checksum`)."""
+    try:
+        return build_federation(recipe, data=data, pretrained=False).data_checksum
+    finally:
+        gc.collect()
 
 
 def run_planned(

@@ -97,7 +97,8 @@ class SettingResult(Record):
         score: what the rows' accuracies are: "accuracy", or "rmse" where numbers are predicted.
         about: data, clients and rounds, in words. scored_on: whose test data, and which mean. changes: presets and
             changes laid over the recipe; "" where there are none.
-        recipe: the resolved recipe but for ``[method]`` and ``[run]``.
+        recipe: the resolved recipe but for ``[method]`` and ``[run]``. data: seed -> checksum of the rows as dealt
+            (`polyfed.results.schema.MadeOf`); what was made before there was one has none.
         tuning: by method. epochs_of_local: by method, the epochs a round by which Local takes as many steps; of those
             whose longer Local was asked for.
         versions: of what the numbers depend on; several where rows were made in several places.
@@ -111,6 +112,7 @@ class SettingResult(Record):
     rounds: Count
     clients: Count
     recipe: dict[str, Any]
+    data: dict[Seed, Text] = Field({})
     tuning: dict[str, Tuning]
     epochs_of_local: dict[str, Count]
     versions: list[dict[str, Text]]
@@ -168,10 +170,13 @@ def join_results(stored: SettingResult, found: SettingResult, order: Sequence[st
     """A setting's stored figures with those that were found since.
 
     A row of the same hyperparameters gets the further seeds; any other row is added, or replaces that of its name.
+    Stored figures of other data, which all are made again, are left out.
 
     Args:
         order: of methods in tables; others follow.
     """
+    if any(stored.data.get(seed, checksum) != checksum for seed, checksum in found.data.items()):
+        return found
     rows = {row.name: row for row in stored.rows}
     for row in found.rows:
         rows[row.name] = _join_rows(rows.get(row.name), row)
@@ -181,6 +186,7 @@ def join_results(stored: SettingResult, found: SettingResult, order: Sequence[st
     new_versions = [versions for versions in found.versions if versions not in stored.versions]
     return stored.model_copy(
         update={
+            "data": dict(sorted((stored.data | found.data).items(), key=lambda entry: int(entry[0]))),
             "rows": sorted(rows.values(), key=lambda row: (CONTROLS.index(row.control), _order_in(row, known))),
             "tuning": {name: tuning[name] for name in known if name in tuning},
             "epochs_of_local": {name: epochs[name] for name in known if name in epochs},

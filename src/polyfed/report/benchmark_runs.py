@@ -58,6 +58,7 @@ def setting_result(
         rounds=runs[0].result.rounds,
         clients=runs[0].result.clients,
         recipe=dict(recipe),
+        data={str(run.seed): run.data_checksum for run in runs if run.data_checksum},
         tuning=dict(tuning),
         epochs_of_local=dict(epochs),
         versions=versions,

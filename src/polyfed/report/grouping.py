@@ -186,7 +186,7 @@ def _group(runs: list[RunRecord], differing: Iterable[str], looks: Mapping[str, 
                 both = f"{one.path} and {two.path}"
                 raise ConfigError(f"two runs are '{name}' with seed {one.seed}: {both}; leave one out or label them")
     seeds = tuple(sorted({run.seed for run in runs}))
-    notes = (*_unlike(rows), *_ended(rows))
+    notes = (*_unlike(rows), *_made_of_others(rows), *_ended(rows))
     return Group(rows, _about(runs[0], differing), seeds, runs[0].result.evaluation, notes, looks)
 
 
@@ -211,6 +211,24 @@ def _unlike(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
             if len(values) > 1:
                 told = "; ".join(f"{value} for {', '.join(names)}" for value, names in values.items())
                 yield f"{section}.{key} differs: {told}"
+
+
+def _made_of_others(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+    """Tells which runs had other data under the same name than runs of their seed before them, or other code."""
+    first: dict[tuple[str, str], tuple[str, str]] = {}  # what -> its checksum, and whose it is
+    for name, runs in rows.items():
+        for run in runs:
+            parts = {("code", module): checksum for module, checksum in run.result.made_of.code.items()}
+            if run.data_checksum:
+                parts["data", str(run.seed)] = run.data_checksum
+            for (kind, which), checksum in parts.items():
+                known, owner = first.setdefault((kind, which), (checksum, name))
+                if known == checksum:
+                    continue
+                if kind == "data":
+                    yield f"{name}, seed {which}: other data under the same name than of {owner}, which do not compare"
+                else:
+                    yield f"{name}, seed {run.seed}: other code in {which} than of {owner}"
 
 
 def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:

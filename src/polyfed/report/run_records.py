@@ -105,6 +105,11 @@ class RunRecord:
         return self.result.seed
 
     @property
+    def data_checksum(self) -> str | None:
+        """Of a finished run's rows as they were dealt; None where it is not known, or each client has those of all."""
+        return None if self.control.startswith("pooled") else self.result.made_of.data
+
+    @property
     def stage(self) -> str:
         """The stage that the run's own evaluation scores."""
         return self.result.evaluation.stage

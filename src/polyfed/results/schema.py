@@ -247,6 +247,19 @@ class ClientRow(ScoredRecord):
     )
 
 
+class MadeOf(Record):
+    """What a run is made of beside its recipe: SHA-256 checksums."""
+
+    data: IfPresent[Text] = Field(
+        None,
+        description="of all clients' rows as they are dealt, of public ones, and of the names of classes, features and "
+        "words; absent from deployed runs, whose rows are with the nodes",
+    )
+    code: dict[str, Text] = Field(
+        {}, description="only with code of your own: module -> of its file, for those beside the recipe that it uses"
+    )
+
+
 class RunResult(ScoredRecord):
     """A finished run, result.json: first the run's facts, then what its records add up to."""
 
@@ -356,6 +369,7 @@ class RunResult(ScoredRecord):
         description="versions of `polyfed`, `python`, `torch` and `numpy`, the `platform`, and the `device` unless it "
         "is a CPU",
     )
+    made_of: MadeOf = Field(MadeOf(), description="checksums of the data and of your own code")
     models_of_round: IfPresent[Count] = Field(
         None,
         description='the round that `models/` are of: the last one, a closing one included; with `run.keep = "best"` '

@@ -1,0 +1,226 @@
+"""Runs are never gone on from, or put beside each other, over data that have changed under the same name."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import polyfed as pf
+from polyfed.core.client import PublicData
+from polyfed.data.samples import LabeledSamples, TargetScale
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.experiments.sweep import sweep
+from polyfed.report.comparison import compare_runs
+from polyfed.report.run_records import load_runs
+from polyfed.results.read import seal, unseal
+
+pytestmark = pytest.mark.usefixtures("unrendered")
+
+RECIPE = """
+[data]
+dataset = "csv:rows.csv"
+num_clients = 2
+split = "6:1:3"
+[models]
+architectures = ["mlp-16-32"]
+[method]
+name = "fedavg"
+[training]
+rounds = 1
+[run]
+checkpoint_every = 1
+executor = "serial"
+"""
+OTHER = "holds a run of other data under this name"
+OWN = """
+import helping
+from polyfed.methods import FedAvg
+
+
+class Mine(FedAvg):
+    pass
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe and its table, which is the present one."""
+    rows = [f"{number * 37 % 41 / 10},{number / 8},{'yes' if number % 2 else 'no'}" for number in range(40)]
+    (tmp_path / "rows.csv").write_text("a,b,label\n" + "\n".join(rows) + "\n")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def change(old: str, new: str) -> None:
+    """Put one text in the place of another in the table."""
+    path = Path("rows.csv")
+    changed = re.sub(old, new, path.read_text(), count=0 if old == "yes" else 1)
+    assert changed != path.read_text()
+    path.write_text(changed)
+
+
+def files(folder: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+class Stop:
+    """Interrupts after the first round."""
+
+    def round(self, record: object, remaining_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r"(?<=\n)[-\d.]+", "9.25"),  # one number
+        (r"\n([^\n]*)yes", r"\n\1no"),  # one label
+        ("a,b", "b,a"),  # names of columns
+        ("yes", "aye"),  # the name of a class
+        (r"\Z", "1,2,yes\n"),  # one row more
+    ],
+)
+@pytest.mark.parametrize("state", ["finished", "longer", "interrupted"])
+def test_a_run_does_not_go_on_over_other_data(place: Path, state: str, old: str, new: str) -> None:
+    rounds = ["training.rounds=2"]
+    if state == "interrupted":
+        with pytest.raises(RunInterrupted):
+            pf.run("recipe.toml", out="run", overrides=rounds, trackers=[Stop()])
+    else:
+        pf.run("recipe.toml", out="run")
+    before = files("run")
+    change(old, new)
+    with pytest.raises(ConfigError, match=OTHER):
+        pf.run("recipe.toml", out="run", resume=True, overrides=[] if state == "finished" else rounds)
+    assert files("run") == before
+
+
+def test_the_same_rows_in_another_file_go_on(place: Path) -> None:
+    pf.run("recipe.toml", out="run")
+    Path("rows.csv").write_text(Path("rows.csv").read_text())
+    assert len(pf.run("recipe.toml", out="run", resume=True, overrides=["training.rounds=2"]).history) == 2
+
+
+def test_a_run_of_an_older_version_goes_on(place: Path) -> None:
+    """Nobody knows what its data were."""
+    pf.run("recipe.toml", out="run")
+    for path in (Path("run/result.json"), *Path("run/checkpoint").glob("*/index.json")):
+        known = unseal(path.read_bytes())
+        del known["made_of"]
+        path.write_bytes(seal(known))
+    change("yes", "aye")
+    assert pf.run("recipe.toml", out="run", resume=True).result["rounds"] == 1
+
+
+def test_public_rows_count(place: Path) -> None:
+    rows = (torch.rand(6, 3), torch.arange(6) % 2)
+
+    def made(public: float) -> pf.Federation:
+        client = pf.Client(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2)), rows, rows)
+        task = pf.Task(public=PublicData(LabeledSamples(torch.full((2, 3), public), torch.zeros(2).long())))
+        return pf.Federation([client], pf.methods.Local(), task=task, out="run", training=pf.Training(rounds=1))
+
+    made(0.0).run()
+    made(0.0).run(resume=True)
+    with pytest.raises(ConfigError, match=OTHER):
+        made(0.5).run(resume=True)
+
+
+def test_a_checksum_is_of_values_types_and_units() -> None:
+    x, y = torch.rand(4, 2), torch.tensor([0.0, 1.0, 2.0, 3.0])
+    told = [
+        LabeledSamples(x, y),
+        LabeledSamples(x + 1, y),
+        LabeledSamples(x, y + 1),
+        LabeledSamples(x.reshape(4, 1, 2), y),
+        LabeledSamples(x, y.long()),
+        LabeledSamples(x, y, TargetScale(1.0, 2.0)),
+    ]
+    assert len({samples.checksum for samples in told}) == len(told)
+    assert LabeledSamples(x.clone(), y.clone()).checksum == told[0].checksum
+
+
+# several runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_and_a_sweep_refuse_what_was_run_on_other_data(place: Path) -> None:
+    starts: list[Callable[..., object]] = [
+        lambda methods: pf.compare("recipe.toml", methods, out="compare"),
+        lambda values: sweep("recipe.toml", {"training.lr": values}, out="sweep", local=False),
+    ]
+    first: list[list[object]] = [["fedavg"], [0.1, 0.2]]
+    more: list[list[object]] = [["fedavg", "fedprox"], [0.1, 0.2, 0.3]]
+    for start, asked in zip(starts, first, strict=True):
+        start(asked)
+        start(asked)
+    before = files("compare") | files("sweep")
+    change("yes", "aye")
+    for start, *asked in zip(starts, first, more, strict=True):
+        for each in asked:
+            with pytest.raises(ConfigError, match=OTHER):
+                start(each)
+    assert files("compare") | files("sweep") == before
+
+
+def test_a_table_is_made_again_where_the_data_have_gone(place: Path) -> None:
+    pf.compare("recipe.toml", ["fedavg"], out="compare")
+    Path("rows.csv").unlink()
+    assert pf.compare("recipe.toml", ["fedavg"], out="compare").table is not None
+    with pytest.raises(ConfigError, match=r"rows\.csv"):
+        pf.compare("recipe.toml", ["fedavg", "fedprox"], out="compare")
+
+
+def test_a_report_tells_of_other_data_under_the_same_name(place: Path) -> None:
+    pf.run("recipe.toml", method="local", out="runs/local")
+    pf.run("recipe.toml", out="runs/fedavg")
+    assert not [note for note in compare_runs(load_runs("runs")).sections[0].notes if "other data" in note]
+    change("yes", "aye")
+    pf.run("recipe.toml", out="runs/fedavg", force=True)
+    notes = compare_runs(load_runs("runs")).sections[0].notes
+    assert "fedavg, seed 0: other data under the same name than of local, which do not compare" in notes
+
+
+# one's own code -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(place: Path) -> Iterator[None]:
+    """A method of one's own, and a module that it uses, beside the recipe."""
+    (place / "mymethod.py").write_text(OWN)
+    (place / "helping.py").write_text("SHARE = 1\n")
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    for name in ("mymethod", "helping"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("own")
+def test_other_code_is_told_and_goes_on(place: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first = pf.run("recipe.toml", method="mymethod:Mine", out="run")
+        assert set(first.result["made_of"]["code"]) == {"mymethod", "helping"}
+        pf.run("recipe.toml", method="mymethod:Mine", out="run", resume=True)
+    (place / "helping.py").write_text("SHARE = 2\n")
+    with pytest.warns(UserWarning, match="run holds a run that began with other code in helping$"):
+        pf.run("recipe.toml", method="mymethod:Mine", out="run", resume=True)
+    with pytest.warns(UserWarning, match="other code in helping$"):
+        done = pf.run("recipe.toml", method="mymethod:Mine", out="run", resume=True, overrides=["training.rounds=2"])
+    assert done.result["made_of"]["code"] != first.result["made_of"]["code"]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_report_tells_of_other_code(place: Path) -> None:
+    pf.run("recipe.toml", method="mymethod:Mine", out="runs/0")
+    (place / "helping.py").write_text("SHARE = 2\n")
+    pf.run("recipe.toml", method="mymethod:Mine", seed=1, out="runs/1")
+    notes = compare_runs(load_runs("runs")).sections[0].notes
+    assert "mymethod.Mine, seed 1: other code in helping than of mymethod.Mine" in notes

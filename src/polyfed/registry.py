@@ -184,9 +184,11 @@ def own_code(settings: Any, beside: Sequence[str]) -> dict[str, str]:
     Only modules that have been imported are looked at.
     """
     packages = {name.partition(":")[0].partition(".")[0] for name in own_names(settings)}
+    if not packages:
+        return {}
     folders = {Path(place).resolve() for place in beside}
     found = {}
-    for name, module in sorted(sys.modules.items()) if packages else ():
+    for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file is None or name == "__main__":
             continue

@@ -289,14 +289,15 @@ class BenchmarkSetting:
         Raises:
             ConfigError: they are not.
         """
-        stored = {} if self._stored is None else self._stored.data
-        everything = self.request.force and self.request.methods is None
-        for seed, checksum in () if everything else list(stored.items())[:1]:
-            if data_checksum(self.recipe.choose(_LOCAL).with_run(seed=int(seed), out=None), data) != checksum:
-                raise ConfigError(
-                    f"{self.name}: expected stored figures of the data that there are now, got those of others of this "
-                    "name; choose another --results, or --overwrite without --methods, which runs all again"
-                )
+        all_again = self.request.force and self.request.methods is None
+        if self._stored is None or not self._stored.data or all_again:
+            return
+        seed, checksum = next(iter(self._stored.data.items()))
+        if data_checksum(self.recipe.choose(_LOCAL).with_run(seed=int(seed), out=None), data) != checksum:
+            raise ConfigError(
+                f"{self.name}: expected stored figures of the data that there are now, got those of others of this "
+                "name; choose another --results, or --overwrite without --methods, which runs all again"
+            )
 
     def _kept_as(self, row: Recipe) -> dict[str, Any]:
         """A row's hyperparameters; as the figures have them where they have the row, so that its seeds are joined."""

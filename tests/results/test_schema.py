@@ -51,6 +51,7 @@ NOT_HERE = {  # a run without code of one's own, on images of common classes, ne
     "ModelEntry.target",
     "RunResult.score",
     "ModelEntry.adapters",
+    "MadeOf.code",
     "RunResult.pretraining",
     "ModelEntry.modules",
     "ModelEntry.table",

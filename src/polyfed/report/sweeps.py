@@ -19,6 +19,7 @@ from polyfed.markup import table as as_html
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
+from polyfed.report.statistics import paired_difference
 from polyfed.report.text_tables import (
     Column,
     finite,
@@ -183,8 +184,7 @@ def _row(cell: SweepCell) -> SweepRow:
     validation = [_validation(run) for run in cell.runs]
     accuracy = [finite(result.accuracy) for result in results]
     local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
-    pairs = [(a, local[run.seed]) for run, a in zip(cell.runs, accuracy, strict=True) if run.seed in local]
-    differences = [None if a is None or b is None else a - b for a, b in pairs]
+    difference = paired_difference({run.seed: a for run, a in zip(cell.runs, accuracy, strict=True)}, local)
     return SweepRow(
         settings=dict(cell.settings),
         method=first.label_or_method,
@@ -195,9 +195,9 @@ def _row(cell: SweepCell) -> SweepRow:
         accuracy=mean_of(accuracy),
         accuracy_std=std_of(accuracy),
         best=mean_of([result.accuracy_best_by_validation for result in results]),
-        local=mean_of([b for _, b in pairs]),
-        difference=mean_of(differences),
-        difference_std=std_of(differences),
+        local=mean_of([local[seed] for seed in difference.seeds]),
+        difference=difference.mean,
+        difference_std=difference.std,
         bytes_up=mean_of([result.bytes_up for result in results]),
         bytes_down=mean_of([result.bytes_down for result in results]),
         seconds=mean_of([result.seconds for result in results]),

@@ -84,9 +84,11 @@ def test_maps_of_cka(group: Group, networks: tuple[str, ...], places: tuple[str,
 
 
 @pytest.mark.slow
-def test_bars_of_cka(group: Group) -> None:
+def test_bars_of_cka() -> None:
     places = ("extractor", *(f"stage{n}" for n in range(1, 9)), "representation", "logits")
-    found = [alike(f"{LONG}-{n}", NETWORKS, places) for n in range(14)]
+    names = [f"{LONG}-{n}" for n in range(14)]
+    (group,), _ = group_runs(map(record, names))
+    found = [alike(name, NETWORKS, places) for name in names]
     drawing = draw_means(group, found)
     assert unreadable(drawing.figure) == []
     drawing.figure.draw_without_rendering()

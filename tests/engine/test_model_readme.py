@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from torch import nn
@@ -43,6 +44,28 @@ def module(in_shape: tuple[int, ...], classes: int) -> nn.Module:
     return Net(classes)
 
 
+def compiled(in_shape: tuple[int, ...], classes: int) -> Any:
+    return torch.compile(nn.DataParallel(Net(classes)), backend="eager")
+
+
+class Tied(Net):
+    """A layer used twice under two names, and a weight that another layer has, too."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes)
+        self.a, self.b = nn.Sequential(nn.Linear(36, 36), nn.BatchNorm1d(36)), nn.Linear(36, 36)
+        self.b.weight = self.a[0].weight
+        self.again = self.a
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.conv(x).relu().flatten(1)
+        return self.fc(self.again(self.b(self.a(z).relu()).relu()))
+
+
+def tied(in_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return Tied(classes)
+
+
 def split(in_shape: tuple[int, ...], classes: int) -> SplitModel:
     return pf.split(Net(classes), "fc", "conv")
 
@@ -66,12 +89,13 @@ def test_the_lines_load_what_the_run_trained(
     width: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "our_nets", sys.modules[__name__])
-    names = ["digits-cnn1", "our_nets:module", "our_nets:module@conv", "our_nets:split"]
+    own = ["module", "module@conv", "split", "compiled", "tied"]
+    names = ["digits-cnn1", *(f"our_nets:{name}" for name in own)]
     models = {"architectures": names, **({} if width is None else {"feature_dim": width})}
-    recipe = {**RECIPE, "models": models, "data": {**RECIPE["data"], "num_clients": 5}}
+    recipe = {**RECIPE, "models": models, "data": {**RECIPE["data"], "num_clients": 7}}
     run = pf.run(pf.Recipe.from_dict(recipe), out=tmp_path / "run")
     monkeypatch.chdir(tmp_path / "run" / "models")
-    assert "Clients 0, 4." in Path("README.md").read_text(encoding="utf-8")
+    assert "Clients 0, 6." in Path("README.md").read_text(encoding="utf-8")
     x, kinds = torch.rand(3, 1, 8, 8), []
     for client, lines in enumerate(blocks(run)):
         found: dict[str, Any] = {}
@@ -80,7 +104,9 @@ def test_the_lines_load_what_the_run_trained(
         assert not found["model"].training
         assert torch.equal(found["model"](x), run.models[client](x))
         assert ("polyfed" in lines) == (client == 0), "its class is polyfed's own"
-    assert kinds[1:] == [Net, Net, Net]
+        trained = prediction.load_model("..", client, trust=True).network
+        assert torch.equal(trained(x), run.models[client](x))
+    assert kinds[1:] == [Net, Net, Net, Net, Tied]
 
 
 def test_networks_that_a_method_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +136,41 @@ def test_modules_that_came_from_python(tmp_path: Path, monkeypatch: pytest.Monke
     found: dict[str, Any] = {}
     exec(lines.replace("Net(...)", "Net(2)"), found)
     assert torch.equal(found["model"](x), run.models[0](x))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (Tied, "Tied"),
+        (lambda classes: torch.compile(Tied(classes), backend="eager"), "Tied"),
+        (lambda classes: nn.DataParallel(Net(classes)), "Net"),
+    ],
+    ids=["tied", "compiled", "parallel"],
+)
+def test_files_hold_each_tensor_once_under_the_networks_own_keys(
+    make: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = torch.rand(24, 1, 8, 8), torch.arange(24) % 2
+
+    def run(rounds: int, out: Path, resume: bool = False) -> Run:
+        torch.manual_seed(0)
+        clients = [pf.Client(make(2), (x[k::2], y[k::2])) for k in range(2)]
+        return pf.Federation(clients, pf.methods.FedAvg(), pf.Training(rounds=rounds), out=out).run(resume=resume)
+
+    run(1, tmp_path / "run")
+    longer, straight = run(2, tmp_path / "run", resume=True), run(2, tmp_path / "straight")
+    for found in (tmp_path / "run").glob("models/*.safetensors"):
+        assert found.read_bytes() == (tmp_path / "straight" / "models" / found.name).read_bytes()
+    assert longer.result["bytes_up"] == straight.result["bytes_up"]
+    monkeypatch.chdir(tmp_path / "run" / "models")
+    (lines,) = blocks(longer)
+    own = {"Tied": Tied, "Net": Net}[kind](2)
+    stored = safetensors.torch.load_file("client-000.safetensors")
+    assert stored.keys() == {name for name, _ in (*own.named_parameters(), *own.named_buffers())}
+    known: dict[str, Any] = {}
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Net.__module__])
+    exec(lines.replace(f"{kind}(...)", f"{kind}(2)"), known)
+    assert torch.equal(known["model"](x), longer.models[0](x))
 
 
 class Reader(nn.Module):

@@ -197,7 +197,7 @@ def test_a_method_that_scores_by_its_state_finds_it_again(nearest: Federation, t
 def test_a_network_that_came_as_a_module_is_refused(tmp_path: Path) -> None:
     x, y = torch.randn(20, 4), torch.arange(20) % 2
     pf.Federation([Client(nn.Linear(4, 2), (x, y))], pf.methods.Local(), out=tmp_path / "run").run()
-    with pytest.raises(ConfigError, match=r"came as a module.*client-000\.safetensors.*load_model"):
+    with pytest.raises(ConfigError, match=r"came as a module.*client-000\.safetensors.*README\.md"):
         prediction.load_model(tmp_path / "run", 0)
 
 

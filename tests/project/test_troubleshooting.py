@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -24,8 +25,9 @@ def blocks(language: str) -> list[str]:
 def steps(block: str, prompt: str) -> Iterator[tuple[str, list[str]]]:
     """What is typed, and the lines that it shows."""
     for part in re.split(rf"^{re.escape(prompt)} ", block, flags=re.MULTILINE)[1:]:
-        typed, *shown = part.splitlines()
-        yield typed, shown
+        first, *others = part.splitlines()
+        more = [line[4:] for line in itertools.takewhile(lambda line: line.startswith("..."), others)]
+        yield "\n".join([first, *more]), others[len(more) :]
 
 
 def agrees(shown: str, line: str) -> bool:

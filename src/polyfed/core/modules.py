@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from polyfed.errors import ConfigError, first_line
 from polyfed.functional.device_copies import move_together
 from polyfed.functional.modes import eval_mode
-from polyfed.models.split import Part, SplitModel
+from polyfed.functional.tied_tensors import call_with, without_ties
+from polyfed.models.split import Part, SplitModel, unwrapped
 
 BODY: tuple[Part, ...] = ("extractor", "intermediate")  # all before the head
 HEAD: tuple[Part, ...] = ("head",)
@@ -55,7 +56,7 @@ def as_split_model(module: nn.Module) -> SplitModel:
 
 
 def float_state(module: nn.Module, buffers: bool = True, parts: Collection[Part] | None = None) -> dict[str, Tensor]:
-    """What is averaged and sent of a network: parameters and float buffers by name, detached, not copied.
+    """What is averaged and sent of a network: parameters and float buffers by name, detached, not copied; each once.
 
     Integer buffers (BatchNorm's batch counter) stay with their owner; without `buffers` so do all (its statistics).
     With `parts`, only what belongs to these parts of a split model.
@@ -64,7 +65,7 @@ def float_state(module: nn.Module, buffers: bool = True, parts: Collection[Part]
     sent = {name: t for name, t in module.state_dict().items() if buffers or name in parameters}
     if parts is not None:
         sent = {name: t for name, t in sent.items() if as_split_model(module).part_of(name) in parts}
-    return {name: t.detach() for name, t in sent.items() if t.is_floating_point()}
+    return without_ties({name: t.detach() for name, t in sent.items() if t.is_floating_point()})
 
 
 def copy_parameters(module: nn.Module) -> dict[str, Tensor]:
@@ -129,9 +130,14 @@ class CompositeModel(nn.Module, abc.ABC):
         """The tensors by their exported names; not copies."""
 
 
-def export_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict under the keys of the client's own module as it was before polyfed wrapped it; not copies."""
-    return dict(module.export() if isinstance(module, SplitModel | CompositeModel) else module.state_dict())
+def export_state(module: nn.Module, every_name: bool = False) -> dict[str, Tensor]:
+    """The state dict under the keys of the client's own module as it was before anything wrapped it; not copies.
+
+    Each tensor is there once, under its first name, unless it is to be under `every_name` of it.
+    """
+    own = unwrapped(module)
+    state = dict(own.export() if isinstance(own, SplitModel | CompositeModel) else own.state_dict())
+    return state if every_name else without_ties(state)
 
 
 class StateIndex:
@@ -207,7 +213,7 @@ class FrozenModel(nn.Module):
 
     def _evaluate(self, method: str, x: Tensor) -> Tensor:
         with torch.no_grad(), eval_mode(self._call):
-            result: Tensor = torch.func.functional_call(self._call, self._weights, (method, x))
+            result: Tensor = call_with(self._call, self._weights, (method, x))
         return result.detach()
 
     def forward(self, x: Tensor) -> Tensor:

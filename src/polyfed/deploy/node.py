@@ -55,6 +55,7 @@ from polyfed.engine.weight_store import WeightStore, client_row
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache, input_normalization
+from polyfed.functional.tied_tensors import without_ties
 from polyfed.models.zoo import build
 from polyfed.registry import is_own
 from polyfed.results.stored_files import check_nodes_entry
@@ -229,7 +230,7 @@ class NodeTask:
             categories=list(source.columns.counts),
             architecture=self._name,
             feature_dim=model.feature_dim,
-            head={name: list(tensor.shape) for name, tensor in model.head.state_dict().items()},
+            head={name: list(tensor.shape) for name, tensor in without_ties(model.head.state_dict()).items()},
             linear=isinstance(model.head, nn.Linear) and model.head.bias is not None,
         )
 

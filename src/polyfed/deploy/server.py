@@ -46,6 +46,7 @@ from polyfed.engine.weight_store import WeightStore
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
+from polyfed.functional.tied_tensors import without_ties
 from polyfed.models.zoo import build
 from polyfed.tracking.base import notify
 
@@ -336,7 +337,7 @@ def _check_hellos(federation: DeployedFederation, told: Mapping[int, ClientHello
     seen = federation.model_factory
     for number, said in told.items():
         model = as_split_model(seen.build_raw(said.architecture))
-        here = {name: list(tensor.shape) for name, tensor in model.head.state_dict().items()}
+        here = {name: list(tensor.shape) for name, tensor in without_ties(model.head.state_dict()).items()}
         if (model.feature_dim, here) != (said.feature_dim, said.head):
             raise ConfigError(
                 f"client {number}: expected '{said.architecture}' with {model.feature_dim} features and the head "

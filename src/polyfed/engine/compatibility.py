@@ -13,11 +13,13 @@ from polyfed.core.client import Client, PublicData
 from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import BY_SIZE, ModelFactory
 from polyfed.core.modules import as_split_model, float_state
+from polyfed.engine import network_checks
 from polyfed.engine.averaging_summary import listed, only_heads_shared
 from polyfed.engine.trial_passes import check_parameters, example_input, try_network, try_row
 from polyfed.errors import ConfigError, ConfigErrors, MissingPackage, PolyfedError
 from polyfed.functional.feature_pooling import layout
 from polyfed.functional.modes import eval_mode
+from polyfed.functional.tied_tensors import call_with
 from polyfed.models.split import SplitModel, cut_shapes
 from polyfed.registry import suggest
 
@@ -84,6 +86,7 @@ def _questions(
     yield lambda: _check_images(name, needs, clients)
     yield lambda: _check_rounds(name, needs, clients[0].training.rounds)
     yield lambda: _check_validation(name, needs, clients)
+    yield from _questions_of_networks(needs, model_factory, templates, first)
     if needs.split_model or needs.same_feature_dim or needs.same_head or needs.linear_head or needs.same_cut_shapes:
         whole = [architecture for architecture, module in templates.items() if not isinstance(module, SplitModel)]
         yield from (functools.partial(_refuse_whole, name, first[a], templates[a]) for a in whole)
@@ -97,6 +100,19 @@ def _questions(
         yield lambda: _check_second_derivatives(name, needs, templates, first)
     if model_factory.auxiliary_model and templates:
         yield lambda: _check_together(method, model_factory, {a: first[a] for a in templates})
+
+
+def _questions_of_networks(
+    needs: Requirements, model_factory: ModelFactory, templates: Mapping[str, nn.Module], first: Mapping[str, Client]
+) -> Iterator[Callable[[], None]]:
+    """What is to be asked of the tensors and the state of every client's own network."""
+    for architecture, template in templates.items():
+        client = first[architecture]
+        build = functools.partial(model_factory.build_raw, architecture)
+        yield functools.partial(network_checks.check_memory, client, template if client.given is None else client.given)
+        yield functools.partial(network_checks.check_state, client, template, build)
+        if needs.split_model and isinstance(template, SplitModel):
+            yield functools.partial(network_checks.check_parts, client, template)
 
 
 def _questions_of_parts(
@@ -261,7 +277,7 @@ def _check_second_derivatives(
         w = {n: p.detach().requires_grad_() for n, p in module.named_parameters() if p.requires_grad}
         try:
             with eval_mode(module):
-                scores = torch.func.functional_call(module, dict(w), (example_input(first[architecture], module),))
+                scores = call_with(module, w, (example_input(first[architecture], module),))
             grads = torch.autograd.grad(scores.square().sum(), tuple(w.values()), create_graph=True, allow_unused=True)
             # backward reaches every node, also those that only raise; grad would pass them by, and give too little
             torch.stack([g.square().sum() for g in grads if g is not None]).sum().backward()
@@ -275,10 +291,15 @@ def _check_second_derivatives(
 def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
     for architecture, module in templates.items():
         head = as_split_model(module).head
+        who = f"client {first[architecture].id} ('{architecture}')"
         if not isinstance(head, nn.Linear) or head.bias is None:
             raise ConfigError(
-                f"{name} needs a head that is one linear layer with a bias; client {first[architecture].id} "
-                f"('{architecture}') has {type(head).__name__}"
+                f"{name} needs a head that is one linear layer with a bias; {who} has {type(head).__name__}"
+            )
+        if head.state_dict().keys() != {"weight", "bias"}:  # by a parametrization, or as older PyTorch did it
+            raise ConfigError(
+                f"{name} needs a head whose tensors are a weight and a bias; {who} has one with a parametrization "
+                f"(weight_norm, spectral_norm), whose tensors are {', '.join(head.state_dict())}"
             )
 
 

@@ -15,7 +15,9 @@ from polyfed.core.model_factory import ModelFactory, network_of
 from polyfed.core.modules import export_state
 from polyfed.data.text import FIRST_WORD, OF_PAPER, TextConfig
 from polyfed.escaping import markdown_text, visible
+from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.adapt import Adapted
+from polyfed.models.split import unwrapped
 from polyfed.models.third_party import python_source
 from polyfed.registry import own_names
 
@@ -89,8 +91,7 @@ class ModelReadme:
         who = f"Clients {_listed(numbers)}."
         file = f"client-{numbers[0]:03d}.safetensors"
         if as_built and self._about[name].get("vectors") is None:
-            load = f'model.load_state_dict(load_file("{file}"))'
-            lines = ["from safetensors.torch import load_file", *self._made(name), load, "model.eval()"]
+            lines = [*self._loaded(name, file), "model.eval()"]
         elif as_built:
             file_of_vectors = markdown_text(str(self._about[name].get("vectors")))
             who += f" The network looks words up in the vectors of '{file_of_vectors}', which are not here; these are"
@@ -108,6 +109,21 @@ class ModelReadme:
             lines = _by_name(file)
         return "\n".join([f"## {markdown_text(name)}\n", f"{who}\n", "```python", *lines, "```\n"])
 
+    def _loaded(self, name: str, file: str) -> list[str]:
+        """The lines that make the network with its weights."""
+        made = ["from safetensors.torch import load_file", *self._made(name)]
+        ties = find_ties(export_state(self._own[name], every_name=True))
+        if not ties:
+            return [*made, f'model.load_state_dict(load_file("{file}"))']
+        return [
+            *made,
+            f'weights = load_file("{file}")',
+            "same = {  # other names of tensors, each of which is in the file once",
+            *(f"    {other!r}: {first!r}," for other, first in ties.items()),
+            "}",
+            "model.load_state_dict(weights | {other: weights[first] for other, first in same.items()})",
+        ]
+
     def _made(self, name: str) -> list[str]:
         """The lines that make the network without weights."""
         own = self._own[name]
@@ -119,7 +135,7 @@ class ModelReadme:
             categories = [1 + len(names) if names else 0 for names in about.get("table", {}).get("categories", ())]
             outputs = about["classes"] or 1
             return python_source(network_of(name), own, shape, outputs, about["feature_dim"], words, beside, categories)
-        kind = type(own.original if isinstance(own, Adapted) else own)
+        kind = type(own.original if isinstance(own, Adapted) else unwrapped(own))
         place = [f"from {kind.__module__} import {kind.__name__}"] if kind.__qualname__.isidentifier() else []
         return [*place, f"model = {kind.__name__}(...)  # with the arguments that it had for the run"]
 

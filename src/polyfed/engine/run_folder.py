@@ -310,7 +310,7 @@ class RunFolder:
 
         def write(number: int, weights: Mapping[str, Tensor], state: Message, about: Mapping[str, Any]) -> None:
             name = f"client-{number:03d}.safetensors"
-            plain = {key: tensor.detach().cpu().contiguous() for key, tensor in weights.items()}
+            plain = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in weights.items()}
             files = {name: safetensors.torch.save(plain)}
             if state:
                 files[f"client-{number:03d}.state.safetensors"] = to_bytes(state)

@@ -178,7 +178,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
         if not entry["zoo"]:
             raise ConfigError(
                 f"client {client}'s network came as a module, which a run folder does not hold; make it again and "
-                f"load {folder / name} into it with safetensors.torch.load_model"
+                f"load {folder / name} into it as the README.md beside it shows"
             )
         if entry.get("vectors") is not None:
             raise ConfigError(

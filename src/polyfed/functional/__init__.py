@@ -44,5 +44,6 @@ semantic_anchors    vectors drawn apart for the classes, and learning towards th
 sparsification      tensors by their largest entries, numbers of 16 or 8 bits
 sphere_spreading    directions pushed apart on the unit sphere
 surgery             combining two gradients
+tied_tensors        tensors and layers with several names: calls with others in their places
 vmapped             layers and a loss that vmap computes in few kernels
 """

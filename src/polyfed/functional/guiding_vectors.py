@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.functional.losses import cross_entropy, weighted_mean
+from polyfed.functional.tied_tensors import call_with
 
 
 def guided_loss(
@@ -63,12 +64,12 @@ def meta_gradient(
     w = {name: p.detach().requires_grad_() for name, p in module.named_parameters() if p.requires_grad}
     g = guides_CQ.detach().requires_grad_()
     x, y = study
-    scores, found = torch.func.functional_call(module, dict(w), (x,))
+    scores, found = call_with(module, w, (x,))
     loss = guided_loss(scores, found, y, torch.ones_like(scores[:, 0]), g, weight)
     grads = torch.autograd.grad(loss, tuple(w.values()), create_graph=True, allow_unused=True)
     moved = {name: p if d is None else p - lr * d for (name, p), d in zip(w.items(), grads, strict=True)}
     x, y = quiz
-    scores, _ = torch.func.functional_call(module, moved, (x,))
+    scores, _ = call_with(module, moved, (x,))
     missed = cross_entropy(scores, y, torch.ones_like(scores[:, 0]))
     (gradient,) = torch.autograd.grad(missed, g, materialize_grads=True)
     return gradient

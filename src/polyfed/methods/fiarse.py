@@ -40,6 +40,7 @@ from polyfed.core.upload_forms import Form, as_sent
 from polyfed.functional import magnitudes, masks
 from polyfed.functional.device_copies import move_group
 from polyfed.functional.losses import task_loss
+from polyfed.functional.tied_tensors import call_with
 from polyfed.methods.building_blocks.client_shares import Shares, client_share
 
 _NORMALIZATION = (_NormBase, nn.GroupNorm, nn.LayerNorm)
@@ -110,9 +111,10 @@ class FIARSE(Method):
 
     def _groups(self, network: nn.Module) -> list[list[str]]:
         """Names of the weights that have a threshold in common."""
+        own = dict(network.named_parameters())  # a tensor that layers share belongs to the first
         layers = [
-            [f"{prefix}.{name}" if prefix else name for name, _ in layer.named_parameters(recurse=False)]
-            for prefix, layer in network.named_modules(remove_duplicate=False)
+            [name for name, _ in layer.named_parameters(prefix, recurse=False) if name in own]
+            for prefix, layer in network.named_modules()
             if not isinstance(layer, _NORMALIZATION)
         ]
         layers = [names for names in layers if names]
@@ -148,7 +150,7 @@ class FIARSE(Method):
             for name, p in model.named_parameters()
             if name in thresholds
         }
-        return task_loss(torch.func.functional_call(model, weights, (batch.x,)), batch.y, batch.w)
+        return task_loss(call_with(model, weights, (batch.x,)), batch.y, batch.w)
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         left_out = get_group(client.context, "left out") if "left out" in client.context else {}

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from polyfed.errors import ConfigError, MissingPackage
 from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import Adapted, split
-from polyfed.models.split import SplitModel, check_request
+from polyfed.models.split import SplitModel, check_request, place_within
 from polyfed.models.vit import DEPTHS, LARGE, from_timm
 from polyfed.registry import MODELS, import_object
 
@@ -116,6 +116,8 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
     Raises:
         ConfigError: no such head; the network cannot be cut there.
     """
+    within = place_within(module)
+    module = module.get_submodule(within)
     names = [found for found, _ in module.named_modules() if found]
     head = _head_of(module, classes)
     if head is None:
@@ -125,7 +127,7 @@ def auto_split(module: nn.Module, name: str, classes: int, end: str | None) -> S
             "extractor=...)"
         )
     model = _cut(module, head, name, end, names)
-    model.found = True
+    model.found, model.within = True, within
     return model
 
 
@@ -196,7 +198,9 @@ def python_source(
         function = import_object("model", name)
         if words is not None and "words" in inspect.signature(function).parameters:
             given += f", words={words}"
-        unwrap = "" if model.found else f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"
+        unwrap = f".{model.within}" if model.within else ""
+        if not model.found:
+            unwrap = f".original  # or a {kind.__module__}.{kind.__qualname__} made by yourself"
         found = ["import sys", *(f"sys.path.append({folder!r})" for folder in beside)] if beside else []
         lines = [*found, f"from {package} import {called}", f"model = {called}({given}){unwrap}"]
     return lines + _projection(model)

@@ -51,6 +51,7 @@ from polyfed.methods import (
     FjORD,
     Local,
 )
+from polyfed.models.split import SequentialSplit
 from polyfed.plugins.settings import Availability
 from polyfed.registry import METHODS
 from polyfed.testing import ConformanceKit
@@ -447,6 +448,25 @@ class Recurrent(nn.Module):
         return scores
 
 
+class RunningMean(nn.Module):
+    """Keeps a mean of its inputs in a buffer, which it writes into or assigns anew, for scoring alone."""
+
+    def __init__(self, assigned: bool = True) -> None:
+        super().__init__()
+        self.linear, self.assigned = nn.Linear(toys.INPUTS, toys.CLASSES), assigned
+        self.register_buffer("mean", torch.zeros(toys.INPUTS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.linear(x - self.mean)
+        mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        if self.assigned:
+            self.mean = mean
+        else:
+            self.mean.copy_(mean)
+        return self.linear(x)
+
+
 @pytest.mark.parametrize(
     ("method", "net", "reason"),
     [
@@ -456,6 +476,7 @@ class Recurrent(nn.Module):
         (SecondGradient(), "shallow", r"its `gradients` wants more of the network \('parameters'\)"),
         (OtherContext(), "shallow", "under another context than the step's own"),
         (Foreign(), "shallow", "'scale' in the context of its loss is a SimpleNamespace, no tensor"),
+        (FedAvg(), RunningMean, "the buffers of two clients as one are not those of one after the other"),
         (Local(), Masked, "called random"),
         (Local(), Recurrent, r"its loss cannot be vectorized \(\w+: .*lstm"),
     ],
@@ -469,6 +490,32 @@ def test_what_cannot_be_stacked_trains_alone_and_is_said(method: Method, net: An
     assert difference(all_state(serial), all_state(found)) is None  # bit for bit
     (line,) = told.messages
     assert re.match(rf"\w+: clients train one after the other; net: .*{reason}", line)
+
+
+def test_buffers_that_forward_writes_into(stacks: list[int]) -> None:
+    same(of_toys(FedAvg(), lambda: RunningMean(assigned=False), sizes=[9, 5, 12]))
+    assert max(stacks) > 1, "and rows of weight 0, which would count in the mean, fill up no batch"
+
+
+class Twice(SequentialSplit):
+    """A layer used twice under two names, and a weight that another layer has, too."""
+
+    def __init__(self) -> None:
+        square, other = nn.Linear(6, 6), nn.Linear(6, 6)
+        other.weight = square.weight
+        norm = nn.BatchNorm1d(6)
+        body = nn.Sequential(square, norm, nn.Tanh(), square, norm, nn.Tanh(), other)
+        super().__init__(nn.Linear(toys.INPUTS, 6), body, nn.Linear(6, toys.CLASSES), architecture="net")
+
+
+@pytest.mark.parametrize("method", [FedAvg(), MOON()], ids=lambda method: method.name)
+def test_tensors_of_several_names(method: Method, stacks: list[int]) -> None:
+    found = same(of_toys(method, Twice, sizes=[9, 5, 12]))
+    assert max(stacks) > 1
+    body = found.export(0).get_submodule("intermediate")
+    assert torch.equal(body[0].weight, body[6].weight)
+    sent = sum(t.numel() * t.element_size() for t in Twice().parameters()) + 2 * 6 * 4  # and the statistics
+    assert found.history[0]["bytes_up"] == 3 * (sent + 8), "each tensor travels once"
 
 
 def test_dropout_has_a_mask_for_every_client_the_same_when_run_again(stacks: list[int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from polyfed.engine.executors.context_stacking import StackedContext
 from polyfed.engine.local_training import phase_data, shuffled_batches
 from polyfed.engine.optimizers import Optimizer
 from polyfed.functional.device_copies import move_together
+from polyfed.functional.tied_tensors import tensor_places
 
 Tensors = dict[str, Tensor]
 _RAW = "raw gradient "  # before a name, among what is summed over the steps
@@ -32,6 +33,13 @@ class StepSignature:
 
     read: frozenset[str]
     fills: bool
+
+
+class StepAlone(NamedTuple):
+    """What a step gives where a client takes it alone, and the buffers that it leaves."""
+
+    result: StepResult
+    buffers: Tensors
 
 
 @dataclass
@@ -88,16 +96,16 @@ class LossOf(nn.Module):
     def __init__(self, method: Method, model: nn.Module) -> None:
         super().__init__()
         self.method, self.model = method, model
+        self._places = tensor_places(model)
 
     def forward(self, batch: Batch, context: Context) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
         """See `Method.loss`."""
         outcome = self.method.loss(self.model, batch, context)
         return (outcome[0], dict(outcome[1])) if isinstance(outcome, tuple) else outcome
 
-    @staticmethod
-    def named(tensors: Mapping[str, Tensor]) -> Tensors:
-        """The network's tensors under this module's names."""
-        return {f"model.{name}": t for name, t in tensors.items()}
+    def named(self, tensors: Mapping[str, Tensor]) -> Tensors:
+        """The network's tensors, given under their first names, by this module's names of where they lie."""
+        return {f"model.{place}": tensors[name] for place, name in self._places.items() if name in tensors}
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from polyfed.engine.executors.stack_parts import (
     PhaseData,
     RowIndices,
     SignatureCache,
+    StepAlone,
     StepSignature,
     Tensors,
     are_near,
@@ -53,6 +54,7 @@ from polyfed.engine.executors.stack_parts import (
     linear_weights,
     numbers_and_nonfinite,
     only_of,
+    own_tensors,
     parted,
     summed,
 )
@@ -342,7 +344,7 @@ class StackedClients:
 
     def _compared(
         self, pair: ActiveGroup, turns: Sequence[NextStep], held: PhaseData
-    ) -> tuple[StepSignature, Sequence[NextStep], Sequence[StepResult]]:
+    ) -> tuple[StepSignature, Sequence[NextStep], Sequence[StepAlone]]:
         """What the steps of a pair read, and what they give one by one, which is what they give as one.
 
         Raises:
@@ -356,15 +358,17 @@ class StackedClients:
             batch, _ = held.batch([walk], [turn])
             alone = Batch(*(t[0] for t in batch if t is not None))
             with self._block():
-                expected.append(self._method.gradients(self._template, alone, watched))
+                result = self._method.gradients(self._template, alone, watched)
+            left = own_tensors(self._template).items()
+            expected.append(StepAlone(result, {name: t.clone() for name, t in left if name not in pair.names}))
             read |= watched.read
         turns = [turn.at(row) for row, turn in enumerate(turns)]
         kind = StepSignature(frozenset(read), fills=False)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
-            found = self.gradients(pair, turns, held, kind)
-        if not self._agree(found, expected):
-            raise NotVectorizable("the gradients of two clients as one are not those of one after the other")
+            different = self._difference(pair, turns, held, kind, expected)
+        if different:
+            raise NotVectorizable(f"the {different} of two clients as one are not those of one after the other")
         return kind, turns, expected
 
     def _fills(
@@ -373,7 +377,7 @@ class StackedClients:
         turns: Sequence[NextStep],
         held: PhaseData,
         kind: StepSignature,
-        expected: Sequence[StepResult],
+        expected: Sequence[StepAlone],
     ) -> bool:
         """Whether other rows of weight 0 change nothing, as many as there are rows, for one of a pair."""
         for place, turn in enumerate(turns):
@@ -383,7 +387,7 @@ class StackedClients:
             filled = [*turns]
             filled[place] = replace(turn, chosen=torch.cat([turn.chosen, extra[: turn.count]]))
             try:
-                return self._agree(self.gradients(pair, filled, held, kind), expected)
+                return not self._difference(pair, filled, held, kind, expected)
             except torch.OutOfMemoryError:
                 raise
             except Exception:  # a loss that wants batches of one size
@@ -395,12 +399,39 @@ class StackedClients:
         what = "its own way to take gradients" if self._own_gradients else "its loss"
         return f"{what} cannot be vectorized ({type(error).__name__}: {text})"
 
+    def _difference(
+        self,
+        pair: ActiveGroup,
+        turns: Sequence[NextStep],
+        held: PhaseData,
+        kind: StepSignature,
+        expected: Sequence[StepAlone],
+    ) -> str:
+        """What of a step as one is not that of the clients one by one, "" where all is; the pair keeps its buffers.
+
+        A buffer that forward assigns anew (self.x = ...), and does not write into, would be dropped.
+        """
+        begun = {name: t.clone() for name, t in pair.tensors.items() if name not in pair.names}
+        found = self.gradients(pair, turns, held, kind)
+        left = {name: pair.tensors[name] for name in begun}
+        pair.tensors.update(begun)
+        if not self._agree(found, [one.result for one in expected]):
+            return "gradients"
+        for row, one in enumerate(expected):
+            if not all(are_near({n: left[n][row]}, {n: t}, self._close(), 1e-6) for n, t in one.buffers.items()):
+                return "buffers"
+        return ""
+
+    def _close(self) -> float:
+        """How far entries may be off, of the largest."""
+        with self._block():
+            half = torch.is_autocast_enabled(self._device.type)
+        return _HALF if half else _CLOSE.get(self._device.type, _ELSEWHERE)
+
     def _agree(self, found: tuple[Tensors, Tensor, Tensors], expected: Sequence[StepResult]) -> bool:
         """Whether stacked gradients, losses and sums are those of the clients one by one; overflows tell nothing."""
         grads, losses, sums = found
-        with self._block():
-            half = torch.is_autocast_enabled(self._device.type)
-        close = _HALF if half else _CLOSE.get(self._device.type, _ELSEWHERE)
+        close = self._close()
         for row, one in enumerate(expected):
             plain = {name: grad for name, grad in one.grads.items() if grad is not None}
             if not all(bool(t.isfinite().all()) for t in (one.loss, *plain.values())):

@@ -86,5 +86,7 @@ def _loss(
 ) -> Losses:
     """One client's loss and sums."""
     with FewerKernels(RowShares(batch.w, *shares.unbind())):
-        outcome: Any = torch.func.functional_call(loss, loss.named(tensors), (batch, context(*given)))
+        outcome: Any = torch.func.functional_call(
+            loss, loss.named(tensors), (batch, context(*given)), tie_weights=False
+        )
     return outcome if isinstance(outcome, tuple) else (outcome, {})

@@ -26,6 +26,7 @@ from polyfed.engine.scoring import CHUNK, Score, evaluate_model, predict_samples
 from polyfed.errors import RunError
 from polyfed.functional.device_copies import copy_once, move_together
 from polyfed.functional.modes import eval_mode
+from polyfed.functional.tied_tensors import call_with
 from polyfed.functional.vmapped import FewerKernels
 from polyfed.profiling import timed
 
@@ -153,7 +154,7 @@ def _outputs(
     rows_KN = (rows_KN + torch.tensor(begins(counts)).unsqueeze(1)).to(device)
 
     def call(tensors: Tensors, x: Tensor) -> Tensor:
-        outputs: Tensor = torch.func.functional_call(predict, tensors, (x,))
+        outputs: Tensor = call_with(predict, tensors, (x,))
         return outputs
 
     found = []

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan, Kept, slice_channels
@@ -163,6 +164,9 @@ class _ChannelTracer:
         names = [name for name, _ in self._module.named_parameters(remove_duplicate=False)]
         if len(names) != len(list(self._module.parameters())):
             self._refuse("two of its layers share a parameter")
+        for name, layer in self._module.named_modules():
+            if is_parametrized(layer):
+                self._refuse(f"the layer '{name}' has a parametrization, as weight_norm and spectral_norm make one")
         values: dict[fx.Node, _Value | None] = {}
         for node in self._record().nodes:
             if node.op == "output":

@@ -47,6 +47,7 @@ from polyfed.functional.channel_slices import (
 )
 from polyfed.functional.clipping import clip_by_global_norm
 from polyfed.functional.losses import cross_entropy, mask_absent_classes
+from polyfed.functional.tied_tensors import call_with
 from polyfed.methods.building_blocks import static_batchnorm, weight_averaging
 from polyfed.methods.building_blocks.channel_groups import channel_plan, narrow_model
 
@@ -154,7 +155,7 @@ def forward_at_width(model: nn.Module, place: int, x: Tensor) -> Tensor:
         return whole
     prefixes = _prefixes(model)
     weights = slice_channels(prefixes.plan, dict(model.named_parameters()), prefixes.kept[place])
-    outcome: Tensor = torch.func.functional_call(model, weights, (x,))
+    outcome: Tensor = call_with(model, weights, (x,))
     return outcome
 
 

@@ -1,0 +1,243 @@
+"""What a network may hold: all its state in ``state_dict()``, where clients own and save it, and no tensor half shared.
+
+State elsewhere (plain attributes, counters) is found by a trial: before and after a forward on other rows in training
+mode, with equal tensors and equal draws, a network has to give the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyfed.core.client import Client
+from polyfed.core.modules import load_state
+from polyfed.core.randomness import seeded_global_rng
+from polyfed.engine.executors.stack_parts import are_near
+from polyfed.errors import ConfigError
+from polyfed.functional.tied_tensors import first_names
+from polyfed.models.adapt import Adapted
+from polyfed.models.split import SplitModel, unwrapped
+from polyfed.models.traced_forward import logits_of
+
+_ROWS = 2  # of a forward: as few as BatchNorm takes
+_LATER = (10, 1000, 100_000)  # after so many more batches a counter is tried
+_CLOSE = 1e-6  # of the largest entry: what rounding may change
+_STATELESS = ("torch.nn.", "polyfed.")  # whose layers have all their state in state_dict()
+_MODULES_OWN = frozenset(vars(nn.Module()))
+
+Outputs = dict[str, Tensor]
+Place = tuple[str, str]  # a layer's name, an attribute's
+
+
+def check_memory(client: Client, network: nn.Module) -> None:
+    """Check that parameters share their memory as one parameter or not at all: copies of others would part.
+
+    Raises:
+        ConfigError: two do not.
+    """
+    ends: dict[int, tuple[int, str]] = {}
+    found = [(p.data_ptr(), name, p) for name, p in network.named_parameters() if p.numel()]
+    for begin, name, parameter in sorted(found, key=lambda one: one[:2]):
+        memory = parameter.untyped_storage().data_ptr()
+        end, other = ends.get(memory, (0, ""))
+        if begin and begin < end:
+            raise ConfigError(
+                f"{_who(client)}: the parameters '{other}' and '{name}' of its network share memory without being one, "
+                f"and would part when it is copied; tie them as one, layer.weight = other.weight"
+            )
+        size = sum((n - 1) * s for n, s in zip(parameter.shape, parameter.stride(), strict=True)) + 1
+        ends[memory] = (begin + size * parameter.element_size(), name)
+
+
+def check_parts(client: Client, model: SplitModel) -> None:
+    """Check that no tensor belongs to two parts.
+
+    Raises:
+        ConfigError: one does.
+    """
+    for name, first in first_names(model).items():
+        if name != first and model.part_of(name) != model.part_of(first):
+            raise ConfigError(
+                f"{_who(client)}: '{first}' and '{name}' are one tensor, of the {model.part_of(first)} and the "
+                f"{model.part_of(name)}; give each part tensors of its own"
+            )
+
+
+def check_state(client: Client, template: nn.Module, build: Callable[[], nn.Module]) -> None:
+    """Check that what a network gives depends on earlier batches by its ``state_dict()`` alone.
+
+    A forward that fails is another trial's business.
+
+    Args:
+        template: what the client trains. build: makes the client's own network, every time the same.
+
+    Raises:
+        ConfigError: it depends on something else, or would after more batches.
+    """
+    if all(_is_stateless(layer) for layer in template.modules()):
+        return
+    device = next(template.parameters()).device
+    places = torch.arange(_ROWS) % client.n
+    x, other = (client.prepare(client.data.train.x[rows]).to(device) for rows in (places, client.n - 1 - places))
+    with _own_draws():
+        try:
+            kept = _kept_outside(lambda: _new(build, device), x, other)
+        except Exception:  # in the forward of a new network
+            return
+    if kept is not None:
+        attribute = kept[0][1] if kept else "state"
+        raise ConfigError(
+            f"{_who(client)}: its network's forward keeps {_described(kept, _own(build()))} from batch to batch, "
+            f"outside state_dict(), so that no client would own or save it; make it a buffer: "
+            f"self.register_buffer('{attribute}', torch.zeros(...))"
+        )
+
+
+def _who(client: Client) -> str:
+    return f"client {client.id} ('{client.architecture}')"
+
+
+def _is_stateless(layer: nn.Module) -> bool:
+    kinds = [kind for kind in type(layer).__mro__ if issubclass(kind, nn.Module)]
+    known = all(kind.__module__.startswith(_STATELESS) for kind in kinds)
+    return known and not layer._forward_hooks and not layer._forward_pre_hooks
+
+
+def _new(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    _seed()
+    return _own(build()).to(device)
+
+
+def _own(network: nn.Module) -> nn.Module:
+    """The network with its own forward, neither recorded nor compiled."""
+    return unwrapped(network.original if isinstance(network, Adapted) else network)
+
+
+def _kept_outside(build: Callable[[], nn.Module], x: Tensor, other: Tensor) -> list[Place] | None:
+    """Attributes by which training on `other` changes what is given for `x`, [] where they are unknown; None: nothing.
+
+    Raises:
+        Exception: the forward of a new network failed.
+    """
+    network = build()
+    start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    expected = _outputs(network, start, x)
+    numbers = [_numbers(network)]
+    for _ in range(2):
+        _forward(network, start, other, training=True)
+        numbers.append(_numbers(network))
+    if not _gives(network, start, x, expected):
+        return _changed(build(), network)
+    before, between, after = numbers
+    for layer, name in before:
+        place = layer, name
+        if place not in between or place not in after:
+            continue
+        step = between[place] - before[place]
+        if not step or after[place] - between[place] != step:
+            continue
+        for batches in _LATER:
+            later = build()
+            setattr(later.get_submodule(layer), name, before[place] + batches * step)
+            if not _gives(later, start, x, expected):
+                return [place]
+    return None
+
+
+def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, training: bool) -> Outputs:
+    """Outputs of a network that holds the tensors `start`, and its buffers among these afterwards."""
+    load_state(network, start)
+    _seed()
+    with torch.no_grad(), seeded_global_rng(0):
+        outputs = logits_of(network.train(training)(x))
+    return {"": outputs} | {name: buffer.clone() for name, buffer in network.named_buffers() if name in start}
+
+
+def _outputs(network: nn.Module, start: Mapping[str, Tensor], x: Tensor) -> list[Outputs]:
+    """In eval mode and, after that, in training mode; the network then holds `start` again, as it may not be new."""
+    found = [_forward(network, start, x, training) for training in (False, True)]
+    load_state(network, start)
+    return found
+
+
+def _gives(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, expected: list[Outputs]) -> bool:
+    """Whether the network gives what is expected."""
+    try:
+        found = _outputs(network, start, x)
+    except Exception:  # what an earlier batch left does not fit
+        return False
+    pairs = zip(found, expected, strict=True)
+    return all(are_near({n: one[n]}, {n: t}, _CLOSE, 0.0) for one, other in pairs for n, t in other.items())
+
+
+def _attributes(layer: nn.Module) -> dict[str, Any]:
+    """What a layer holds outside its state dict."""
+    unsaved = {name: layer._buffers[name] for name in layer._non_persistent_buffers_set}
+    return {name: value for name, value in vars(layer).items() if name not in _MODULES_OWN} | unsaved
+
+
+def _numbers(network: nn.Module) -> dict[Place, float]:
+    """The numbers among these attributes."""
+    return {
+        (layer, name): value
+        for layer, module in network.named_modules()
+        for name, value in _attributes(module).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _changed(new: nn.Module, used: nn.Module) -> list[Place]:
+    """Attributes that differ."""
+    return [
+        (layer, name)
+        for layer, module in used.named_modules()
+        for name, value in _attributes(module).items()
+        if not _is_same(value, _attributes(new.get_submodule(layer)).get(name))
+    ]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values are the same, as far as one can see."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, torch.Generator):
+        return torch.equal(one.get_state(), other.get_state())
+    return bool(one == other) if isinstance(one, int | float | str) else True
+
+
+def _described(places: list[Place], network: nn.Module) -> str:
+    """Attributes and whose they are, in words."""
+    named = []
+    for layer, name in places[:3]:
+        kind = type(network.get_submodule(layer)).__name__
+        named.append(f"'{name}' of " + (f"'{layer}' ({kind})" if layer else kind))
+    return " and ".join(named) or "something that is no attribute of its layers"
+
+
+@contextlib.contextmanager
+def _own_draws() -> Iterator[None]:
+    """Python's and NumPy's global generators may be seeded within the block; afterwards they are as they were."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _seed() -> None:
+    """Seed these."""
+    random.seed(0)
+    np.random.seed(0)

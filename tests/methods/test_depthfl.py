@@ -228,3 +228,19 @@ def test_lists_that_are_no_shares_are_refused(depths):
 def test_what_cannot_work_is_refused_before_round_1():
     with pytest.raises(ConfigError, match="one architecture for all clients"):
         federation(DepthFL(), clients(["shallow", "deep"], 8))
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (DepthFL(), "reaches 0.7% of its weight in the last round; set method.ramp_up = 300"),
+        (DepthFL(ramp_up=1), ""),
+        (DepthFL(ramp_up=0), ""),
+        (DepthFL(distillation=0.0), ""),
+    ],
+)
+def test_a_run_that_ends_before_its_ramp_says_so(method, told):
+    (*_, last) = rounds(method, clients(["deep"] * 4), rounds=2)
+    said = method.remark(last.record)
+    assert told in said
+    assert bool(told) == bool(said)

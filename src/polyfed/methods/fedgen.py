@@ -15,7 +15,9 @@ has the loss of their mean logits. (2) Noise is normal, in that code uniform. (3
 as those who answered last have them, so counts go down, too; in that code all alike. A class with one sample in all is
 not made. (4) Nothing is made in round 1, when G is untrained. (5) Architectures may differ: weights are averaged
 layer-wise, or within each architecture, while G is of them all. (6) On clients G uses its running statistics; its
-training is float64.
+training is float64. (7) Batches: a client makes as many features of drawn classes as `training.batch_size`, in that
+code `gen_batch_size` = 32, weighted by its ratio to the rows. G's has `generator_batch` = 128, that code's
+`ensemble_batch_size`; its loop takes the clients' batch, 32, instead. Steps and rate are those of its MNIST.
 """
 
 from __future__ import annotations

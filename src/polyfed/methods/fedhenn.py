@@ -8,8 +8,9 @@ Sent per round, P floats, a RAD of R bytes (L inputs, 4 L or 8), F (L, r) with F
     heterogeneous  down R + b L r,   up 4 P_k, or in kernel uploads b L d_k      homogeneous  down 4 P + R,  up 4 P + 8
 Deviations from the paper: (1) `batch` of the L rows enter a step. (2) K_k is formed in each step, or `every`-th with
 the term as much heavier; its boxes do so once per epoch. (3) K_bar travels as a factor, exact up to 256 columns; RBF by
-Nystroem rows. (4) The RAD is rows held out for the server, or of another data set. (5) Its pass is in eval mode. (6)
-eta(t) is the authors' code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free.
+Nystroem rows. (4) None of the RAD: rows that the server has besides, held out or of another data set, as in the
+paper; the authors' code draws the clients' training images. (5) Its pass is in eval mode. (6) eta(t) is the authors'
+code's; at 0 no RAD. (7) Algorithm 1's last average is off. (8) Procrustes is scale-free. The page has (9) to (12).
 Shapes: L rows of the RAD, B of them in a step, d_k feature width, r columns of the factor.
 """
 

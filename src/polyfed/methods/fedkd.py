@@ -12,9 +12,11 @@ Sent per round, bytes: up 4 sum K (m + n + 1), plus 4 for each other number, + 8
 itself, 4 P_m, to a client whose last update the server does not have from the round before.
 Deviations from the paper (arXiv:2108.13323): (1) teachers and s pass no gradient on. (2) One optimizer takes both
 steps, at one learning rate. (3) Matched is what enters the heads, no attention maps; the authors' code matches those
-and the outputs of all the mentee's layers, as they are, without W_k. (4) p_k goes by samples; that code counts clients
-alike (`weighting = "uniform"`). (5) The server adds the decoded mean, so that what clients hold is its m bit for bit.
-(6) BatchNorm's statistics travel uncompressed.
+and the outputs of all the mentee's layers, as they are, without W_k. (4) p_k goes by samples; Algorithm 1 and that code
+count clients alike (`weighting = "uniform"`). (5) The server adds the decoded mean, so that what clients hold is its m
+bit for bit. (6) BatchNorm's statistics travel uncompressed. (7) T grows with the share of rounds passed, from (t - 1) /
+rounds; in that code from t / rounds. (8) Updates of E epochs are exchanged once a round, as in that code, there after
+at most ten batches; in Algorithm 1 gradients in every iteration, before m has moved.
 """
 
 from __future__ import annotations

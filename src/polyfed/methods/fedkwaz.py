@@ -11,9 +11,9 @@ Client k, own network w_k, second network m_k of one architecture for all client
 Server:    plain means over those who sent a class; a class that nobody sent keeps its rows.
 Scored:    w_k, stage `personal`. m_k stays with the client.
 Sent per round, D features, C classes, S classes at the client: up 4 (2 S D + 2 S C + S), down 4 (2 C D + 2 C C + C).
-T = 4, the search's candidates, 30 rounds between searches and an epoch for each stage are the paper's (appendix D).
+T = 4, the search's candidates, 30 rounds between searches and an epoch for each stage are the paper's (appendix D.3).
 Deviations from the paper ("Transforming Gaps into Gains", openreview.net/forum?id=G8wWeZVmla), of which Algorithm 1 and
-the text were compared, its other formulas not; where they differ from a public code on top of HtFLlib we follow the
+the text were compared, its other formulas not; where they differ from the authors' code (ysml666/FedKWAZ) we follow the
 code: (1) stage 2 has the cross entropy with labels, KL(teacher || student), and means of squares; Algorithm 1 has no
 labels there, KL(student || teacher), and sums. Against that code: (2) teachers are constants; there, on plain images,
 gradients pass into the teacher, and the distance of representations counts twice. (3) Class means are taken after
@@ -21,7 +21,8 @@ training, in eval mode, as in Algorithm 1; there during stage 2, while weights s
 clipped; there at norm 10. (5) Candidates are tried on the same mixed images for all three purposes, and the first may
 win; there each purpose draws its own. (6) A sample of a class without means counts in the cross entropy alone, and a
 class that nobody sends in a round keeps its means; there it has none in the next. (7) One optimizer takes the steps of
-both networks. (8) Patches are shifted evenly to both sides.
+both networks. (8) Patches are shifted evenly to both sides. (9) The candidates are 4, 16 and
+64 patches for all images; for 28 x 28 pixels the paper has 49 in the place of 64.
 """
 
 from __future__ import annotations

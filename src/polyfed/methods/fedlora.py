@@ -14,13 +14,14 @@ server:    head <- sum_k p_k head_k, and the adapters by `aggregation`; A has R 
   stack            W <- W + sum_k p_k s_k B_k A_k everywhere; A_k is drawn anew, B_k = 0 (FLoRA)
 Sent per round, H the head's floats, per adapted layer: down and up 4 r_k (I + O) + 4 H bytes. Down in select-and-fold
 4 R (I + O); in stack 4 sum_k r_k (I + O) of the last round, and 8; up 8 more.
-Deviations from the papers: (1) All rules sum s_k B_k A_k; several papers have one alpha / r, or leave s out. (2) Heads
-are trained and averaged under every rule. (3) HETLoRA also prunes ranks and weighs clients by the norms of their
-updates; here by p_k. (4) raFLoRA's slices are averaged factor by factor, so that with equal ranks they are the average.
-(5) Fed-PLoRA's components are drawn uniformly. (6) A client that missed a round of stack gets the sum of all updates,
-4 I O bytes per layer. (7) Folded and stacked updates are kept beside W, which stays bit for bit, at 4 I O bytes of
-memory per layer. (8) Initial A is uniform within 1 / sqrt(I), B is 0. The papers' texts and code were not at hand;
-the rules are by their descriptions.
+Deviations from the papers: (1) All rules sum s_k B_k A_k with s_k = alpha / r_k; FLoRA's code sets alpha = 2 r_k, one
+s for all ranks. (2) Heads are trained and averaged under every rule. (3) HETLoRA also prunes ranks and weighs clients
+by the norms of their updates; here by p_k. (4) raFLoRA's slices are averaged factor by factor, so that with equal ranks
+they are the average. (5) Fed-PLoRA's components are drawn uniformly. (6) A client that missed a round of stack gets the
+sum of all updates, 4 I O bytes per layer. (7) Folded and stacked updates are kept beside W, which stays bit for bit, at
+4 I O bytes of memory per layer. (8) Initial A is uniform within 1 / sqrt(I), B is 0.
+Compared were FLoRA's code (ATP-1010/FederatedLLM: the same stack, with p_k on A, added to W, A drawn anew) and the
+papers' abstracts. What the other papers' equations add to these was not verified.
 Sources: Cho et al. (HETLoRA), EMNLP 2024, arXiv:2401.06432; Bai et al. (FlexLoRA), NeurIPS 2024, arXiv:2402.11505; Wang
 et al. (FLoRA), NeurIPS 2024, arXiv:2409.05976; raFLoRA, arXiv:2602.13486; Fed-PLoRA, arXiv:2602.16936.
 """

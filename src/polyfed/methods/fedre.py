@@ -6,14 +6,15 @@ client k:  theta_k <- theta;  E epochs of SGD on CE(H(theta_k; F_k(x)), y), over
            a_s = u_s / sum u,  u_s uniform in (0, 1], drawn anew in every round
            r_k = sum_s a_s Rbar_k^s;  q_k = sum_s a_s onehot(s)
 server:    theta <- theta - eta grad sum_k sum_c q_kc CE(H(theta; r_k), c), in shuffled batches of clients
-Scored: the client's extractor under the newest header, stage `received`, as in the authors' code.
+Scored: the client's extractor under the newest header, stage `received`.
 Sent per round, D features, C classes: up 4 (D + C); down 4 (C D + C), the header.
 
 arXiv:2511.22265. What follows is from the abstract and the authors' code; the paper's equations were not at hand.
 Deviations from the paper: (1) The abstract mixes a client's local representations; here, as in that code, these are the
 class means. (2) The loss is summed over a batch, as in that code; not verified against the paper. (3) That code uploads
-pairs of weight and label; here the encoding is a vector of C numbers. (4) A client that was not selected is scored with
-the newest header, in that code with the last one it received.
+pairs of weight and label; here the encoding is a vector of C numbers. (4) What its tables score is not known: of the
+two versions of that code one sends the newest header to all clients, selected or not, before each round, as is scored
+here; the other one sends none. Neither has the lines that evaluate. (5) Its means leave out a last, ragged batch.
 """
 
 from __future__ import annotations

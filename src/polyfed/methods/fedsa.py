@@ -9,19 +9,23 @@ Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda mean_d (phi_k(
            the distance to the nearest other class.
 Server:    A is drawn before round 1 (`functional.semantic_anchors`);
            A[c] <- momentum A[c] + (1 - momentum) mean over k of C_k[c], over those who sent one.
-Scored: the client's own head, stage `personal`.
-Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 C D.
+Scored: the client's own head, stage `personal`; with `predictor = "prototype"` the class of the nearest mean over k of
+           the newest C_k[c], stage `received`, and the head besides.
+Sent per round, D features, C classes, S classes at the client: up 4 (S D + S); down 4 C D, with "prototype" also
+4 (C D + C).
 
-arXiv:2501.05496. What follows is from the abstract and the authors' code, whose defaults are used; the paper's
-equations were not at hand.
+arXiv:2501.05496. What follows is from the abstract and the authors' code, whose defaults are used (lambda is 1, the
+default of its `-lam`); the paper's equations were not at hand.
 Deviations from the paper: (1) C_k are taken after training; in that code, while weights still change. (2) In round 1
-and where a client has a single class, delta_k is the gap of A. (3) That code classifies by the nearest mean of the
-clients' means; here the head does, which the calibration is for. (4) Not verified against the paper: which of the two
-its tables have, the projection that draws the anchors, and the momentum.
+and where a client has a single class, delta_k is the gap of A. (3) That code classifies by the nearest mean alone, a
+class that nobody sent in the last round having none; here the head does by default, which the calibration is for, and
+such a class keeps its mean. (4) Not verified against the paper: which of the two its tables have, lambda, the
+projection that draws the anchors, and the momentum.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -31,11 +35,12 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import Message, get_tensor
-from polyfed.core.method import Batch, Context, TrainingResult, hyperparameters
+from polyfed.core.method import Batch, Context, Method, TrainingResult, hyperparameters
 from polyfed.core.modules import as_split_model
 from polyfed.core.server import Server
+from polyfed.core.settings import Stage
 from polyfed.core.upload_forms import Form
-from polyfed.functional.class_targets import merge, prototype_distance
+from polyfed.functional.class_targets import merge, nearest_prototype_scores, prototype_distance, update_rows
 from polyfed.functional.losses import cross_entropy
 from polyfed.functional.modes import frozen_running_stats
 from polyfed.functional.semantic_anchors import draw_anchors, margin_contrastive_loss, mean_nearest_distance
@@ -49,13 +54,22 @@ class FedSA(prototypes.PrototypeUploads):
     name: ClassVar[str] = "fedsa"
     paper: ClassVar[str] = "Zhou et al., AAAI 2025"
     down: ClassVar[str] = "C D"
-    states: ClassVar[str] = "client: gap of its last means; server: anchors"
+    states: ClassVar[str] = "client: gap of its last means; server: anchors"  # and, for "prototype", the mean means
     form: ClassVar[Form | None] = prototypes.PrototypeUploads.form
 
-    anchor_weight: Annotated[float, Field(ge=0)] = 10.0  # weight of the mean squared distance to the anchor; 0: off
+    anchor_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of the mean squared distance to the anchor; 0: off
     contrast: Annotated[float, Field(ge=0)] = 1.0  # weight of the contrast of anchors with a margin; 0: off
     calibration: Annotated[float, Field(ge=0)] = 1.0  # weight of the head's loss on all anchors; 0: off
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999  # of the anchors; 1: as drawn, 0: the clients' mean means
+    predictor: Literal["head", "prototype"] = "head"  # predict by head, or by the nearest of the clients' mean means
+
+    @property
+    def evaluation_stage(self) -> Stage:
+        return "received" if self.predictor == "prototype" else "personal"
+
+    @property
+    def alternative_predictors(self) -> Mapping[str, Method]:
+        return {"head": dataclasses.replace(self, predictor="head")} if self.predictor == "prototype" else {}
 
     @property
     def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
@@ -67,7 +81,8 @@ class FedSA(prototypes.PrototypeUploads):
         server.state["anchors"] = draw_anchors(server.classes, features, server.generator("anchors"))
 
     def broadcast(self, server: Server, client_id: int) -> Message:
-        return {"anchors": get_tensor(server.state, "anchors")}
+        sent = ("anchors", "labels", "prototypes")  # the last two after the first round, if they predict
+        return {name: get_tensor(server.state, name) for name in sent if name in server.state}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = prototypes.collect(server, uploads, "prototypes")
@@ -78,9 +93,16 @@ class FedSA(prototypes.PrototypeUploads):
         known = labels.long()
         anchors[known] = self.momentum * anchors[known] + (1 - self.momentum) * rows
         server.state["anchors"] = anchors
+        if self.predictor == "prototype":
+            if "prototypes" in server.state:
+                before = get_tensor(server.state, "prototypes")
+                labels, rows = update_rows(before, get_tensor(server.state, "labels"), rows, labels)
+            server.state |= {"labels": labels, "prototypes": rows}
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:
+        if "prototypes" in message:
+            client.state |= {name: get_tensor(message, name).clone() for name in ("labels", "prototypes")}
         if not (self.anchor_weight or self.contrast or self.calibration):
             return {}
         anchors = get_tensor(message, "anchors")
@@ -111,6 +133,15 @@ class FedSA(prototypes.PrototypeUploads):
             sums["calibration"] = cross_entropy(scores, labels, torch.ones_like(anchors[:, 0]))
             total = total + self.calibration * sums["calibration"]
         return total, sums
+
+    def predict(self, model: Any, x: Tensor, context: Context) -> Tensor:
+        """By the head, also before there are means; or by the means that the client keeps."""
+        z = model.represent(x)
+        scores: Tensor = model.head(z)
+        if self.predictor == "head" or "prototypes" not in context:
+            return scores
+        means = get_tensor(context, "prototypes").to(z)
+        return nearest_prototype_scores(z, means, get_tensor(context, "labels"), scores.shape[1])
 
     def upload(self, client: Client, trained: TrainingResult) -> Message:
         message = super().upload(client, trained)

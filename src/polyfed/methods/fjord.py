@@ -9,9 +9,10 @@ server:    w[k] <- sum n_i w_i[k] / sum n_i over the clients that hold entry k;
 Deviations from the paper: (1) Widths are assigned by client number, in blocks of equal size; the paper has clusters
 of devices, which may differ in size. (2) BatchNorm's statistics are computed after aggregation, for each client's
 largest width. In the Flower implementation by two of the authors every width has running statistics, which are
-averaged. BatchNorm's weight and bias are shared by all widths in both. (3) Distillation has weight 1 and temperature
-1, as in that implementation. (4) Each client's own width is evaluated; the paper evaluates all widths of the large
-network.
+averaged. BatchNorm's weight and bias are shared by all widths in both. (3) Each client's own width is
+evaluated; the paper evaluates all widths of the large network.
+Distillation has the paper's best values, alpha = T = 1 (eq. 1), with its teacher's loss on the labels, as in that
+implementation.
 """
 
 from __future__ import annotations

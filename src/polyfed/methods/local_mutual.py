@@ -4,7 +4,7 @@ A client's second network begins alike everywhere and stays with the client. Bot
 on plain and on patch-mixed images: the local stage of FedKWAZ (`building_blocks.mutual_learning`). So it says how much
 of what a method with two networks per client gains needs the other clients. Nothing is sent.
 Deviations from the paper of FedKWAZ, as far as they concern this stage: (1) teachers are constants. (2) Gradients are
-not clipped. (3) The candidates of the search for mixtures are ours. (4) One optimizer takes both networks' steps.
+not clipped. (3) One optimizer takes both networks' steps. The candidates of the search for mixtures are the paper's.
 """
 
 from __future__ import annotations

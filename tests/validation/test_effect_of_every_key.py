@@ -113,6 +113,7 @@ KEYS: dict[str, str | Refused] = {
     "training.warmup_rounds": refused("set warmup_rounds to 2 or more", warmup_rounds=1),
     "training.momentum": refused("momentum is SGD's; with optimizer 'adam'", optimizer="adam", momentum=0.9),
     "training.weight_decay": "every optimizer takes it",
+    "training.class_weights": refused("expected a number for each of 10 classes, got 2", class_weights=[1.0, 2.0]),
     "training.augmentation": refused("expects images", with_data(dataset=TABLE), augmentation="crop-flip"),
     "evaluation.stage": "a stage is always scored",
     "evaluation.weighting": "there always is a mean",

@@ -21,6 +21,7 @@ EACH_GROUP: EachGroup = "each group"
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
@@ -108,6 +109,11 @@ class Training(Settings):
     momentum: Annotated[float, Field(ge=0, lt=1, description="SGD only; 0 is off")] = 0.0
     weight_decay: Finite = Field(0.0, description="of the optimizer; 0 is off")
     augmentation: str = Field("none", description="'none' or 'crop-flip' (pad 4, random crop, horizontal flip)")
+    class_weights: Literal["balanced"] | Annotated[list[Weight], Field(min_length=2)] | None = Field(
+        None,
+        description="how much rows of each class count in the losses of local training: a number per class, or "
+        "'balanced': each class of a client as much as the others; default: every row counts alike",
+    )
 
     def cohort_size(self, clients: int) -> int:
         """How many of so many clients take part in a round: max(1, floor(C N))."""

@@ -16,7 +16,7 @@ from polyfed.core.client import Client, PublicData, samples_of, to_float
 from polyfed.core.method import Method
 from polyfed.core.model_factory import Builder, with_classes
 from polyfed.core.modules import copy_network
-from polyfed.core.settings import Evaluation, Settings
+from polyfed.core.settings import Evaluation, Settings, Training
 from polyfed.data.partition import check_integer
 from polyfed.data.samples import ClientData, LabeledSamples, classes_up_to
 from polyfed.data.text import TextConfig, Vocabulary
@@ -378,6 +378,28 @@ def check_evaluation(
     wrong = [name for name in evaluation.metrics if name not in score.metrics]
     if wrong and (score is ACCURACY or evaluation.metrics != default):
         raise ConfigError(f"evaluation.metrics: expected of {', '.join(score.metrics)}, got '{wrong[0]}'")
+
+
+def check_class_weights(training: Training, clients: Sequence[Client], classes: int) -> None:
+    """Whether the weights of classes are of these classes, and reach the losses.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    asked = training.class_weights
+    if asked is None:
+        return
+    if not classes:
+        raise ConfigError("training.class_weights: expected classes as labels, got numbers to predict")
+    if asked == "balanced":
+        return
+    if any(client.class_names for client in clients):
+        raise ConfigError(
+            "training.class_weights: expected one label space for a number per class, got clients with classes of "
+            "their own; set it to 'balanced'"
+        )
+    if len(asked) != classes:
+        raise ConfigError(f"training.class_weights: expected a number for each of {classes} classes, got {len(asked)}")
 
 
 def check_validation(clients: Sequence[Client], evaluation: Evaluation, output: Output) -> None:

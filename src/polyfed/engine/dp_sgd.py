@@ -199,6 +199,11 @@ def check_dp_sgd(
         )
     if precision != "float32":
         raise ConfigError(f"privacy.max_grad_norm: expected run.precision = 'float32', got '{precision}'")
+    if clients[0].training.class_weights is not None:
+        raise ConfigError(
+            "privacy.max_grad_norm: expected no training.class_weights, by which a row's share in a batch depends on "
+            "the other rows"
+        )
     phases = [phase for exchange in method.exchanges(1) for phase in exchange.phases or ()]
     for phase in [*phases, *method.phases(clients[0].training)]:
         if phase.data != "train" or phase.rows is not None:

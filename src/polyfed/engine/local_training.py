@@ -104,6 +104,20 @@ def phase_data(client: Client, phase: Phase) -> tuple[LabeledSamples, Prepare]:
     return client.public.samples, client.public.prepare
 
 
+def class_weights(client: Client, phase: Phase) -> Tensor | None:
+    """How much a row of each class counts in the phase's losses, (C,); None: every row alike, as public rows do.
+
+    "balanced" is N / (S n_c), with n_c of N training rows, and S classes, at the client.
+    """
+    asked = client.training.class_weights
+    if asked is None or phase.data == "public":
+        return None
+    if asked != "balanced":
+        return torch.tensor(asked)
+    counts = torch.bincount(client.data.train.y, minlength=client.classes)
+    return counts.sum() / (counts.count_nonzero() * counts.clamp(min=1))
+
+
 def _batches(
     client: Client,
     phase: Phase,
@@ -124,6 +138,7 @@ def _batches(
         else shuffled_batches(client, phase, held, rows, order)
     )
     draw = _no_draws if augment is None else augment.draw
+    by_class = class_weights(client, phase)
     planned = ((rows, draw(len(rows), noise)) for rows in dealt)
     for chosen, places, drawn in _placed(planned, device, there.x.device):
         x = there.x[chosen if there.x.is_cpu else places]
@@ -131,7 +146,8 @@ def _batches(
             x = augment.apply(x, drawn)
         x = prepare(x.to(device))
         y = there.y[chosen].to(device) if there.y.is_cpu else there.y[places]
-        yield Batch(x, y, torch.ones(len(chosen), device=device), places)
+        w = torch.ones(len(chosen), device=device) if by_class is None else by_class.to(device)[y]
+        yield Batch(x, y, w, places)
 
 
 def _no_draws(count: int, noise: torch.Generator) -> Tensor:

@@ -18,7 +18,7 @@ from polyfed.core.message import first_nonfinite, get_tensor
 from polyfed.core.method import Batch, Context, Method, Phase, StepResult
 from polyfed.data.transforms import Augmentation, augmentation
 from polyfed.engine.executors.context_stacking import StackedContext
-from polyfed.engine.local_training import phase_data, shuffled_batches
+from polyfed.engine.local_training import class_weights, phase_data, shuffled_batches
 from polyfed.engine.optimizers import Optimizer
 from polyfed.functional.device_copies import move_together
 from polyfed.functional.tied_tensors import tensor_places
@@ -266,6 +266,9 @@ class PhaseData:
         self.counts = [len(samples) for samples, _ in pairs]
         self._prepare: Callable[[Tensor], Tensor] = pairs[0][1]
         self._augment = augmentation(clients[0].training.augmentation)
+        found = [class_weights(client, phase) for client in clients]
+        by_class = [weights for weights in found if weights is not None]
+        self._by_class = torch.stack(by_class).to(device) if by_class else None
         self._device = device
         distinct = {id(samples): samples for samples, _ in pairs if len(samples)}
         first_rows = dict(zip(distinct, begins([len(samples) for samples in distinct.values()]), strict=True))
@@ -326,6 +329,9 @@ class PhaseData:
             x = self._augment.apply(x, self._of(walks, self._drawn[number, :, :width]).flatten(0, 1))
         x = self._prepare(x).unflatten(0, rows.shape)
         y = self._y[where] if number is None else self._of(walks, self._labels[number, :, :width])
+        if self._by_class is not None:
+            w = weights[:, 0] * self._of(walks, self._by_class).gather(1, y)
+            weights = _with_shares(w, dim=1)
         return Batch(x, y, weights[:, 0], rows), weights[:, 1:]
 
     def _planned(self, walks: Sequence[ClientProgress], number: int, width: int) -> tuple[Tensor, Tensor]:
@@ -351,9 +357,14 @@ class PhaseData:
         """
         counted = torch.arange(rows.shape[-1]) < counts
         whole = torch.stack([rows, rows + torch.tensor(begins).unsqueeze(1), counted.long()]).to(self._device)
-        weights = whole[2].float()
-        shares = weights / weights.sum(dim=-1, keepdim=True).clamp(min=1)
-        return whole[:2], torch.stack([weights, shares, -shares], dim=-2)
+        return whole[:2], _with_shares(whole[2].float(), dim=-2)
+
+
+def _with_shares(weights: Tensor, dim: int) -> Tensor:
+    """Weights (..., B), their shares in the sum over a batch, and minus these, stacked."""
+    total = weights.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    shares = weights / total
+    return torch.stack([weights, shares, -shares], dim=dim)
 
 
 def _filled(chosen: Tensor, width: int) -> Tensor:

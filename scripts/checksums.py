@@ -52,7 +52,7 @@ SLICES = (
     "scalefl",
 )  # of one network
 BY_LAYER = (  # methods that average layer by layer unless told otherwise
-    "feddpa", "fedfomo", "fedgen", "fednova", "fedprox", "fedrep", "fedselect", "incoavg", "moon", "scaffold",
+    "feddpa", "fedfomo", "fedgen", "fednova", "fedopt", "fedprox", "fedrep", "fedselect", "incoavg", "moon", "scaffold",
 )  # fmt: skip
 
 

@@ -268,6 +268,7 @@ METHODS = Registry(
         "fedmd": "polyfed.methods.fedmd:FedMD",
         "fedmrl": "polyfed.methods.fedmrl:FedMRL",
         "fednova": "polyfed.methods.fednova:FedNova",
+        "fedopt": "polyfed.methods.fedopt:FedOpt",
         "fedorgp": "polyfed.methods.fedorgp:FedORGP",
         "fedproto": "polyfed.methods.fedproto:FedProto",
         "fedprox": "polyfed.methods.fedprox:FedProx",

@@ -11,17 +11,19 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.model_factory import ModelFactory
 from polyfed.errors import ConfigError
-from polyfed.methods import FedAvg, Local
+from polyfed.methods import FML, SCAFFOLD, DepthFL, FedAvg, FedMD, FedRep, Local
 from tests.helpers.toys import (
     CLASSES,
     NETS,
     LabeledSamples,
     Two,
+    bits,
     clients,
     federation,
     model_with,
     moved,
     numpy_mean,
+    public,
     rounds,
     same,
     samples,
@@ -52,6 +54,29 @@ def test_two_clients_two_parameters(weighting, shares, aggregation):
         (model,) = (round.after[name] for name in round.after if name.startswith("model"))
         np.testing.assert_allclose(model["w"].numpy(), w, atol=1e-6)
     assert signs == {-1.0, 1.0}, "the two clients should pull both ways"
+
+
+@pytest.mark.parametrize(("weighting", "shares"), [("samples", (3 / 4, 1 / 4)), ("uniform", (0.9, 0.1))])
+def test_clients_count_as_often_as_they_are_given(weighting, shares):
+    """1 and 3 rows, weights of 9 and 1."""
+    settings = {"classes": 2, "rounds": 1, "batch_size": 8, "client_weights": [9.0, 1.0]}
+    (round,) = rounds(FedAvg(weighting=weighting), two_parameter_clients(), {"two": Two}, **settings)
+    expected = sum(share * round.trained[i]["w"] for i, share in enumerate(shares))
+    torch.testing.assert_close(shared(round.after)["w"], expected)
+
+
+@pytest.mark.parametrize("method", [FML(), FedRep(head_epochs=1), SCAFFOLD(), FedMD(), DepthFL(weighting="samples")])
+def test_given_weights_reach_the_means_of_other_methods(method):
+    members = clients(["deep"] * 2, [8, 16])
+    equal, given = (rounds(method, members, held=public(), client_weights=w) for w in ([1.0, 1.0], [1.0, 5.0]))
+    plain = rounds(method, members, held=public())
+    assert all(same(bits(a.after), bits(b.after)) for a, b in zip(plain, equal, strict=True))
+    assert not same(bits(plain[-1].after), bits(given[-1].after))
+
+
+def test_given_weights_are_one_for_each_client():
+    with pytest.raises(ConfigError, match="expected a number for each of 2 clients, got 3"):
+        federation(FedAvg(), clients(["deep"] * 2), client_weights=[1.0, 2.0, 3.0])
 
 
 def test_one_client_has_all_the_weight():

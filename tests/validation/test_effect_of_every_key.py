@@ -105,6 +105,12 @@ KEYS: dict[str, str | Refused] = {
     "training.local_epochs": "clients train",
     "training.batch_size": "clients train",
     "training.optimizer": "clients train",
+    "training.client_weights": refused(
+        "does nothing with method 'local', which has no `weighting`", client_weights=[1.0, 2.0, 1.0, 1.0]
+    ),
+    "training.keep_optimizer_state": refused(
+        "keep_optimizer_state = true does nothing beside momentum = 0", keep_optimizer_state=True
+    ),
     "training.lr": "clients train",
     "training.lr_schedule": "clients train",
     "training.lr_gamma": refused("lr_gamma is for lr_schedule 'exponential' or 'step'", lr_gamma=0.5),

@@ -18,6 +18,7 @@ from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, fr
 from polyfed.errors import ConfigError, described
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> model inputs
+OPTIMIZER = "optimizer "  # begins the names of what the state has of the client's optimizers
 
 
 def to_float(x: Tensor) -> Tensor:
@@ -150,6 +151,11 @@ class Client:
     def lr(self) -> float:
         """Learning rate of the present round, by the schedule of `training`."""
         return self.training.lr_at(self.round)
+
+    @property
+    def method_state(self) -> State:
+        """The state without what its optimizers remember of earlier rounds."""
+        return {name: value for name, value in self.state.items() if not name.startswith(OPTIMIZER)}
 
     def label_facts(self) -> dict[str, Any]:
         """For the records: rows of each class, and what its classes are called, where these are its own."""

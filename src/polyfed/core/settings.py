@@ -88,14 +88,25 @@ class AdapterSettings(Settings):
 class Training(Settings):
     """``[training]``: the federation's rounds and each client's local optimization.
 
-    The optimizer is made afresh in every round, as the papers do. Its learning rate is that of `lr_at`.
+    The optimizer is made afresh in every round, as the papers do, unless its state is kept. Its learning rate is that
+    of `lr_at`.
     """
 
     rounds: Positive = Field(10, description="rounds of the federation")
     client_fraction: Annotated[float, Field(gt=0, le=1, description="share of the clients drawn each round")] = 1.0
     local_epochs: Positive = Field(1, description="passes over its own rows that a client makes in a round")
     batch_size: Positive = Field(32, description="rows of a batch of local training")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="of local training, made afresh every round")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="of local training")
+    client_weights: Annotated[list[Weight], Field(min_length=1)] | None = Field(
+        None,
+        description="by client number, how much each counts in the averages of methods with a hyperparameter "
+        "`weighting`, times what that gives; default: 1 each",
+    )
+    keep_optimizer_state: bool = Field(
+        False,
+        description="whether a client's optimizer goes on where it was in its last round: its momentum, its means of "
+        "gradients; else it is made afresh every round, as the papers do",
+    )
     lr: Finite = Field(0.01, description="learning rate of local training")
     lr_schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
         "constant", description="how the learning rate changes from round to round"
@@ -148,7 +159,7 @@ class Training(Settings):
 
     def _inactive_keys(self) -> set[str]:
         off = {"warmup_rounds": not self.warmup_rounds, "lr_schedule": self.lr_schedule == "constant"}
-        off["lr_min"] = self.lr_schedule != "cosine"
+        off |= {"lr_min": self.lr_schedule != "cosine", "keep_optimizer_state": not self.keep_optimizer_state}
         return super()._inactive_keys() | {key for key, is_off in off.items() if is_off}
 
     @model_validator(mode="after")
@@ -174,6 +185,11 @@ class Training(Settings):
     def _momentum_is_sgd(self) -> Training:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is SGD's; with optimizer '{self.optimizer}' expected 0, got {self.momentum}")
+        if self.keep_optimizer_state and self.optimizer == "sgd" and not self.momentum:
+            raise ValueError(
+                "keep_optimizer_state = true does nothing beside momentum = 0, without which SGD remembers nothing; "
+                "set momentum above 0, or another optimizer"
+            )
         return self
 
 

@@ -312,7 +312,7 @@ class NodeTask:
         weights = {
             name: tensor.detach().cpu() for name, tensor in export_state(method.personal_model(keeper.model)).items()
         }
-        state = {} if uses_default_predict(method) else keeper.state
+        state = {} if uses_default_predict(method) else keeper.method_state
         folder = RunFolder(self._folder)
         guide = ModelReadme(self._model_factory)
         self._folder.mkdir(parents=True, exist_ok=True)

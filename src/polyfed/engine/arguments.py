@@ -380,6 +380,15 @@ def check_evaluation(
         raise ConfigError(f"evaluation.metrics: expected of {', '.join(score.metrics)}, got '{wrong[0]}'")
 
 
+def check_client_weights(training: Training, clients: Sequence[Client]) -> None:
+    """Whether there is a weight for each client; raises ConfigError."""
+    given = training.client_weights
+    if given is not None and len(given) != len(clients):
+        raise ConfigError(
+            f"training.client_weights: expected a number for each of {len(clients)} clients, got {len(given)}"
+        )
+
+
 def check_class_weights(training: Training, clients: Sequence[Client], classes: int) -> None:
     """Whether the weights of classes are of these classes, and reach the losses.
 

@@ -23,6 +23,7 @@ from polyfed.engine.architectures import build_model_factory, first_by_architect
 from polyfed.engine.arguments import (
     builders_by_name,
     check_class_weights,
+    check_client_weights,
     check_evaluation,
     check_texts,
     check_validation,
@@ -126,6 +127,7 @@ class Federation:
         check_texts(self.task, self.output, self.metrics)
         check_evaluation(self.task, self.evaluation, self.metrics, self.clients)
         check_class_weights(self.training, self.clients, self.classes)
+        check_client_weights(self.training, self.clients)
         self._shared_test = self.task.test if isinstance(self.task.test, LabeledSamples) else None
         self._number_clients()
         self._dealt = [client.data for client in self.clients]  # as plugins may put others in their places

@@ -72,7 +72,7 @@ class ModelExport:
                 personal = self._personal_client(client.id)
                 weights = export_state(self._method.personal_model(personal.model))
                 about = self.about(client, words)
-                state = {} if alone else personal.state
+                state = {} if alone else personal.method_state
                 write(client.id, weights, state, about)
                 guide.add(client.id, weights, about)
         folder.write_readme(guide.text())

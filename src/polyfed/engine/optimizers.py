@@ -6,7 +6,7 @@ every parameter anew at every step; the functions below them compute the same nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ from polyfed.core.settings import Training
 
 _BETAS = (0.9, 0.999)
 _EPSILON = 1e-8  # PyTorch's, and the papers'
+_REMEMBERED = ("momentum", "mean", "square", "steps")  # by `Optimizer`, of a parameter
 
 
 class Optimizer:
-    """One phase's: its memory begins empty.
+    """One phase's: its memory begins empty, unless `remember` brings it.
 
     Args:
         parameters: what moves, in place. training: which optimizer, momentum, weight decay. rate: the learning rate.
@@ -40,6 +41,23 @@ class Optimizer:
                 given = [_laid_like(self._parameters[place], grads[place]) for place in places]
                 step = self._sgd if self._training.optimizer == "sgd" else self._adam
                 step(places, given)
+
+    def memory(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """What is remembered of parameters that have these names: "momentum head.weight" and the like; not copies."""
+        return {
+            f"{what} {name}": tensor
+            for name, kept in zip(names, self._kept, strict=True)
+            for what, tensor in kept.items()
+        }
+
+    def remember(self, names: Sequence[str], memory: Mapping[str, Tensor]) -> None:
+        """Go on from copies of an earlier `memory`; parameters that it lacks, or has in another shape, begin anew."""
+        for kept, name, parameter in zip(self._kept, names, self._parameters, strict=True):
+            known = {what: memory[f"{what} {name}"] for what in _REMEMBERED if f"{what} {name}" in memory}
+            if all(tensor.shape in ((), parameter.shape) for tensor in known.values()):
+                for what, tensor in known.items():
+                    copied = tensor.to(parameter.device, copy=True)
+                    kept[what] = _laid_like(parameter, copied) if copied.dim() else copied
 
     def copy_state_from(self, other: Optimizer, index: Tensor) -> None:
         """Remember what `other` does of some rows of its parameters, which are this one's. index: (M,) which."""

@@ -6,6 +6,7 @@ run of the recipe's own method is refused.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ def unread_settings(federation: FederationParts) -> list[str]:
         *_without_late_uploads(federation),
         *_without_noise(federation),
         *_without_public(federation),
+        *_without_averages(federation),
     ]
 
 
@@ -89,6 +91,13 @@ def _without_public(federation: FederationParts) -> Iterator[str]:
     if public is not None and public.origin == "other" and not federation.method.requirements.public:
         name = federation.method.display_name
         yield f"data.public_dataset does nothing with method '{name}', which uses no public data"
+
+
+def _without_averages(federation: FederationParts) -> Iterator[str]:
+    weighting = typing.get_type_hints(type(federation.method)).get("weighting")
+    if "samples" not in typing.get_args(weighting):
+        for key, value in _given(federation.training, ("client_weights",)).items():
+            yield _line(federation, "training", key, value, "which has no `weighting` by samples that they multiply")
 
 
 def _given(settings: Settings, keys: tuple[str, ...]) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polyfed.methods.fedmd import FedMD
     from polyfed.methods.fedmrl import FedMRL
     from polyfed.methods.fednova import FedNova
+    from polyfed.methods.fedopt import FedOpt
     from polyfed.methods.fedorgp import FedORGP
     from polyfed.methods.fedproto import FedProto
     from polyfed.methods.fedprox import FedProx
@@ -73,6 +74,7 @@ __all__ = [
     "FedMRL",
     "FedNova",
     "FedORGP",
+    "FedOpt",
     "FedProto",
     "FedProx",
     "FedRE",

@@ -101,7 +101,7 @@ class DepthFL(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if uploads:
             models = [get_group(message, "model") for message in uploads.values()]
-            weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
+            weights = [server.share(i, self.weighting) for i in uploads]
             server.state["model"] = layer_wise_mean(models, weights, get_group(server.state, "model"))
 
     # client ------------------------------------------------------------------------------------------------

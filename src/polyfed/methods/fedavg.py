@@ -9,7 +9,8 @@ eq. 19 and 21); the paper has a single architecture. (2) BatchNorm's running sta
 batch counter (an integer) stays local. (3) The local loss is the mean cross entropy; the paper leaves it open.
 Weights p_k are normalized over responding clients.
 
-Methods that build on FedAvg (FedProx, SCAFFOLD, MOON, FedNova, InCoAvg, Fed-ET) extend this class and override hooks.
+Methods that build on FedAvg (FedOpt, FedProx, SCAFFOLD, MOON, FedNova, InCoAvg, Fed-ET) extend this class and override
+hooks.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class FedAvg(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Average the received weights."""
         models = weight_averaging.client_weights(uploads)
-        shares = weight_averaging.client_shares(uploads, self.weighting)
+        shares = weight_averaging.client_shares(server, uploads, self.weighting)
         weight_averaging.average(server, self.aggregation, models, shares)
 
     # client ------------------------------------------------------------------------------------------------

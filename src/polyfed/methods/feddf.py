@@ -95,7 +95,7 @@ class FedDF(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models = weight_averaging.client_weights(uploads)
-        shares = weight_averaging.client_shares(uploads, self.weighting)
+        shares = weight_averaging.client_shares(server, uploads, self.weighting)
         weight_averaging.average(server, _WITHIN, models, shares)
         if len(uploads) < 2 or not self.server_steps or server.public is None:
             return  # one client's scores are those of its own network

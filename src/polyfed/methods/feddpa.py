@@ -90,7 +90,7 @@ class FedDPA(FedAvg):
         return {**message, "selected": get_tensor(server.state, "selected")}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        weights = {i: float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads}
+        weights = {i: server.share(i, self.weighting) for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), weights)
 
     # client ------------------------------------------------------------------------------------------------

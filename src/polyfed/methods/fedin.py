@@ -170,7 +170,7 @@ class FedIN(Method):
         weighting = self.weighting
         if weighting == "paper":
             weighting = "samples" if self.aggregation == "same-shape" else "uniform"
-        shares = {i: float(server.clients[i].num_samples) if weighting == "samples" else 1.0 for i in uploads}
+        shares = {i: server.share(i, weighting) for i in uploads}
         weight_averaging.average(server, self.aggregation, weight_averaging.client_weights(uploads), shares)
         feature_pairs.store(server, uploads)
 

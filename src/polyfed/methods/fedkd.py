@@ -95,7 +95,8 @@ class FedKD(auxiliary_model.AuxiliaryModelMethod):
         before = auxiliary_model.server_weights(server)
         updates = {i: {**message, "model": low_rank.decode(_groups(message), before)} for i, message in uploads.items()}
         statistics = auxiliary_model.buffer_names(server.model(server.auxiliary_model, before))
-        update = low_rank.encode(auxiliary_model.average(updates, self.weighting), self._energy(server), statistics)
+        mean = auxiliary_model.average(server, updates, self.weighting)
+        update = low_rank.encode(mean, self._energy(server), statistics)
         server.state |= {f"update {name}": entries for name, entries in update.items()}
         server.state["auxiliary_model"] = _moved(before, low_rank.decode(update, before))
 

@@ -55,6 +55,7 @@ from polyfed.core.modules import load_state
 from polyfed.core.server import Server
 from polyfed.core.settings import Ranks, Stage, Training
 from polyfed.core.upload_forms import Entry, Form, Members, UploadContext, alike, as_sent
+from polyfed.errors import ConfigError
 from polyfed.functional import lora
 from polyfed.functional.averaging import weighted_mean
 from polyfed.functional.lora import Adapter
@@ -131,6 +132,11 @@ class FedLoRA(Method):
 
     # server ------------------------------------------------------------------------------------------------
     def init_server(self, server: Server) -> None:
+        if server.training.keep_optimizer_state and self.aggregation in ("stack", "select-and-fold"):
+            raise ConfigError(
+                f"fedlora: expected training.keep_optimizer_state = false, as method.aggregation '{self.aggregation}' "
+                "has clients train other adapters in every round"
+            )
         (architecture,) = server.architectures
         largest = str(self._largest)
         network = server.model(architecture, server.initial_state(architecture, largest), largest)
@@ -175,7 +181,7 @@ class FedLoRA(Method):
         if not uploads:
             return
         uploads = dict(sorted(uploads.items()))
-        shares = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
+        shares = [server.share(i, self.weighting) for i in uploads]
         server.state["head"] = weighted_mean([get_group(message, "head") for message in uploads.values()], shares)
         sent = [adapters_of(get_group(message, "adapters"), self.alpha) for message in uploads.values()]
         if self.aggregation == "stack":

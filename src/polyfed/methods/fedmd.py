@@ -97,7 +97,7 @@ class FedMD(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         scores = {i: get_tensor(message, "scores") for i, message in uploads.items() if "scores" in message}
         if scores:
-            shares = {i: server.clients[i].num_samples if self.weighting == "samples" else 1 for i in scores}
+            shares = {i: server.share(i, self.weighting) for i in scores}
             mean = weighted_mean([{"s": one} for one in scores.values()], list(shares.values()))
             server.state["consensus"] = mean["s"]
 

@@ -60,10 +60,15 @@ class FedNova(FedAvg):
                 f"fednova: expected mu times training.lr below 1, got {self.mu:g} times {training.lr:g}; "
                 f"such steps would overshoot what holds them"
             )
+        if training.keep_optimizer_state:
+            raise ConfigError(
+                "fednova: expected training.keep_optimizer_state = false, as it counts the steps of optimizers that "
+                "begin anew in every round"
+            )
         super().init_server(server)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        shares = weight_averaging.client_shares(uploads, self.weighting)
+        shares = weight_averaging.client_shares(server, uploads, self.weighting)
         models = weight_averaging.client_weights(uploads)
         a = {i: float(get_tensor(message, "a")) for i, message in uploads.items()}
         names = weight_averaging.parameter_names(server)

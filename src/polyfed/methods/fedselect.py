@@ -90,7 +90,7 @@ class FedSelect(Method):
 
         def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
             held = [_masks(server.state, f"mask {i}") for i in members]
-            counts = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in members]
+            counts = [server.share(i, self.weighting) for i in members]
             return masks.entry_wise_mean([models[i] for i in members], counts, held, base)
 
         weight_averaging.server_step(server, self.aggregation, models, mean)

@@ -95,7 +95,7 @@ class FIARSE(Method):
             masks.fill_personal(get_group(m, "model"), out, w)
             for m, out in zip(uploads.values(), left_out, strict=True)
         ]
-        weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in uploads]
+        weights = [server.share(i, self.weighting) for i in uploads]
         server.state["model"] = masks.entry_wise_mean(models, weights, left_out, w)
 
     def _left_out(self, server: Server, share: str) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ class InclusiveFL(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models = weight_averaging.client_weights(uploads)
-        shares = weight_averaging.client_shares(uploads, "samples")
+        shares = weight_averaging.client_shares(server, uploads, "samples")
         shared: dict[int, Group] = {}
         by_size = _by_size(server)
         for smaller, architecture in zip([None, *by_size], by_size, strict=False):  # upwards: m is of earlier rounds

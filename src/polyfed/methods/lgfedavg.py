@@ -90,7 +90,7 @@ class LGFedAvg(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         sent = {i: get_group(message, "shared") for i, message in uploads.items() if "shared" in message}
         if sent:
-            weights = [float(server.clients[i].num_samples) if self.weighting == "samples" else 1.0 for i in sent]
+            weights = [server.share(i, self.weighting) for i in sent]
             server.state["shared"] = layer_wise_mean(list(sent.values()), weights, get_group(server.state, "shared"))
 
     # client ------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class SCAFFOLD(FedAvg):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         models = weight_averaging.client_weights(uploads)
-        shares = weight_averaging.client_shares(uploads, self.weighting)
+        shares = weight_averaging.client_shares(server, uploads, self.weighting)
         weight_averaging.average(server, self.aggregation, models, shares, self.server_lr)
         changes = {i: get_group(message, "control") for i, message in uploads.items()}
         weight_averaging.accumulate(server, self.aggregation, _SUM, changes)

@@ -11,6 +11,7 @@ from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Requirements
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
+from polyfed.core.settings import Training
 from polyfed.methods.building_blocks import weight_averaging as averaging
 from polyfed.methods.building_blocks.weight_averaging import Aggregation, requirements
 from polyfed.testing import ConformanceKit
@@ -240,11 +241,16 @@ def test_tensors_that_are_set_are_copies_and_all_else_stays(aggregation: Aggrega
 # messages ---------------------------------------------------------------------------------------------------------
 
 
-def test_shares_are_the_samples_as_sent_or_one() -> None:
-    uploads: dict[int, Message] = {3: {"model": {}, "n": torch.tensor(5)}, 7: {"model": {}, "n": torch.tensor(2)}}
-    assert averaging.client_shares(uploads, "samples") == {3: 5.0, 7: 2.0}
-    assert averaging.client_shares({3: {"model": {}}, 7: {"model": {}}}, "uniform") == {3: 1.0, 7: 1.0}
-    assert averaging.client_weights(uploads) == {3: {}, 7: {}}
+def test_shares_are_the_samples_or_one_times_what_was_given() -> None:
+    uploads: dict[int, Message] = {3: {"model": {}}, 5: {"model": {}}}
+    server = server_of_six()
+    sizes = {i: float(server.clients[i].num_samples) for i in uploads}
+    assert averaging.client_shares(server, uploads, "samples") == sizes
+    assert averaging.client_shares(server, uploads, "uniform") == {3: 1.0, 5: 1.0}
+    server.training = Training(client_weights=[1.0, 1.0, 1.0, 0.5, 1.0, 4.0])
+    assert averaging.client_shares(server, uploads, "samples") == {3: 0.5 * sizes[3], 5: 4.0 * sizes[5]}
+    assert averaging.client_shares(server, uploads, "uniform") == {3: 0.5, 5: 4.0}
+    assert averaging.client_weights(uploads) == {3: {}, 5: {}}
 
 
 @pytest.mark.parametrize("aggregation", BOTH)

@@ -132,7 +132,9 @@ class VectorizedExecutor:
         """What came of jobs of one kind."""
         first = jobs[0]
         kind = (first.client.architecture, first.variant, first.exchange.name)
-        if len(jobs) >= self._least:
+        if first.client.training.keep_optimizer_state:
+            self._say_once("clients train one after the other: each has an optimizer of its own to go on with")
+        elif len(jobs) >= self._least:
             try:
                 yield from self._stacked(jobs, kind)
                 return

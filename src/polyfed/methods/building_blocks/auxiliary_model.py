@@ -62,9 +62,9 @@ def server_weights(server: Server) -> Group:
     return get_group(server.state, "auxiliary_model")
 
 
-def average(uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
+def average(server: Server, uploads: Mapping[int, Message], weighting: weight_averaging.Weighting) -> dict[str, Tensor]:
     """Weighted mean of the group "model" over all uploads (at least one)."""
-    shares = weight_averaging.client_shares(uploads, weighting)
+    shares = weight_averaging.client_shares(server, uploads, weighting)
     return weighted_mean([get_group(message, "model") for message in uploads.values()], [shares[i] for i in uploads])
 
 
@@ -119,7 +119,7 @@ class AuxiliaryModelMethod(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Average the auxiliary models received."""
         if uploads:
-            server.state["auxiliary_model"] = average(uploads, self.weighting)
+            server.state["auxiliary_model"] = average(server, uploads, self.weighting)
 
     # client ------------------------------------------------------------------------------------------------
     def receive(self, client: Client, message: Message) -> Context:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group, get_tensor
+from polyfed.core.message import Group, Message, get_group
 from polyfed.core.method import Requirements
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
@@ -28,6 +28,7 @@ OfOneFamily = Literal["layer-wise", "same-shape"]  # for methods whose networks 
 Weighting = Literal["samples", "uniform"]
 AVERAGES_HEADS = "it averages heads"  # why outputs have to mean the same for all clients
 Target = Callable[[Group, list[int]], dict[str, Tensor]]  # a shared model, numbers of its clients -> where it should go
+Step = Callable[[str, Group], dict[str, Tensor]]  # a shared model's name, V - W of its parameters -> what to add to W
 _UNION = "union"
 
 
@@ -119,13 +120,14 @@ def average(
     models: Mapping[int, Group],
     weights: Mapping[int, float],
     rate: float = 1.0,
+    step: Step | None = None,
 ) -> None:
     """Replace the shared weights by the mean of the clients' `models`; what nobody sent keeps its value.
 
     Args:
         server: holds the shared weights. aggregation: see `init`.
         models: client number -> its weights by name. weights: client number -> its share, before normalization.
-        rate: see `server_step`.
+        rate, step: see `server_step`.
     """
 
     def mean(base: Group, members: list[int]) -> dict[str, Tensor]:
@@ -135,7 +137,7 @@ def average(
             return weighted_mean(theirs, shares)
         return layer_wise_mean(theirs, shares, base)
 
-    server_step(server, aggregation, models, mean, rate)
+    server_step(server, aggregation, models, mean, rate, step=step)
 
 
 def server_step(
@@ -145,6 +147,7 @@ def server_step(
     target: Target,
     rate: float = 1.0,
     momentum: float = 0.0,
+    step: Step | None = None,
 ) -> None:
     """Move every shared model W towards V = `target` (W, its clients).
 
@@ -154,8 +157,9 @@ def server_step(
     Args:
         server: holds W, and m if there is momentum. aggregation: see `init`.
         models: client number -> its weights by name.
+        step: in the place of rate and momentum.
     """
-    names = parameter_names(server) if rate != 1 or momentum else frozenset()
+    names = parameter_names(server) if rate != 1 or momentum or step else frozenset()
     for shared, members in _clients_by_model(server, aggregation, models).items():
         base = get_group(server.state, _key("model", shared))
         new = target(base, members)
@@ -163,6 +167,8 @@ def server_step(
         change = {name: new[name] - base[name] for name in new if name in sent}
         if momentum and change:
             change = _with_momentum(server, _key("velocity", shared), change, momentum)
+        if step is not None:
+            change = step(_escaped(shared), change)
         server.state[_key("model", shared)] = {**new, **{name: base[name] + rate * c for name, c in change.items()}}
 
 
@@ -199,9 +205,9 @@ def client_weights(uploads: Mapping[int, Message]) -> dict[int, Group]:
     return {client_id: get_group(message, "model") for client_id, message in uploads.items()}
 
 
-def client_shares(uploads: Mapping[int, Message], weighting: Weighting) -> dict[int, float]:
-    """Every client's share before normalization: its number of samples as sent, or 1."""
-    return {i: float(get_tensor(message, "n")) if weighting == "samples" else 1.0 for i, message in uploads.items()}
+def client_shares(server: Server, uploads: Mapping[int, Message], weighting: Weighting) -> dict[int, float]:
+    """Every client's share before normalization."""
+    return {i: server.share(i, weighting) for i in uploads}
 
 
 # within -----------------------------------------------------------------------------------------------------------
@@ -231,4 +237,8 @@ def _clients_by_model(server: Server, aggregation: Aggregation, ids: Iterable[in
 
 
 def _key(what: str, architecture: str) -> str:
-    return f"{what} {architecture.replace('/', ':')}"  # a name in the state holds no "/", a user's architecture may
+    return f"{what} {_escaped(architecture)}"
+
+
+def _escaped(architecture: str) -> str:
+    return architecture.replace("/", ":")  # a name in the state holds no "/", a user's architecture may

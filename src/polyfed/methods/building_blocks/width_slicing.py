@@ -226,7 +226,7 @@ def average(
     if server.exchange != STATISTICS:
         if uploads:
             parts = [_part(plan, message, kept[i]) for i, message in uploads.items()]
-            shares = [float(server.clients[i].num_samples) if weighting == "samples" else 1.0 for i in uploads]
+            shares = [server.share(i, weighting) for i in uploads]
             server.state["model"] = partial_mean(plan, get_group(server.state, "model"), parts, shares)
         return
     reports = {i: message for i, message in uploads.items() if message}

@@ -1,0 +1,119 @@
+"""FedOpt against NumPy by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.methods import FedAvg, FedOpt
+from polyfed.tracking.base import as_tracker
+from tests.helpers.toys import Two, clients, federation, rounds, same, shared, two_gradient, two_parameter_clients
+
+SHARES = (0.25, 0.75)  # 1 and 3 rows
+
+
+def by_hand(method: FedOpt, turns: int) -> list[np.ndarray]:
+    """The server's weights after each round, in float64; D has both signs."""
+    w = np.array([0.3, -0.2])
+    m, v = np.zeros(2), np.full(2, method.tau**2)
+    beta1 = 0.9 if method.beta1 is None else method.beta1
+    if method.beta1 is None and method.server_optimizer == "adagrad":
+        beta1 = 0.0
+    found = []
+    for _ in range(turns):
+        ends = [w - 0.5 * two_gradient(w, client.data.train) for client in two_parameter_clients()]
+        d = sum(share * (end - w) for share, end in zip(SHARES, ends, strict=True))
+        m = beta1 * m + (1 - beta1) * d
+        if method.server_optimizer == "adagrad":
+            v = v + d**2
+        elif method.server_optimizer == "adam":
+            v = method.beta2 * v + (1 - method.beta2) * d**2
+        else:
+            v = v - (1 - method.beta2) * d**2 * np.sign(v - d**2)
+        w = w + method.server_lr * m / (np.sqrt(v) + method.tau)
+        found.append(w)
+    return found
+
+
+def by_runs(method: FedOpt, turns: int) -> list[np.ndarray]:
+    history = rounds(method, two_parameter_clients(), {"two": Two}, classes=2, rounds=turns, batch_size=8, lr=0.5)
+    return [shared(round.after)["w"].numpy() for round in history]
+
+
+@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedOpt(),
+        FedOpt(server_optimizer="yogi", server_lr=0.1, tau=0.01),
+        FedOpt(server_optimizer="adagrad", server_lr=0.1),
+        FedOpt(server_optimizer="adagrad", server_lr=0.1, beta1=0.5),
+        FedOpt(beta1=0.3, beta2=0.6, server_lr=0.2, tau=0.1),
+    ],
+)
+def test_rounds_against_numpy_by_hand(method: FedOpt, aggregation: Any) -> None:
+    expected = by_hand(method, 4)
+    np.testing.assert_allclose(by_runs(dataclasses.replace(method, aggregation=aggregation), 4), expected, atol=2e-6)
+    assert {-1.0, 1.0} <= set(np.sign(np.diff(expected, axis=0)).flatten()), "it should move both ways"
+
+
+def test_none_is_fedavg_bit_for_bit() -> None:
+    architectures = ["shallow", "deep", "deep"]
+    off, plain = (rounds(method, clients(architectures)) for method in (FedOpt(server_optimizer="none"), FedAvg()))
+    assert all(same(shared(a.after), shared(b.after)) for a, b in zip(off, plain, strict=True))
+    assert off[-1].after.keys() == plain[-1].after.keys()
+
+
+@pytest.mark.parametrize(
+    "changed", [{"server_lr": 0.02}, {"beta1": 0.5}, {"beta2": 0.5}, {"tau": 0.1}, {"server_optimizer": "yogi"}]
+)
+def test_each_setting_bites(changed: dict[str, Any]) -> None:
+    assert not np.array_equal(by_runs(FedOpt(), 2)[-1], by_runs(FedOpt(**changed), 2)[-1])
+
+
+def test_buffers_are_averaged_and_only_averaged() -> None:
+    adaptive, plain = (rounds(method, clients(["bn"] * 2, [8, 24]), rounds=1)[0] for method in (FedOpt(), FedAvg()))
+    statistics = [name for name in shared(plain.after) if "running" in name]
+    assert statistics
+    assert all(torch.equal(shared(adaptive.after)[name], shared(plain.after)[name]) for name in statistics)
+    assert not torch.equal(shared(adaptive.after)["head.weight"], shared(plain.after)["head.weight"])
+
+
+def test_what_nobody_sent_keeps_its_value_and_moments() -> None:
+    groups = ("model union", "mean union", "square union")
+    members = clients(["shallow", "deep"])
+    first, second, silent = rounds(FedOpt(), members, rounds=3, lose=lambda r, i: (r, i) == (2, 1) or r == 3)
+    for name in shared(first.after):
+        kept = name not in second.up[0]["model"]  # the other client has it alone
+        assert all(torch.equal(first.after[what][name], second.after[what][name]) == kept for what in groups)
+    assert all(same(second.after[what], silent.after[what]) for what in groups)
+
+
+def test_resumed_rounds_are_those_of_one_run(tmp_path: Any) -> None:
+    """M and v are in the server's state, and so in the checkpoints."""
+    whole, _ = federation(FedOpt(), clients(["deep"] * 2), rounds=4, out=tmp_path / "whole")
+    whole.run()
+
+    def stop(record: Any) -> None:
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    parted, _ = federation(FedOpt(), clients(["deep"] * 2), rounds=4, out=tmp_path / "parted")
+    parted.trackers.append(as_tracker(stop))
+    with pytest.raises(RunInterrupted):
+        parted.run()
+    again, _ = federation(FedOpt(), clients(["deep"] * 2), rounds=4, out=tmp_path / "parted")
+    again.run(resume=True)
+    assert all(same(whole.server.state[what], again.server.state[what]) for what in whole.server.state)
+
+
+def test_settings_that_do_nothing_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"beta2 = 0\.5 does nothing beside server_optimizer = 'adagrad'"):
+        FedOpt(server_optimizer="adagrad", beta2=0.5)
+    with pytest.raises(ConfigError, match=r"server_lr = 0\.5 does nothing beside server_optimizer = 'none'"):
+        FedOpt(server_optimizer="none", server_lr=0.5)

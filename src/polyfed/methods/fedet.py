@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from polyfed.core.message import Group, Message, get_group
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements, hyperparameters
 from polyfed.core.model_factory import AuxiliaryModel
 from polyfed.core.modules import head_names
@@ -85,7 +85,7 @@ class FedET(FedAvg):
         super().aggregate(server, uploads)
         models = {i: get_group(message, "model") for i, message in uploads.items()}
         heads = [self._head(server, server.clients[i].architecture, model) for i, model in models.items()]
-        weights = [server.share(i, self.weighting) for i in models]
+        weights = [server.share(i, self.weighting, get_tensor(uploads[i], "n")) for i in models]
         self._teach(server, models, weighted_mean(heads, weights))
 
     def _head(self, server: Server, architecture: str, weights: Group) -> dict[str, Tensor]:

@@ -242,9 +242,9 @@ def test_tensors_that_are_set_are_copies_and_all_else_stays(aggregation: Aggrega
 
 
 def test_shares_are_the_samples_or_one_times_what_was_given() -> None:
-    uploads: dict[int, Message] = {3: {"model": {}}, 5: {"model": {}}}
+    uploads: dict[int, Message] = {3: {"model": {}}, 5: {"model": {}, "n": torch.tensor(7)}}
     server = server_of_six()
-    sizes = {i: float(server.clients[i].num_samples) for i in uploads}
+    sizes = {3: float(server.clients[3].num_samples), 5: 7.0}  # as sent, or else as introduced
     assert averaging.client_shares(server, uploads, "samples") == sizes
     assert averaging.client_shares(server, uploads, "uniform") == {3: 1.0, 5: 1.0}
     server.training = Training(client_weights=[1.0, 1.0, 1.0, 0.5, 1.0, 4.0])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, get_group
+from polyfed.core.message import Group, Message, get_group, get_tensor
 from polyfed.core.method import Requirements
 from polyfed.core.modules import float_state
 from polyfed.core.server import Server
@@ -206,8 +206,9 @@ def client_weights(uploads: Mapping[int, Message]) -> dict[int, Group]:
 
 
 def client_shares(server: Server, uploads: Mapping[int, Message], weighting: Weighting) -> dict[int, float]:
-    """Every client's share before normalization."""
-    return {i: server.share(i, weighting) for i in uploads}
+    """Every client's share before normalization, by the number of samples that it sent."""
+    sent = {i: get_tensor(message, "n") if "n" in message else None for i, message in uploads.items()}
+    return {i: server.share(i, weighting, n) for i, n in sent.items()}
 
 
 # within -----------------------------------------------------------------------------------------------------------

@@ -13,11 +13,12 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["csv_text", "markdown_text", "visible"]
+__all__ = ["client_text", "clients_text", "csv_text", "markdown_text", "one_line", "visible"]
 
 _KEPT = "\n\t"
 _REVERSING = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the order of text round
 _COMPUTED = ("=", "+", "-", "@", "\t", "\n")  # what a spreadsheet takes for the beginning of a formula
+_LONGEST_NAME = 60  # characters of a client's name beside its number
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE | re.ASCII)
 
 
@@ -30,6 +31,38 @@ def visible(text: str) -> str:
     if text.isascii() and text.replace("\n", " ").replace("\t", " ").isprintable():
         return text
     return "".join(_written_out(character) if _is_control(character) else character for character in text)
+
+
+def one_line(text: str) -> str:
+    r"""The text on one line, visible.
+
+    >>> one_line("north\n  \x1b[2Jwest")
+    'north \\x1b[2Jwest'
+    """
+    return visible(" ".join(text.split()))
+
+
+def client_text(number: int, name: str = "", network: str = "") -> str:
+    """A client in a message: its number, and what is known of it.
+
+    Args:
+        name: what it is called, a folder, say; "" for none. network: its architecture, where that matters.
+
+    >>> client_text(3), client_text(3, "north"), client_text(3, "north", "mlp-16-32")
+    ('client 3', "client 3 ('north')", "client 3 ('north', 'mlp-16-32')")
+    """
+    known = ", ".join(f"'{one_line(text):.{_LONGEST_NAME}}'" for text in (name, network) if text)
+    return f"client {number} ({known})" if known else f"client {number}"
+
+
+def clients_text(numbers: Iterable[int], names: Sequence[str] = ()) -> str:
+    """Several clients in a message, in order; names: of all clients, or none.
+
+    >>> clients_text({3, 1}), clients_text([0, 1], ["north", ""])
+    ('1, 3', "0 ('north'), 1")
+    """
+    titles = [client_text(number, names[number] if number < len(names) else "") for number in sorted(numbers)]
+    return ", ".join(title.removeprefix("client ") for title in titles)
 
 
 def _is_control(character: str) -> bool:
@@ -47,7 +80,7 @@ def markdown_text(text: str) -> str:
     >>> markdown_text("a|b <img src=x>\n![c](d)")
     'a\\|b &lt;img src=x> ![c]\\(d)'
     """
-    plain = visible(" ".join(text.split()))
+    plain = one_line(text)
     plain = re.sub(r"&(?=#?\w+;)", "&amp;", plain).replace("<", "&lt;")
     return plain.replace("|", "\\|").replace("](", "]\\(").replace("][", "]\\[")
 

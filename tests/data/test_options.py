@@ -51,6 +51,8 @@ def test_keys_without_effect_are_left_out() -> None:
     by_user = {"partition": "by_group", "group_by": "user"}
     assert set(kept(**by_user)) == ALWAYS - {"num_clients"} | {"group_by"}
     assert kept(**by_user, num_clients=10)["num_clients"] == 10
+    assert kept(**by_user, min_samples=10)["min_samples"] == 10
+    assert recipe(**by_user).data.partition_options.min_samples is None
     assert set(kept(feature_shift="noise")) == ALWAYS | {"feature_shift", "feature_shift_strength"}
     assert kept(partition="flwr:Any", partitioner={"alpha": 0.5})["partitioner"] == {"alpha": 0.5}
     assert set(kept(partition="flwr:Any")) == ALWAYS

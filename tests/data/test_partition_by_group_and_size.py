@@ -123,6 +123,40 @@ def test_pooled_sides_holdout_caps_and_a_common_test() -> None:
     assert [len(set(user_of[ids(c.train) + ids(c.validation)])) for c in common.clients] == [2, 2]
 
 
+def test_values_of_few_rows_are_left_out() -> None:
+    values = np.array([*"aaaa", "b", *"cccc", *"dd"])
+    partition = by_group(values, None, generator(), min_samples=2)
+    assert [values[rows[0]] for rows in partition.rows] == ["a", "c", "d"]
+    assert partition.unused == 1
+    two = by_group(values, 2, generator(), min_samples=2)
+    assert sorted(map(len, two.rows)) == [4, 6]
+    whole = by_group(values, 2, generator(3))
+    assert all(map(np.array_equal, whole.rows, by_group(values, 2, generator(3), min_samples=1).rows))
+    with pytest.raises(ConfigError, match="a value to deal by with min_samples = 5 rows, got none with more than 4"):
+        by_group(values, None, generator(), min_samples=5)
+
+
+def test_whoever_has_no_test_row_trains_and_a_key_leaves_them_out() -> None:
+    source = users([*["north"] * 30, *["south"] * 20, "tiny"], None)
+    kept = deal(source, split="6:1:3")
+    assert [(len(client.train), len(client.test)) for client in kept.clients] == [(18, 9), (12, 6), (1, 0)]
+    assert kept.names == ("north", "south", "tiny")
+    assert (kept.left_out, kept.unused) == ((), 0)
+    fewer = deal(source, split="6:1:3", min_samples=5)
+    assert [len(client.train) for client in fewer.clients] == [18, 12]
+    assert (fewer.names, fewer.left_out, fewer.unused) == (("north", "south"), ("tiny",), 1)
+    assert deal(source, num_clients=2).names == deal(source, num_groups=2, num_clients=None).names == ()
+    with pytest.raises(ConfigError, match="at least one test row for every client, client 0 came out with none"):
+        deal(users(["a", "b"], None), split="6:1:3")
+    with pytest.raises(ConfigError, match=r"client 2 \('tiny'\) came out with none; leave out .* data.min_samples"):
+        deal(source, split="1:0:9")
+
+
+def test_a_test_side_of_other_users_says_how_to_test_them() -> None:
+    with pytest.raises(ConfigError, match=r"others \(user: c, d\); .* data.split to '8:1:1'.*evaluation.held_out"):
+        deal(users([*"aabb"], [*"ccdd"]), split="official")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

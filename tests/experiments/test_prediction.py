@@ -35,6 +35,7 @@ from polyfed.experiments.build import build_federation
 from polyfed.functional.losses import cross_entropy
 from polyfed.models.split import SequentialSplit, SplitModel
 from polyfed.registry import METHODS
+from tests.helpers.hospitals import hospitals
 
 SOURCE = digits()
 RECIPE: dict[str, Any] = {
@@ -54,6 +55,34 @@ def recipe(**sections: Mapping[str, Any]) -> pf.Recipe:
 def done(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A finished run of FedGH on digits; tests must not write into its folder."""
     return pf.run(recipe(), out=tmp_path_factory.mktemp("runs") / "fedgh")
+
+
+@pytest.fixture(scope="module")
+def of_hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose clients have names."""
+    place = tmp_path_factory.mktemp("hospitals")
+    return folder(pf.run(pf.Recipe.from_dict(hospitals(place)), out=place / "run"))
+
+
+@pytest.mark.parametrize(("client", "number"), [("south", 1), ("2", 2), (0, 0)])
+def test_a_client_goes_by_number_or_name(of_hospitals: Path, client: int | str, number: int) -> None:
+    model = prediction.load_model(of_hospitals, client)
+    assert (model.client, model.name) == (number, ("north", "south", "west")[number])
+
+
+@pytest.mark.parametrize("client", ["sout", "", "3", 3, "-1", "9" * 5000])
+def test_no_such_client_tells_all(of_hospitals: Path, client: int | str) -> None:
+    with pytest.raises(ConfigError, match=r"\(0 \('north'\), 1 \('south'\), 2 \('west'\)\), got"):
+        prediction.load_model(of_hospitals, client)
+
+
+def test_the_command_says_whose_model_it_is(of_hospitals: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table = str(of_hospitals.parent / "table.csv")
+    assert cli.status(["predict", str(of_hospitals), table, "--client", "west", "--json"]) == 0
+    said = capfd.readouterr()
+    found = json.loads(said.out)
+    assert (found["client"], found["name"]) == (2, "west")
+    assert said.err.splitlines()[0] == "model of client 2 ('west')"
 
 
 def folder(done: Run) -> Path:
@@ -375,8 +404,8 @@ def test_images_of_another_size_are_resized_on_request(predict: Terminal, done: 
 def test_other_kinds_of_arguments(done: Run) -> None:
     expected = own_scores(done, 1, X)
     assert torch.equal(pf.predict(folder(done), np.int64(1), X.numpy()).scores, expected)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="client: expected the number of a client, got '1'"):
-        pf.predict(folder(done), "1", X)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="client: expected the number or the name of a client, got 1"):
+        pf.predict(folder(done), 1.0, X)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="data: expected the path of files, or inputs as a tensor, got a list"):
         pf.predict(folder(done), 1, X.tolist())  # type: ignore[arg-type]
 

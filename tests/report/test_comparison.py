@@ -62,6 +62,20 @@ def test_text_shows_the_numbers_and_fits(two_by_two: Path) -> None:
     assert to_text(compare_runs(load_runs(two_by_two)), ascii_only=True).isascii()
 
 
+def test_a_client_whose_single_row_weighs_much_is_named(make: Any) -> None:
+    """Two clients of 1 and 9 test rows: each row of the first is 50 points of the mean, and 10 over all rows."""
+    for method, accuracy in (("local", 0.5), ("fedgh", 0.7)):
+        rows = [
+            {"id": number, "architecture": "cnn", "samples": 9, "test_samples": count, "accuracy": accuracy + more}
+            for number, (count, more) in enumerate(((1, -0.1), (9, 0.1)))
+        ]
+        make(method, method, 0, (accuracy,), clients_table=rows, client_names=["tiny", "north"])
+    (section,) = compare_runs(load_runs(make.root)).sections
+    few, instead = [note for note in section.notes if "rows" in note]
+    assert few.startswith("few test rows: client 0 ('tiny') has 1, each 50.0 points of the mean over clients; client 1")
+    assert instead == "the mean over all test rows (evaluation.weighting = 'samples') instead: local 58.00, fedgh 78.00"
+
+
 def test_long_names_wrap_within_a_hundred_columns(make: Any) -> None:
     for seed in (0, 1):
         make(f"local-{seed}", seed=seed)

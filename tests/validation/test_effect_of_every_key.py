@@ -198,6 +198,7 @@ KEYS: dict[str, str | Refused] = {
     "run.preset_note": IN_A_RUN,
     "run.overrides": IN_A_RUN,
     "run.modules": IN_A_RUN,
+    "run.client_names": refused("'north' has gone", client_names=["north"]),
     "run.control": "the federation is another one",
     "run.control_of": refused("set control to 'longer'", control_of=["fedgh"]),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.errors import ConfigError, ConfigErrors, NothingLearnt, RunError
-from polyfed.escaping import visible
+from polyfed.escaping import clients_text, visible
 from polyfed.report.grouping import describe_unevaluated
 from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
@@ -147,7 +147,8 @@ def _print_costs(result: Mapping[str, Any]) -> None:
     simulated = result.get("simulated_seconds")
     if simulated is not None:
         late = f"; {result['stragglers']} uploads behind the deadline" if result.get("stragglers") else ""
-        left_out = f"; left out: clients {', '.join(map(str, result['left_out']))}" if result["left_out"] else ""
+        numbers = clients_text(result["left_out"], result.get("client_names", ()))
+        left_out = f"; left out: clients {numbers}" if numbers else ""
         print_text(f"simulated time {human_seconds(simulated)}{late}{left_out}")
 
 

@@ -13,6 +13,7 @@ from polyfed.cli import completion
 from polyfed.cli.options import DEVICES, FIGURES, STAGES, AsJson, OwnDevice, TargetAccuracy, TrustCode, parse_names
 from polyfed.cli.output import all_problems_listed, print_files, print_json, print_stderr, print_text, terminal_width
 from polyfed.errors import ConfigError
+from polyfed.escaping import client_text
 
 if TYPE_CHECKING:
     from polyfed.experiments.predictions import Predictions
@@ -192,7 +193,9 @@ def predict(
             show_default=False,
         ),
     ],
-    client: Annotated[int, typer.Option(metavar="NUMBER", help="Whose personal model.", show_default=False)],
+    client: Annotated[
+        str, typer.Option(metavar="CLIENT", help="Whose personal model: a number or a name.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Where to write; - is standard output.")] = Path("-"),
     probabilities: Annotated[bool, typer.Option("--probabilities", help="Those of all classes, too.")] = False,
     json: AsJson = False,
@@ -212,7 +215,7 @@ def predict(
 
     \b
     polyfed predict runs/mine --client 3 photos --out photos.csv
-    polyfed predict runs/mine --client 3 new.parquet --json
+    polyfed predict runs/mine --client north new.parquet --json
     """  # noqa: D301  (an escape, which tells the help not to wrap)
     from polyfed.experiments import prediction
     from polyfed.report.atomic_files import write_whole
@@ -230,11 +233,14 @@ def predict(
             trust=trust_code,
         )
     to_file = str(out) != "-"
+    if found.client_name:
+        print_stderr(f"model of {client_text(found.client or 0, found.client_name)}")
     if to_file:
         write_whole(out, found.to_csv(probabilities).encode())
     if json:
         score = {"accuracy": found.accuracy} if found.scale is None else {"rmse": found.rmse}
-        facts = {"run": str(run), "client": client, "inputs": len(found.names), **score}
+        named = {"name": found.client_name} if found.client_name else {}
+        facts = {"run": str(run), "client": found.client, **named, "inputs": len(found.names), **score}
         print_json({**facts, "unknown": list(found.unknown), "predictions": found.rows(probabilities)})
     elif not to_file:
         print_text(found.to_csv(probabilities).removesuffix("\n"))

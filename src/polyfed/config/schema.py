@@ -109,8 +109,10 @@ class Data(Settings):
     dirichlet_alpha: Annotated[float, Field(gt=0, allow_inf_nan=False), _SKEWED] = Field(
         0.5, description="dirichlet, quantity: small is more skewed"
     )
-    min_samples: Annotated[Positive, _SKEWED] = Field(
-        10, description="dirichlet, quantity: every client gets at least so many rows"
+    min_samples: Annotated[Positive, ActsWith("partition", ("dirichlet", "quantity", "by_group"))] = Field(
+        10,
+        description="dirichlet, quantity: every client gets at least so many rows; by_group: values with fewer rows "
+        "are left out, by default none",
     )
     classes_per_client: Annotated[Positive, _BY_CLASS] = Field(2, description="by_class: how many each client holds")
     class_assignment: Annotated[Literal["shards", "shamsian", "round_robin"], _BY_CLASS] = Field(
@@ -225,6 +227,11 @@ class Data(Settings):
         return None if self.partition == "by_group" and "num_clients" not in self.model_fields_set else self.num_clients
 
     @property
+    def _keeps_small_groups(self) -> bool:
+        """Whether values of `group_by` with few rows are clients, too, which is so unless `min_samples` is set."""
+        return self.partition == "by_group" and "min_samples" not in self.model_fields_set
+
+    @property
     def words(self) -> TextConfig:
         """How texts are read."""
         return TextConfig(self.text_column, self.vocab_size, self.max_length, self.word_vectors, self.tokens)
@@ -246,7 +253,10 @@ class Data(Settings):
     def partition_options(self) -> PartitionOptions:
         """How the data set is dealt to clients, as `polyfed.data` takes it."""
         names = [field.name for field in dataclasses.fields(PartitionOptions)]
-        return PartitionOptions(**{name: getattr(self, name) for name in names} | {"num_clients": self.client_count})
+        settings = {name: getattr(self, name) for name in names} | {"num_clients": self.client_count}
+        if self._keeps_small_groups:
+            settings["min_samples"] = None
+        return PartitionOptions(**settings)
 
     def source_options(self, beside: Sequence[str]) -> SourceOptions:
         """How the data set is read, as `polyfed.data` takes it. beside: where modules of one's own may lie."""
@@ -270,6 +280,7 @@ class Data(Settings):
     def _inactive_keys(self) -> set[str]:
         off = {
             "num_clients": self.client_count is None,
+            "min_samples": self._keeps_small_groups,
             "feature_shift": self.feature_shift == "none",
             "label_space": self.label_space == "shared",
             "halved_client_fraction": not self.halved_client_fraction,
@@ -411,10 +422,15 @@ class RunSettings(Settings):
     modules: list[str] = Field(
         [], description="kept by a run: folders that hold the modules of one's own that its recipe names"
     )
+    client_names: list[str] = Field(
+        [], description="kept by a run: what its clients are called in data.group_by; the data must have no others"
+    )
 
     def _inactive_keys(self) -> set[str]:
         off = {
-            key for key in ("loggers", "paper_tables", "overrides", "control_of", "modules") if not getattr(self, key)
+            key
+            for key in ("loggers", "paper_tables", "overrides", "control_of", "modules", "client_names")
+            if not getattr(self, key)
         }
         return super()._inactive_keys() | off | ({"keep"} if self.keep == "last" else set())
 

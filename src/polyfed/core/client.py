@@ -16,6 +16,7 @@ from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
 from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, from_dataset
 from polyfed.errors import ConfigError, described
+from polyfed.escaping import client_text, one_line
 
 Prepare = Callable[[Tensor], Tensor]  # stored inputs -> model inputs
 OPTIMIZER = "optimizer "  # begins the names of what the state has of the client's optimizers
@@ -74,6 +75,7 @@ class Client:
         prepare: converts stored inputs to model inputs; default: bytes to [0, 1], floats unchanged.
         class_names: what the client's classes are called, where clients have label spaces of their own: its labels 0,
             1, ... are these, and its network has as many outputs.
+        name: what the client is called beside its number: the hospital, the user, the folder of its data.
 
     Attributes:
         id: number, from 0.
@@ -100,6 +102,7 @@ class Client:
         *,
         prepare: Prepare = to_float,
         class_names: Sequence[str] = (),
+        name: str = "",
     ) -> None:
         _check_model(model)
         self.given = model if isinstance(model, nn.Module) else None
@@ -111,6 +114,9 @@ class Client:
             raise ConfigError(f"prepare: expected a function of a batch of inputs, got {described(prepare)}")
         self.prepare = prepare
         self.class_names = tuple(class_names)
+        if not isinstance(name, str):
+            raise ConfigError(f"name: expected a text, got {described(name)}")
+        self.name = one_line(name)
         self.n = len(self.data.train)
         if self.n == 0:
             raise ConfigError("expected at least one training sample per client, got none")
@@ -135,16 +141,27 @@ class Client:
 
     def __repr__(self) -> str:
         number = "" if self.id < 0 else f"{self.id}, "
+        number += f"'{self.name}', " if self.name else ""
         network = self.architecture or type(self.given).__name__
         parts = {"training": self.data.train, "validation": self.data.validation, "test": self.data.test}
         rows = ", ".join(f"{len(samples)} {name}" for name, samples in parts.items() if len(samples))
         return f"Client({number}{network}, {rows} samples)"
 
     @property
+    def title(self) -> str:
+        """The client in messages: "client 3 ('north')"."""
+        return client_text(self.id, self.name)
+
+    @property
+    def title_with_network(self) -> str:
+        """The same with its architecture: "client 3 ('north', 'mlp-16-32')"."""
+        return client_text(self.id, self.name, self.architecture)
+
+    @property
     def model(self) -> nn.Module:
         """The template network with this client's weights; only while the client is at work."""
         if self.bound is None:
-            raise ConfigError(f"client {self.id} holds a model only while it works; its weights are in client.weights")
+            raise ConfigError(f"{self.title} holds a model only while it works; its weights are in client.weights")
         return self.bound
 
     @property

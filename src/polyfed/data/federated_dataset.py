@@ -11,7 +11,7 @@ Shapes: N samples, K clients, C classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,13 +24,15 @@ from polyfed.data.feature_shift import FeatureShift
 from polyfed.data.options import PartitionOptions
 from polyfed.data.partition import Rows, check_integer
 from polyfed.data.pooled_rows import PooledRows, cap_rows, draw_balanced, split_rows
-from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group
+from polyfed.data.row_assignment import Generators, assign_rows, assign_test_rows, groups_of, is_by_group, values_of
 from polyfed.data.samples import ClientData, LabeledSamples, target_scale
 from polyfed.data.table_columns import fill_missing, own_means
 from polyfed.errors import ConfigError
+from polyfed.escaping import client_text, one_line
 from polyfed.registry import suggest
 
 TESTS = ("local", "global")
+_TOLD = 5  # groups that are named
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,8 @@ class FederatedDataset:
             `max_test_per_client`.
         label_table: (K, C) int64 counts of the clients' training labels; (K, 1) where numbers are predicted.
         groups: of a deal by group, the values that each client holds; empty for other deals.
+        names: what the clients are called, where each holds one value.
+        left_out: of a deal by group, the values of fewer rows than `min_samples`.
     """
 
     clients: tuple[ClientData, ...]
@@ -59,6 +63,17 @@ class FederatedDataset:
     unused: int
     label_table: NDArray[np.int64]
     groups: tuple[tuple[str, ...], ...] = ()
+    names: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is odd about the data set, and which values of few rows are nobody's."""
+        if not self.left_out:
+            return self.source.remarks
+        told = ", ".join(map(one_line, self.left_out[:_TOLD]))
+        more = f" and {len(self.left_out) - _TOLD} more" if len(self.left_out) > _TOLD else ""
+        return (*self.source.remarks, f"left out, as they have fewer than data.min_samples rows: {told}{more}")
 
     def __repr__(self) -> str:
         rows = [len(client.train) for client in self.clients]
@@ -105,7 +120,7 @@ def build_federated_dataset(
 
     Raises:
         ConfigError: any setting out of its range, a source without the test side that was asked for, or a client that
-            would end without training rows or without test rows.
+            would end without training rows or, unless rows are dealt by group, without test rows.
     """
     plan = _parse_split(options.split)
     _check_options(options)
@@ -124,7 +139,12 @@ def build_federated_dataset(
     common_test = (
         None if sides.common_test is None else cap_rows(sides.common_test, pool.y, options.max_test_per_client)
     )
-    _check_clients(clients, options.test)
+    groups = groups_of(partition, pool, sides.dealt, options)
+    names = _names(groups, options)
+    titles = [client_text(number, name) for number, name in enumerate(names or [""] * len(clients))]
+    _check_training(clients, titles, options)
+    if options.test == "local":
+        _check_tests(clients, options, lambda: values_of(pool, sides.official_test, options))
     used = len(sides.holdout) + sum(len(rows) for client in clients for rows in client)
     if common_test is not None:
         used += len(common_test)
@@ -132,8 +152,8 @@ def build_federated_dataset(
     of_clients = [_client_data(pool, rows, client, shift, test) for client, rows in enumerate(clients)]
     return FederatedDataset(
         clients=tuple(
-            _labeled(source, _filled(source, data, common=test is not None), options, client)
-            for client, data in enumerate(of_clients)
+            _labeled(source, _filled(source, data, common=test is not None), options, title)
+            for title, data in zip(titles, of_clients, strict=True)
         ),
         holdout=pool.select(sides.holdout),
         test=test,
@@ -141,8 +161,27 @@ def build_federated_dataset(
         source=source,
         unused=pool.size - used,
         label_table=np.stack([np.bincount(pool.y[rows.train], minlength=pool.classes) for rows in clients]),
-        groups=groups_of(partition, pool, sides.dealt, options),
+        groups=groups,
+        names=names,
+        left_out=_left_out(groups, pool, sides, options),
     )
+
+
+def _names(groups: Sequence[Sequence[str]], options: PartitionOptions) -> tuple[str, ...]:
+    """What clients are called by the groups that they hold: nothing where one has several, or groups are hashes."""
+    if options.num_groups is not None or any(len(held) != 1 for held in groups):
+        return ()
+    return tuple(one_line(held[0]) for held in groups)
+
+
+def _left_out(
+    groups: Sequence[Sequence[str]], pool: PooledRows, sides: _Sides, options: PartitionOptions
+) -> tuple[str, ...]:
+    """The groups that no client was dealt."""
+    if options.min_samples is None:
+        return ()
+    dealt = {name for held in groups for name in held}
+    return tuple(name for name in values_of(pool, sides.dealt, options) if name not in dealt)
 
 
 # its steps --------------------------------------------------------------------------------------------------------
@@ -232,10 +271,10 @@ def _client_data(
     )
 
 
-def _labeled(source: DatasetSource, data: ClientData, options: PartitionOptions, client: int) -> ClientData:
+def _labeled(source: DatasetSource, data: ClientData, options: PartitionOptions, title: str) -> ClientData:
     """A client's rows with labels as it has them: numbers standardized by its own training rows, classes of its own."""
     if options.label_space == "own":
-        return own_label_space(data, source.class_names, client)
+        return own_label_space(data, source.class_names, title)
     if not source.is_regression:
         return data
     scale = target_scale(data.train.y)
@@ -243,18 +282,18 @@ def _labeled(source: DatasetSource, data: ClientData, options: PartitionOptions,
     return ClientData(data.train.standardized(scale), data.validation.standardized(scale), test)
 
 
-def own_label_space(data: ClientData, class_names: Sequence[str], client: int) -> ClientData:
+def own_label_space(data: ClientData, class_names: Sequence[str], title: str) -> ClientData:
     """A client's rows with its classes numbered from 0; those of classes that it has no training rows of are left out.
 
     Args:
-        class_names: of the whole task. client: number, for errors.
+        class_names: of the whole task. title: of the client, for errors.
 
     Raises:
         ConfigError: fewer than two classes.
     """
     own = data.train.y.unique()
     if len(own) < 2:
-        raise ConfigError(f"data.label_space 'own': expected two or more classes at each client, {client} has one")
+        raise ConfigError(f"data.label_space 'own': expected two or more classes at each client, {title} has one")
     parts = []
     for part in (data.train, data.validation, data.test):
         kept = part.select(torch.isin(part.y, own).nonzero().flatten())
@@ -329,16 +368,39 @@ def _check_test_side(source: DatasetSource, plan: _Split, options: PartitionOpti
         raise ConfigError(f"expected a test part above 0 in split, got '{options.split}'; use for instance '8:1:1'")
 
 
-def _check_clients(clients: Sequence[_ClientRows], test: str) -> None:
-    """Every client can train, and can be tested where that is its own business."""
-    for client, (train, _, own) in enumerate(clients):
-        if len(train) == 0:
+def _check_training(clients: Sequence[_ClientRows], titles: Sequence[str], options: PartitionOptions) -> None:
+    """Every client can train."""
+    hint = "use fewer clients or more rows"
+    if is_by_group(options.partition):
+        hint = "leave out such values with data.min_samples"
+    for title, rows in zip(titles, clients, strict=True):
+        if len(rows.train) == 0:
             raise ConfigError(
-                f"expected at least one training row for every client, client {client} came out with none; use fewer "
-                f"clients or more rows"
+                f"expected at least one training row for every client, {title} came out with none; {hint}"
             )
-        if test == "local" and len(own) == 0:
-            raise ConfigError(
-                f"expected at least one test row for every client, client {client} came out with none ({len(train)} to "
-                f"train on); use fewer clients, a larger test part in split, or test='global'"
-            )
+
+
+def _check_tests(
+    clients: Sequence[_ClientRows], options: PartitionOptions, tested: Callable[[], Sequence[str]]
+) -> None:
+    """Every client can be tested; where rows are dealt by group, of which some are small, one at least.
+
+    tested: the groups of the official test side.
+    """
+    untested = [client for client, rows in enumerate(clients) if len(rows.test) == 0]
+    by_group = is_by_group(options.partition)
+    if not untested or (by_group and len(untested) < len(clients)):
+        return
+    if by_group and _parse_split(options.split).official:
+        others = tested()
+        more = ", ..." if len(others) > _TOLD else ""
+        raise ConfigError(
+            f"split '{options.split}' expects test rows of those who train, all are of others ({options.group_by}: "
+            f"{', '.join(others[:_TOLD])}{more}); to test these as newcomers, set data.split to '8:1:1', which splits "
+            "everybody's rows, and list them in evaluation.held_out"
+        )
+    first = untested[0]
+    raise ConfigError(
+        f"expected at least one test row for every client, client {first} came out with none "
+        f"({len(clients[first].train)} to train on); use fewer clients, a larger test part in split, or test='global'"
+    )

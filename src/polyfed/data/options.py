@@ -81,7 +81,8 @@ class PartitionOptions:
             training rows first, then, where they are pooled, test rows. A ready one needs ``holdout=0``, and with
             ``test="global"`` an official test side.
         dirichlet_alpha: of "dirichlet" and "quantity".
-        min_samples: of "dirichlet" and "quantity": smallest number of dealt rows (before the split) per client.
+        min_samples: of "dirichlet" and "quantity": smallest number of dealt rows (before the split) per client; None:
+            10. Of "by_group": values with fewer dealt rows are left out; None: none is.
         classes_per_client: of "by_class".
         class_assignment: of "by_class".
         split: "a:b:c", "official" or "official:a:b".
@@ -110,7 +111,7 @@ class PartitionOptions:
     num_clients: int | None = 10
     partition: Any = "iid"
     dirichlet_alpha: float = 0.5
-    min_samples: int = 10
+    min_samples: int | None = None
     classes_per_client: int = 2
     class_assignment: str = "round_robin"
     split: str = "8:1:1"

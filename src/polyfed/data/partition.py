@@ -189,7 +189,9 @@ def quantity(
     return sorted_partition(cut_rows(rng.permutation(len(labels)), sizes_K), labels, class_count)
 
 
-def by_group(values: ArrayLike, clients: int | None, rng: np.random.Generator) -> Partition:
+def by_group(
+    values: ArrayLike, clients: int | None, rng: np.random.Generator, min_samples: int | None = None
+) -> Partition:
     """Rows that share a value go to one client: tweets of a user, letters of a writer.
 
     With as many clients as values, client k gets the kth value in sorted order, and nothing is drawn. With fewer,
@@ -201,28 +203,39 @@ def by_group(values: ArrayLike, clients: int | None, rng: np.random.Generator) -
         values: (N,) whole numbers or strings, one per row.
         clients: K; None for one per value.
         rng: of the order of equal groups, and of the clients.
+        min_samples: values with fewer rows are left out; None: none is.
 
     Raises:
-        ConfigError: no row, or more clients than values.
+        ConfigError: no row, more clients than values, or no value with so many rows.
     """
     names, group_N = np.unique(np.asarray(values), return_inverse=True)
-    groups = len(names)
+    size_G = np.bincount(group_N, minlength=len(names))
+    kept = np.arange(len(names))
+    if min_samples is not None:
+        kept = np.flatnonzero(size_G >= check_integer("min_samples", min_samples, 1))
+        if not len(kept):
+            raise ConfigError(
+                f"expected a value to deal by with min_samples = {min_samples} rows, got none with more "
+                f"than {size_G.max(initial=0)}"
+            )
+    groups = len(kept)
     clients = groups if clients is None else check_integer("clients", clients, 1)
     if not 0 < clients <= groups:
         raise ConfigError(
             f"expected at most as many clients as there are values to deal by ({groups}), got {clients} clients"
         )
-    client_G = np.arange(groups)
+    client_G = np.full(len(names), -1)
+    client_G[kept] = np.arange(groups)
     if clients < groups:
-        size_G = np.bincount(group_N, minlength=groups)
-        drawn = rng.permutation(groups)
+        drawn = kept[rng.permutation(groups)]
         held_K = np.zeros(clients, dtype=np.int64)
         for group in drawn[np.argsort(-size_G[drawn], kind="stable")]:
             client_G[group] = held_K.argmin()
             held_K[client_G[group]] += size_G[group]
-        client_G = rng.permutation(clients)[client_G]
+        client_G[kept] = rng.permutation(clients)[client_G[kept]]
     client_N = client_G[group_N]
-    return Partition(tuple(np.flatnonzero(client_N == client) for client in range(clients)))
+    rows = tuple(np.flatnonzero(client_N == client) for client in range(clients))
+    return Partition(rows, int((client_N < 0).sum()))
 
 
 def partition_like(partition: Partition, y: ArrayLike) -> Partition:

@@ -75,7 +75,14 @@ def groups_of(
     if not is_by_group(options.partition):
         return ()
     values = _group_values(pool, rows, options)
-    return tuple(tuple(str(value) for value in np.unique(values[mine])) for mine in partition.rows)
+    return tuple(tuple(map(str, np.unique(values[mine]))) for mine in partition.rows)
+
+
+def values_of(pool: PooledRows, rows: Rows, options: PartitionOptions) -> tuple[str, ...]:
+    """All values, as text, of what rows are dealt by; nothing unless they are dealt so."""
+    if not is_by_group(options.partition):
+        return ()
+    return tuple(map(str, np.unique(_group_values(pool, rows, options))))
 
 
 def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generators: Generators) -> Partition:
@@ -84,7 +91,8 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
     if pool.source.is_regression and isinstance(wanted, str):
         _check_needs_no_classes(wanted)
     if is_by_group(wanted):
-        return by_group(_group_values(pool, rows, options), options.num_clients, generators("partition"))
+        values = _group_values(pool, rows, options)
+        return by_group(values, options.num_clients, generators("partition"), options.min_samples)
     clients = check_integer("num_clients", options.num_clients, 1)
     if isinstance(wanted, Partition):
         _check_ready(wanted, clients, options.holdout)
@@ -101,7 +109,8 @@ def _partition(pool: PooledRows, rows: Rows, options: PartitionOptions, generato
     function = wanted if callable(wanted) else PARTITIONS[wanted]
     for own, names in _SETTINGS:
         if function is own:
-            settings = {name: getattr(options, option) for name, option in names.items()}
+            asked = {name: getattr(options, option) for name, option in names.items()}
+            settings = {name: value for name, value in asked.items() if value is not None}
             return own(y, clients, generators("partition"), class_count=class_count, **settings)  # type: ignore[no-any-return]
     return _as_partition(function(y, clients, generators("partition")), len(y))
 

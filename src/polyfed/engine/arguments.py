@@ -24,6 +24,7 @@ from polyfed.engine.plugin import Plugin
 from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.trial_passes import check_parameters
 from polyfed.errors import ConfigError, described, suggest
+from polyfed.escaping import client_text
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
 from polyfed.places import check_values
@@ -224,7 +225,7 @@ def _check_named(client: Client, own: Collection[str]) -> None:
     name = client.architecture
     if ":" not in name and name.partition("?")[0] not in MODELS:
         raise ConfigError(
-            f"client {client.id}: expected a network, a name in builders or that of a registered model, got '{name}'"
+            f"{client.title}: expected a network, a name in builders or that of a registered model, got '{name}'"
             f"{suggest(name, [*MODELS, *own])}"
         )
     if client.prepare is not to_float or client.data.train.x.dtype != torch.uint8:
@@ -294,9 +295,9 @@ def _are_numbers(clients: Sequence[Client], test: LabeledSamples | None) -> bool
     parts: dict[str, LabeledSamples] = {} if test is None else {"test": test}
     for number, client in enumerate(clients):
         for side in ("train", "validation", "test"):
-            parts[f"client {number}, {side}"] = getattr(client.data, side)
+            parts[f"{client_text(number, client.name)}, {side}"] = getattr(client.data, side)
     known = {place: part.are_numbers for place, part in parts.items() if len(part)}
-    first = "client 0, train"
+    first = f"{client_text(0, clients[0].name)}, train"
     are_numbers = known[first]
     for place, other in known.items():
         if other != are_numbers:
@@ -314,13 +315,14 @@ def _complete_own_spaces(task: Task, clients: Sequence[Client], test: LabeledSam
         if given is not None:
             raise ConfigError(f"task: expected no {name}, as clients have class_names of their own")
     for number, client in enumerate(clients):
+        title = client_text(number, client.name)
         if len({*client.class_names}) < 2 or len({*client.class_names}) < len(client.class_names):
             told = ", ".join(client.class_names) or "none"
-            raise ConfigError(f"client {number}: expected two or more different class_names, as of others, got {told}")
+            raise ConfigError(f"{title}: expected two or more different class_names, as of others, got {told}")
         largest = _largest_label(client.data, None)
         if largest >= len(client.class_names):
             raise ConfigError(
-                f"client {number}: expected labels below its {len(client.class_names)} class_names, got {largest}"
+                f"{title}: expected labels below its {len(client.class_names)} class_names, got {largest}"
             )
     classes = max(len(client.class_names) for client in clients)
     return replace(

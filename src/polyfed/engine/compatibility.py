@@ -138,7 +138,7 @@ def _questions_of_parts(
 
 def _refuse_whole(name: str, client: Client, module: nn.Module) -> None:
     raise ConfigError(
-        f"{name} needs split models; client {client.id} ('{client.architecture}') is a plain "
+        f"{name} needs split models; {client.title_with_network} is a plain "
         f"{type(module).__name__}; split it with polyfed.split(module, head=..., extractor=...)"
     )
 
@@ -210,8 +210,8 @@ def _check_classes(name: str, needs: Requirements, clients: Sequence[Client]) ->
     for client in clients:
         if reason and client.class_names != first.class_names:
             raise ConfigError(
-                f"{name} needs the same classes at all clients, as {reason}; client {client.id} has "
-                f"{_few(client.class_names)}, client {first.id} {_few(first.class_names)}; use fedhenn, or fedrep, "
+                f"{name} needs the same classes at all clients, as {reason}; {client.title} has "
+                f"{_few(client.class_names)}, {first.title} {_few(first.class_names)}; use fedhenn, or fedrep, "
                 "which averages extractors alone"
             )
 
@@ -231,7 +231,7 @@ def _check_public(name: str, needs: Requirements, public: PublicData | None) -> 
 
 
 def _check_inputs(name: str, needs: Requirements, clients: Sequence[Client], public: PublicData | None) -> None:
-    inputs = {f"client {client.id}": client.data.train.x for client in clients}
+    inputs = {client.title: client.data.train.x for client in clients}
     if needs.public and public is not None:
         inputs["what everybody may see"] = public.samples.x
     kinds = {owner: f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for owner, x in inputs.items()}
@@ -250,14 +250,14 @@ def _check_images(name: str, needs: Requirements, clients: Sequence[Client]) -> 
         x = client.prepare(client.data.train.x[:1])
         if x.dim() != 4 or not x.is_floating_point():
             found = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
-            raise ConfigError(f"{name} needs images, inputs (C, H, W) of floats; client {client.id} has {found}")
+            raise ConfigError(f"{name} needs images, inputs (C, H, W) of floats; {client.title} has {found}")
 
 
 def _check_validation(name: str, needs: Requirements, clients: Sequence[Client]) -> None:
-    without = [client.id for client in clients if not len(client.data.validation)]
+    without = [client.title for client in clients if not len(client.data.validation)]
     if needs.validation and without:
         raise ConfigError(
-            f"{name} needs validation rows at every client, client {without[0]} has none; give data.split a validation "
+            f"{name} needs validation rows at every client, {without[0]} has none; give data.split a validation "
             f"part ('8:1:1', 'official:9:1')"
         )
 
@@ -283,7 +283,7 @@ def _check_second_derivatives(
             torch.stack([g.square().sum() for g in grads if g is not None]).sum().backward()
         except RuntimeError as error:
             raise ConfigError(
-                f"{name} needs networks with second derivatives; client {first[architecture].id} ('{architecture}') "
+                f"{name} needs networks with second derivatives; {first[architecture].title_with_network} "
                 f"has none: {str(error).splitlines()[0]}" + (f"; {needs.hint}" if needs.hint else "")
             ) from error
 
@@ -291,7 +291,7 @@ def _check_second_derivatives(
 def _check_linear(name: str, templates: Mapping[str, nn.Module], first: Mapping[str, Client]) -> None:
     for architecture, module in templates.items():
         head = as_split_model(module).head
-        who = f"client {first[architecture].id} ('{architecture}')"
+        who = first[architecture].title_with_network
         if not isinstance(head, nn.Linear) or head.bias is None:
             raise ConfigError(
                 f"{name} needs a head that is one linear layer with a bias; {who} has {type(head).__name__}"
@@ -313,7 +313,7 @@ def _check_equal(
             a = first[other]
             b = first[ordered[0]]
             raise ConfigError(
-                f"{name} needs {what}; client {a.id} ('{other}') gives {facts[other]}, client {b.id} ('{ordered[0]}') "
+                f"{name} needs {what}; {a.title_with_network} gives {facts[other]}, {b.title_with_network} "
                 f"gives {facts[ordered[0]]}" + (f"; {needs.hint}" if needs.hint else "")
             )
 
@@ -323,7 +323,7 @@ def _check_grid(name: str, client: Client, module: nn.Module) -> None:
     try:
         layout(into)
     except ValueError as error:
-        what = f"what enters the intermediate part of client {client.id} ('{client.architecture}')"
+        what = f"what enters the intermediate part of {client.title_with_network}"
         raise ConfigError(f"{name} cannot project {what}: {error}") from None
 
 
@@ -349,7 +349,7 @@ def _check_more_than_head(
     first = next(client for client in clients if client.architecture in lonely)
     what = lonely[first.architecture]
     raise ConfigError(
-        f"{name} would average nothing but the head ({listed(what)}) of client {first.id} ('{first.architecture}') "
+        f"{name} would average nothing but the head ({listed(what)}) of {first.title_with_network} "
         f"with clients of other architectures; {needs.hint}, or 'by-name' if that is meant"
     )
 

@@ -216,7 +216,7 @@ def check_dp_sgd(
         try:
             _try_rows(method, settings, client, module)
         except ConfigError as problem:
-            who = f"client {client.id} ('{client.architecture}')"
+            who = client.title_with_network
             raise ConfigError(f"privacy.max_grad_norm: {who} cannot be trained row by row: {problem}") from None
 
 

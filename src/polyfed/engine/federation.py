@@ -429,7 +429,8 @@ class Federation:
         """Who the clients are, for the result."""
         members = []
         for client, seen in zip(self.clients, self._seen(), strict=True):
-            member = {"id": client.id, "architecture": client.architecture, "samples": client.n, **seen}
+            member = {"id": client.id, "architecture": client.architecture, "samples": client.n}
+            member |= {"test_samples": len(client.data.test), **seen}
             member |= {"held_out": True} if client.id in self.held_out else {}
             for plugin in self.plugins:
                 member |= plugin.about_client(client.id)
@@ -439,7 +440,21 @@ class Federation:
     def remarks(self) -> list[str]:
         """What a user should know before round 1: who is averaged with whom, odd classes, settings not read."""
         averaging = [self.averaged] if len(first_by_architecture(self.clients)) > 1 and self.averaged else []
-        return [*averaging, *remarks_on(self.held_out), *self.class_remarks(), *unread_settings(self)]
+        return [*averaging, *self.client_remarks(), *unread_settings(self)]
+
+    def client_remarks(self) -> list[str]:
+        """Who is held out of training, who has few test rows, and what is odd about the clients' classes."""
+        names = [client.name for client in self.clients]
+        few = self.task.main_score.about_few_rows(self._rows_that_count(), names)
+        return [*remarks_on(self.held_out, names), *([few] if few else []), *self.class_remarks()]
+
+    def _rows_that_count(self) -> dict[int, int]:
+        """Client -> its test rows, of those whose scores each count alike, whatever their rows."""
+        if self._shared_test is not None or self.evaluation.weighting == "samples":
+            return {}
+        unscored = self.held_out | self.setup.unscored
+        rows = {client.id: len(client.data.test) for client in self.clients if client.id not in unscored}
+        return {client: count for client, count in rows.items() if count}
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""

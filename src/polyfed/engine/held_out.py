@@ -27,6 +27,7 @@ from polyfed.engine.executors.base import Executor
 from polyfed.engine.executors.jobs import EvalJob, TrainJob
 from polyfed.engine.scoring import Score
 from polyfed.errors import ConfigError
+from polyfed.escaping import clients_text
 
 
 def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) -> frozenset[int]:
@@ -55,7 +56,8 @@ def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) ->
             f"evaluation.held_out: expected fewer than the {count} clients, as one at least trains, got {asked}"
         )
     if numbers and not any(len(clients[number].data.test) for number in numbers):
-        raise ConfigError(f"evaluation.held_out: expected clients with test rows, got {sorted(numbers)} without any")
+        told = clients_text(numbers, [client.name for client in clients])
+        raise ConfigError(f"evaluation.held_out: expected clients with test rows, got {told} without any")
     return numbers
 
 
@@ -67,9 +69,9 @@ def _number(value: int | str, count: int) -> int:
     raise ConfigError(f"evaluation.held_out: expected numbers of clients from 0 to {count - 1}, got {value!r}{hint}")
 
 
-def remarks_on(held_out: Collection[int]) -> list[str]:
-    """What a user is told of them before round 1."""
-    return [f"held out of training: clients {', '.join(map(str, sorted(held_out)))}"] if held_out else []
+def remarks_on(held_out: Collection[int], names: Sequence[str]) -> list[str]:
+    """What a user is told of them before round 1. names: of all clients."""
+    return [f"held out of training: clients {clients_text(held_out, names)}"] if held_out else []
 
 
 class Newcomers:

@@ -123,6 +123,7 @@ class ModelExport:
             "texts": None if texts is None else {"column": texts.column, "sha256": words, "tokens": texts.tokens},
             "vectors": self._settings.get("data", {}).get("word_vectors"),
             "samples": client.n,
+            **({"name": client.name} if client.name else {}),
             "zoo": models is not None or client.architecture in self._by_name,
             "feature_dim": None if models is None else models.get("feature_dim"),
             "input": {"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")},

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation_parts import FederationParts
@@ -37,6 +38,7 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
         "dataset": federation.task.dataset,
         "class_names": federation.class_names,
         "clients": len(federation.clients),
+        **named(federation.clients),
         "rounds": federation.training.rounds,
         "seed": federation.seed,
         "workers": federation.executor.workers,
@@ -50,6 +52,12 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
     return in_order(facts, RunResult)
 
 
+def named(clients: Sequence[Client]) -> dict[str, list[str]]:
+    """What the clients are called, by number; nothing where none has a name."""
+    names = [client.name for client in clients]
+    return {"client_names": names} if any(names) else {}
+
+
 def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     """What a run folder records of a federation that was made in Python."""
     hyperparameters = {k: v for k, v in federation.facts["hyperparameters"].items() if v is not None}
@@ -57,6 +65,7 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
     size = clients_per_batch(
         federation.execution.executor, str(federation.execution.device), federation.execution.workers
     )
+    names = named(federation.clients)
     stacked = {"executor": "vectorized", "workers": size} if size > 1 else {}
     if federation.execution.compile:
         stacked["compile"] = True
@@ -70,7 +79,7 @@ def settings_of_python(federation: FederationParts) -> dict[str, Any]:
         "training": federation.training.effective(),
         "evaluation": federation.evaluation.effective(),
         **sections,
-        "run": {"seed": federation.seed, "precision": federation.facts["precision"], **stacked, **kept},
+        "run": {"seed": federation.seed, "precision": federation.facts["precision"], **stacked, **kept, **names},
         "federation": {
             "dataset": federation.facts["dataset"],
             "architectures": [client.architecture for client in federation.clients],

@@ -31,6 +31,7 @@ from polyfed.data.text import WORDS_FILE
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.longer import rounds_of, why_not_longer
 from polyfed.errors import ConfigError, RunError
+from polyfed.escaping import one_line
 from polyfed.results.fields import Record, validated
 from polyfed.results.read import (
     ANALYSIS,
@@ -145,6 +146,12 @@ class RunFolder:
         now = rounds_of(asked)
         if before < now:
             stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
+        old, new = (one.get("run", {}).get("client_names") for one in (stored, asked))
+        if old and new and (difference := other_clients(old, new)):
+            raise ConfigError(
+                f"{self.path} holds a run of other clients than the data have now: {difference}; put that right, or "
+                "choose another --out or --overwrite"
+            )
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
             raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
@@ -392,6 +399,21 @@ def _other_stacks(stored: Mapping[str, Any], asked: Mapping[str, Any]) -> str | 
 _MAY_DIFFER = {f"run.{key}" for key in ("out", "checkpoint_every", "executor", "workers", "label", "loggers")}
 _MAY_DIFFER |= {"run.paper_tables", "run.preset_note", "run.overrides"}  # what stands beside results or is said of them
 _MAY_DIFFER |= {"run.modules"}  # where modules lie, on this machine
+_MAY_DIFFER |= {"run.client_names"}  # which are compared apart, and which earlier versions did not keep
+
+
+def other_clients(before: Sequence[str], now: Sequence[str]) -> str | None:
+    """How clients' names differ from those of before, in words; None where they do not.
+
+    >>> other_clients(["east", "west"], ["east", "new", "west"])
+    "'new' has come"
+    """
+    for more, fewer, what in ((now, before, "come"), (before, now, "gone")):
+        found = [name for name in more if name not in {*fewer}]
+        if found:
+            others = f" and {len(found) - 1} more have" if len(found) > 1 else " has"
+            return f"'{one_line(found[0]):.60}'{others} {what}"
+    return None if list(before) == list(now) else "they stand in another order"
 
 
 def _first_difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:

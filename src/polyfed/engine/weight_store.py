@@ -283,7 +283,7 @@ def client_row(client: Client) -> WeightRow | None:
     """
     if client.weights is None or isinstance(client.weights, WeightRow):
         return client.weights
-    raise RunError(f"expected a row of the store as client {client.id}'s weights, got {type(client.weights).__name__}")
+    raise RunError(f"expected a row of the store as {client.title}'s weights, got {type(client.weights).__name__}")
 
 
 @dataclass(frozen=True)

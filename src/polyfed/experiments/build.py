@@ -92,13 +92,15 @@ def build_federation(
             validation=own.validation,
             prepare=prepare,
             class_names=own.class_names,
+            name=title,
         )
-        for name, own in zip(names, rows_of_clients, strict=True)
+        for name, own, title in zip(names, rows_of_clients, _titles(federated), strict=True)
     ]
     if recipe.evaluation.missing_classes:
         for client, rows in zip(clients, federated.clients, strict=True):
             client.own_classes = rows.train.y.unique().tolist()  # not those of pooled rows
     plugins = recipe.build_plugins()
+    settings = recipe.with_run(client_names=list(federated.names)).to_dict()
     if recipe.pretraining.epochs:
         if source.is_regression or recipe.data.label_space == "own":
             raise ConfigError("pretraining.epochs: expected classes that all clients share, got others")
@@ -133,11 +135,18 @@ def build_federation(
             functools.partial(rebuild_federation, recipe.dumps()) if recipe.run.executor == "ray" else None,
             recipe.run.compile,
         ),
-        out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, recipe.to_dict()),
+        out=Output(out, recipe.run.checkpoint_every, recipe.run.keep, recipe.run.label, settings),
         seed=recipe.run.seed,
         builders=builders,
         trackers=watching,
     )
+
+
+def _titles(federated: FederatedDataset) -> list[str]:
+    """What clients are called beside their numbers; names that are these numbers say nothing."""
+    names = list(federated.names)
+    numbers = list(map(str, range(len(federated.clients))))
+    return [""] * len(numbers) if names in ([], numbers) else names
 
 
 def _networks(

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polyfed.escaping import clients_text
 from polyfed.markup import preformatted
 from polyfed.units import human_bytes, human_seconds
 
@@ -15,6 +16,7 @@ __all__ = ["ArchitectureCheck", "CostEstimate"]
 
 _SHOWN_CLIENTS = 20  # lines of the table of clients
 _SHOWN_FEATURES = 40  # columns of a table
+_NAME = 40  # characters of a client's name, about
 _LABELS = 60  # characters of a client's labels, about
 _WIDTH = 120  # of lines that are wrapped
 
@@ -76,8 +78,9 @@ class CostEstimate:
             that training takes), fits, and the seconds down, train and up of a later round.
         simulated_seconds: of the whole run, if all are asked in every round; None where no devices are simulated.
         averaged: what the method averages with whom, in a line; "" where it averages no networks.
-        class_remarks: who is held out of training; what is odd about the classes (`polyfed.data.classes.remarks`).
-        data_remarks: what is odd about the data set (`polyfed.data.dataset.DatasetSource.remarks`).
+        class_remarks: who is held out of training, who has few test rows; what is odd about the classes
+            (`polyfed.data.classes.remarks`).
+        data_remarks: what is odd about the data set (`polyfed.data.federated_dataset.FederatedDataset.remarks`).
     """
 
     facts: Mapping[str, Any]
@@ -150,16 +153,19 @@ def _tables(check: CostEstimate) -> list[str]:
     network = ["network", "clients", "parameters", "FLOPs", "cut", "features"]
     costs = ["network", "down, rounds 1, 2", "up, rounds 1, 2", "one batch", "memory at work"]
     client = ["client", "train", "valid.", "test", "architecture"]
+    is_named = any(one.get("name") for one in check.clients)
+    if is_named:
+        client.append("name")
     of_classes = _have_classes(check.clients)
     if of_classes:
         client.append("training rows of each class")
-    clients = [_client_row(one, of_classes) for one in check.clients[:_SHOWN_CLIENTS]]
+    clients = [_client_row(one, is_named, of_classes) for one in check.clients[:_SHOWN_CLIENTS]]
     return [
         *_table(network, [_network_row(kind) for kind in check.architectures], left=1),
         "",
         *_table(costs, [_cost_row(kind) for kind in check.architectures], left=1),
         "",
-        *_table(client, clients, left=-2 if of_classes else -1),
+        *_table(client, clients, left=4 - len(client)),
         *_count_left_out(check.clients),
         "",
         *_feature_names(check.facts["feature_names"]),
@@ -223,8 +229,10 @@ def _have_classes(clients: Sequence[Mapping[str, Any]]) -> bool:
     return any(client["labels"] for client in clients)
 
 
-def _client_row(client: Mapping[str, Any], of_classes: bool) -> list[str]:
+def _client_row(client: Mapping[str, Any], is_named: bool, of_classes: bool) -> list[str]:
     row = [*(str(client[key]) for key in ("id", "train", "validation", "test")), client["architecture"]]
+    if is_named:
+        row.append(textwrap.shorten(client["name"], _NAME, placeholder="..."))
     return [*row, _label_text(client["labels"])] if of_classes else row
 
 
@@ -242,9 +250,10 @@ def _device_lines(check: CostEstimate) -> list[str]:
         for one in check.devices[:_SHOWN_CLIENTS]
     ]
     lines = [*_table(heads, rows, left=2), *_count_left_out(check.devices)]
-    left_out = [str(one["id"]) for one in check.devices if not one["fits"]]
+    left_out = [one["id"] for one in check.devices if not one["fits"]]
     if left_out:
-        lines += _wrap([f"left out, as their network does not fit: {', '.join(left_out)}"])
+        told = clients_text(left_out, [one.get("name", "") for one in check.clients])
+        lines += _wrap([f"left out, as their network does not fit: {told}"])
     lines += [f"whole run on these devices, about: {human_seconds(check.simulated_seconds)}", ""]
     return lines
 
@@ -298,14 +307,15 @@ def _client_summary(clients: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{what} {min(sizes)} to {max(sizes)}, median {statistics.median_low(sizes)}" for what, sizes in counted.items()
     ]
     lines = [f"a client has: {'; '.join(ranges)}"]
-    alone = [str(client["id"]) for client in clients if len(client["labels"]) == 1]
-    untested = [str(client["id"]) for client in clients if not client["test"]]
+    names = [client.get("name", "") for client in clients]
+    alone = [client["id"] for client in clients if len(client["labels"]) == 1]
+    untested = [client["id"] for client in clients if not client["test"]]
     for what, who in (
         ("clients with one class only", alone),
         ("clients without test rows, which are not scored", untested),
     ):
         if who:
-            lines += _wrap([f"{what} ({len(who)}): {', '.join(who)}"])
+            lines += _wrap([f"{what} ({len(who)}): {clients_text(who, names)}"])
     return lines
 
 

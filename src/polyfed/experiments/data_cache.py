@@ -22,6 +22,7 @@ from polyfed.data.public import public_inputs
 from polyfed.data.row_assignment import Generators
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.transforms import Prepare, resize
+from polyfed.engine.run_folder import other_clients
 from polyfed.errors import ConfigError, described
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.registry import PARTITIONS
@@ -62,6 +63,7 @@ class DataCache:
         if self._federated is None or self._federated[0] != key:
             found = build_federated_dataset(self.source(recipe), data.partition_options, data_generators(seed))
             self._federated = (key, found)
+        _check_names(recipe.run.client_names, self._federated[1].names)
         return self._federated[1]
 
     def public(self, recipe: Recipe) -> PublicData | None:
@@ -81,6 +83,15 @@ class DataCache:
             drawn = public_inputs(other, federated.source, data.public_samples, numpy_generator(seed, "data public"))
             self._public = (key, drawn)
         return PublicData(self._public[1], prepare, origin="other")
+
+
+def _check_names(kept: Sequence[str], names: Sequence[str]) -> None:
+    """Whether the clients are those of the run that kept the recipe, each with the number that it had there."""
+    if kept and (difference := other_clients(kept, names)):
+        raise ConfigError(
+            f"run.client_names: the data no longer have the clients of the run: {difference}; put that right or, for "
+            "a run of its own, leave client_names out of the recipe"
+        )
 
 
 def data_generators(seed: int) -> Generators:

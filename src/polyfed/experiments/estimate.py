@@ -17,7 +17,6 @@ from polyfed.core.method import Exchange
 from polyfed.data.samples import LabeledSamples
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation import Federation
-from polyfed.engine.held_out import remarks_on
 from polyfed.experiments.build import build_federation, refuse_unread_settings, resolve_recipe
 from polyfed.experiments.cost_estimate import ArchitectureCheck, CostEstimate
 from polyfed.experiments.data_cache import DataCache
@@ -54,7 +53,7 @@ def check(
         refuse_unread_settings(federation)
     federated = data.federated(resolved)
     costs = estimate_costs(federation, unused=federated.unused, holdout=len(federated.holdout))
-    return replace(costs, data_remarks=federated.source.remarks)
+    return replace(costs, data_remarks=federated.remarks)
 
 
 def estimate_costs(
@@ -116,7 +115,7 @@ def estimate_costs(
         seconds_scoring=sum(scored / workers for scored in scoring),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        class_remarks=(*remarks_on(federation.held_out), *federation.class_remarks()),
+        class_remarks=tuple(federation.client_remarks()),
         **_simulated(federation, durations),
     )
 
@@ -299,6 +298,7 @@ def _facts(client: Client) -> dict[str, Any]:
     data = client.data
     return {
         "id": client.id,
+        "name": client.name,
         "architecture": client.architecture,
         "train": len(data.train),
         "validation": len(data.validation),

@@ -41,6 +41,7 @@ from polyfed.engine.adapted import adapted
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
 from polyfed.errors import ConfigError, described
+from polyfed.escaping import client_text, one_line
 from polyfed.experiments.predictions import Predictions
 from polyfed.models.zoo import build
 from polyfed.own_methods import method_class
@@ -72,9 +73,9 @@ _TYPES = {
 class ClientModel:
     """A client's personal model, ready to score inputs.
 
-    client: number. architecture: name. network: in eval mode, on `device`. method: whose `predict` makes the scores.
-    state: the named tensors that `predict` sees. form: how inputs are stored. prepare: stored inputs to the network's.
-    scale: where numbers are predicted, what they were standardized with.
+    client, name: number, and what it is called. architecture: name. network: in eval mode, on `device`. method: whose
+    `predict` makes the scores. state: the named tensors that `predict` sees. form: how inputs are stored. prepare:
+    stored inputs to the network's. scale: where numbers are predicted, what they were standardized with.
     """
 
     client: int
@@ -86,6 +87,7 @@ class ClientModel:
     prepare: Callable[[Tensor], Tensor]
     device: torch.device
     scale: TargetScale | None = None
+    name: str = ""
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores (N, C), on the CPU, of inputs (N, ...) as the run stored them."""
@@ -98,7 +100,7 @@ class ClientModel:
 
 def predict(
     run: str | Path,
-    client: int,
+    client: int | str,
     data: str | Path | Tensor | NDArray[Any],
     *,
     device: str = "cpu",
@@ -111,7 +113,7 @@ def predict(
     """What a client's personal model says of new inputs.
 
     Args:
-        run: a finished run's folder. client: number.
+        run: a finished run's folder. client: number or name.
         data: files as `polyfed.data.inference_inputs.read` takes them, or inputs (N, ...) as the run stored them.
         device: where the network computes.
         image_column, label_column, text_column: of Parquet files, where they cannot be told; of CSV files the last two.
@@ -148,17 +150,18 @@ def _predicted(model: ClientModel, inputs: InferenceInputs) -> Predictions:
             raise
         low, high = inputs.x.aminmax()
         raise ConfigError(f"expected ids of the run's vocabulary, got {int(low)} to {int(high)}") from None
-    return Predictions(inputs.names, scores, inputs.y, model.form.class_names, inputs.unknown, model.scale)
+    names = model.form.class_names
+    return Predictions(inputs.names, scores, inputs.y, names, inputs.unknown, model.scale, model.client, model.name)
 
 
 # loading ----------------------------------------------------------------------------------------------------------
 
 
-def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = False) -> ClientModel:
+def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: bool = False) -> ClientModel:
     """A client's personal model from a finished run's folder; nothing is unpickled.
 
     Args:
-        run: the folder. client: number. device: where the network computes.
+        run: the folder. client: number, or name; a whole number is a number. device: where the network computes.
         trust: whether networks and methods that are not polyfed's ("package.module:name") may be imported, from where
             the run found them. Whoever wrote the folder says what that is: trust your own folders, and those whose code
             you have read.
@@ -170,19 +173,20 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
     folder = Path(run) / "models"
     place = parse_device(device)
     check_links(Path(run))
-    name, entry = _entry(Path(run), client)
+    number, name, entry = _entry(Path(run), client)
     check_trusted(run, {key: entry.get(key) for key in _BUILDING}, trust)
     try:
         validated(ModelEntry, entry)
         _check_sizes(entry, name)
+        title = client_text(number, entry.get("name", ""))
         if not entry["zoo"]:
             raise ConfigError(
-                f"client {client}'s network came as a module, which a run folder does not hold; make it again and "
+                f"{title}'s network came as a module, which a run folder does not hold; make it again and "
                 f"load {folder / name} into it as the README.md beside it shows"
             )
         if entry.get("vectors") is not None:
             raise ConfigError(
-                f"client {client}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
+                f"{title}'s network looks words up in the vectors of '{entry['vectors']}', which a run folder "
                 f"does not hold; such runs are scored while they train"
             )
         form = InputSpec(
@@ -195,7 +199,7 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
             _vocabulary(entry, folder),
             *_table(entry),
         )
-        prepare = _prepare(entry["prepare"], client)
+        prepare = _prepare(entry["prepare"], title)
         method = _method(entry["method"], entry["hyperparameters"], entry.get("modules", []))
         files = {file: _checked(folder / file, wanted) for file, wanted in entry["sha256"].items()}
         _check_room(entry, len(files[name]), folder / name)
@@ -212,15 +216,24 @@ def load_model(run: str | Path, client: int, device: str = "cpu", trust: bool = 
     target = entry.get("target")
     scale = None if target is None else TargetScale(target["mean"], target["std"])
     return ClientModel(
-        client, entry["architecture"], network.to(place).eval(), method, state, form, prepare, place, scale
+        number,
+        entry["architecture"],
+        network.to(place).eval(),
+        method,
+        state,
+        form,
+        prepare,
+        place,
+        scale,
+        one_line(entry.get("name", "")),
     )
 
 
-def _prepare(said: Any, client: int) -> Callable[[Tensor], Tensor]:
+def _prepare(said: Any, title: str) -> Callable[[Tensor], Tensor]:
     """From stored inputs to the network's, as an entry of the index says."""
     if said is None:
         raise ConfigError(
-            f"client {client}'s inputs went through a function of your own (prepare), which a run folder does not "
+            f"{title}'s inputs went through a function of your own (prepare), which a run folder does not "
             "hold; make the network as models/README.md shows, and prepare its inputs as for the run"
         )
     if said == "plain":
@@ -316,10 +329,10 @@ def _check_sizes(entry: Mapping[str, Any], name: str) -> None:
         raise ValueError(f"expected checksums of {' and '.join(sorted(allowed))}, got one of '{strange[0]}'")
 
 
-def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
-    """The name of a client's weights, and what the index says of them."""
-    if isinstance(client, bool) or not isinstance(client, int | np.integer):
-        raise ConfigError(f"client: expected the number of a client, got {described(client)}")
+def _entry(run: Path, client: int | str) -> tuple[int, str, Mapping[str, Any]]:
+    """A client's number, the name of its weights' file, and what the index says of them."""
+    if isinstance(client, bool) or not isinstance(client, int | np.integer | str):
+        raise ConfigError(f"client: expected the number or the name of a client, got {described(client)}")
     if not (run / "result.json").exists():
         came = f"{run}, which holds no result.json" if run.is_dir() else f"{run}, which is no folder"
         raise ConfigError(f"expected the folder of a finished run, got {came}")
@@ -328,16 +341,26 @@ def _entry(run: Path, client: int) -> tuple[str, Mapping[str, Any]]:
         raise ConfigError(f"expected a run that keeps weights, got {run}, which has no folder 'models'")
     try:
         index = parse_json(_listed(path))
-        name = f"client-{client:03d}.safetensors"
         if not isinstance(index, dict):
             raise ValueError(f"expected models by their files' names, got {described(index)}")
-        if name in index:
-            return name, dict(index[name])
+        known = {_number(file): (file, dict(entry)) for file, entry in index.items()}
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"expected a list of models in {path}, got nothing readable: {error}") from None
-    numbers = [file.removeprefix("client-").partition(".")[0].lstrip("0") or "0" for file in index]
-    known = ", ".join(numbers[:10]) + (f", ... {numbers[-1]}" if len(numbers) > 10 else "")
-    raise ConfigError(f"expected a client whose model is in {path.parent} ({known}), got {client}")
+    names = {number: str(entry.get("name", "")) for number, (_, entry) in known.items()}
+    if isinstance(client, str) and not (client.isascii() and client.isdigit()):
+        found = [number for number, name in names.items() if name and name == one_line(client)]
+    else:
+        found = [number for number in names if str(number) == str(client)]
+    if len(found) == 1:
+        return found[0], *known[found[0]]
+    told = [client_text(number, name).removeprefix("client ") for number, name in names.items()]
+    listed = ", ".join(told[:10]) + (f", ... {told[-1]}" if len(told) > 10 else "")
+    raise ConfigError(f"expected a client whose model is in {path.parent} ({listed}), got {client!r:.60}")
+
+
+def _number(file: str) -> int:
+    """Of the client that a file of weights is named after."""
+    return int(file.removeprefix("client-").partition(".")[0])
 
 
 def _check_room(entry: Mapping[str, Any], size: int, path: Path) -> None:

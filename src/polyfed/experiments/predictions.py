@@ -22,7 +22,7 @@ class Predictions:
     names: of the inputs, a row's number or a file's name. scores: (N, C). labels: (N,) int64, where they are known.
     class_names: one per class. scale: where numbers are predicted, what they were standardized with; scores are then
     (N, 1), labels floats, and there are no classes. unknown: names of the texts of which the run knew no word, so that
-    nothing but their length speaks in their scores.
+    nothing but their length speaks in their scores. client, client_name: whose model; "" for a client without a name.
     """
 
     names: tuple[str, ...]
@@ -31,6 +31,8 @@ class Predictions:
     class_names: tuple[str, ...]
     unknown: tuple[str, ...] = ()
     scale: TargetScale | None = None
+    client: int | None = None
+    client_name: str = ""
 
     def __repr__(self) -> str:
         if self.scale is not None:

@@ -95,7 +95,8 @@ def _section(group: Group, stage: str | None, target: Target | None) -> Comparis
     leaders = _leaders(group, stages, scores)
     footnotes = dict.fromkeys(name for row in rows for one in row.published for name in one.footnotes)
     numbers = {name: number for number, name in enumerate(footnotes, start=1)}
-    notes = [_about_columns(rows, score), *group.notes, *told, *_about_epsilon(group, rows), *_about_scores(rows)]
+    notes = [_about_columns(rows, score), *_about_few_rows(group, stage), *group.notes, *told]
+    notes += [*_about_epsilon(group, rows), *_about_scores(rows)]
     notes += _about_leaders(leaders, group)
     decompositions = decompose(group.rows, stages, score)
     notes += remarks(decompositions)
@@ -156,6 +157,40 @@ def _about_columns(rows: Sequence[ComparisonRow], score: MainScore) -> str:
     worst = "max" if score.lower_is_better else "min"
     over_clients = f"std and {worst} are over clients" + (" (mean over seeds)" if several else "")
     return f"{told}; {over_clients}; bytes of one whole run"
+
+
+def _about_few_rows(group: Group, stage: str | None) -> Iterator[str]:
+    """Which clients have so few test rows that a single one weighs much in the mean, and what all rows alike give."""
+    if group.evaluation.weighting != "clients" or group.evaluation.test != "client":
+        return
+    test_rows: dict[int, int] = {}
+    for run in group.runs:
+        for number, count, _ in _scored_rows(run):
+            test_rows[number] = min(count, test_rows.get(number, count))
+    line = group.score.about_few_rows(test_rows, group.runs[0].result.client_names)
+    if not line:
+        return
+    yield line
+    if len({*test_rows.values()}) > 1 and all(stage in (None, run.stage) for run in group.runs):
+        means = {name: mean_of([_over_rows(run) for run in runs]) for name, runs in group.rows.items()}
+        told = [f"{name} {group.score.text(mean)}" for name, mean in means.items() if mean is not None]
+        yield f"the mean over all test rows (evaluation.weighting = 'samples') instead: {', '.join(told)}"
+
+
+def _scored_rows(run: RunRecord) -> list[tuple[int, int, float]]:
+    """Number, test rows and score of each client that is scored and in training."""
+    return [
+        (row.id, row.test_samples, row.accuracy)
+        for row in run.result.clients_table or ()
+        if row.test_samples and row.accuracy is not None and not row.held_out
+    ]
+
+
+def _over_rows(run: RunRecord) -> float | None:
+    """The mean score that counts every test row alike, in the run's own stage."""
+    scored = _scored_rows(run)
+    total = sum(count for _, count, _ in scored)
+    return sum(count * score for _, count, score in scored) / total if total else None
 
 
 def _about_epsilon(group: Group, rows: Sequence[ComparisonRow]) -> Iterator[str]:

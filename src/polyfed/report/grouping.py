@@ -15,6 +15,7 @@ from textwrap import shorten
 from typing import Any
 
 from polyfed.errors import ConfigError
+from polyfed.escaping import clients_text
 from polyfed.report.run_records import EXPERIMENT, RunRecord, format_setting
 from polyfed.results.main_score import MainScore
 from polyfed.results.schema import EvaluationFacts
@@ -247,7 +248,7 @@ def _ended(rows: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
         yield from (f"{name}: {line}" for line in describe_unevaluated(last))
         left_out = sorted({number for run in runs for number in run.result.left_out})
         if left_out:
-            numbers = ", ".join(map(str, left_out))
+            numbers = clients_text(left_out, runs[0].result.client_names)
             yield f"{name}: clients {numbers} are left out, as their devices are too small; they count, untrained"
 
 

@@ -19,6 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from polyfed.escaping import visible
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import notes_of, sub_tables
 from polyfed.report.comparison_formats import Table
@@ -42,7 +43,7 @@ _CELLS = 60_000  # cells in all heat maps of a page, about as much
 _LABELS = 60_000  # counts of classes in all tables of clients of a page, about as much
 _NAME = 60  # characters of a file's name
 _NAMES = 500  # classes that are called by their names
-_OF_CLIENT = ("architecture", "parameters", "samples")  # what the page tells of a client
+_OF_CLIENT = ("architecture", "parameters", "samples", "test_samples")  # what the page tells of a client
 _REASONS = 5  # refusals told by name, the most frequent ones
 _SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _TIMES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
@@ -256,6 +257,7 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
             found.append(
                 {
                     "seed": seed,
+                    "names": [_name(runs.values(), at) for at in range(count)],
                     **{key: [_joined(tables, at, key) for at in range(count)] for key in _OF_CLIENT},
                     "labels": [_labels(tables, at) for at in range(count)],
                     "accuracy": {
@@ -277,6 +279,12 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
         "class_names": names if len(names) <= _NAMES else [],
         "seeds": found,
     }
+
+
+def _name(runs: Iterable[RunRecord], at: int) -> str | None:
+    """What a client is called; None where no record tells."""
+    told = (run.result.client_names[at : at + 1] for run in runs)
+    return next((visible(names[0]) for names in told if names and names[0]), None)
 
 
 def _table_of_clients(run: RunRecord) -> Sequence[ClientRow]:

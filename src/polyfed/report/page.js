@@ -653,12 +653,15 @@
 
     const words = (values) => values.map((value) => (value === null ? "" : String(value)));
     const isNumber = (values) => values.every((value) => value === null || typeof value === "number");
+    const called = (client) => (now.names[client] ? ` (${brief(now.names[client])})` : "");
     function columnsOf(seed) {
       const count = seed.architecture.length;
       const numbers = [...Array(count).keys()];
       const about = [
+        ["name", "What the client is called.", seed.names],
         ["architecture", "The client's network.", seed.architecture],
         ["samples", "That the client trains on.", seed.samples],
+        ["test samples", "That the client is tested on.", seed.test_samples],
       ].filter(([, , values]) => values.some((value) => value !== null));
       return [
         { heading: "client", cells: words(numbers), order: numbers },
@@ -839,7 +842,7 @@
             point.y,
             [
               point.row,
-              `client ${point.client}: ${figure(point.value, section.score.factor)}`,
+              `client ${point.client}${called(point.client)}: ${figure(point.value, section.score.factor)}`,
               [network, samples === null ? "" : `${samples} training samples`].filter(Boolean).join(", "),
             ].filter(Boolean),
           );

@@ -225,6 +225,7 @@ class ClientRow(ScoredRecord):
     id: Count = Field(description="number of the client")
     architecture: Text = Field(description="architecture of its network")
     samples: Count = Field(description="number of training samples")
+    test_samples: IfPresent[Count] = Field(None, description="number of test samples")
     parameters: IfPresent[Count] = Field(None, description="number of trained parameters of its own network")
     labels: IfPresent[dict[str, Count]] = Field(
         None,
@@ -274,6 +275,11 @@ class RunResult(ScoredRecord):
     )
     class_names: IfPresent[list[Text]] = Field(None, description="names of the classes, in order; empty: numbers")
     clients: Count = Field(description="number of clients")
+    client_names: list[Text] = Field(
+        [],
+        description="what clients are called, in the order of their numbers: their folder or value of `data.group_by`; "
+        "absent where that is the number",
+    )
     rounds: Count = Field(description="number of rounds that were asked for")
     seed: Count = Field(description="seed of every random draw")
     workers: IfPresent[Count] = Field(

@@ -186,6 +186,7 @@ class ModelEntry(Record):
     texts: TextColumn | None = Field(None, description="of texts; null for other inputs")
     vectors: Text | None = Field(None, description="of texts: the file that word vectors were read from")
     samples: IfPresent[Count] = Field(None, description="number of training samples of the client")
+    name: IfPresent[Text] = Field(None, description="what the client is called, if not by its number alone")
     zoo: IfPresent[Flag] = Field(
         None,
         description="whether the network can be built again from the architecture's name; a module handed over in "

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
-from polyfed.escaping import visible
+from polyfed.escaping import client_text, visible
 from polyfed.results.main_score import main_score_of
 from polyfed.units import human_bytes, human_seconds
 
@@ -174,10 +174,14 @@ class Console:
             f"client {self._clients[0]}/{self._clients[1]}" if self._clients[1] else "",
         ]
 
+    def _title(self, client: Any) -> str:
+        names = self._info.get("client_names") or ()
+        return client_text(client, names[client] if isinstance(client, int) and client < len(names) else "")
+
     def _tell_refused(self, record: Mapping[str, Any]) -> None:
         refused = list(record.get("refused") or [])
         for entry in refused[:_REFUSALS_TOLD]:
-            self.message(f"round {self._done}: client {entry.get('client')} refused: {entry.get('reason')}")
+            self.message(f"round {self._done}: {self._title(entry.get('client'))} refused: {entry.get('reason')}")
         if len(refused) > _REFUSALS_TOLD:
             self.message(f"round {self._done}: {len(refused) - _REFUSALS_TOLD} more clients refused")
 

@@ -88,7 +88,7 @@ class JobResult:
 def placed(error: Exception, client: Client, stage: str, round: int) -> PolyfedError:
     """The error with client, round and stage in front."""
     if isinstance(error, PolyfedError):
-        return type(error)(f"client {client.id}, round {round}, {stage}: {error}")
-    place = f"client {client.id} ({client.architecture}), round {round}, {stage}"
+        return type(error)(f"{client.title}, round {round}, {stage}: {error}")
+    place = f"{client.title} ({client.architecture}), round {round}, {stage}"
     why = "memory ran out" if isinstance(error, MemoryError) else f"{type(error).__name__}: {error}"
     return RunError(f"{place}: {why}")

@@ -339,7 +339,7 @@ class ProcessPool:
 
 
 def _whose(asked: Job) -> str:
-    return f"round {asked.round}: the worker of client {asked.client.id}"
+    return f"round {asked.round}: the worker of {asked.client.title}"
 
 
 def _consequence(asked: Job) -> str:

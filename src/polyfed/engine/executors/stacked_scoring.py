@@ -135,7 +135,7 @@ def _tried(
             warnings.filterwarnings("error", message=".*performance drop")  # client by client in truth
             return _outputs(predict, stacked, clients, samples)
     except torch.OutOfMemoryError as error:
-        first = f"client {clients[0].id} ({clients[0].architecture}), round {clients[0].round}, scoring"
+        first = f"{clients[0].title} ({clients[0].architecture}), round {clients[0].round}, scoring"
         hint = f"set run.workers below {len(clients)}"
         raise RunError(f"{first}: the device's memory ran out with {len(clients)} clients as one; {hint}") from error
     except Exception as error:  # also one of the network's own, which shows when the client is scored alone

@@ -142,7 +142,7 @@ class VectorizedExecutor:
                 self._say_once(f"clients train one after the other; {first.client.architecture}: {reason}")
             except torch.OutOfMemoryError as error:
                 raise RunError(
-                    f"client {first.client.id} ({first.client.architecture}), round {first.round}, training: the "
+                    f"{first.client.title} ({first.client.architecture}), round {first.round}, training: the "
                     f"device's memory ran out with {len(jobs)} clients as one; set run.workers below {len(jobs)}"
                 ) from error
         for job in jobs:

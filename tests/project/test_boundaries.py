@@ -28,14 +28,14 @@ MAY_IMPORT = {
     "markup": {"palette"},
     "palette": set(),
     "places": {"errors"},
-    "results": {"errors", "places"},
+    "results": {"errors", "escaping", "places"},
     "registry": {"errors"},
     "signals": set(),
     "functional": set(),
     "profiling": set(),
     "validation": {"errors"},
     "models": {"functional", "errors", "registry"},
-    "data": {"functional", "errors", "places", "results", "registry"},
+    "data": {"functional", "errors", "escaping", "places", "results", "registry"},
     "config": {
         *(
             "core",
@@ -51,7 +51,7 @@ MAY_IMPORT = {
         ),
         *("errors", "own_methods", "places", "registry", "results"),
     },
-    "core": {"models.split", "data.samples", "functional", "errors", "profiling", "validation"},
+    "core": {"models.split", "data.samples", "functional", "errors", "escaping", "profiling", "validation"},
     "building_blocks": {"core", "models.split", "data.samples", "functional", "errors", "profiling", "validation"},
     "methods": {"building_blocks", "core", "functional", "errors", "profiling", "validation"},
     "engine": {

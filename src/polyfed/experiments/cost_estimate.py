@@ -16,7 +16,7 @@ __all__ = ["ArchitectureCheck", "CostEstimate"]
 
 _SHOWN_CLIENTS = 20  # lines of the table of clients
 _SHOWN_FEATURES = 40  # columns of a table
-_NAME = 40  # characters of a client's name, about
+_NAME = 24  # characters of a client's name
 _LABELS = 60  # characters of a client's labels, about
 _WIDTH = 120  # of lines that are wrapped
 
@@ -232,7 +232,7 @@ def _have_classes(clients: Sequence[Mapping[str, Any]]) -> bool:
 def _client_row(client: Mapping[str, Any], is_named: bool, of_classes: bool) -> list[str]:
     row = [*(str(client[key]) for key in ("id", "train", "validation", "test")), client["architecture"]]
     if is_named:
-        row.append(textwrap.shorten(client["name"], _NAME, placeholder="..."))
+        row.append(client["name"][:_NAME])
     return [*row, _label_text(client["labels"])] if of_classes else row
 
 

@@ -24,8 +24,9 @@ def test_counts_of_each_client(runs: list[RunRecord]) -> None:
 
 def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list[RunRecord]) -> None:
     def counted(**counts: object) -> RunRecord:
+        names: dict[str, object] = {"class_names": [], "client_names": ["north"]}
         rows = [ClientRow(id=n, architecture="a", samples=9, **one) for n, one in enumerate(counts.values())]
-        return replace(runs[0], stored=runs[0].result.model_copy(update={"clients_table": rows, "class_names": []}))
+        return replace(runs[0], stored=runs[0].result.model_copy(update={"clients_table": rows, **names}))
 
     table = label_table(
         counted(
@@ -35,6 +36,7 @@ def test_clients_with_classes_of_their_own_and_records_without_counts(runs: list
         )
     )
     assert (table.class_names, table.counts) == (("cat", "dog", "3"), ((2, 7, 0), (0, 9, 0), (0, 0, 9)))
+    assert table.map()["rows"] == ["0 north", "1", "2"]
     for without in ({}, {"labels": {}}):
         with pytest.raises(ConfigError, match="expected training samples by class"):
             label_table(counted(one=without))

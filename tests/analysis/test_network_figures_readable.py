@@ -50,16 +50,17 @@ def group() -> Group:
 def test_label_tables(group: Group, classes: int, most: int) -> None:
     counts = np.random.default_rng(0).integers(0, most, (20, classes), endpoint=True)
     rows = tuple(tuple(map(int, row)) for row in counts)
-    drawing = plot_labels(group, LabelTable(0, rows, CLASSES[:classes], NETWORKS))
+    clients = tuple(f"{number} the hospital of the north" for number in range(20))
+    drawing = plot_labels(group, LabelTable(0, rows, CLASSES[:classes], NETWORKS, clients))
     assert unreadable(drawing.figure) == []
     assert drawing.data["columns"] == list(CLASSES[:classes]), "names are shortened in the picture alone"
 
 
 @pytest.mark.slow
 def test_a_label_table_of_few_clients_has_rows_as_high_as_its_numbers(group: Group) -> None:
-    table = LabelTable(0, ((1, 22, 3),) * 4, CLASSES[:3], ("cnn",) * 4)
+    table = LabelTable(0, ((1, 22, 3),) * 4, CLASSES[:3], ("cnn",) * 4, ("0", "1", "2", "3"))
     assert unreadable(plot_labels(group, table).figure) == []
-    many = replace(table, counts=table.counts * 30, architectures=table.architectures * 30)
+    many = replace(table, counts=table.counts * 30, architectures=table.architectures * 30, clients=table.clients * 30)
     assert unreadable(plot_labels(group, many).figure) == []
 
 

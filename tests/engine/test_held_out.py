@@ -267,7 +267,7 @@ def test_settings_that_do_nothing_are_refused() -> None:
         Evaluation(held_out=[1, 1])
     assert Evaluation(held_out=0).effective() == Evaluation().effective()
     clients = [Client(torch.nn.Linear(2, 2), (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))) for _ in range(2)]
-    with pytest.raises(ConfigError, match=r"expected clients with test rows, got \[1\] without any"):
+    with pytest.raises(ConfigError, match=r"expected clients with test rows, got clients 1 without any"):
         Federation(clients, Local(), evaluation=Evaluation(held_out=[1]))
 
 

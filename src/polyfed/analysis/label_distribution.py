@@ -17,25 +17,27 @@ __all__ = ["LabelTable", "label_table", "plot_labels"]
 _FEW = (30, 20)  # clients and classes up to which the counts are written into the cells
 _SIZE = 8  # points of names and counts
 _LONG = 36  # letters of a name
+_NAME = 24  # letters of a client's
 _ROW = 0.23  # inches, of a client's row with counts
 _BESIDE = 1.3  # inches, of what stands beside the cells: the axis' label, the scale of shades
 
 
 @dataclass(frozen=True)
 class LabelTable:
-    """counts: clients x classes, training samples. architectures: of the clients."""
+    """counts: clients x classes, training samples. architectures, clients: of each, the latter numbers with names."""
 
     seed: int
     counts: tuple[tuple[int, ...], ...]
     class_names: tuple[str, ...]
     architectures: tuple[str, ...]
+    clients: tuple[str, ...]
 
     def map(self) -> dict[str, Any]:
         """The table with the names of its rows and columns, as JSON takes it."""
         about = f"Training samples of each class that each client holds, seed {self.seed}."
-        rows = [str(client) for client in range(len(self.counts))]
-        names = {"rows": rows, "columns": list(self.class_names), "row_axis": "client", "column_axis": "class"}
-        return {"about": about, "matrix": [list(row) for row in self.counts], **names}
+        names = {"rows": list(self.clients), "columns": list(self.class_names)}
+        axes = {"row_axis": "client", "column_axis": "class"}
+        return {"about": about, "matrix": [list(row) for row in self.counts], **names, **axes}
 
 
 def label_table(run: RunRecord) -> LabelTable:
@@ -51,7 +53,8 @@ def label_table(run: RunRecord) -> LabelTable:
     if not any(counts):
         raise ConfigError(f"expected training samples by class in the result.json of {run.path}, got none")
     rows = tuple(tuple(row.get(name, 0) for name in columns) for row in counts)
-    return LabelTable(run.seed, rows, columns, tuple(row.architecture for row in table))
+    clients = tuple(f"{row.id} {run.result.client_name(row.id):.{_NAME}}".rstrip() for row in table)
+    return LabelTable(run.seed, rows, columns, tuple(row.architecture for row in table), clients)
 
 
 def _by_name(row: ClientRow, names: Sequence[str]) -> Mapping[str, int]:
@@ -69,7 +72,7 @@ def plot_labels(group: Group, table: LabelTable, stem: str = "labels") -> Figure
     classes = len(table.counts[0])
     few = clients <= _FEW[0] and classes <= _FEW[1]
     about = f"{group.about.rsplit(', ', 1)[0]}, seed {table.seed}. Training samples by client and class."
-    names = [str(client) for client in range(clients)]
+    names = list(table.clients)
     if few:
         architectures = shortened(table.architectures, _LONG)
         names = [f"{architecture}  {name}" for architecture, name in zip(architectures, names, strict=True)]

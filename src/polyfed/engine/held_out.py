@@ -57,7 +57,7 @@ def held_out_of(evaluation: Evaluation, clients: Sequence[Client], seed: int) ->
         )
     if numbers and not any(len(clients[number].data.test) for number in numbers):
         told = clients_text(numbers, [client.name for client in clients])
-        raise ConfigError(f"evaluation.held_out: expected clients with test rows, got {told} without any")
+        raise ConfigError(f"evaluation.held_out: expected clients with test rows, got clients {told} without any")
     return numbers
 
 

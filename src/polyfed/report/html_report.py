@@ -19,7 +19,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from polyfed.escaping import visible
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import notes_of, sub_tables
 from polyfed.report.comparison_formats import Table
@@ -283,8 +282,8 @@ def _clients(group: Group, most: int) -> dict[str, Any]:
 
 def _name(runs: Iterable[RunRecord], at: int) -> str | None:
     """What a client is called; None where no record tells."""
-    told = (run.result.client_names[at : at + 1] for run in runs)
-    return next((visible(names[0]) for names in told if names and names[0]), None)
+    told = (run.result.client_name(at) for run in runs)
+    return next((name for name in told if name), None)
 
 
 def _table_of_clients(run: RunRecord) -> Sequence[ClientRow]:

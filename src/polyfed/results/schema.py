@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from polyfed.escaping import one_line
 from polyfed.results.fields import (
     Count,
     Figure,
@@ -386,6 +387,10 @@ class RunResult(ScoredRecord):
     def main_score(self) -> MainScore:
         """What the attributes of the accuracy hold."""
         return RMSE if self.score == RMSE.name else ACCURACY
+
+    def client_name(self, number: int) -> str:
+        """What a client is called beside its number; "" for nothing."""
+        return one_line(self.client_names[number]) if number < len(self.client_names) else ""
 
     def mean_accuracy(self, stage: str) -> float | None:
         """The main score over clients in a stage, after the last scored round; None where it was not scored."""

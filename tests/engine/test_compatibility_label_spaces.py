@@ -90,5 +90,5 @@ def test_what_does_not_go_with_own_classes_is_refused() -> None:
     source = pf.load_dataset("digits")
     with pytest.raises(ConfigError, match=r"expected test = 'local', as clients' classes differ, got 'global'"):
         pf.federate(source, num_clients=2, test="global", label_space="own")
-    with pytest.raises(ConfigError, match=r"expected two or more classes at each client, 0 has one"):
+    with pytest.raises(ConfigError, match=r"expected two or more classes at each client, client 0 has one"):
         pf.federate(source, num_clients=2, partition="by_class", classes_per_client=1, label_space="own")

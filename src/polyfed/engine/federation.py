@@ -440,21 +440,21 @@ class Federation:
     def remarks(self) -> list[str]:
         """What a user should know before round 1: who is averaged with whom, odd classes, settings not read."""
         averaging = [self.averaged] if len(first_by_architecture(self.clients)) > 1 and self.averaged else []
-        return [*averaging, *self.client_remarks(), *unread_settings(self)]
+        return [*averaging, *self.held_out_remarks(), *self.class_remarks(), *unread_settings(self)]
 
-    def client_remarks(self) -> list[str]:
-        """Who is held out of training, who has few test rows, and what is odd about the clients' classes."""
-        names = [client.name for client in self.clients]
-        few = self.task.main_score.about_few_rows(self._rows_that_count(), names)
-        return [*remarks_on(self.held_out, names), *([few] if few else []), *self.class_remarks()]
+    def held_out_remarks(self) -> list[str]:
+        """Who is held out of training."""
+        return remarks_on(self.held_out, [client.name for client in self.clients])
 
-    def _rows_that_count(self) -> dict[int, int]:
-        """Client -> its test rows, of those whose scores each count alike, whatever their rows."""
+    def test_row_remarks(self) -> list[str]:
+        """Who has so few test rows that a single one weighs much in the mean over clients."""
         if self._shared_test is not None or self.evaluation.weighting == "samples":
-            return {}
+            return []
         unscored = self.held_out | self.setup.unscored
         rows = {client.id: len(client.data.test) for client in self.clients if client.id not in unscored}
-        return {client: count for client, count in rows.items() if count}
+        scored = {client: count for client, count in rows.items() if count}
+        line = self.task.main_score.about_few_rows(scored, [client.name for client in self.clients])
+        return [line] if line else []
 
     def class_remarks(self) -> list[str]:
         """What is odd about the clients' classes (`polyfed.data.classes.remarks`)."""

@@ -115,7 +115,11 @@ def estimate_costs(
         seconds_scoring=sum(scored / workers for scored in scoring),
         data_nbytes=_data_bytes(federation),
         averaged=federation.averaged,
-        class_remarks=tuple(federation.client_remarks()),
+        class_remarks=(
+            *federation.held_out_remarks(),
+            *federation.test_row_remarks(),
+            *federation.class_remarks(),
+        ),
         **_simulated(federation, durations),
     )
 

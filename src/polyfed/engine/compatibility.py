@@ -57,7 +57,7 @@ def _working(
         owners = [client for client in clients if client.architecture == architecture]
         try:
             module = model_factory.module(architecture, alone=True)
-            check_parameters(module, f"client {owners[0].id} ('{architecture}')")
+            check_parameters(module, owners[0].title_with_network)
             module = module if model_factory.together else method.personal_model(module)
             try_network(owners, module)
         except MissingPackage:

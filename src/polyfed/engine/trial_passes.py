@@ -48,7 +48,7 @@ def try_network(clients: Sequence[Client], module: nn.Module) -> None:
     """
     with seeded_global_rng(0):  # whatever the user's code draws
         for client, side, row in _tried_rows(clients):
-            _try_prepared(client, module, row, side, _named(client))
+            _try_prepared(client, module, row, side, client.title_with_network)
         _try_training(clients, module)
 
 
@@ -58,11 +58,7 @@ def try_row(client: Client, module: nn.Module, who: str = "") -> None:
     Raises:
         ConfigError: the network cannot take it, or gives no scores.
     """
-    _try_prepared(client, module, client.prepare(client.data.train.x[:1]), "train", who or _named(client))
-
-
-def _named(client: Client) -> str:
-    return f"client {client.id} ('{client.architecture}')"
+    _try_prepared(client, module, client.prepare(client.data.train.x[:1]), "train", who or client.title_with_network)
 
 
 def _tried_rows(clients: Sequence[Client]) -> list[tuple[Client, str, Tensor]]:
@@ -104,20 +100,20 @@ def _try_training(clients: Sequence[Client], module: nn.Module) -> None:
     batches = [(rows, client) for client in clients for rows in _batch_sizes(client) if rows >= needed]
     if clients[0].training.batch_size < needed:
         raise ConfigError(
-            f"{_named(clients[0])} has BatchNorm, which cannot normalize a single row; expected training.batch_size of "
-            "at least 2, got 1"
+            f"{clients[0].title_with_network} has BatchNorm, which cannot normalize a single row; expected "
+            "training.batch_size of at least 2, got 1"
         )
     if not batches:
         return  # nobody trains it: such clients are refused, and told, in each round
     rows, client = min(batches, key=lambda batch: batch[0])
-    who = _named(client)
+    who = client.title_with_network
     x = client.prepare(client.data.train.x[:rows])
     what = f"a batch of {human_count(rows, 'input')}"
     scores = _check_scores(client, copy_network(module, who).train(), x, what, f"{who}, in training mode,")
     if client.classes and _are_probabilities(scores.detach()):
         warnings.warn(
-            f"{_named(clients[0])} gives probabilities (they are not negative, and each row sums to one), which losses "
-            "take for logits, so that it learns little; leave out its last softmax",
+            f"{clients[0].title_with_network} gives probabilities (they are not negative, and each row sums to one), "
+            "which losses take for logits, so that it learns little; leave out its last softmax",
             stacklevel=2,
         )
 

@@ -54,7 +54,9 @@ NOT_HERE = {  # a run without code of one's own, on images of common classes, ne
     "MadeOf.code",
     "RunResult.pretraining",
     "ModelEntry.modules",
+    "ModelEntry.name",
     "ModelEntry.table",
+    "RunResult.client_names",
     "RoundRecord.plugins",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -53,7 +55,7 @@ def numpy_prototypes(w: dict[str, np.ndarray]) -> np.ndarray:
 def numpy_loss(w: dict[str, np.ndarray], rows: np.ndarray, labels: np.ndarray, gamma: float) -> float:
     found = cosines(rows, numpy_prototypes(w))
     own = np.eye(CLASSES)[labels] > 0
-    return float((1 - found[own]).sum() + gamma * np.abs(found[~own]).sum())
+    return float((1 - found[own]).mean() + gamma * np.abs(found[~own]).mean())
 
 
 # the server ---------------------------------------------------------------------------------------------------------
@@ -71,7 +73,7 @@ def test_uploads_are_the_class_means_after_training() -> None:
 
 
 def test_a_step_of_the_server_against_finite_differences() -> None:
-    """One epoch, one batch: the network moves down the slope of the sum over all pairs that came."""
+    """One epoch, one batch: the network moves down the slope of the means over all pairs that came."""
     method = FedORGP(gamma=2.0, server_lr=0.05)
     (round,) = rounds(method, members(), rounds=1, batch_size=20)
     rows, labels = pairs(round)
@@ -104,7 +106,7 @@ def test_the_network_goes_on_from_round_to_round() -> None:
         def loss(p: torch.Tensor, some: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             found = torch.nn.functional.cosine_similarity(some[:, None], p[None], dim=2)
             own = torch.nn.functional.one_hot(y, CLASSES).bool()
-            return (1 - found[own]).sum() + 2.0 * found[~own].abs().sum()
+            return (1 - found[own]).mean() + 2.0 * found[~own].abs().mean()
 
         expected, _ = prototype_network.train_network(before, rows.float(), labels, loss, 3, 4, 0.1, draws)
         assert all(torch.allclose(after[name], t, atol=1e-5) for name, t in expected.items())
@@ -113,7 +115,7 @@ def test_the_network_goes_on_from_round_to_round() -> None:
 
 def test_gamma_turns_prototypes_away_from_other_classes() -> None:
     def overlap(gamma: float) -> float:
-        method = FedORGP(prototype_weight=0.0, gamma=gamma, server_epochs=100, server_lr=0.02)
+        method = FedORGP(prototype_weight=0.0, gamma=gamma, server_epochs=100, server_lr=0.1)
         round = rounds(method, members())[1]
         rows, labels = pairs(round)
         found = cosines(rows, round.after["prototypes"].double().numpy())
@@ -169,9 +171,19 @@ def test_lambda_turns_representations_to_the_prototypes() -> None:
     assert all(same(plain[i] or {}, local[i] or {}) for i in plain)
 
 
-def test_the_class_of_the_largest_cosine_is_predicted() -> None:
+def test_the_head_predicts_and_prototypes_are_the_alternative() -> None:
     people = members(test=40)
     last = rounds(QUICK, people)[1]
+    for i, client in enumerate(people):
+        model = model_with(NETS[client.architecture], last.weights[i] or {})
+        share = float((model(client.data.test.x).argmax(1) == client.data.test.y).float().mean())
+        assert last.record["accuracy_per_client"][i] == pytest.approx(share)
+    assert list(last.record["accuracy_by_predictor"]["personal"]) == ["prototype"]
+
+
+def test_the_class_of_the_largest_cosine_is_predicted_where_asked_for() -> None:
+    people = members(test=40)
+    last = rounds(dataclasses.replace(QUICK, predictor="prototype"), people)[1]
     by_distance = 0
     for i, client in enumerate(people):
         model = model_with(NETS[client.architecture], last.weights[i] or {})
@@ -182,7 +194,7 @@ def test_the_class_of_the_largest_cosine_is_predicted() -> None:
         by_distance += int((torch.cdist(z, p).argmin(1).numpy() != taken).sum())
     assert by_distance > 0, "the nearest prototype should be another one now and then"
     assert list(last.record["accuracy_by_predictor"]["received"]) == ["head"]
-    own = rounds(FedORGP(candidates="own"), members())[1]
+    own = rounds(FedORGP(predictor="prototype", candidates="own"), members())[1]
     assert own.states[3]["labels"].tolist() == [2]
 
 

@@ -104,7 +104,7 @@ def align(z_ND: Tensor, y_N: Tensor, w_N: Tensor, prototypes_CD: Tensor, known_C
     Returns:
         0-d tensor. The cosine with a row of zeros is 0.
 
-    Source: Guo et al. (FedORGP), arXiv:2502.16119, the clients' alignment.
+    Source: Guo et al. (FedORGP), 2025, eq. 8.
 
     >>> align(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 0]), torch.ones(2),
     ...       torch.tensor([[5.0, 0.0]]), torch.tensor([True]))

@@ -62,20 +62,23 @@ def margin_loss(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, margin
 
 
 def orthogonality(prototypes_CD: Tensor, rows_MD: Tensor, labels_M: Tensor, gamma: float) -> Tensor:
-    """sum_m [1 - cos(row m, prototype of y_m) + gamma sum over c != y_m of |cos(row m, prototype of c)|], a sum.
+    """mean_m [1 - cos(row m, prototype of y_m)] + gamma mean over m and c != y_m of |cos(row m, prototype of c)|.
 
     Args:
         prototypes_CD: trained. rows_MD: means that came from clients, of classes labels_M (M,) int64.
         gamma: weight of the second term, in which prototypes become orthogonal to other classes' rows; 0 is off.
 
-    Source: Guo et al. (FedORGP), arXiv:2502.16119, the orthogonality regularization.
+    Source: Guo et al. (FedORGP), 2025, eq. 3 to 5 with lambda_s = 1.
 
     >>> orthogonality(torch.eye(2), torch.tensor([[0.0, 3.0]]), torch.tensor([0]), 0.5)
     tensor(1.5000)
     """
     cosines_MC = F.normalize(rows_MD, dim=1) @ F.normalize(prototypes_CD, dim=1).T
     own_MC = F.one_hot(labels_M, len(prototypes_CD)).to(cosines_MC)
-    return (own_MC * (1 - cosines_MC) + gamma * (1 - own_MC) * cosines_MC.abs()).sum()
+    similarity = (own_MC * cosines_MC).sum(dim=1).mean()
+    others = max(len(prototypes_CD) - 1, 1)
+    overlap = ((1 - own_MC) * cosines_MC.abs()).sum(dim=1).mean() / others
+    return 1 - similarity + gamma * overlap
 
 
 def train_network(

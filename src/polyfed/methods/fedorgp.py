@@ -1,26 +1,25 @@
 """FedORGP: prototypes that the server trains to be orthogonal to other classes (Guo, Luan, Li, Zhao and Jiang, 2025).
 
-Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda (1 - cos(phi_k(x), P[y]));
-           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training.
+Client k:  E local epochs of SGD on CE(h_k(phi_k(x)), y) + lambda_c mean over the batch of 1 - cos(phi_k(x), P[y]);
+           C_k[c] = mean of phi_k(x) over its samples of class c, in eval mode, after training (equations 8 and 2).
 Server:    P = a network of a trained embedding of the classes: linear, ReLU, linear; `server_epochs` epochs of SGD on
-           sum over a batch of the pairs (k, c) that came of
-           1 - cos(C_k[c], P[c]) + gamma sum over c' != c of |cos(C_k[c], P[c'])|.
-Predicted: the class of the P[c] of largest cosine; without any prototype, by the head. Scored: the newest P, stage
-`received`.
+           1 - s + gamma d, over batches of the pairs (k, c) that came (equations 3 to 5):
+           s = mean of cos(C_k[c], P[c]); d = mean of |cos(C_k[c], P[c'])| over the pairs and the C - 1 others c'.
+Predicted: by the head (figure 3). `predictor = "prototype"`: the class of the P[c] of largest cosine.
 Sent per round, D features, C classes, S classes at the client: up 4 (S D + S), down 4 (C D + C). Without labels:
 `nbytes_in_paper`.
-Deviations from the paper (arXiv:2502.16119), against whose text the equations were not verified; they are those of the
-authors' code: (1) the clients' term is a mean over the batch, and lambda belongs to that; in the code it is the sum,
-over 32 samples in the authors' runs. The server's loss is the sum over a batch, as there. lambda = gamma = 1 are that
-code's defaults; its recorded runs have 10 and 10. (2) P of a class that nobody has sent yet is not sent, and is no
-candidate; all C take part in the server's loss. (3) The network keeps its weights from round to round; its optimizer
-has no momentum and so nothing to keep.
+The paper is the PDF in its authors' repository (March 2025; arXiv:2502.16119). Table 6 finds lambda_c = 100, lambda_s =
+1, gamma = 10 best on CIFAR-100; the runs recorded there have lambda_c = 10, the default here.
+Deviations from the paper: (1) lambda_s is 1: the server's SGD has no momentum, so another one is another `server_lr`
+with another gamma. (2) Round 1 has no prototypes, as in the authors' code; algorithm 1 sends the untrained ones. (3) P
+of a class that nobody has sent yet is not sent, and nothing is learnt towards it; all C take part in the server's loss.
+(4) The network keeps its weights from round to round; its optimizer has nothing to keep.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -39,8 +38,9 @@ class FedORGP(TrainedPrototypes):
     name: ClassVar[str] = "fedorgp"
     paper: ClassVar[str] = "Guo et al., arXiv:2502.16119"
 
-    prototype_weight: Annotated[float, Field(ge=0)] = 1.0  # weight of 1 - cosine to the prototypes; 0: Local
-    gamma: Annotated[float, Field(ge=0)] = 1.0  # weight of orthogonality to other classes; 0: off
+    prototype_weight: Annotated[float, Field(ge=0)] = 10.0  # lambda_c, weight of 1 - cosine to the prototypes; 0: Local
+    predictor: Literal["prototype", "head"] = "head"  # predict by head or by largest cosine
+    gamma: Annotated[float, Field(ge=0)] = 10.0  # weight of orthogonality to other classes; 0: off
 
     # server ------------------------------------------------------------------------------------------------
     def server_loss(self, server: Server, means: Tensor, labels: Tensor) -> prototype_network.Loss:

@@ -8,6 +8,7 @@ import io
 import json
 import re
 import tomllib
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from polyfed.cli import app as cli
 from polyfed.errors import ConfigError
 from polyfed.escaping import csv_text, markdown_text, visible
 from polyfed.report.comparison import compare_runs
+from polyfed.report.comparison_formats import to_html
+from polyfed.report.plot_style import empty_figure, save
 from polyfed.report.results_page import results_page
 from polyfed.report.run_records import load_runs
 from polyfed.report.sweeps import SweepRow, SweepTable
@@ -29,7 +32,7 @@ from polyfed.tracking.console import Console
 from tests.helpers.small_recipe import small_recipe
 
 ESC = "\x1b[31m\x1b]0;owned\x07"
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 TAG = re.compile(r"<\s*[a-zA-Z/!]")
 RECIPE = small_recipe(models={"architectures": ["digits-cnn1"]}, method={"name": "fedavg"})
 
@@ -46,6 +49,7 @@ RECIPE = small_recipe(models={"architectures": ["digits-cnn1"]}, method={"name":
         ("\x9b2J", "\\x9b2J"),
         ("\x00\x7f", "\\x00\\x7f"),
         ("abc\u202edcba", "abc\\u202edcba"),
+        ("mark \u061c, line \u2028", "mark \\u061c, line \\u2028"),
         ("half \ud800", "half \\ud800"),
     ],
 )
@@ -54,7 +58,13 @@ def test_control_characters_are_written_out(text: str, shown: str) -> None:
     assert visible(shown) == shown
 
 
-@pytest.mark.parametrize("cell", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\n=1", "-", "=cmd|'/C calc'!A0", "-2+3"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *("=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\n=1", "-", "=cmd|'/C calc'!A0", "-2+3"),
+        *(" =1+1", "  @SUM(A1)", "\u00a0=1", "\u3000+1+1", "\ufeff=1", "\u200b-1+1", "\uff1d1+1", " \uff20SUM(A1)"),
+    ],
+)
 def test_no_cell_is_computed(cell: str) -> None:
     ((head,), (read,)) = csv.reader(io.StringIO(csv_text([cell], [{cell: cell}])))
     assert head == read == f"'{cell}"
@@ -116,8 +126,8 @@ def test_what_is_told_while_a_run_goes_on(capsys: pytest.CaptureFixture[str]) ->
 
 # a whole folder -----------------------------------------------------------------------------------------------------
 
-LABEL = f"=1+1{ESC}<img src=x onerror=alert(1)>|a"
-CLASS = f"@SUM(A1){ESC}<b>"
+LABEL = f"=1+1{ESC}\u202e\x9b<img src=x onerror=alert(1)>|a"
+CLASS = f"@SUM(A1){ESC}\u2067<b>"
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +156,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "compare.json").write_text(json.dumps({"command": f"polyfed\n\n<script>{ESC}", "date": "<u>today"}))
     np.save(place / "new.npy", np.zeros((1, 1, 8, 8), dtype=np.uint8))
     return place
+
+
+FORMS = (".md", ".tex", ".html", ".svg", ".json")
 
 
 def harmless_cells(text: str) -> bool:
@@ -189,15 +202,16 @@ def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPa
     assert cli.status(["predict", "run", "new.npy", "--client", "0", "--out", str(tmp_path / "new.csv")]) == 0
     (tmp_path / "results.md").write_text(results_page(["run"], file=tmp_path / "results.md"))
     made = {
-        file.name: file.read_text(encoding="utf-8") for suffix in ("csv", "md") for file in tmp_path.glob(f"*.{suffix}")
+        file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir() if file.suffix in (*FORMS, ".csv")
     }
-    assert len(made) >= 5
+    assert {Path(name).suffix for name in made} == {*FORMS, ".csv"}
     for name, text in made.items():
         assert not CONTROLS.search(text), name
-        assert "\\x1b" in text, f"nothing odd came into {name}"
+        if not name.endswith(".svg"):  # which draws its letters
+            assert re.search(r"\\x1b|\\u001b|textbackslash\{\}x1b", text), f"nothing odd came into {name}"
         if name.endswith(".csv"):
             assert harmless_cells(text), name
-        else:
+        elif name.endswith(".md"):
             assert not TAG.search(re.sub(r"^ {4}.*$", "", text, flags=re.MULTILINE)), (
                 name
             )  # a block of code is as it is
@@ -205,10 +219,21 @@ def test_files_that_are_made_of_a_folder(odd: Path, monkeypatch: pytest.MonkeyPa
     assert "'@SUM(A1)" in made["new.csv"]
 
 
+def test_svg_is_xml_whatever_is_on_its_axes(tmp_path: Path) -> None:
+    figure, axes = empty_figure(f"title {LABEL}", f"about {LABEL}")
+    axes.set_yticks([0, 1], [LABEL, CLASS], parse_math=False)
+    axes.plot([0, 1], [0, 1], label=LABEL)
+    axes.legend()
+    svg = next(file for file in save(figure, tmp_path, "odd") if file.suffix == ".svg").read_text(encoding="utf-8")
+    assert not CONTROLS.search(svg)
+    ElementTree.fromstring(svg)
+
+
 def test_tables_in_python(odd: Path) -> None:
     table = compare_runs(load_runs(odd / "run"))
-    assert not CONTROLS.search(str(table))
-    assert "\\x1b" in str(table)
+    for text in (str(table), to_html(table)):
+        assert not CONTROLS.search(text)
+        assert "\\x1b" in text
 
 
 def test_tables_of_sweeps() -> None:

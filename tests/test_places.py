@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 import polyfed as pf
 from polyfed import Client, Federation
 from polyfed.analysis import analyze
+from polyfed.cli import app as cli
 from polyfed.config.recipe import Recipe
 from polyfed.data.datasets import load_dataset
 from polyfed.data.inference_inputs import InputSpec, read
@@ -22,6 +24,7 @@ from polyfed.deploy.tls import make_node_key, make_server_certificate
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
+from polyfed.experiments.sweep import sweep
 from polyfed.methods import Local
 from polyfed.report.run_records import load_runs
 from polyfed.report.sensitivity import read_sweep
@@ -113,6 +116,34 @@ def test_half_a_character_in_a_federation_is_one_line(name: str) -> None:
         Federation(
             [Client(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), rows, rows)], Local(), **grouped(**{name: given})
         )
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_files_that_are_passed_on_name_no_folder_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only recipes do, which are to be run again."""
+    home = tmp_path / "home" / "ana"
+    (home / "hospital").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    rows = [f"{number},{number % 7},{'ab'[number % 2]}" for number in range(40)]
+    (home / "hospital" / "rows.csv").write_text("one,two,label\n" + "\n".join(rows) + "\n")
+    (home / "own.toml").write_text(
+        f'[data]\ndataset = "csv:{home}/hospital/rows.csv"\nnum_clients = 2\nsplit = "6:2:2"\n'
+        '[models]\narchitectures = ["mlp-16-32"]\n[method]\nname = "local"\n[training]\nrounds = 1\n'
+    )
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    changes = [f"data.dataset=csv:{home}/hospital/rows.csv"]
+    pf.compare(home / "own.toml", ["local"], out=home / "study" / "compared", overrides=changes)
+    (home / "study" / "begun").mkdir()
+    shutil.copy(home / "study/compared/local/seed-0/recipe.toml", home / "study/begun")
+    assert cli.status(["report", str(home / "study"), "--out", str(home / "report")]) == 0
+    sweep(home / "own.toml", {"training.lr": [0.1, 0.2]}, out=home / "swept")
+    made = [file for file in home.rglob("*.*") if file.suffix in (".json", ".jsonl", ".html", ".md", ".tex", ".csv")]
+    assert len(made) > 20
+    for file in made:
+        assert str(tmp_path) not in file.read_text(), file
+    for name in ("study/compared/comparison.json", "report/comparison.json"):
+        assert '"path": "local/seed-0"' in (home / name).read_text()
+    assert "csv:hospital/rows.csv" in (home / "report" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("key", ["run.seed", "training.rounds", "method.strength", "data.max_train_per_client"])

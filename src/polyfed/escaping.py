@@ -1,29 +1,43 @@
 """Text that came from elsewhere (a run folder, a node, a data set), made harmless where it is shown.
 
-A terminal obeys control characters, a spreadsheet computes cells, a browser shows the HTML in a page of Markdown: none
-of them should by what a stranger called a class.
+A terminal obeys control characters, a spreadsheet computes cells, a browser shows the HTML in a page of Markdown, and
+all of them turn text round: none should by what a stranger called a class.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
-__all__ = ["client_text", "clients_text", "csv_text", "markdown_text", "one_line", "visible"]
+__all__ = [
+    "client_text",
+    "clients_text",
+    "csv_text",
+    "html_text",
+    "json_text",
+    "markdown_text",
+    "one_line",
+    "visible",
+    "visible_in",
+]
 
 _KEPT = "\n\t"
-_REVERSING = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the order of text round
-_COMPUTED = ("=", "+", "-", "@", "\t", "\n")  # what a spreadsheet takes for the beginning of a formula
 _LONGEST_NAME = 60  # characters of a client's name beside its number
+_BREAKING = "\u2028\u2029"  # ends of lines and paragraphs
+_REVERSING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # turn the order of text round
+_COMPUTED = ("=", "+", "-", "@")  # what a spreadsheet takes for the beginning of a formula, also behind blanks
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan)", re.IGNORECASE | re.ASCII)
 
 
 def visible(text: str) -> str:
-    r"""The text with all control characters but line ends and tabs written out, for terminals.
+    r"""The text with all control characters but line ends and tabs written out, and what turns text round.
 
     >>> visible("a\x1b[2Jb")
     'a\\x1b[2Jb'
@@ -66,12 +80,38 @@ def clients_text(numbers: Iterable[int], names: Sequence[str] = ()) -> str:
 
 
 def _is_control(character: str) -> bool:
-    return character not in _KEPT and (unicodedata.category(character) in ("Cc", "Cs") or character in _REVERSING)
+    if character in _REVERSING or character in _BREAKING:
+        return True
+    return character not in _KEPT and unicodedata.category(character) in ("Cc", "Cs")
 
 
 def _written_out(character: str) -> str:
     number = ord(character)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+
+def visible_in(value: Any) -> Any:
+    """`visible` for all texts in nested lists and tables, names of entries among them."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, Mapping):
+        return {visible_in(key): visible_in(inner) for key, inner in value.items()}
+    return [visible_in(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def html_text(text: str) -> str:
+    """The text for HTML and SVG, also within quotation marks."""
+    return escape(visible(text))
+
+
+def json_text(value: Any, indent: int | None = None, sort_keys: bool = False) -> str:
+    r"""JSON for files that people read: letters as they are, control characters as JSON writes them out.
+
+    >>> json_text(["größer", "a\u202eb"])
+    '["größer", "a\\u202eb"]'
+    """
+    text = json.dumps(value, indent=indent, sort_keys=sort_keys, ensure_ascii=False)
+    return "".join(f"\\u{ord(character):04x}" if _is_control(character) else character for character in text)
 
 
 def markdown_text(text: str) -> str:
@@ -103,4 +143,11 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value if value is None or isinstance(value, int | float) else _cell(str(value))
     text = visible(value)
-    return f"'{text}" if text.startswith(_COMPUTED) and not _NUMBER.fullmatch(text) else text
+    return f"'{text}" if _is_computed(text) and not _NUMBER.fullmatch(text) else text
+
+
+def _is_computed(text: str) -> bool:
+    """Whether a spreadsheet may take a cell for a formula; it may do so behind blanks, and with signs of full width."""
+    wide = unicodedata.normalize("NFKC", text)
+    shown = itertools.dropwhile(lambda c: c.isspace() or unicodedata.category(c) == "Cf", wide)
+    return wide.startswith(tuple(_KEPT)) or next(shown, "") in _COMPUTED

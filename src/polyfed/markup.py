@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TypeVar
 
+from polyfed.escaping import html_text
 from polyfed.palette import COLORS
 
 __all__ = ["Line", "curves", "cut", "details", "notes", "paragraph", "preformatted", "table"]
@@ -31,24 +31,24 @@ Row = TypeVar("Row")
 
 def paragraph(text: str, strong: bool = False) -> str:
     """One paragraph; strong: in bold."""
-    inner = f"<b>{escape(text)}</b>" if strong else escape(text)
+    inner = f"<b>{html_text(text)}</b>" if strong else html_text(text)
     return f'<p style="margin:.4em 0;max-width:60em">{inner}</p>'
 
 
 def notes(texts: Iterable[str]) -> str:
     """A list; nothing where there is no text."""
-    entries = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    entries = "".join(f"<li>{html_text(text)}</li>" for text in texts)
     return f'<ul style="max-width:60em">{entries}</ul>' if entries else ""
 
 
 def preformatted(text: str) -> str:
     """Text as it is, line by line, in a fixed width."""
-    return f"<pre>{escape(text)}</pre>"
+    return f"<pre>{html_text(text)}</pre>"
 
 
 def details(summary: str, inside: str) -> str:
     """What opens by a click. inside: markup."""
-    return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
+    return f"<details><summary>{html_text(summary)}</summary>{inside}</details>"
 
 
 def table(
@@ -65,7 +65,7 @@ def table(
         side = "left" if column in at_left else "right"
         whole = ";white-space:nowrap" if column not in at_left and tag == "td" else ""
         weight = ";font-weight:bold" if (row, column) in strong else ""
-        return f'<{tag} style="padding:.15em .5em;text-align:{side}{whole}{weight}">{escape(str(text))}</{tag}>'
+        return f'<{tag} style="padding:.15em .5em;text-align:{side}{whole}{weight}">{html_text(str(text))}</{tag}>'
 
     head = "".join(cell("th", text, column) for column, text in enumerate(headings))
     lines = [
@@ -126,22 +126,22 @@ def curves(lines: Sequence[Line], x_label: str, y_label: str) -> str:
     for number, line in enumerate(drawn):
         places = " ".join(f"{across(x):.1f},{along(y):.1f}" for x, y in zip(line.x, line.y, strict=True))
         look = _look(number)
-        inner = f"<title>{escape(line.name)}</title>"
+        inner = f"<title>{html_text(line.name)}</title>"
         parts.append(f'<polyline points="{places}" {look} stroke-width="2" fill="none">{inner}</polyline>')
         if len(line.x) == 1:
             dot = f'cx="{across(line.x[0]):.1f}" cy="{along(line.y[0]):.1f}" r="3"'
             parts.append(f'<circle {dot} fill="{COLORS[number % len(COLORS)]}">{inner}</circle>')
     names = "; ".join(line.name for line in drawn)
-    label = escape(f"{y_label} by {x_label}: {names}", quote=True)
+    label = html_text(f"{y_label} by {x_label}: {names}")
     image = f'<svg width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
     image += f' aria-label="{label}" style="max-width:100%;height:auto">{"".join(parts)}</svg>'
     legend = "".join(_entry(number, line.name) for number, line in enumerate(drawn))
-    return f'<div style="margin:.6em 0"><div>{escape(y_label)}</div>{image}<div>{legend}</div></div>'
+    return f'<div style="margin:.6em 0"><div>{html_text(y_label)}</div>{image}<div>{legend}</div></div>'
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     font = 'font-size="11" font-family="sans-serif" fill="currentColor"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {font}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {font}>{html_text(text)}</text>'
 
 
 def _look(number: int) -> str:
@@ -151,7 +151,7 @@ def _look(number: int) -> str:
 
 def _entry(number: int, name: str) -> str:
     sample = f'<svg width="26" height="10"><path d="M0,5H26" {_look(number)} stroke-width="2"/></svg>'
-    return f'<span style="margin-right:1.2em">{sample} {escape(name)}</span>'
+    return f'<span style="margin-right:1.2em">{sample} {html_text(name)}</span>'
 
 
 def _ticks(low: float, high: float, whole: bool) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from polyfed.errors import ConfigError
 
 LARGEST = 2**63  # from here on files, tensors and generators have no whole numbers
+_ABSOLUTE = re.compile(r"""(?<![\w./~-])/(?!/)[^\s'",\]]+""")
 _MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)  # which the reader tells
 
 
@@ -41,6 +43,27 @@ def place_of(name: str | os.PathLike[str]) -> Path:
         raise ConfigError(f"expected a folder of a user that there is, got '{str(name)[:60]}'") from None
     check_name(path)
     return path
+
+
+def told_place(path: str | os.PathLike[str]) -> str:
+    """A place as files that people pass on tell it: below the present folder, or else its last two parts.
+
+    >>> told_place("/home/ana/runs/fedgh/seed-0")
+    'fedgh/seed-0'
+    """
+    whole = Path(os.path.abspath(path))
+    here = Path.cwd()
+    below = whole.relative_to(here) if here in whole.parents else Path(*whole.parts[1:][-2:])
+    return below.as_posix()
+
+
+def without_places(text: str) -> str:
+    """A text in which each absolute path is what `told_place` makes of it; for commands, settings and names.
+
+    >>> without_places("data.dataset=csv:/home/ana/hospital/rows.csv")
+    'data.dataset=csv:hospital/rows.csv'
+    """
+    return _ABSOLUTE.sub(lambda found: told_place(found[0]), text)
 
 
 def check_values(value: Any, place: str = "") -> None:

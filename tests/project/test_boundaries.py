@@ -25,7 +25,7 @@ MAX_FACE_LINES = 40
 MAY_IMPORT = {
     "errors": {"escaping"},
     "escaping": set(),
-    "markup": {"palette"},
+    "markup": {"escaping", "palette"},
     "palette": set(),
     "places": {"errors"},
     "results": {"errors", "escaping", "places"},

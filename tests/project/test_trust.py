@@ -550,6 +550,17 @@ def test_what_would_be_written_through_a_link_is_not(linked: Callable[[str], Pat
     assert not [*Path("outside").iterdir()]
 
 
+@pytest.mark.parametrize("options", [{"resume": True, "overrides": ["training.rounds=3"]}, {"force": True}])
+def test_nothing_is_written_through_a_hard_link(options: dict[str, Any], clean: Path, tmp_path: Path) -> None:
+    """The same file under a name elsewhere, as in backups that share what has not changed."""
+    shutil.copytree(clean / "run", tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "outside", copy_function=os.link)
+    before = {str(path): path.read_bytes() for path in (tmp_path / "outside").rglob("*") if path.is_file()}
+    pf.run(clean / "mine.toml", out=tmp_path / "run", **options)
+    assert {str(path): path.read_bytes() for path in (tmp_path / "outside").rglob("*") if path.is_file()} == before
+    load_runs(tmp_path / "outside")
+
+
 def test_neither_pipes_nor_devices_are_opened(linked: Callable[[str], Path]) -> None:
     run = linked("attack")
     (run / "attack").unlink()

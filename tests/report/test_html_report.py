@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from polyfed.errors import ConfigError
+from polyfed.escaping import visible, visible_in
 from polyfed.report.comparison import compare_runs
 from polyfed.report.glossary import about_column
 from polyfed.report.html_report import page, page_data, write_page
@@ -103,8 +104,8 @@ def test_strings_of_run_folders_stay_strings(two_by_two: Path, make: Any) -> Non
     assert parts.tags == plain
     assert "\u2028" not in text.partition("</style>")[2].partition('id="data"')[2]
     data = json.loads(parts.inside["script data"])
-    assert data == json.loads(json.dumps(shown(two_by_two)))
-    assert EVIL in [row["name"] for section in data["sections"] for row in section["rows"]]
+    assert data == json.loads(json.dumps(visible_in(shown(two_by_two))))
+    assert visible(EVIL) in [row["name"] for section in data["sections"] for row in section["rows"]]
 
 
 def test_the_same_folders_give_the_same_page(two_by_two: Path, tmp_path: Path) -> None:
@@ -312,8 +313,7 @@ def test_recipes_commands_and_versions(two_by_two: Path) -> None:
     assert [recipe["file"] for recipe in section["recipes"]] == ["local.toml", "fedgh.toml"]
     assert section["recipes"][1]["text"] == (two_by_two / "fedgh-0" / "recipe.toml").read_text()
     assert section["commands"]["compared"] == ["polyfed compare mine.toml"]
-    path = two_by_two / "fedgh-1" / "recipe.toml"
-    assert f"polyfed run {path} --seed 1 --out again/fedgh-seed-1" in section["commands"]["single"]
+    assert "polyfed run fedgh-1/recipe.toml --seed 1 --out again/fedgh-seed-1" in section["commands"]["single"]
     assert len(section["commands"]["single"]) == 4
     assert section["versions"] == [("torch", "2.13 (1 of the runs); 2.6 (1 of the runs)")]
     assert section["scaled"] is False

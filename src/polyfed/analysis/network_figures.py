@@ -6,7 +6,6 @@ from here (labels); those that look into the clients' networks (cka, tsne) need 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.analysis.figure_options import FigureOptions
 from polyfed.errors import ConfigError
+from polyfed.escaping import json_text
 from polyfed.registry import suggest
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.bar_chart import variants
@@ -105,7 +105,7 @@ def _keep_own(runs: _Runs, place: Path) -> list[Path]:
     written = []
     for run, stem, content in runs.own:
         if (run.path / ANALYSIS).resolve() != place.resolve():
-            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            text = json_text(content, indent=1) + "\n"
             written.append(write_whole(make_folder(run.path / ANALYSIS) / f"{stem}.json", text.encode("utf-8")))
     return written
 

@@ -57,6 +57,7 @@ from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.functional.tied_tensors import without_ties
 from polyfed.models.zoo import build
+from polyfed.places import without_places
 from polyfed.registry import is_own
 from polyfed.results.stored_files import check_nodes_entry
 
@@ -215,7 +216,7 @@ class NodeTask:
         return ClientHello(
             client=client.id,
             token=token(self._place.state, self._task.experiment),
-            dataset=source.name,
+            dataset=without_places(source.name),
             train=client.n,
             validation=len(client.data.validation),
             test=len(client.data.test),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import secrets
 import time
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, parse, shared_config
-from polyfed.engine.run_folder import atomic_write, explain_disk_errors, lock_folder
+from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors, lock_folder
 from polyfed.errors import ConfigError, RunError
 from polyfed.results.read import check_links, parse_json
 
@@ -129,10 +128,8 @@ class EventLog:
         if not self._open:
             self._whole += line
         else:
-            with explain_disk_errors(self._path.parent), self._path.open("ab") as file:
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
+            with explain_disk_errors(self._path.parent):
+                append_line(self._path, line.encode())
 
     def open(self) -> None:
         """Write what waits, and from now on at once."""

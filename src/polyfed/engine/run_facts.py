@@ -10,6 +10,7 @@ from polyfed.core.client import Client
 from polyfed.core.method import Method
 from polyfed.engine.executors.vectorized import clients_per_batch
 from polyfed.engine.federation_parts import FederationParts
+from polyfed.places import without_places
 from polyfed.registry import is_own
 from polyfed.results.main_score import ACCURACY
 from polyfed.results.schema import RunResult, in_order
@@ -35,7 +36,7 @@ def facts_of(federation: FederationParts) -> dict[str, Any]:
         "method": _called(federation.method, federation.output.settings),
         "hyperparameters": dataclasses.asdict(federation.method) if dataclasses.is_dataclass(federation.method) else {},
         "label": federation.output.label,
-        "dataset": federation.task.dataset,
+        "dataset": without_places(federation.task.dataset),
         "class_names": federation.class_names,
         "clients": len(federation.clients),
         **named(federation.clients),

@@ -80,6 +80,17 @@ def atomic_write(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add to a file, all of it on disk when this returns. What has other names, too (hard links), is left as it is."""
+    with path.open("ab") as file:
+        if os.fstat(file.fileno()).st_nlink == 1:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+            return
+    atomic_write(path, path.read_bytes() + line)
+
+
 def _is_ours(name: str) -> bool:
     """Whether a file is the half-written one of a process that was killed (see `atomic_write`)."""
     return name.startswith(tuple(f".{ours}." for ours in PARTS)) and name.endswith(".tmp")
@@ -218,10 +229,8 @@ class RunFolder:
             RunError: it is no `RoundRecord`, or cannot be written.
         """
         _check_written(RoundRecord, record, f"the record of round {record.get('round')}")
-        with explain_disk_errors(self.path), (self.path / "rounds.jsonl").open("ab") as file:
-            file.write(seal(record) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with explain_disk_errors(self.path):
+            append_line(self.path / "rounds.jsonl", seal(record) + b"\n")
 
     def records(self, upto: int | None = None, sealed: bool = True) -> list[dict[str, Any]]:
         """The records of rounds 1 to `upto`, or of all; with `sealed`, one without a seal counts as damaged.

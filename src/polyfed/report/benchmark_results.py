@@ -8,7 +8,6 @@ The file holds what does not depend on the machine's speed or on interruptions: 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from polyfed.errors import ConfigError
+from polyfed.escaping import json_text
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.text_tables import sum_of
 from polyfed.results.fields import Count, Number, Record, Text, one_of, validated
@@ -239,7 +239,7 @@ def write_result(result: SettingResult, spent: ProcessorTime, folder: Path) -> N
 
 
 def _write(path: Path, content: Any, *, sort_keys: bool = False) -> None:
-    text = json.dumps(content, indent=1, ensure_ascii=False, sort_keys=sort_keys)
+    text = json_text(content, indent=1, sort_keys=sort_keys)
     write_whole(path, (text + "\n").encode())
 
 

@@ -5,14 +5,14 @@ CSV and JSON hold accuracies in [0, 1] and exact bytes; the other formats show p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyfed.escaping import csv_text, markdown_text
+from polyfed.escaping import csv_text, json_text, markdown_text
 from polyfed.markup import Line, curves, details, notes, paragraph
 from polyfed.markup import table as as_html
+from polyfed.places import told_place
 from polyfed.report.comparison_columns import (
     COSTS,
     METRICS,
@@ -146,14 +146,14 @@ def _decomposed(one: Decomposition) -> dict[str, Any]:
 def to_json(table: Table) -> str:
     """Everything, exact, with what each run gave."""
     tables = [_plain(section) for section in table.sections]
-    return json.dumps({"tables": tables, "notes": list(table.notes)}, indent=2, ensure_ascii=False) + "\n"
+    return json_text({"tables": tables, "notes": list(table.notes)}, indent=2) + "\n"
 
 
 def _plain(section: ComparisonGroup) -> dict[str, Any]:
     found = asdict(section)
     del found["score"]
     for row in found["rows"]:
-        row["runs"] = list(map(section.score.renamed, row["runs"]))
+        row["runs"] = [section.score.renamed(run | {"path": told_place(run["path"])}) for run in row["runs"]]
     found["rows"] = list(map(section.score.renamed, found["rows"]))
     if all(row.simulated_seconds is None for row in section.rows):
         for row in found["rows"]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import math
 import re
@@ -19,6 +18,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from polyfed.escaping import html_text, visible_in
+from polyfed.places import told_place, without_places
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.comparison_columns import notes_of, sub_tables
 from polyfed.report.comparison_formats import Table
@@ -75,7 +76,7 @@ def page(runs: Iterable[RunRecord], table: Table, stage: str | None = None) -> s
         ConfigError: a file in a run folder cannot be read.
     """
     data = page_data(runs, table, stage)
-    parts = {"title": html.escape(data["title"]), "data": _embedded(data)}
+    parts = {"title": html_text(data["title"]), "data": _embedded(data)}
     parts |= {"style": _part("page.css"), "script": _part("page.js")}
     parts |= {f"{name}_hash": _hash(parts[name]) for name in ("style", "script")}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("page.html"))  # once: data hold what they like
@@ -92,8 +93,8 @@ def _hash(text: str) -> str:
 
 def _embedded(data: Mapping[str, Any]) -> str:
     """JSON in which nothing can end the element that holds it."""
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
+    text = json.dumps(visible_in(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
@@ -335,6 +336,7 @@ def _recipes(group: Group) -> list[dict[str, Any]]:
     for name, runs in group.rows.items():
         first = runs[0]
         text = "" if first.recipe.is_empty else (first.path / "recipe.toml").read_text(encoding="utf-8")
+        text = without_places(text)
         found.append({"name": name, "file": f"{files[name]}.toml", "text": text})
     return found
 
@@ -355,7 +357,7 @@ def _commands(group: Group) -> dict[str, list[str]]:
 
 
 def _command_of(run: RunRecord, out: str) -> str:
-    return shlex.join(["polyfed", "run", str(run.path / "recipe.toml"), "--seed", str(run.seed), "--out", out])
+    return shlex.join(["polyfed", "run", told_place(run.path / "recipe.toml"), "--seed", str(run.seed), "--out", out])
 
 
 def _file_names(group: Group) -> dict[str, str]:

@@ -7,15 +7,15 @@ maps of many cells are wider. Nothing is told by color alone: lines differ in ma
 
 from __future__ import annotations
 
+import functools
 import io
-import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from polyfed.escaping import csv_text
+from polyfed.escaping import csv_text, json_text, visible
 from polyfed.palette import COLORS
 from polyfed.report.atomic_files import make_folder, write_whole
 
@@ -85,7 +85,7 @@ class FigureWithData:
         """
         place = make_folder(folder)
         table = csv_text(list(self.rows[0]), self.rows)
-        texts = {"json": json.dumps(self.data, indent=1, ensure_ascii=False) + "\n", "csv": table}
+        texts = {"json": json_text(self.data, indent=1) + "\n", "csv": table}
         beside = [write_whole(place / f"{self.stem}.{form}", text.encode("utf-8")) for form, text in texts.items()]
         return [*save(self.figure, place, self.stem), *beside]
 
@@ -100,6 +100,7 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
     import matplotlib
 
     place = make_folder(folder)
+    _make_visible(figure)
     written = []
     for form in ("png", "svg"):
         stream = io.BytesIO()
@@ -108,6 +109,26 @@ def save(figure: Figure, folder: str | Path, stem: str) -> list[Path]:
             figure.savefig(stream, format=form, dpi=_DPI, metadata=metadata, facecolor="white")
         written.append(write_whole(place / f"{stem}.{form}", stream.getvalue()))
     return written
+
+
+def _make_visible(figure: Figure) -> None:
+    """No text or name of the figure holds control characters: they are no XML, and turn what is beside them round."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            told = axis.get_major_formatter()
+            if isinstance(told, FuncFormatter):  # as that of labels given with their places
+                axis.set_major_formatter(FuncFormatter(functools.partial(_visible_label, told.func)))
+    for artist in figure.findobj():
+        artist.set_gid(visible(artist.get_gid() or "") or None)
+        if isinstance(artist, Text) and artist.get_text() != visible(artist.get_text()):
+            artist.set_text(visible(artist.get_text()))
+
+
+def _visible_label(told: Callable[[float, int | None], str], value: float, place: int | None) -> str:
+    return visible(told(value, place))
 
 
 # lines and fills --------------------------------------------------------------------------------------------------

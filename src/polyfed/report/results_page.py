@@ -7,13 +7,13 @@ without one are shown with the day that their results were written.
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from polyfed.errors import ConfigError
-from polyfed.escaping import markdown_text, visible
+from polyfed.escaping import json_text, markdown_text, visible
+from polyfed.places import without_places
 from polyfed.report.atomic_files import write_whole
 from polyfed.report.comparison import compare_runs
 from polyfed.report.comparison_formats import markdown_body
@@ -38,8 +38,8 @@ def save_command(folder: Path, command: str, ran: bool) -> Path:
             the day that is noted already stays.
     """
     kept = None if ran else read_command(folder).date
-    told = {"command": command, "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
-    return write_whole(folder / COMMAND, (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode())
+    told = {"command": without_places(command), "date": kept or datetime.datetime.now(datetime.UTC).date().isoformat()}
+    return write_whole(folder / COMMAND, (json_text(told, indent=2) + "\n").encode())
 
 
 @dataclass(frozen=True)

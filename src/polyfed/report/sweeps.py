@@ -6,16 +6,16 @@ the first in order where several are equal. Test accuracies are shown and never 
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polyfed.escaping import csv_text, markdown_text, visible
+from polyfed.escaping import csv_text, json_text, markdown_text, visible
 from polyfed.markup import notes, paragraph
 from polyfed.markup import table as as_html
+from polyfed.places import told_place
 from polyfed.report.atomic_files import make_folder, write_whole
 from polyfed.report.grouping import Group
 from polyfed.report.run_records import RunRecord, format_setting
@@ -340,11 +340,11 @@ def to_json(table: SweepTable) -> str:
     }
     about |= {} if table.score is ACCURACY else {"score": table.score.name}
     content = {**about, "rows": [_plain(row, table.score) for row in table.rows], "notes": list(table.notes)}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return json_text(content, indent=2) + "\n"
 
 
 def _plain(row: SweepRow, score: MainScore) -> dict[str, Any]:
-    runs = [score.renamed(run.model_dump()) for run in row.runs]
+    runs = [score.renamed(run.model_dump() | {"path": told_place(run.path)}) for run in row.runs]
     return score.renamed(vars(row) | {"settings": dict(row.settings), "runs": runs})
 
 

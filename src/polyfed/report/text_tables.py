@@ -138,7 +138,7 @@ _LATEX = {
 
 def escape_latex(text: str) -> str:
     """Text of which no character means anything to LaTeX; blanks and line ends become one blank."""
-    return "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    return "".join(_LATEX.get(character, character) for character in visible(" ".join(text.split())))
 
 
 def latex_table(columns: Sequence[Column]) -> str:

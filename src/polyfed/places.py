@@ -48,7 +48,7 @@ def place_of(name: str | os.PathLike[str]) -> Path:
 def told_place(path: str | os.PathLike[str]) -> str:
     """A place as files that people pass on tell it: below the present folder, or else its last two parts.
 
-    >>> told_place("/home/ana/runs/fedgh/seed-0")
+    >>> told_place("/disk/ana/runs/fedgh/seed-0")
     'fedgh/seed-0'
     """
     whole = Path(os.path.abspath(path))
@@ -60,7 +60,7 @@ def told_place(path: str | os.PathLike[str]) -> str:
 def without_places(text: str) -> str:
     """A text in which each absolute path is what `told_place` makes of it; for commands, settings and names.
 
-    >>> without_places("data.dataset=csv:/home/ana/hospital/rows.csv")
+    >>> without_places("data.dataset=csv:/disk/ana/hospital/rows.csv")
     'data.dataset=csv:hospital/rows.csv'
     """
     return _ABSOLUTE.sub(lambda found: told_place(found[0]), text)

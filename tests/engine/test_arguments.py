@@ -245,3 +245,13 @@ def test_inputs_that_trained_weights_want_otherwise(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(asked, lambda name: ((0.5,), (0.25,)) if "?" in name else None)
     with pytest.raises(ConfigError, match=r"'timm:resnet10t\?pretrained' wants images normalized with mean \(0.5,\)"):
         pf.Federation(of_digits(None, "timm:resnet10t?pretrained"), pf.methods.Local())
+
+
+def test_networks_with_other_ties_are_other_architectures() -> None:
+    free, tied = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)) for _ in range(2))
+    tied[1].weight = tied[0].weight
+    made = federation(clients=[client(model=free), client(model=tied)], method=pf.methods.Local())
+    assert [client.architecture for client in made.clients] == ["Sequential", "Sequential-2"]
+    kept = made.run().models
+    assert torch.equal(kept[1][0].weight, kept[1][1].weight)
+    assert not torch.equal(kept[0][0].weight, kept[0][1].weight)

@@ -25,6 +25,7 @@ from polyfed.engine.task import Execution, Output, Task
 from polyfed.engine.trial_passes import check_parameters
 from polyfed.errors import ConfigError, described, suggest
 from polyfed.escaping import client_text
+from polyfed.functional.tied_tensors import find_ties
 from polyfed.models.third_party import pretrained_normalization
 from polyfed.models.zoo import build
 from polyfed.places import check_values
@@ -238,7 +239,7 @@ def _check_named(client: Client, own: Collection[str]) -> None:
 
 
 def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) -> dict[str, Builder]:
-    """Name the architectures of clients that came with a network: alike in class and tensors means alike."""
+    """Name the architectures of clients that came with a network: alike in class, tensors and ties means alike."""
     known: dict[object, str] = {}
     named: dict[str, Builder] = {}
     for number, client in enumerate(clients):
@@ -248,8 +249,9 @@ def name_architectures(clients: Sequence[Client], builders: dict[str, Builder]) 
         module = client.given
         who = f"client {number} ('{type(module).__name__}')"
         check_parameters(module, who)
-        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in module.state_dict().items())
-        kind = (type(module), repr(module), shapes)
+        state = module.state_dict()
+        shapes = tuple((name, tuple(t.shape), t.dtype) for name, t in state.items())
+        kind = (type(module), repr(module), shapes, tuple(find_ties(state).items()))
         if kind not in known:
             base = getattr(module, "architecture", "") or type(module).__name__
             taken = set(named) | set(builders)

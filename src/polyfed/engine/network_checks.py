@@ -154,9 +154,10 @@ def _forward(network: nn.Module, start: Mapping[str, Tensor], x: Tensor, trainin
     """Outputs of a network that holds the tensors `start`, and its buffers among these afterwards."""
     load_state(network, start)
     _seed()
-    with torch.no_grad(), seeded_global_rng(0):
-        outputs = logits_of(network.train(training)(x))
-    return {"": outputs} | {name: buffer.clone() for name, buffer in network.named_buffers() if name in start}
+    with seeded_global_rng(0):
+        outputs = logits_of(network.train(training)(x)).detach()
+    buffers = {name: buffer.detach().clone() for name, buffer in network.named_buffers() if name in start}
+    return {"": outputs, **buffers}
 
 
 def _outputs(network: nn.Module, start: Mapping[str, Tensor], x: Tensor) -> list[Outputs]:

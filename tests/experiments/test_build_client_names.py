@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import polyfed as pf
+from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError
 from polyfed.experiments.build import build_federation
 from polyfed.tracking.console import Console
@@ -35,6 +37,8 @@ def test_names_stand_in_result_and_messages(tmp_path: Path) -> None:
     run = pf.run(recipe, out=tmp_path / "run")
     assert run.result["client_names"] == ["north", "south\\u202ewest"]
     assert [row["test_samples"] for row in run.result["clients_table"]] == [4, 4]
+    for shown in (federation, run):
+        assert "0 ('north')" in html.unescape(shown._repr_html_())
     held_out = build_federation(clinics(tmp_path, "north", evaluation={"held_out": ["north"]}))
     assert held_out.remarks()[0] == "held out of training: clients 0 ('north')"
 
@@ -73,6 +77,8 @@ def test_a_run_goes_on_with_its_own_clients_only(tmp_path: Path, names: tuple[st
             pf.run(longer, out=tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match=f"no longer have the clients of the run: {said}"):
         build_federation(pf.Recipe.of_run(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=f"run of other clients than the data have now: {said}"):
+        RunFolder(tmp_path / "run").check_clients(names)
     assert files == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*.*")}
     assert before.result["clients"] == 2
 
@@ -82,6 +88,15 @@ def test_a_client_that_has_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "clinics" / "north").rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="'north' has gone"):
         pf.run(clinics(tmp_path), out=tmp_path / "run", resume=True)
+
+
+def test_a_comparison_goes_on_with_the_clients_of_its_runs_only(tmp_path: Path) -> None:
+    """Also where all of its runs are finished, and where a folder has another name with the same rows."""
+    compared = {"methods": ["local"], "out": tmp_path / "runs"}
+    pf.compare(clinics(tmp_path, "north", "south"), **compared)
+    (tmp_path / "clinics" / "south").rename(tmp_path / "clinics" / "west")
+    with pytest.raises(ConfigError, match=r"local/seed-0 holds a run of other clients .*: 'west' has come"):
+        pf.compare(clinics(tmp_path), **compared)
 
 
 def test_progress_names_whose_work_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

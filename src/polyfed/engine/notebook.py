@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfed.core.client import Client
+from polyfed.escaping import clients_text
 from polyfed.markup import Line, curves, cut, details, paragraph, table
 from polyfed.results.main_score import MainScore, main_score_of
 from polyfed.units import human_bytes, human_seconds
@@ -32,7 +33,7 @@ def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path
         paragraph(f"{sent}, {human_seconds(result['seconds'])}{refused}{where}"),
         curves(_lines(records), "round", _axis(records)),
         details("Rounds", _rounds(records)),
-        details("Clients", _clients(result["clients_table"])),
+        details("Clients", _clients(result["clients_table"], result.get("client_names", ()))),
     ]
     return "".join(parts)
 
@@ -40,9 +41,10 @@ def of_run(result: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path
 def of_federation(facts: Mapping[str, Any], clients: Sequence[Client], parameters: Mapping[str, int]) -> str:
     """Who takes part. parameters: architecture -> numbers that are trained."""
     headings = ["client", "network", "parameters", "training samples", "validation", "test"]
+    names = [client.name for client in clients]
     rows = [
         (
-            client.id,
+            clients_text([client.id], names),
             client.architecture,
             f"{parameters[client.architecture]:,}",
             *(len(part) for part in (client.data.train, client.data.validation, client.data.test)),
@@ -89,10 +91,13 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> str:
     return table(headings, cut(rows, between, _FIRST, _LAST), words=())
 
 
-def _clients(rows: Sequence[Mapping[str, Any]]) -> str:
+def _clients(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     score = main_score_of(rows[0] if rows else ())
     headings = ["client", "network", "training samples", f"test {score.title_with_unit}"]
-    cells = [(row["id"], row["architecture"], row["samples"], _shown(score, row[score.name])) for row in rows]
+    cells = [
+        (clients_text([row["id"]], names), row["architecture"], row["samples"], _shown(score, row[score.name]))
+        for row in rows
+    ]
     between: Sequence[object] = [_GAP] * len(headings)
     return table(headings, cut(cells, between, _FIRST, _LAST), words=(1,))
 

@@ -146,23 +146,13 @@ class RunFolder:
             self._same_recipe(settings, planned)
 
     def _same_recipe(self, settings: Mapping[str, Any], planned: str) -> None:
-        path = self.path / "recipe.toml"
-        try:
-            stored = parse_toml(path.read_bytes())
-            validated(StoredRecipe, stored)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"expected the run's recipe in {path}, got nothing readable: {error}") from None
+        stored = self._stored_recipe()
         asked = tomllib.loads(tomli_w.dumps(settings))
         before = rounds_of(stored)
         now = rounds_of(asked)
         if before < now:
             stored = {**stored, "training": {**stored.get("training", {}), "rounds": now}}
-        old, new = (one.get("run", {}).get("client_names") for one in (stored, asked))
-        if old and new and (difference := other_clients(old, new)):
-            raise ConfigError(
-                f"{self.path} holds a run of other clients than the data have now: {difference}; put that right, or "
-                "choose another --out or --overwrite"
-            )
+        self._check_clients(stored, asked.get("run", {}).get("client_names", ()))
         if difference := _first_difference(stored, asked) or _other_stacks(stored.get("run", {}), asked.get("run", {})):
             raise ConfigError(
                 f"{self.path} holds another recipe's run: {difference}; choose another --out or --overwrite"
@@ -170,6 +160,32 @@ class RunFolder:
         if before < now and (why := why_not_longer(asked, self.read_result(), planned)):
             raise ConfigError(
                 f"{self.path} cannot go on from {before} to {now} rounds: {why}; choose another --out or --overwrite"
+            )
+
+    def _stored_recipe(self) -> dict[str, Any]:
+        path = self.path / "recipe.toml"
+        try:
+            stored = parse_toml(path.read_bytes())
+            validated(StoredRecipe, stored)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"expected the run's recipe in {path}, got nothing readable: {error}") from None
+        return stored
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """Whether the clients of the run that the folder holds, if there is one that names them, are called so.
+
+        Raises:
+            ConfigError: some have come or gone.
+        """
+        if (self.path / "recipe.toml").exists():
+            self._check_clients(self._stored_recipe(), names)
+
+    def _check_clients(self, stored: Mapping[str, Any], names: Sequence[str]) -> None:
+        kept = stored.get("run", {}).get("client_names", ())
+        if kept and names and (difference := other_clients(kept, names)):
+            raise ConfigError(
+                f"{self.path} holds a run of other clients than the data have now: {difference}; put that right, or "
+                "choose another --out or --overwrite"
             )
 
     @contextlib.contextmanager

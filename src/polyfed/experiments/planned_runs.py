@@ -75,6 +75,7 @@ def _check_made_of(members: Sequence[PlannedRun], is_needed: bool, data: DataCac
     """
     asked: object = None
     now: str | None = None
+    names: Sequence[str] = ()
     for member in members:
         recipe = member.recipe
         place = RunFolder(member.folder)
@@ -82,11 +83,13 @@ def _check_made_of(members: Sequence[PlannedRun], is_needed: bool, data: DataCac
         if made_of(place).data is not None and of_data != asked:
             try:
                 now = data_checksum(recipe, data)
+                names = data.federated(recipe).names
             except ConfigError:
                 if is_needed:
                     raise
                 return
             asked = of_data
+        place.check_clients(names)
         check_made_of(place, now, own_code(recipe.to_dict(), recipe.beside))
 
 

@@ -34,6 +34,7 @@ class RunSection(Record):
     label: IfPresent[Text] = Field(None, description="the variant's name")
     control: IfPresent[Text] = Field(None, description="what the run is a control for: longer, pooled, pooled-steps")
     control_of: list[Text] = Field([], description="longer: the rows whose methods take so many steps")
+    client_names: list[Text] = Field([], description="what the clients are called, in the order of their numbers")
 
 
 class _Training(Record):

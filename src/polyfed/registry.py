@@ -364,6 +364,7 @@ PLUGINS = Registry(  # in the order of their hooks
         "devices": "polyfed.plugins.device_simulation:DeviceSimulation",
         "robust_aggregation": "polyfed.plugins.robust_aggregation:RobustAggregator",
         "adversaries": "polyfed.plugins.adversaries:AdversarialClients",
+        "frozen parameters": "polyfed.plugins.frozen_parameters:FrozenParameters",
         "privacy": "polyfed.plugins.upload_privacy:UploadPrivacy",
         "compression": "polyfed.plugins.compression:UploadCompression",
         "privacy budget": "polyfed.plugins.privacy_budget:PrivacyBudget",

@@ -291,6 +291,36 @@ def test_tables_of_models_and_data_sets(
     assert re.search(r"^parquet +- +Any images", out, re.MULTILINE)
 
 
+def test_pages_of_models_and_data_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("POLYFED_DATA", str(tmp_path))
+    out = " ".join(said("models", "digits-cnn1", capsys=capsys).split())
+    assert "digits-cnn1: One block, FC 64." in out
+    assert "17,258 (extractor 160, intermediate 16,448, head 650)" in out
+    assert "images of 1 x 8 x 8 and 10 classes" in out
+    rows = json.loads(said("models", "--json", capsys=capsys))
+    page = json.loads(said("models", rows[0]["name"], "--json", capsys=capsys))
+    assert {key: page[key] for key in rows[0]} == rows[0]
+    out = said("datasets", "svhn", capsys=capsys)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "here no The folder may be a copy of the Hub's, of which cropped_digits is read." in " ".join(out.split())
+    assert "Raises" not in said("datasets", "digits", capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["models", "resnt10"], "unknown model 'resnt10'; did you mean 'resnet10'?"),
+        (["datasets", "cfar10"], "unknown dataset 'cfar10'; did you mean 'cifar10'?"),
+    ],
+)
+def test_unknown_names_are_one_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.status(words) == 2
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_page_of_a_method_says_all_that_is_said_of_it(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

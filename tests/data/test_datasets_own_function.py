@@ -93,6 +93,10 @@ def ragged() -> Any:
     return X, Y[:3]
 
 
+def masked() -> Any:
+    return np.ma.masked_equal(np.arange(12.0).reshape(4, 3), 5), np.arange(4) % 2
+
+
 number = 7
 
 
@@ -104,6 +108,7 @@ number = 7
         ("imags:photos", "before a path: 'images:', 'csv:', 'clients:', 'npz:' or 'leaf:'"),
         ("own_data:number", "should be a function without arguments, got a int"),
         ("own_data:failing", "data set 'own_data:failing' failed: ValueError: first line"),
+        ("own_data:masked", "expected training inputs and labels in 'own_data:masked' without masked values, got 1"),
         ("own_data:nothing", "got NoneType"),
         ("own_data:splits", "expected a dictionary of 'train' and 'test' from 'own_data:splits', got ['training']"),
         (

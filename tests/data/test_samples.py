@@ -71,6 +71,11 @@ def test_a_data_set_of_hugging_face() -> None:
         from_dataset(given.add_column("user", [1, 2]))
 
 
+def test_an_array_whose_mask_masks_nothing_is_taken() -> None:
+    unmasked = np.ma.masked_array(np.ones((3, 2), dtype=np.float32), mask=False)
+    assert len(pf.Client(nn.Linear(2, 2), train=(unmasked, np.arange(3) % 2)).data.train) == 3
+
+
 def test_clients_train_on_them_as_on_pairs() -> None:
     x, y = torch.rand(12, 3), torch.arange(12) % 2
     initial = nn.Linear(3, 2)
@@ -93,9 +98,17 @@ class Stream(IterableDataset[Any]):
         return iter([(torch.zeros(2), 0)])
 
 
+MASKED = np.ma.masked_array(np.ones((3, 2), dtype=np.float32), mask=[[0, 0], [1, 0], [0, 1]])
+LABELS = np.array([0, 1, 0])
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
+        ((MASKED, LABELS), r"train: expected inputs without masked values, got 2; fill them in"),
+        ((list(MASKED), LABELS), "expected inputs without masked values, got 2"),
+        ((MASKED.data, np.ma.masked_equal(LABELS, 1)), "expected labels without masked values, got 1"),
+        (Items(*zip(MASKED, LABELS, strict=True)), "expected an input in item 1 without masked values, got 1"),
         (Stream(), "got Stream"),
         (7, "got int"),
         ({"train": 1}, "got dict"),

@@ -95,6 +95,13 @@ def test_a_federation(method: type, lr: float, learns: bool) -> None:
     assert ("nothing was learnt: in each of 2 rounds" in run._repr_html_()) is not learns
 
 
+def test_all_dropped_out() -> None:
+    away = pf.Availability(dropout_rate=1)
+    run = pf.Federation(clients(), FedAvg(), pf.Training(rounds=2), plugins=[away]).run()
+    line = "nothing was learnt: in each of 2 rounds all clients dropped out; see availability.dropout_rate"
+    assert run.result["nothing_learnt"] == line
+
+
 # the command line -----------------------------------------------------------------------------------------------------
 
 RECIPE = """

@@ -408,6 +408,8 @@ def test_other_kinds_of_arguments(done: Run) -> None:
         pf.predict(folder(done), 1.0, X)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="data: expected the path of files, or inputs as a tensor, got a list"):
         pf.predict(folder(done), 1, X.tolist())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected inputs without masked values"):
+        pf.predict(folder(done), 1, np.ma.masked_equal(X.numpy(), X.numpy().max()))  # type: ignore[arg-type]
 
 
 def test_only_images_are_resized(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfed.registry import METHODS
+from polyfed.registry import DATASETS, METHODS, MODELS
 
 SECTIONS = (  # a copy, as the classes that check recipes load PyTorch
     *(
@@ -46,6 +46,16 @@ def method_lists(ctx: Any, incomplete: str) -> list[str]:
 def registered_methods(ctx: Any, incomplete: str) -> list[str]:
     """The methods."""
     return _beginning(incomplete, METHODS)
+
+
+def registered_models(ctx: Any, incomplete: str) -> list[str]:
+    """The models."""
+    return _beginning(incomplete, MODELS)
+
+
+def registered_datasets(ctx: Any, incomplete: str) -> list[str]:
+    """The data sets that have a loader."""
+    return _beginning(incomplete, DATASETS)
 
 
 def recipe_sections(ctx: Any, incomplete: str) -> list[str]:

@@ -155,29 +155,53 @@ def _print_methods(as_json: bool, markdown: bool) -> None:
         print_text(method_table.to_text(method_table.describe(), max(40, columns)))
 
 
-def models(json: AsJson = False) -> None:
-    """List the models and their sizes.
+def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME", help="Only this one, with its parts.", autocompletion=completion.registered_models
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the models and their sizes; or one of them.
 
     Numbers of parameters and widths of the representation are those on the data that a model was made for.
     """
-    from polyfed.cli.listing import of_models
-    from polyfed.models.zoo import describe
+    from polyfed.cli.listing import of_model, of_models
+    from polyfed.models import zoo
 
+    found = zoo.describe() if name is None else zoo.page(name)
     if json:
-        print_json(describe())
+        print_json(found)
+    elif isinstance(found, list):
+        print_text(of_models(found, terminal_width()))
     else:
-        print_text(of_models(describe(), terminal_width()))
+        print_text(of_model(found, terminal_width()))
 
 
-def datasets(json: AsJson = False) -> None:
-    """List the data sets, and which are here.
+def datasets(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME",
+            help="Only this one, with all that is said of it.",
+            autocompletion=completion.registered_datasets,
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """List the data sets, and which are here; or one of them.
 
     Files are looked for below POLYFED_DATA.
     """
-    from polyfed.cli.listing import of_datasets
-    from polyfed.data.datasets import describe
+    from polyfed.cli.listing import of_dataset, of_datasets
+    from polyfed.data.datasets import describe, page
 
+    found = describe() if name is None else page(name)
     if json:
-        print_json(describe())
+        print_json(found)
+    elif isinstance(found, list):
+        print_text(of_datasets(found, terminal_width()))
     else:
-        print_text(of_datasets(describe(), terminal_width()))
+        print_text(of_dataset(found, terminal_width()))

@@ -16,7 +16,7 @@ from rich.table import Table
 from polyfed.experiments.method_table import format_value, symbols_in
 from polyfed.experiments.recipe_reference import Section
 
-__all__ = ["of_datasets", "of_method", "of_models", "of_section"]
+__all__ = ["of_dataset", "of_datasets", "of_method", "of_model", "of_models", "of_section"]
 
 _INDENT = "  "
 
@@ -47,6 +47,34 @@ def _input(in_shape: Sequence[int] | None, classes: int | None) -> str:
     return f"sizes with {what} and {classes} classes"
 
 
+def of_model(row: Mapping[str, Any], width: int) -> str:
+    """The page of one model, as `polyfed.models.zoo.page` describes it."""
+    facts = {"paper": row["paper"] or "your own"}
+    if row["parts"]:
+        parts = ", ".join(f"{part} {count:,}" for part, count in row["parts"].items())
+        facts |= {"data": _input(row["in_shape"], row["classes"]), "parameters": f"{row['parameters']:,} ({parts})"}
+        facts["features"] = f"{row['feature_dim']:,}, which enter the head"
+    use = f'In a recipe: [models] architectures = ["{row["name"]}", ...]'
+    return "\n".join([*_facts(row["name"], row["about"], facts, width), *textwrap.wrap(use, width)])
+
+
+def of_dataset(row: Mapping[str, Any], width: int) -> str:
+    """The page of one data set, as `polyfed.data.datasets.page` describes it."""
+    here = {True: "yes", False: "no", None: "as root says"}[row["here"]]
+    lines = list(_facts(row["name"], row["about"], {"here": here}, width))
+    for paragraph in filter(None, row["text"].split("\n\n")):
+        lines += [*textwrap.wrap(" ".join(paragraph.split()), width), ""]
+    return "\n".join([*lines, *textwrap.wrap(f'In a recipe: [data] dataset = "{row["name"]}"', width)])
+
+
+def _facts(name: str, about: str, facts: Mapping[str, str], width: int) -> Iterator[str]:
+    """What something is, and a line for each fact of it."""
+    yield from textwrap.wrap(f"{name}: {about}", width)
+    for head, value in facts.items():
+        yield from textwrap.wrap(f"{head:<10}  {value}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
+    yield ""
+
+
 def of_datasets(rows: Sequence[Mapping[str, Any]], width: int) -> str:
     """One row per data set: name, whether its files are here, and what it is."""
     table = _table([("data set", "left"), ("here", "left"), ("what it is", "left")])
@@ -57,28 +85,26 @@ def of_datasets(rows: Sequence[Mapping[str, Any]], width: int) -> str:
 
 def of_method(row: Mapping[str, Any], width: int) -> str:
     """The page of one method, as `polyfed.experiments.method_table.page` describes it."""
-    facts = (
-        ("paper", row["paper"]),
-        ("may differ", row["differs"]),
-        ("down", row["down"]),
-        ("up", row["up"]),
-        ("state", row["states"]),
-        ("stage", row["scored"]),
-        ("needs", ", ".join(row["needs"]) or "nothing"),
-    )
-    lines = textwrap.wrap(f"{row['name']}: {row['summary']}", width)
-    for head, value in facts:
-        lines += textwrap.wrap(f"{head:<10}  {value}", width, initial_indent=_INDENT, subsequent_indent=" " * 14)
+    facts = {
+        "paper": row["paper"],
+        "may differ": row["differs"],
+        "down": row["down"],
+        "up": row["up"],
+        "state": row["states"],
+        "stage": row["scored"],
+        "needs": ", ".join(row["needs"]) or "nothing",
+    }
+    lines = list(_facts(row["name"], row["summary"], facts, width))
     if row["hyperparameters"]:
         table = _table([("hyperparameter", "left"), ("type", "left"), ("default", "left"), ("meaning", "left")])
         for name, default in row["hyperparameters"].items():
             table.add_row(name, row["kinds"][name], format_value(default), row["about"][name])
-        lines += ["", _rendered(table, width)]
+        lines += [_rendered(table, width), ""]
     if row["text"]:
-        lines += ["", *(f"{_INDENT}{line}".rstrip() for line in _wrapped(row["text"], width - len(_INDENT)))]
+        lines += [*(f"{_INDENT}{line}".rstrip() for line in _wrapped(row["text"], width - len(_INDENT))), ""]
     if row["deviations"]:
-        lines += ["", *_items(row["deviations"], width)]
-    lines += ["", *_legend(row, width)]
+        lines += [*_items(row["deviations"], width), ""]
+    lines += _legend(row, width)
     use = f'In a recipe: [method] name = "{row["name"]}", and its hyperparameters below it; --method {row["name"]}'
     lines += textwrap.wrap(use, width)
     return "\n".join(lines)

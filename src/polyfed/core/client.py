@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from polyfed.core.message import Message, State
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Privacy, Training
-from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, from_dataset
+from polyfed.data.samples import ClientData, LabeledSamples, SelectedSamples, from_dataset, refuse_masked
 from polyfed.errors import ConfigError, described
 from polyfed.escaping import client_text, one_line
 
@@ -223,6 +223,7 @@ def _paired(inputs: Any, labels: Any) -> LabeledSamples:
 
 def _tensor(given: Any, what: str) -> Tensor:
     """Convert numbers to a tensor, which shares memory with an array."""
+    refuse_masked(given, what)
     try:
         return torch.as_tensor(given)
     except Exception:  # a list of tensors, a table of pandas, or anything else, which may raise anything

@@ -20,6 +20,7 @@ from polyfed.data.samples import (
     LabeledSamples,
     classes_up_to,
     from_dataset,
+    refuse_masked,
     refuse_negative,
     refuse_not_finite,
 )
@@ -304,6 +305,7 @@ def _tensor(value: Any, what: str, name: str) -> Tensor:
     """A tensor or array-like as a CPU tensor (shared with the array where that is safe)."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
+    refuse_masked(value, f"{what} inputs and labels in '{name}'")
     try:
         array = np.ascontiguousarray(value)
         array = array.reshape(np.shape(value))  # ascontiguousarray makes 0-d into 1-d

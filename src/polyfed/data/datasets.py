@@ -198,6 +198,20 @@ def describe() -> list[dict[str, Any]]:
     return rows
 
 
+def page(name: str) -> dict[str, Any]:
+    """Describe one data set: a row of `describe`, and text (all else that is to be known).
+
+    Raises:
+        ConfigError: there is no such data set.
+    """
+    rows = {row["name"]: row for row in describe()}
+    if name not in rows:
+        raise ConfigError(f"unknown dataset '{name}'{suggest(name, rows)}")
+    documentation = DATASETS[name].__doc__ if name in DATASETS else None
+    _, _, text = inspect.cleandoc(documentation or "").partition("\n\n")
+    return {**rows[name], "text": text.partition("Raises:")[0].replace("`", "").strip()}
+
+
 def _parquet_folders(place: Path) -> list[str]:
     """The names of the folders in a folder that hold Parquet files."""
     return [folder.name for folder in place.iterdir() if has_parquet(folder)]

@@ -203,11 +203,15 @@ def _early_end(records: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -
 
 
 def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
-    """A line for a run in which something was refused and nobody has learnt anything in any round."""
+    """A line for a run in which nobody has learnt anything in any round, as it was refused or dropped out."""
     refused = [entry for record in records for entry in record["refused"]]
-    if not refused or not all(map(_is_lost, records)):
+    dropped = any(record.get("dropped") for record in records)
+    if not (refused or dropped) or not all(map(_is_lost, records)):
         return None
     rounds = sum(not record["closing"] for record in records)
+    where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
+    if not refused:
+        return f"nothing was learnt: {where} all clients dropped out; see availability.dropout_rate"
     told = "no client's work counted"
     if any(record["samples"] for record in records):
         told = f"most clients' work was refused, and the others' training loss was beyond {_LOST_LOSS:g}"
@@ -216,7 +220,6 @@ def _nothing_learnt(records: Sequence[Mapping[str, Any]]) -> str | None:
     if all(reason.startswith(_DIVERGED) for reason in reasons):
         lr = max(record["lr"] for record in records)
         hint = f"training diverges: try a lower training.lr than {lr:g}, or clip gradients with privacy.max_grad_norm"
-    where = "in the only round" if rounds == 1 else f"in each of {rounds} rounds"
     return f"nothing was learnt: {where} {told} ({len(refused)} refused: {reasons[0]}, ...); {hint}"
 
 

@@ -33,7 +33,7 @@ from polyfed.core.modules import export_state
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.core.settings import AdapterSettings
 from polyfed.data.inference_inputs import InferenceInputs, InputSpec, from_tensor, read
-from polyfed.data.samples import TargetScale
+from polyfed.data.samples import TargetScale, refuse_masked
 from polyfed.data.table_columns import CellFormat, TableColumns
 from polyfed.data.text import OF_PAPER, WORDS_FILE, TextConfig, Vocabulary
 from polyfed.data.transforms import Prepare
@@ -125,6 +125,7 @@ def predict(
     """
     model = load_model(run, client, device, trust)
     form = _resizing(model.form) if resize else model.form
+    refuse_masked(data, "inputs")
     if isinstance(data, Tensor | np.ndarray):
         inputs = from_tensor(torch.as_tensor(data), form, "the tensor given")
     elif not isinstance(data, str | os.PathLike):

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from polyfed.errors import ConfigError, PolyfedError
 from polyfed.models import third_party
-from polyfed.models.split import SplitModel, with_projection
+from polyfed.models.split import PARTS, Part, SplitModel, with_projection
 from polyfed.registry import MODELS, import_object
 
 _CIFAR10 = ((3, 32, 32), 10)
@@ -106,21 +106,30 @@ def describe() -> list[dict[str, Any]]:
 
     Counted on networks built `without_memory`. A model of your own has no home data: its counts are None.
     """
-    rows = []
-    for name in MODELS:
-        homes = [
-            (home, paper) for pattern, home, paper in _HOMES if fnmatch.fnmatchcase(name, pattern) and _is_ours(name)
-        ]
-        row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
-        row |= {"name": name, "paper": ""}
-        if homes:
-            (in_shape, classes), paper = homes[0]
-            with without_memory():
-                model = build(name, in_shape, classes)
-            row |= {"in_shape": in_shape, "classes": classes, "feature_dim": model.feature_dim, "paper": paper}
-            row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        rows.append(row)
-    return rows
+    pages = [page(name) for name in MODELS]
+    return [{key: value for key, value in one.items() if key not in ("about", "parts")} for one in pages]
+
+
+def page(name: str) -> dict[str, Any]:
+    """Describe one registered model: a row of `describe`, about, and parts (part -> parameters).
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    about = " ".join((MODELS[name].__doc__ or "").replace("`", "").split())
+    row: dict[str, Any] = dict.fromkeys(("name", "in_shape", "classes", "parameters", "feature_dim", "paper"))
+    row |= {"name": name, "paper": "", "about": about, "parts": {}}
+    homes = [(home, paper) for pattern, home, paper in _HOMES if fnmatch.fnmatchcase(name, pattern) and _is_ours(name)]
+    if not homes:
+        return row
+    (in_shape, classes), paper = homes[0]
+    with without_memory():
+        model = build(name, in_shape, classes)
+    parts: dict[Part, int] = dict.fromkeys(PARTS, 0)
+    for tensor_name, parameter in model.named_parameters():
+        parts[model.part_of(tensor_name)] += parameter.numel()
+    row |= {"in_shape": in_shape, "classes": classes, "feature_dim": model.feature_dim, "paper": paper}
+    return row | {"parameters": sum(parts.values()), "parts": parts}
 
 
 @contextlib.contextmanager

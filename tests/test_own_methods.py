@@ -151,7 +151,7 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("echo.py").write_text(blocks("python")[0], encoding="utf-8")
+    Path("echo.py").write_text("\n\n".join(blocks("python")[:2]), encoding="utf-8")
     (recipe,) = blocks("toml")
     Path("mine.toml").write_text(recipe, encoding="utf-8")
     np.save("new.npy", np.zeros((2, 1, 8, 8), dtype=np.uint8))
@@ -167,7 +167,7 @@ def test_the_page_of_own_methods_as_a_stranger_would_follow_it(
     sys.modules.pop("echo")
     assert json.loads(Path("runs/echo/result.json").read_text())["rounds"] == 8
     assert {path.name for path in Path("runs/compared").iterdir() if path.is_dir()} == {
-        *("local", "echo.Echo", "echo-loud", "fedgh"),
+        *("local", "echo.EchoFeatures", "echo-loud", "fedgh"),
     }
 
 

@@ -14,6 +14,7 @@ from polyfed import testing
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, Requirements, TrainingResult, hyperparameters
+from polyfed.core.modules import float_state
 from polyfed.core.server import Server
 from polyfed.functional.losses import task_loss
 from polyfed.methods import FedAvg, FedGH, Local
@@ -210,6 +211,35 @@ def test_a_mask_or_count_may_be_the_same_in_every_round(value: float, allowed: b
     found = testing.violations(SendsAlike(value=value), ["learns"])
     assert allowed or "the server sends the same 'known'" in found["learns"]
     assert bool(found) != allowed
+
+
+@hyperparameters
+class MeanHead(Local):
+    """The mean of heads that were drawn apart."""
+
+    def upload(self, client: Client, trained: TrainingResult) -> Message:
+        return {"head": float_state(client.model, parts=("head",))}
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        heads = [message["head"] for message in uploads.values()]
+        if heads:
+            server.state["head"] = {name: sum(head[name] for head in heads) / len(heads) for name in heads[0]}
+
+    def broadcast(self, server: Server, client_id: int) -> Message:
+        return dict(server.state)
+
+
+@hyperparameters
+class MeanCommonHead(MeanHead):
+    """The mean of heads that begin alike."""
+
+    common_head: ClassVar[bool] = True
+
+
+def test_averaged_weights_begin_alike() -> None:
+    (said,) = testing.violations(MeanHead(), ["missing_upload_is_not_zero"]).values()
+    assert "set common_head or common_start" in said
+    assert not testing.violations(MeanCommonHead(), ["missing_upload_is_not_zero"])
 
 
 def test_a_class_in_place_of_a_method_is_one_line() -> None:

@@ -316,7 +316,7 @@ def refuse_masked(given: Any, what: str) -> None:
         what: it is, for the message: "inputs".
     """
     parts = given if isinstance(given, list | tuple) else [given]
-    count = sum(int(np.ma.count_masked(part)) for part in parts if isinstance(part, np.ma.MaskedArray))
+    count = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
     if count:
         raise ConfigError(
             f"expected {what} without masked values, got {count}; fill them in, as with array.filled(0), or leave "

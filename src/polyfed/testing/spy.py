@@ -36,9 +36,8 @@ class Spy(Method):
     """
 
     def __init__(self, inner: Method, every: Around | None = None, **around: Around) -> None:
-        vars(self).update(
-            name=inner.name, paper=inner.paper, delta_entries=inner.delta_entries, form=inner.form, inner=inner
-        )
+        read = ("name", "paper", "delta_entries", "form", "common_head", "common_start")
+        vars(self).update({name: getattr(inner, name) for name in read}, inner=inner)
 
         for hook in HOOKS:
             call = getattr(inner, hook)

@@ -134,7 +134,10 @@ def _no_shrinking(kit: ConformanceKit, name: str, one: Tensor, all_: Tensor) -> 
         single = float(a.norm())
         whole = float(b.norm())
         if single > 1e-4 and whole < single / 3:
-            kit.fail(f"{what} shrinks from {single:.3g} to {whole:.3g} when those answer who know nothing of it")
+            kit.fail(
+                f"{what} shrinks from {single:.3g} to {whole:.3g} when those answer who know nothing of it (averaged "
+                "weights do so where clients begin with different ones: set common_head or common_start)"
+            )
         if whole > 1e-4 and single < whole / 3:
             kit.fail(f"{what} shrinks from {whole:.3g} to {single:.3g} when one client of six answers")
 

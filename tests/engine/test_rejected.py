@@ -29,6 +29,7 @@ def record(number: int, refused: dict[int, str], samples: int = 0, loss: float |
     return {
         **counts,
         **more,
+        "accuracy_per_client": [],
         "round": number,
         "clients": [0, 1, 2, 3],
         "refused": told,

@@ -95,7 +95,7 @@ def test_controls_are_all_none_or_some(controls: str, kinds: str, tmp_path: Path
     [
         ("header_epochs = [1, 10]", "", "expected as many trials for every method, got fedgh 2, fedproto 4"),
         ("tuning_seeds = [100]", "tuning_seeds = [3]", "tuning_seeds: expected seeds that are not scored, got 3"),
-        ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside tuning, got none"),
+        ("tuning_seeds = [100]", "", "tuning_seeds: expected some beside [tuning], got none"),
         ("[tuning.fedproto]", "[tuning.fd]", "tuning: expected methods that are compared (fedgh, fedproto), got fd"),
         (
             "[settings.plain]",
@@ -150,3 +150,9 @@ def test_the_suites_recipes_have_all_methods_and_what_is_tuned_of_them(suite: Pa
             path = protocol.recipe_of(name, suite)
             recipe = Recipe.load(path, [*protocol.overrides_of(name), *tuned], preset=setting.preset, method=method)
             assert recipe.name == method
+
+
+def test_seeds_of_trials_without_trials(tmp_path: Path) -> None:
+    nothing_tried = PROTOCOL.split("[tuning.fedgh]")[0] + "[settings.one]\nrecipe = 'a.toml'\n"
+    with pytest.raises(ConfigError, match=r"tuning_seeds: expected a table \[tuning\] .* got none; leave them out"):
+        load(tmp_path, nothing_tried)

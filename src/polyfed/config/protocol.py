@@ -191,9 +191,10 @@ class Protocol(_Table):
 
     def _wrong_tuning(self) -> Iterator[str]:
         tuned = {method for setting in self.settings for method in self.tuning_of(setting)}
-        if bool(tuned) != bool(self.tuning_seeds):
-            given, missing = ("tuning", "tuning_seeds") if tuned else ("tuning_seeds", "tuning")
-            yield f"{missing}: expected some beside {given}, got none"
+        if tuned and not self.tuning_seeds:
+            yield "tuning_seeds: expected some beside [tuning], got none"
+        if self.tuning_seeds and not tuned:
+            yield "tuning_seeds: expected a table [tuning] beside them, got none; leave them out, or say what is tried"
         scored = set(itertools.chain(self.seeds, *(setting.seeds or () for setting in self.settings.values())))
         if both := sorted(scored & set(self.tuning_seeds)):
             yield f"tuning_seeds: expected seeds that are not scored, got {', '.join(map(str, both))}"

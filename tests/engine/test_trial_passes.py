@@ -53,6 +53,18 @@ def test_rows_of_every_side_are_tried(side: str) -> None:
         federation(lambda: nn.Linear(4, 3), **{side: (torch.ones(3, 5), Y[:3])})
 
 
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (lambda x: x - torch.zeros(4), r"prepare cannot take test inputs of shape \(5,\): The size of tensor"),
+        (lambda x: x if x.shape[1] == 4 else None, "prepare should return a tensor, got none for test inputs"),
+    ],
+)
+def test_the_users_preparation_is_tried(prepare: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^client 0 \('Linear'\): {told}"):
+        federation(lambda: nn.Linear(4, 3), test=(torch.ones(3, 5), Y[:3]), prepare=prepare)
+
+
 def test_the_largest_id_of_any_side_is_tried() -> None:
     ids = torch.tensor([[1, 2], [9, 2], [3, 3]])
     with pytest.raises(ConfigError, match=r"cannot take test inputs .*index out of range"):

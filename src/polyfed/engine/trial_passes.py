@@ -13,7 +13,7 @@ from polyfed.core.client import Client
 from polyfed.core.modules import copy_network
 from polyfed.core.randomness import seeded_global_rng
 from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError, described, first_line
 from polyfed.functional.modes import eval_mode, has_batchnorm
 from polyfed.units import human_count
 
@@ -72,11 +72,24 @@ def _tried_rows(clients: Sequence[Client]) -> list[tuple[Client, str, Tensor]]:
             samples = getattr(client.data, side)
             if not len(samples):
                 continue
-            row = client.prepare(_telling_row(samples))
+            row = _prepared(client, _telling_row(samples), side)
             known = tried.get((row.shape, row.dtype))
             if known is None or (not row.is_floating_point() and row.max() > known[2].max()):
                 tried[row.shape, row.dtype] = (client, side, row)
     return list(tried.values())
+
+
+def _prepared(client: Client, row: Tensor, side: str) -> Tensor:
+    """A stored row as the network takes it; the function may be the user's."""
+    what = f"{client.title_with_network}: prepare"
+    try:
+        prepared: object = client.prepare(row)
+    except Exception as error:
+        shape = tuple(row.shape[1:])
+        raise ConfigError(f"{what} cannot take {side} inputs of shape {shape}: {first_line(error)}") from error
+    if not isinstance(prepared, Tensor):
+        raise ConfigError(f"{what} should return a tensor, got {described(prepared)} for {side} inputs")
+    return prepared
 
 
 def _telling_row(samples: LabeledSamples) -> Tensor:

@@ -179,7 +179,7 @@ def test_interrupted_on_the_way_it_goes_on_and_nothing_is_lost(number: int, tmp_
     load_model(folder, 0)
     (found,) = load_runs(folder)
     assert not found.finished
-    assert found.notes == (f"{folder}: unfinished, {number} of 5 rounds done, result.json is of 3",)
+    assert found.notes == (f"{tmp_path.name}/longer: unfinished, {number} of 5 rounds done, result.json is of 3",)
     with pytest.raises(ConfigError, match=r"training\.rounds was 5, now 3"):
         pf.run(recipe(3, **CLOSING), out=folder, resume=True)
     pf.run(recipe(5, **CLOSING), out=folder, resume=True)

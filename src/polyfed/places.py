@@ -1,10 +1,14 @@
-"""Names and values as users and recipes give them: such that files can be called by them, and hold them."""
+"""Names and values as users and recipes give them, which files can have and hold; folders that others cannot enter."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +90,87 @@ def check_values(value: Any, place: str = "") -> None:
             raise ConfigError(f"{place or 'sections'}: expected text, got half a character: '{value[:60]}'") from None
     elif isinstance(value, int) and abs(value) >= LARGEST:
         raise ConfigError(f"{place}: expected a whole number below 2^63, got one of {value.bit_length()} bits")
+
+
+# what other users of the machine get: nothing ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+    """Whatever this process and those that it starts make within the block is for its user alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def make_private(folder: Path) -> None:
+    """A folder into which only its user can look: it is made, or closed to others if it is there.
+
+    Raises:
+        ConfigError: it cannot be made, is somebody else's, or others could put files there.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if not hasattr(os, "geteuid"):  # Windows, where a user's folders are closed to others
+            return
+        if found.st_uid != os.geteuid():
+            raise ConfigError(f"expected a folder of this user's own, got {folder}, which belongs to another")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and any(folder.iterdir()):
+            raise ConfigError(
+                f"expected a folder into which only its user can write, got {folder}; look at what is in it, then: "
+                f"chmod go-rwx {folder}"
+            )
+        if found.st_mode & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"expected a place for {folder}, got {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def temporary_folder(kind: str, beside: str | None = None) -> Iterator[Path]:
+    """A new folder for this user alone, which goes with the block; those of killed processes go first.
+
+    Each is locked as long as its process lives. So one without a lock is nobody's any more.
+
+    Args:
+        kind: what begins its name, and that of others that may go. beside: where it lies; default: where temporary
+            files do.
+    """
+    for left in Path(beside or tempfile.gettempdir()).glob(f"{kind}-*"):
+        if not left.is_symlink() and (lock := _lock(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=beside))
+        lock = _lock(folder)
+        if folder.exists():  # else another process has taken it for one that was left, before there was a lock
+            break
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """What holds a lock on a folder of this user's, until it is closed; None where another process has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if os.fstat(handle).st_uid == os.geteuid():
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return handle
+    except OSError:  # it has, or the disk has no locks
+        pass
+    os.close(handle)
+    return None

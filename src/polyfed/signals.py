@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from types import FrameType
 from typing import Any
 
 TERMINATION_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+_PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found beforehand: a fork must not look for it
 # signals that came, by `raise_on_termination` block that is open, innermost last
 _received: list[list[int]] = []
 
@@ -64,6 +67,15 @@ def _without_traceback() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
+
+
+def end_with_parent() -> None:
+    """Have this process asked to end (SIGTERM) as soon as that which started it is no more, even if it is killed.
+
+    For a new process, before its program begins; Linux alone.
+    """
+    if _PRCTL is not None:
+        _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def raise_if_lost() -> None:

@@ -25,10 +25,10 @@ def python(code: str, *words: str) -> list[str]:
 
 def lives(number: int) -> bool:
     try:
-        os.kill(number, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
         return False
-    return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return state.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_what_was_started_ends_with_the_block_and_its_output_stays(tmp_path: Path) -> None:
@@ -50,6 +50,24 @@ def test_who_does_not_listen_is_made_to_end(tmp_path: Path, monkeypatch: pytest.
         while not started.log("deaf").read_text():
             time.sleep(0.01)
     assert process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system has no such signal")
+def test_what_was_started_ends_with_who_is_killed(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with ProcessGroup(tmp_path, {}) as started:
+            started.start("sleeper", python("import os, time; print(os.getpid(), flush=True); time.sleep(1000)"))
+            signal.pause()
+    log = tmp_path / "sleeper.log"
+    while not (log.exists() and log.read_text().endswith("\n")):
+        time.sleep(0.01)
+    number = int(log.read_text())
+    assert lives(number)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while lives(number):
+        time.sleep(0.01)
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the system does not tell environments")

@@ -458,6 +458,15 @@ def test_a_server_that_was_killed_resumes_as_if_nothing_had_been(tmp_path: Path,
 
 
 @pytest.mark.slow
+def test_a_finished_deployment_goes_on_for_more_rounds(tmp_path: Path) -> None:
+    def recipe(rounds: int) -> Recipe:
+        return three_rounds(training={"rounds": rounds, "batch_size": 16, "lr": 0.05})
+
+    served(recipe(1), Nearby(recipe(1), tmp_path), tmp_path)
+    run = served(recipe(2), Nearby(recipe(2), tmp_path), tmp_path, resume=True)  # nodes started with as many
+    assert told(run.history) == told(build_federation(recipe(2), data=DATA).run().history)
+
+
 def test_a_new_run_in_the_same_place_is_another_experiment(tmp_path: Path) -> None:
     recipe = three_rounds("local")
     first = served(recipe, Nearby(recipe, tmp_path), tmp_path)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import tempfile
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -48,6 +52,33 @@ def test_a_wrong_configuration_is_told_at_the_node(
     files = {"authority": touched(tmp_path / "ca"), "key": touched(tmp_path / "node")}
     with pytest.raises(ConfigError, match=line):
         supernode.join(recipe_of(), config, server="x:1", **files)
+
+
+def test_a_nodes_secret_is_in_no_file_and_its_supernode_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where it is killed, and can clean up nothing."""
+    program = tmp_path / "flower-supernode"
+    option = "--superexec-auth-secret-file"
+    program.write_text(f'#!/bin/sh\nwhile [ "$1" != {option} ]; do shift; done\ncat "$2"\nexec sleep 600\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(write, 1)
+        os.close(write)
+        with supernode.start_supernode([], b"s" * 32):
+            signal.pause()
+    os.close(write)
+    with os.fdopen(read, "rb") as said:
+        assert said.read(32) == b"s" * 32
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert said.read() == b"", "nobody holds the other end any more"
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_what_goes_wrong_at_a_node_stays_there(

@@ -18,7 +18,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from polyfed.engine.history import History
 from polyfed.engine.run_folder import RunFolder
 from polyfed.errors import ConfigError, PolyfedError, RunError, RunInterrupted
 from polyfed.experiments.build import build_federation
+from polyfed.places import make_private, private_files, temporary_folder
 from polyfed.tracking.console import Console
 
 __all__ = ["LocalCluster", "RunSummary", "local"]
@@ -48,6 +48,7 @@ _PAUSE = 0.2  # seconds between two looks at how the run gets on
 _CONNECTION = "local"  # what Flower's configuration calls the server
 _HOST = "127.0.0.1"
 _ERROR = re.compile(r"(?:polyfed\.errors\.)?\b(ConfigError|RunError): (.+)")  # the last line of a traceback
+_KIND = "polyfed-deploy"  # what temporary folders are called
 _KEPT = re.compile(r"logs|node-\d+")
 _Words = list[str | Path]  # of a command line
 
@@ -64,6 +65,7 @@ class RunSummary:
     path: Path
 
 
+@private_files()
 def local(  # noqa: PLR0913 - what a user may choose, each by its name
     recipe: str | Path,
     *,
@@ -118,7 +120,7 @@ def local(  # noqa: PLR0913 - what a user may choose, each by its name
     if resume and RunFolder(folder).finished(chosen.to_dict()) is not None:
         return _read(folder)
     until = None if timeout is None else time.monotonic() + timeout
-    with raise_on_termination(), _kept(folder, resume) as kept, _temporary() as temporary:
+    with raise_on_termination(), _kept(folder, resume) as kept, temporary_folder(_KIND) as temporary:
         app_template.create_app(temporary / "app", recipe, **asked)
         follower = RunProgress(folder, federation.facts, Console(quiet=not progress), resume)
         with (
@@ -321,12 +323,6 @@ def _paths() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="polyfed-deploy-") as folder:
-        yield Path(folder)
-
-
-@contextlib.contextmanager
 def _kept(folder: Path, resume: bool) -> Iterator[Path]:
     """The folder beside a run's in which nodes keep what is theirs; it goes when the block ends well.
 
@@ -339,13 +335,11 @@ def _kept(folder: Path, resume: bool) -> Iterator[Path]:
         raise ConfigError(f"expected an empty or new folder for what nodes keep, got {place} with other files in it")
     if resume and not entries and (folder / "rounds.jsonl").exists():
         raise ConfigError(
-            f"expected what the nodes of {folder} have kept in {place}, got none; begin anew with --overwrite"
+            f"expected what the nodes of {folder} have kept in {place}, got none: it goes when such a run is finished, "
+            "which then has no more rounds; begin anew with --overwrite"
         )
     if not resume and entries:
         shutil.rmtree(place)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"expected a place for {place}, got {error.strerror}") from None
+    make_private(place)
     yield place
     shutil.rmtree(place)

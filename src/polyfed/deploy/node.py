@@ -57,7 +57,7 @@ from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache, input_normalization
 from polyfed.functional.tied_tensors import without_ties
 from polyfed.models.zoo import build
-from polyfed.places import without_places
+from polyfed.places import make_private, without_places
 from polyfed.registry import is_own
 from polyfed.results.stored_files import check_nodes_entry
 
@@ -74,10 +74,11 @@ class Node:
         data: where data are kept between envelopes that come to one process.
 
     Raises:
-        ConfigError: its data or its network cannot be had.
+        ConfigError: its folder is not its own.
     """
 
     def __init__(self, recipe: Recipe, place: NodeConfig, data: DataCache | None = None) -> None:
+        make_private(place.state)
         self._place = place
         self._data = data or DataCache()
         if place.root is not None:

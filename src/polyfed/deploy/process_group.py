@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from polyfed.errors import RunError
-from polyfed.signals import TERMINATION_SIGNALS, raise_on_termination
+from polyfed.signals import TERMINATION_SIGNALS, end_with_parent, raise_on_termination
 
 __all__ = ["ProcessGroup", "free_ports", "raise_on_termination"]
 
@@ -75,6 +75,7 @@ class ProcessGroup:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=end_with_parent,
                 )
             except OSError as error:
                 raise RunError(f"{name} cannot be started ({command[0]}): {error.strerror}") from None

@@ -48,6 +48,7 @@ from polyfed.experiments.build import assign_architectures, auxiliary_candidates
 from polyfed.experiments.data_cache import DataCache
 from polyfed.functional.tied_tensors import without_ties
 from polyfed.models.zoo import build
+from polyfed.places import make_private, private_files
 from polyfed.tracking.base import notify
 
 LIMIT = 2_048_000_000  # bytes that a node's answer may have
@@ -360,6 +361,7 @@ def _check_hellos(federation: DeployedFederation, told: Mapping[int, ClientHello
 # the whole run ------------------------------------------------------------------------------------------------------
 
 
+@private_files()
 def serve(
     recipe: Recipe,
     wire: Transport,
@@ -389,10 +391,10 @@ def serve(
     path = Path(out or recipe.folder)
     folder = RunFolder(path)
     folder.validate(recipe.to_dict(), resume, force, recipe.planned)
+    if path.exists():
+        make_private(path)
 
-    def say(text: str) -> None:
-        notify(trackers, "message", text)
-
+    say = functools.partial(notify, trackers, "message")
     event_log = EventLog(path / EVENT_LOG, resume)
     broker = RequestBroker(wire, deadline)
     data = DataCache()

@@ -14,12 +14,14 @@ from polyfed.deploy.gate import Gate, check_system, keeper
 from polyfed.deploy.requirements import OFFLINE, require_package
 from polyfed.deploy.tls import AUTHORITY, SERVER, SERVER_KEY
 from polyfed.errors import ConfigError
+from polyfed.places import private_files
 
 __all__ = ["serve_nodes"]
 
 _FILES = {"--ssl-ca-certfile": AUTHORITY, "--ssl-certfile": SERVER, "--ssl-keyfile": SERVER_KEY}
 
 
+@private_files()
 def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, database: str | Path) -> None:
     """Run a SuperLink until a signal ends it.
 
@@ -48,6 +50,9 @@ def serve_nodes(keys: str | Path, *, host: str = "127.0.0.1", port: int = 8000, 
     except ImportError as error:
         raise ConfigError(f"expected a version of Flower that the extra 'flower' names, got another: {error}") from None
     config = _parse_superlink_lifespan_config()
+    for left in (Path(f"{database}{ending}") for ending in ("", "-wal", "-shm")):
+        if left.is_file():  # what nodes send is in it, and older versions left it open
+            left.chmod(0o600)
     uvicorn.run(
         Gate(create_app(config, SuperLinkLifespan), keeper()),
         host=host,

@@ -7,13 +7,13 @@ the polyfed that is installed here and the recipe of this machine; of an app it 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import secrets
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -28,7 +28,8 @@ from polyfed.deploy.protocol import Envelope, TaskRequest, shared_config
 from polyfed.deploy.requirements import OFFLINE, require_package
 from polyfed.errors import ConfigError, RunError
 from polyfed.experiments.data_cache import DataCache
-from polyfed.signals import raise_on_termination
+from polyfed.places import private_files
+from polyfed.signals import end_with_parent, raise_on_termination
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -43,6 +44,7 @@ ARRIVAL = 600.0  # seconds that a message has to arrive: as long as a server wai
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"  # the one request that a secret guards; the others have a token from it
 
 
+@private_files()
 def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key: str | Path, port: int = 9094) -> None:
     """Be a node until a signal ends it.
 
@@ -69,8 +71,9 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
 
     words = ["--superlink", server, "--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
     words += ["--port", str(port)]
-    with raise_on_termination(), _secret() as secret, start_supernode(words, secret) as supernode:
-        answer_forever(client_app(answer), port, secret.read_bytes(), lambda: _check_alive(supernode))
+    secret = secrets.token_bytes(32)
+    with raise_on_termination(), start_supernode(words, secret) as supernode:
+        answer_forever(client_app(answer), port, secret, lambda: _check_alive(supernode))
 
 
 def _settings(config: str) -> Mapping[str, Any]:
@@ -89,21 +92,15 @@ def _settings(config: str) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _secret() -> Iterator[Path]:
-    """A file with a new secret, for its owner's eyes; it goes with the block."""
-    with tempfile.TemporaryDirectory(prefix="polyfed-node-") as folder:  # its owner's alone
-        path = Path(folder) / "secret"
-        path.write_bytes(secrets.token_bytes(32))
-        yield path
-
-
-@contextmanager
-def start_supernode(words: list[str], secret: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A SuperNode that runs no app; it ends with the block."""
+def start_supernode(words: list[str], secret: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """A SuperNode that runs no app, and reads its secret from a pipe; it ends with the block, or with this process."""
     program = Path(sys.executable).with_name("flower-supernode")
-    alone = ["--isolation", "process", "--superexec-auth-secret-file", str(secret), "--host", _HOST]
-    process = subprocess.Popen([str(program), *alone, *words], stdin=subprocess.DEVNULL)
+    alone = ["--isolation", "process", "--superexec-auth-secret-file", "/dev/stdin", "--host", _HOST]
+    process = subprocess.Popen([str(program), *alone, *words], stdin=subprocess.PIPE, preexec_fn=end_with_parent)
+    assert process.stdin is not None
     try:
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have ended, which `_check_alive` tells
+            process.stdin.write(secret)
         yield process
     finally:
         process.terminate()

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from polyfed.methods import Local
 from polyfed.registry import METHODS
 from tests.deploy.test_server import KERNELS, ONE, SMALL, told
 from tests.helpers.nearby import DATA, own_recipe, recipe_of
+from tests.helpers.other_users import needs_root, open_to_nobody, shared_folder
 from tests.helpers.ray_stub import ActorDiedError, RayStub
 
 if sys.platform != "linux":
@@ -320,6 +322,30 @@ def test_on_a_cluster_workers_say_how_many_cores(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("RAY_ADDRESS", "ray://10.0.0.1:10001")
     with pytest.raises(ConfigError, match="expected RAY_ADDRESS as host:port of a cluster that this machine is of"):
         build_federation(recipe, data=DATA)
+
+
+@needs_root
+def test_what_ray_leaves_open_lies_in_a_folder_that_others_do_not_enter(
+    ray: RayStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives everybody all rights to its folder, its sockets and its logs."""
+    seen = []
+    with shared_folder() as shared:
+        monkeypatch.setattr(tempfile, "tempdir", str(shared))
+        start = ray.init
+
+        def init(**settings: Any) -> None:
+            folder = Path(settings["_temp_dir"])
+            folder.mkdir()
+            folder.chmod(0o777)
+            (folder / "socket").touch()
+            seen.append(open_to_nobody(folder, folder / "socket", *shared.glob("polyfed-ray-*")))
+            start(**settings)
+
+        monkeypatch.setattr(ray, "init", init)
+        run(on_ray(recipe_of("local")))
+        assert seen == [[]]
+        assert list(shared.glob("polyfed-ray-*")) == []
 
 
 def test_a_ray_that_is_there_already_is_left(ray: RayStub) -> None:

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import sys
@@ -26,13 +25,14 @@ import torch
 
 from polyfed.engine.executors.job_requests import WorkerDied
 from polyfed.errors import ConfigError, RunError
+from polyfed.places import temporary_folder
 from polyfed.signals import TERMINATION_SIGNALS
 
 CLUSTER = "RAY_ADDRESS"  # Ray's own variable
 _LONGEST = 300  # characters of Ray's errors that are told
 _REACHABLE = 10.0  # seconds that a cluster has to be found
 _SOON = "5"  # seconds after which Ray's processes here end once their head has
-_SHORT = 40  # characters that a folder's name may have, so that Ray can give its sockets names
+_SHORT = 18  # characters that the place of a folder may have, so that Ray can give its sockets names
 
 
 def address_of_cluster() -> str | None:
@@ -53,7 +53,7 @@ class RaySession:
 
     def __init__(self, workers: int, on_gpus: bool = False) -> None:
         self._on_gpus = on_gpus
-        self._folder: Path | None = None
+        self._folders = contextlib.ExitStack()
         self._is_ours = False
         with _deferred_signals():
             if address_of_cluster() is None:
@@ -109,8 +109,7 @@ class RaySession:
             import ray
 
             ray.shutdown()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folders.close()
 
     def _start(self, workers: int) -> None:
         if _is_without_token():
@@ -118,7 +117,7 @@ class RaySession:
                 "expected Ray to be imported first by the executor 'ray', which gives it a token, got a program that "
                 "has imported it before; start it there with ray.init(), or import it later"
             )
-        self._folder = _short_folder()
+        open_to_all = self._folders.enter_context(_short_folder()) / "r"  # Ray opens it, and nothing above it
         with _environment(_own_environment()):
             self._init(
                 lambda said: RunError(f"Ray did not start: {said}"),
@@ -126,7 +125,7 @@ class RaySession:
                 num_cpus=workers,
                 num_gpus=torch.cuda.device_count() if self._on_gpus else 0,
                 include_dashboard=False,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(open_to_all),
             )
 
     def _join(self) -> None:
@@ -167,13 +166,10 @@ def check_reachable(address: str) -> None:
         raise ConfigError(f"{CLUSTER}: no cluster at {address}: {error}") from None
 
 
-def _short_folder() -> Path:
-    """A new folder whose name is short enough for Ray's sockets."""
-    folder = Path(tempfile.mkdtemp(prefix="polyfed-"))
-    if len(str(folder)) <= _SHORT:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="polyfed-", dir="/tmp"))
+def _short_folder() -> contextlib.AbstractContextManager[Path]:
+    """A temporary folder whose name is short enough for Ray's sockets."""
+    short = len(tempfile.gettempdir()) <= _SHORT
+    return temporary_folder("polyfed-ray", None if short else "/tmp")
 
 
 @functools.cache

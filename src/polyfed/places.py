@@ -105,28 +105,28 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def make_private(folder: Path) -> None:
+def make_private(place: Path) -> None:
     """A folder into which only its user can look: it is made, or closed to others if it is there.
 
     Raises:
         ConfigError: it cannot be made, is somebody else's, or others could put files there.
     """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = place.stat()
         if not hasattr(os, "geteuid"):  # Windows, where a user's folders are closed to others
             return
         if found.st_uid != os.geteuid():
-            raise ConfigError(f"expected a folder of this user's own, got {folder}, which belongs to another")
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and any(folder.iterdir()):
+            raise ConfigError(f"expected a folder of this user's own, got {place}, which belongs to another")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and any(place.iterdir()):
             raise ConfigError(
-                f"expected a folder into which only its user can write, got {folder}; look at what is in it, then: "
-                f"chmod go-rwx {folder}"
+                f"expected a folder into which only its user can write, got {place}; look at what is in it, then: "
+                f"chmod go-rwx {place}"
             )
         if found.st_mode & 0o077:
-            folder.chmod(0o700)
+            place.chmod(0o700)
     except OSError as error:
-        raise ConfigError(f"expected a place for {folder}, got {error.strerror}") from None
+        raise ConfigError(f"expected a place for {place}, got {error.strerror}") from None
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Protocol
 from polyfed.config.recipe import Recipe
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.protocol import ClientHello, Envelope, NodeError, TaskRequest, parse, shared_config
+from polyfed.engine.plugin import Plugin, Setup
+from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import append_line, atomic_write, explain_disk_errors, lock_folder
 from polyfed.errors import ConfigError, RunError
 from polyfed.results.read import check_links, parse_json
@@ -362,6 +364,35 @@ class NodeRegistry:
     def task_facts(self) -> Mapping[str, Any]:
         """What every task tells: the experiment, the settings, the classes' names."""
         return {"experiment": self._event_log.experiment, "settings": self._settings, "class_names": self.class_names}
+
+
+class NodePresence(Plugin):
+    """Who of those that the settings let be there has ever said hello.
+
+    Args:
+        known: their numbers. look: called before every round.
+    """
+
+    name = "nodes"
+
+    def __init__(self, known: Collection[int], look: Callable[[], None]) -> None:
+        super().__init__()
+        self._known = frozenset(known)
+        self._look = look
+        self._unknown: frozenset[int] = frozenset()
+
+    def validate(self, setup: Setup) -> None:
+        """Whom nobody knows yet."""
+        self._unknown = frozenset(client.id for client in setup.clients) - self._known
+
+    def absent(self, number: int) -> Collection[int]:
+        """Whose node has not said hello."""
+        return self._unknown
+
+    def select(self, round: Round) -> None:
+        """See who has come."""
+        if not round.final:
+            self._look()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from polyfed.core.model_factory import BY_SIZE, Builder
 from polyfed.core.modules import as_split_model, export_state
 from polyfed.data.transforms import Prepare
 from polyfed.deploy.node_executor import NodeExecutor
-from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodeRegistry, RequestBroker, Transport
+from polyfed.deploy.node_registry import EVENT_LOG, EventLog, NodePresence, NodeRegistry, RequestBroker, Transport
 from polyfed.deploy.placeholders import (
     UNSEEN,
     RemoteStore,
@@ -37,7 +37,6 @@ from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.executors.working_copy import has_weights
 from polyfed.engine.federation import Federation, Run
 from polyfed.engine.model_readme import ModelReadme
-from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.preview import preview
 from polyfed.engine.round_state import Round
 from polyfed.engine.run_folder import RunFolder
@@ -56,35 +55,6 @@ LIMIT = 2_048_000_000  # bytes that a node's answer may have
 
 class ClientJoined(Exception):
     """Somebody has come; the federation has to be made anew, with them."""
-
-
-class NodePresence(Plugin):
-    """Who of those that the settings let be there has ever said hello.
-
-    Args:
-        known: their numbers. look: called before every round.
-    """
-
-    name = "nodes"
-
-    def __init__(self, known: Collection[int], look: Callable[[], None]) -> None:
-        super().__init__()
-        self._known = frozenset(known)
-        self._look = look
-        self._unknown: frozenset[int] = frozenset()
-
-    def validate(self, setup: Setup) -> None:
-        """Whom nobody knows yet."""
-        self._unknown = frozenset(client.id for client in setup.clients) - self._known
-
-    def absent(self, number: int) -> Collection[int]:
-        """Whose node has not said hello."""
-        return self._unknown
-
-    def select(self, round: Round) -> None:
-        """See who has come."""
-        if not round.final:
-            self._look()
 
 
 # the federation -----------------------------------------------------------------------------------------------------

@@ -124,7 +124,6 @@ def test_who_is_ended_leaves_whole_rounds_and_no_process(recipe: Path, tmp_path:
         assert any("raylet" in words for words in caller.offspring().values())
         assert caller.addresses()
         assert caller.addresses() <= LOOPBACK
-        assert [path.stat().st_mode & 0o777 for path in tmp_path.glob("polyfed-ray-*")] == [0o700]
     finally:
         if ended == "Ctrl-C":  # a terminal tells the whole group
             os.killpg(caller.process.pid, signal.SIGINT)

@@ -30,9 +30,11 @@ KEY = "energy_beyond_smallest_rank"
 SETTINGS = {  # stored table -> its name in the figure
     "worth-reference": "two classes",
     "worth-reference-more": "two classes",
+    "worth-reference-fedorgp": "two classes",
     "worth-few": "few images",
     "worth-few-more": "few images",
     "worth-few-fedmrl": "few images",
+    "worth-few-fedorgp": "few images",
     "naturals-heart": "hospitals",
     "naturals-watch": "watch",
     "naturals-contraception": "districts",

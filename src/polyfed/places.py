@@ -15,7 +15,7 @@ from typing import Any
 from polyfed.errors import ConfigError
 
 LARGEST = 2**63  # from here on files, tensors and generators have no whole numbers
-_ABSOLUTE = re.compile(r"""(?<![\w./~-])/(?!/)[^\s'",\]]+""")
+_ABSOLUTE = re.compile(r"""(?<![\w./~<-])/(?!/)[^\s'",\]]+""")
 _MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)  # which the reader tells
 
 

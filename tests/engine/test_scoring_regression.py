@@ -26,7 +26,7 @@ from tests.helpers import regression
 
 SHORT = Training(rounds=2, batch_size=8, lr=0.05)
 TAKE_NUMBERS = (
-    "local", "fedavg", "fedprox", "fednova", "scaffold", "moon", "incoavg", "fedrep", "lgfedavg", "fedselect",
+    "local", "fedavg", "fedopt", "fedprox", "fednova", "scaffold", "moon", "incoavg", "fedrep", "lgfedavg", "fedselect",
     "fedfomo", "fedin", "fedhenn", "fml", "fedmrl", "inclusivefl", "fiarse",
 )  # fmt: skip
 

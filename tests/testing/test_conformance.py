@@ -38,6 +38,7 @@ from polyfed.methods import (
     FedMD,
     FedMRL,
     FedNova,
+    FedOpt,
     FedORGP,
     FedProto,
     FedProx,
@@ -551,6 +552,15 @@ test_fedavg = testing.conformance(
 )
 
 test_fedavg_same_shape = also(testing.conformance(FedAvg(aggregation="same-shape"), counted="updates"))
+
+test_fedopt = testing.conformance(
+    FedOpt(),
+    reference_loss=cross_entropy,
+    expected_bytes=averaging_bytes,
+    counted="updates",
+    changed_values={"aggregation": ChangedValue("same-shape")},
+    reductions=[Reduction({"server_optimizer": "none"}, FedAvg(), "received")],
+)
 
 test_fedprox = testing.conformance(
     FedProx(mu=0.35),

@@ -63,9 +63,12 @@ test-all: install-all lint ## the same with the slow tests, every extra, a brows
 	$(PYTEST) --cov --cov-report= $(ARGS)
 	@$(COVERAGE)
 
-repeat: install-all ## before a release: the whole suite ten times on a clean clone, in random order, beside load, on one core
+repeat: install-all ## before a release, in a clean clone: the whole suite ten times, in random order, beside load, on one core
 	.venv/bin/python scripts/browser.py
-	.venv/bin/python scripts/repeat_tests.py $(ARGS)
+	for seed in 1 2 3 4 5; do $(PYTEST) -x -p tests.helpers.shuffle --shuffle $$seed $(ARGS) || exit; done
+	trap 'kill $$busy' EXIT; for loop in 1 2 3 4; do yes >/dev/null & busy="$$busy $$!"; done; \
+		for run in 1 2 3; do $(PYTEST) -x $(ARGS) || exit; done
+	for run in 1 2; do OMP_NUM_THREADS=1 taskset -c 0 .venv/bin/python -m pytest -ra -x $(ARGS) || exit; done
 
 browser: install-dev ## the report page in a real browser, installed if missing (Debian)
 	.venv/bin/python scripts/browser.py

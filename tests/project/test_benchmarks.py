@@ -32,12 +32,10 @@ COMMANDS = [
 
 TINY = {  # what to tell them to be through in a second
     "alignment.py": "--rows 40 --square-rows 20 --width 4 --rank 5 --repeats 1",
-    "layout.py": "--models digits-cnn1,resnet10-cifar --batch-sizes 2 --samples 4 --repeats 1",
     "reference_job.py": "--methods local,fedavg,fedgh,fedproto,fedhenn,fedin --rounds 2 --repeats 1 --batch-size 5 "
     "--model fedgh-cnn5 --set data.num_clients=2 --set data.max_train_per_client=5 --set data.max_test_per_client=5 "
     "--set data.limit_train=1200",
     "gpu.py": "--device cpu --methods fedavg --models lenet --clients 2 --samples 4 --rounds 2",
-    "vectorized.py": "--models lenet --clients 1,2 --samples 4 --rounds 2",
     "ray_rounds.py": "--jobs quickstart --workers 1 --rounds 2 --set training.rounds=2",
     "busy.py": f"'{ROOT}/recipes/quickstart.toml' --method local --max-train 5 --repeats 1 --set data.num_clients=2",
 }
@@ -86,19 +84,6 @@ def test_the_alignment_is_compared_twice(monkeypatch: pytest.MonkeyPatch, capsys
     assert head.endswith("goal")
 
 
-def test_stacked_clients_are_compared_with_clients_one_by_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(["vectorized.py", *shlex.split(TINY["vectorized.py"])], monkeypatch)
-    *lines, empty, head, _, last = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["clients"] for line in lines] == [1, 2]
-    row = json.loads(lines[1])
-    assert row["speedup"] == pytest.approx(row["serial"] / row["vectorized"])
-    assert empty == ""
-    assert head.endswith("speedup")
-    assert last.startswith("lenet")
-
-
 @pytest.mark.slow
 def test_rounds_of_ray_are_compared_with_those_of_processes() -> None:
     """In a process of its own, as the executor imports Ray first, and other tests have imported it."""
@@ -145,7 +130,6 @@ def test_busy_neighbors_are_gone_when_it_ends(
     [
         ("alignment.py --rows 1", "at least 2 rows"),
         ("busy.py --loops 0", "1 loop"),
-        ("vectorized.py --clients 2,x", "numbers of clients"),
         ("gpu.py --clients 1", "numbers of clients from 2 on"),
         ("gpu.py --methods fedavgg", "got fedavgg"),
         (f"busy.py {TINY['busy.py']} --workers two", "got 'two'"),
@@ -159,16 +143,6 @@ def test_a_wrong_word_is_one_line(
         run(shlex.split(words), monkeypatch)
     assert end.value.code == 2
     assert expected in capsys.readouterr().err.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_both_layouts_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run(["layout.py", *shlex.split(TINY["layout.py"])], monkeypatch)
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [row["model"] for row in rows] == ["digits-cnn1", "resnet10-cifar"]
-    for row in rows:
-        assert row["ratio"] == pytest.approx(row["channels_last"] / row["channels_first"])
-        assert row["registered"] == "channels_last"
 
 
 @pytest.mark.slow

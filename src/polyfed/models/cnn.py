@@ -100,7 +100,7 @@ def _cnn(
     model = SequentialSplit(
         nn.Sequential(blocks[0]), nn.Sequential(body), nn.Linear(features, classes), architecture=name
     )
-    return channels_last(model)  # 0.75 to 1.01 of the time of channels first (benchmarks/layout.py)
+    return channels_last(model)  # 0.75 to 1.01 of the time of channels first
 
 
 def fedgh_cnn1(in_shape: ImageShape, classes: int) -> SplitModel:

@@ -152,7 +152,7 @@ def _resnet(
     body["pool"] = nn.AdaptiveAvgPool2d(1)
     body["flatten"] = nn.Flatten()
     model = SequentialSplit(nn.Sequential(stem), nn.Sequential(body), nn.Linear(c_in, classes), architecture=name)
-    return channels_last(_initialized(model)) if cifar else _initialized(model)  # what is faster (benchmarks/layout.py)
+    return channels_last(_initialized(model)) if cifar else _initialized(model)  # what is faster, as measured
 
 
 def _builder(name: str, depth: int, cifar: bool = False, widths: tuple[int, ...] = WIDTHS) -> Builder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client, PublicData
 from polyfed.core.message import flatten
-from polyfed.core.method import Method, Requirements
-from polyfed.core.model_factory import AuxiliaryModel
+from polyfed.core.method import Method
 from polyfed.core.server import Server
-from polyfed.core.settings import Stage
 
 HOOKS = (
     "init_server", "start_round", "exchanges", "final_exchanges", "broadcast", "aggregate", "variant", "build",
@@ -25,6 +23,11 @@ HOOKS = (
 )  # fmt: skip
 
 Around = Callable[..., Any]  # (call, *arguments) -> result; it decides whether to call
+
+
+def _of_inner(name: str) -> Any:
+    """A property that is the method's own."""
+    return property(lambda spy: getattr(vars(spy)["inner"], name))
 
 
 class Spy(Method):
@@ -48,53 +51,14 @@ class Spy(Method):
             else:
                 vars(self)[hook] = call
 
-    @property
-    def requirements(self) -> Requirements:
-        """Those of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.requirements
-
-    @property
-    def evaluation_stage(self) -> Stage:
-        """That of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.evaluation_stage
-
-    @property
-    def auxiliary_model(self) -> AuxiliaryModel | None:
-        """That of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.auxiliary_model
-
-    @property
-    def alternative_predictors(self) -> Mapping[str, Method]:
-        """Those of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.alternative_predictors
-
-    @property
-    def fixed_entries(self) -> Mapping[str, str]:
-        """That of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.fixed_entries
-
-    @property
-    def planned(self) -> str:
-        """That of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.planned
-
-    @property
-    def accepts_stale_uploads(self) -> bool:
-        """That of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.accepts_stale_uploads
-
-    @property
-    def staleness_weighting(self) -> Literal["none", "changes", "uploads"]:
-        """That of the method."""
-        inner: Method = vars(self)["inner"]
-        return inner.staleness_weighting
+    requirements = _of_inner("requirements")
+    evaluation_stage = _of_inner("evaluation_stage")
+    auxiliary_model = _of_inner("auxiliary_model")
+    alternative_predictors = _of_inner("alternative_predictors")
+    fixed_entries = _of_inner("fixed_entries")
+    planned = _of_inner("planned")
+    accepts_stale_uploads = _of_inner("accepts_stale_uploads")
+    staleness_weighting = _of_inner("staleness_weighting")
 
 
 def _through(function: Around, *first: Any) -> Callable[..., Any]:

@@ -45,8 +45,7 @@ def read_sweep(folder: str | Path) -> SweepTable:
         raise ConfigError(f"expected the folder of a sweep, got {folder}: {error.strerror or error}") from None
     except ValueError as error:
         raise ConfigError(f"expected {path} as `polyfed sweep` writes it, got another: {error}") from None
-    rows = tuple(SweepRow(**dict(row)) for row in stored.rows)
-    return SweepTable(stored.keys, stored.caption, rows, stored.notes, main_score_of([stored.score]))
+    return SweepTable(stored.keys, stored.caption, stored.rows, stored.notes, main_score_of([stored.score]))
 
 
 def sensitivity(folder: str | Path) -> list[FigureWithData]:

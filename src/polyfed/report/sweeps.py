@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from polyfed.report.text_tables import (
     wrapped,
 )
 from polyfed.results.main_score import ACCURACY, MainScore
-from polyfed.results.stored_files import SweepRun
+from polyfed.results.stored_files import SweepRow, SweepRun
 from polyfed.units import human_bytes, human_seconds
 
 __all__ = ["SweepCell", "SweepRow", "SweepTable", "build_table", "named", "short_names", "to_text", "write"]
@@ -58,45 +58,6 @@ class SweepCell:
     complete: bool = True
     beside: Sequence[RunRecord] = ()
     words: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class SweepRow:
-    """One combination over its seeds. Accuracies in [0, 1]; None is "not known". Means and deviations are over seeds.
-
-    Attributes:
-        settings: swept key -> value. method, stage: what was run and scored. seeds: those averaged over.
-        validation, validation_std: accuracy on validation data in the last evaluated round.
-        accuracy, accuracy_std: accuracy on test data in that round.
-        best: test accuracy in the round that was best on validation data.
-        local: Local's test accuracy with the same settings otherwise, on the seeds that both have.
-        difference, difference_std: accuracy minus Local's, paired by seed.
-        bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
-        chosen: whether it is the one chosen by validation. words: how to ask for it.
-        runs: each run's own figures.
-        nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
-    """
-
-    settings: Mapping[str, Any]
-    method: str
-    stage: str
-    seeds: tuple[int, ...]
-    validation: float | None
-    validation_std: float | None
-    accuracy: float | None
-    accuracy_std: float | None
-    best: float | None
-    local: float | None
-    difference: float | None
-    difference_std: float | None
-    bytes_up: float | None
-    bytes_down: float | None
-    seconds: float | None
-    refused: int
-    words: tuple[str, ...]
-    runs: tuple[SweepRun, ...]
-    chosen: bool = False
-    nothing_learnt: int = 0  # as tables of earlier versions are without
 
 
 @dataclass(frozen=True)
@@ -159,7 +120,7 @@ def build_table(keys: Sequence[str], cells: Sequence[SweepCell], notes: Sequence
     score = group.score
     top = score.best(row.validation for row in candidates if row.validation is not None) if candidates else None
     best = next((row for row in candidates if row.validation == top), None)  # the first of equals
-    rows = tuple(replace(row, chosen=row is best) for _, row in found)
+    rows = tuple(row.model_copy(update={"chosen": row is best}) for _, row in found)
     scored = score.of_it(f"Accuracy: {group.scoring(None)}, after the last round.")
     caption = f"{_about(main)}. {scored}{group.preset_text()}"
     several = any(len(row.seeds) > 1 for row in rows)
@@ -185,7 +146,7 @@ def _row(cell: SweepCell) -> SweepRow:
     accuracy = [finite(result.accuracy) for result in results]
     local = {run.seed: finite(run.result.accuracy) for run in cell.beside}
     difference = paired_difference({run.seed: a for run, a in zip(cell.runs, accuracy, strict=True)}, local)
-    return SweepRow(
+    return SweepRow.model_construct(  # unchecked: a diverged figure may be too large for what is read
         settings=dict(cell.settings),
         method=first.label_or_method,
         stage=first.stage,

@@ -273,8 +273,21 @@ class SweepRun(ScoredRecord):
     accuracy: Number | None
 
 
-class StoredSweepRow(ScoredRecord):
-    """One combination of settings; what the fields are is said at `polyfed.report.sweeps.SweepRow`."""
+class SweepRow(ScoredRecord):
+    """One combination over its seeds. Accuracies in [0, 1]; None is "not known". Means and deviations are over seeds.
+
+    Attributes:
+        settings: swept key -> value. method, stage: what was run and scored. seeds: those averaged over.
+        validation, validation_std: accuracy on validation data in the last evaluated round.
+        accuracy, accuracy_std: accuracy on test data in that round.
+        best: test accuracy in the round that was best on validation data.
+        local: Local's test accuracy with the same settings otherwise, on the seeds that both have.
+        difference, difference_std: accuracy minus Local's, paired by seed.
+        bytes_up, bytes_down, seconds: of one whole run. refused: uploads refused, summed over the runs.
+        chosen: whether it is the one chosen by validation. words: how to ask for it.
+        runs: each run's own figures.
+        nothing_learnt: in how many of the runs no client's work ever counted; such a row is not chosen.
+    """
 
     settings: dict[str, Setting]
     method: Text
@@ -305,7 +318,7 @@ class StoredSweep(Record):
     score: Annotated[str, one_of(ACCURACY.name, RMSE.name)] = ACCURACY.name
     caption: Text
     notes: tuple[Text, ...]
-    rows: tuple[StoredSweepRow, ...]
+    rows: tuple[SweepRow, ...]
 
     def check_settings(self) -> None:
         """Whether there are rows, and each that asks for a combination has a value for each swept setting.

@@ -126,3 +126,9 @@ def first_line(error: BaseException) -> str:
     """What an error says, its first line; its kind where it says nothing."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
+
+
+def kind_and_line(error: BaseException) -> str:
+    """The kind of an error and its first line, ``"ValueError: no such"``; its kind where it says nothing."""
+    kind = type(error).__name__
+    return f"{kind}: {first_line(error)}" if str(error).strip() else kind

@@ -7,6 +7,8 @@ import importlib
 import torch
 from torch import Tensor
 
+from polyfed.errors import kind_and_line
+
 _SMALLEST = 32  # pixels a side that AlexNet's layers need
 
 
@@ -36,8 +38,7 @@ class Lpips:
         try:
             self._network = lpips.LPIPS(net="alex", verbose=False).to(device).eval()
         except Exception as error:  # whatever stops the package from getting its pre-trained weights
-            first = (str(error).splitlines() or [""])[0]
-            self.missing = f"its pre-trained network cannot be had ({type(error).__name__}: {first})"
+            self.missing = f"its pre-trained network cannot be had ({kind_and_line(error)})"
 
     def __call__(self, x: Tensor, y: Tensor) -> list[float] | None:
         """Distances of images (N, C, H, W) in [0, 1], pair by pair; None where it is missing."""

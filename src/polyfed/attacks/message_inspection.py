@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from polyfed.attacks.replay import Replay, Transcript
 from polyfed.core.client import Client
 from polyfed.core.inference import map_batches
-from polyfed.core.message import Group, Message, nbytes
+from polyfed.core.message import Group, Message, members, nbytes
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class ExposedModel:
         """
         server = replay.federation.server
         start: Group = server.initial_state(self.architecture, self.variant)
-        sent = _members(message, self.group)
+        sent = members(message, self.group)
         weights = {**start, **{name: t for name, t in sent.items() if name in start}}
         model: nn.Module = server.model(self.architecture, weights, self.variant)
         return model
@@ -100,7 +99,7 @@ class ExposedModel:
 
     def was_broadcast(self, replay: Replay, transcript: Transcript) -> bool:
         """Whether its weights were sent down before, so that the server knows where they started."""
-        return self.covers(replay, _members(transcript.down, self.group))
+        return self.covers(replay, members(transcript.down, self.group))
 
     def covers(self, replay: Replay, sent: Group) -> bool:
         """Whether all parameters are among these tensors."""
@@ -133,9 +132,3 @@ def describe(transcript: Transcript) -> dict[str, Any]:
 
 def _as_json(entry: MessageEntry) -> dict[str, Any]:
     return {**vars(entry), "shape": list(entry.shape)}
-
-
-def _members(message: Message, name: str) -> Mapping[str, Tensor]:
-    """Those of the group of this name; none where there is no such group."""
-    value = message.get(name, {})
-    return {} if isinstance(value, Tensor) else value

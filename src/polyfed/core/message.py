@@ -177,6 +177,12 @@ def get_group(message: Message, name: str) -> Group:
     return value
 
 
+def members(message: Message, name: str) -> Group:
+    """Those of the group of this name; none where there is no such group."""
+    value = message.get(name, {})
+    return {} if isinstance(value, Tensor) else value
+
+
 def get_tensor(message: Message, name: str) -> Tensor:
     """The single tensor called `name`.
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from polyfed.data.partition import Partition, class_shares
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError, first_line, kind_and_line
 from polyfed.registry import suggest
 
 PREFIX = "flwr:"
@@ -111,7 +111,7 @@ def apply_partitioner(
     except ConfigError:
         raise
     except Exception as error:  # theirs raise nearly anything
-        raise ConfigError(f"{kind} fails: {type(error).__name__}: {first_line(error)}") from error
+        raise ConfigError(f"{kind} fails: {kind_and_line(error)}") from error
     if count != clients:
         raise ConfigError(f"expected {clients} partitions of {kind}, one per client, got {count}; set data.num_clients")
     rows = []

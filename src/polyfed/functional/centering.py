@@ -20,7 +20,7 @@ def center(a_LD: Tensor) -> Tensor:
             [ 1.,  0.]])
     """
     _matrix(a_LD)
-    wide = a_LD.to(torch.promote_types(a_LD.dtype, torch.float32))
+    wide = widened(a_LD)
     return wide - wide.mean(dim=0)
 
 
@@ -45,12 +45,17 @@ def center_and_scale(a_LD: Tensor, partner: torch.dtype = torch.float32) -> Tens
 
 def max_abs(a_LD: Tensor) -> Tensor:
     """max|A| (0-d), float32 at least, a constant for the gradient (no similarity here sees the scale)."""
-    return _peak(a_LD).to(torch.promote_types(a_LD.dtype, torch.float32))
+    return widened(_peak(a_LD))
 
 
 def _peak(a_LD: Tensor) -> Tensor:
     a_LD = a_LD.detach()
     return torch.maximum(a_LD.amax(), -a_LD.amin())
+
+
+def widened(t: Tensor) -> Tensor:
+    """``t`` in float32 at least: differences of rounded products would be noise."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def nonzero(t: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from polyfed.functional.centering import widened
 from polyfed.functional.kernels import cka
 
 Measure = Literal["cka", "gram", "distance"]
@@ -26,7 +27,7 @@ def batch_class_means(z_ND: Tensor, y_N: Tensor, w_N: Tensor, classes: int) -> t
     (tensor([[0.],
             [2.]]), tensor([False,  True]))
     """
-    z_ND = _wide(z_ND)
+    z_ND = widened(z_ND)
     of_class_CN = ((torch.arange(classes, device=y_N.device)[:, None] == y_N) * w_N).to(z_ND)
     totals_C = of_class_CN.sum(dim=1)
     present_C = totals_C > 0
@@ -58,8 +59,8 @@ def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measu
     tensor(0.)
     """
     count = common_C.sum()
-    own_CD = _centered(_wide(means_CD), common_C)
-    other_CD = _centered(_wide(targets_CD.detach()), common_C)
+    own_CD = _centered(widened(means_CD), common_C)
+    other_CD = _centered(widened(targets_CD.detach()), common_C)
     if measure == "cka":
         gap = 1 - cka(own_CD, other_CD)
         return torch.where(count > 2, gap, torch.zeros_like(gap))
@@ -73,11 +74,6 @@ def structure_loss(means_CD: Tensor, targets_CD: Tensor, common_C: Tensor, measu
         pairs = count * (count - 1)
     total = (own_CC - other_CC).square().mul(common_C[:, None] & common_C).sum()
     return total / pairs.clamp(min=1)
-
-
-def _wide(rows: Tensor) -> Tensor:
-    """Float32 at least: differences of rounded products would be noise."""
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def _centered(rows_CD: Tensor, common_C: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from polyfed.functional.centering import widened
+
 MODES = ("simple", "project", "literal", "adaptive", "none")
 
 
@@ -114,8 +116,8 @@ def _combine_one(g_local: Tensor, g_in: Tensor, mode: str, lam: float) -> Tensor
 
 def _add(g_in: Tensor, c: Tensor | float, g_local: Tensor) -> Tensor:
     if isinstance(c, float):
-        return torch.add(_wide(g_in), _wide(g_local), alpha=c).to(g_in.dtype)  # one pass
-    return (_wide(g_in) + c * _wide(g_local)).to(g_in.dtype)
+        return torch.add(widened(g_in), widened(g_local), alpha=c).to(g_in.dtype)  # one pass
+    return (widened(g_in) + c * widened(g_local)).to(g_in.dtype)
 
 
 def _coefficient(g_local: list[Tensor], g_in: list[Tensor], mode: str, lam: float) -> Tensor | float:
@@ -133,21 +135,17 @@ def _minus_ratio(g_local: list[Tensor], g_in: list[Tensor]) -> Tensor:
     """-b/a over a list of tensors; G_local is first divided by its largest entry, so that a stays in range."""
     unit, largest = _scaled(g_local)
     a = _product(unit, unit)
-    b = _product(unit, [_wide(g) for g in g_in])
+    b = _product(unit, [widened(g) for g in g_in])
     one = torch.ones_like(a)
     return torch.where(a > 0, -b / torch.where(a > 0, a, one) / torch.where(a > 0, largest, one), torch.zeros_like(b))
 
 
 def _scaled(tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    ends = [_wide(t).aminmax() for t in tensors]  # one pass without a copy, as abs().amax() is not
+    ends = [widened(t).aminmax() for t in tensors]  # one pass without a copy, as abs().amax() is not
     largest = torch.stack([torch.maximum(-low, high) for low, high in ends]).amax()
     divisor = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return [_wide(t) / divisor for t in tensors], largest
+    return [widened(t) / divisor for t in tensors], largest
 
 
 def _product(left: list[Tensor], right: list[Tensor]) -> Tensor:
     return torch.stack([torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(left, right, strict=True)]).sum()
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))

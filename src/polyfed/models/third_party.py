@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyfed.errors import ConfigError, MissingPackage
+from polyfed.errors import ConfigError, MissingPackage, kind_and_line
 from polyfed.functional.modes import eval_mode
 from polyfed.models.adapt import Adapted, split
 from polyfed.models.split import SplitModel, check_request, place_within
@@ -231,7 +231,7 @@ def _try(name: str, module: nn.Module, in_shape: tuple[int, ...], classes: int) 
         with torch.random.fork_rng(devices=[]), eval_mode(module), torch.no_grad():
             came = module(torch.zeros(2, *in_shape))
     except Exception as error:  # somebody else's code
-        raise ConfigError(f"{name} cannot take {shape} images ({_first_line(error)}); set data.image_size") from error
+        raise ConfigError(f"{name} cannot take {shape} images ({kind_and_line(error)}); set data.image_size") from error
     logits = getattr(came, "logits", came)
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, classes):
         raise ConfigError(f"{name} should give {classes} logits per image; it is not a classifier of {shape} images")
@@ -271,7 +271,7 @@ def _fetching(package: str, called: str) -> Iterator[None]:
         raise
     except Exception as error:  # no network, no weights under this name, no space left
         raise ConfigError(
-            f"cannot fetch the pre-trained weights of '{package}:{called}' ({_first_line(error)}); they are fetched "
+            f"cannot fetch the pre-trained weights of '{package}:{called}' ({kind_and_line(error)}); they are fetched "
             f"once, from the network, and kept by {package}; without '{_PRETRAINED}' weights are drawn"
         ) from error
     finally:
@@ -336,7 +336,7 @@ def _package(name: str) -> Any:
         return importlib.import_module(name)
     except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision's operators are another PyTorch's
         raise MissingPackage(
-            f"{name} cannot be imported ({_first_line(error)}); install the extra 'vision': pip install "
+            f"{name} cannot be imported ({kind_and_line(error)}); install the extra 'vision': pip install "
             "'polyfed[vision]', with torch and torchvision of versions that belong together"
         ) from error
 
@@ -391,7 +391,7 @@ def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modu
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # no such repository, no network, or no configuration of a network in it
-        raise ConfigError(f"unknown model 'hf:{name}': {_first_line(error)}") from error
+        raise ConfigError(f"unknown model 'hf:{name}': {kind_and_line(error)}") from error
     kinds = transformers.AutoModelForImageClassification
     try:
         module: nn.Module = kinds.from_config(config, trust_remote_code=False)
@@ -406,8 +406,3 @@ def _hugging_face(name: str, in_shape: tuple[int, ...], classes: int) -> nn.Modu
 def _hf_options(in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
     channels, *size = in_shape
     return {"num_labels": classes, "num_channels": channels, "image_size": size[0] if len(set(size)) == 1 else size}
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

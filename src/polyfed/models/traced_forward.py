@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from polyfed.errors import ConfigError, described
+from polyfed.errors import ConfigError, described, first_line
 from polyfed.functional.fx_graph import GraphSegment
 
 __all__ = [
@@ -146,7 +146,7 @@ def trace_forward(module: nn.Module, entered: Sequence[str]) -> tuple[fx.Graph, 
     try:
         graph = _Tracer(entered).trace(root)
     except Exception as error:  # user code under a tracer can fail in any way
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         remedy = (
             "write x.shape[0] for len(x)" if "'len'" in reason else "move branches on tensor values into submodules"
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from polyfed.errors import ConfigError, PolyfedError
+from polyfed.errors import ConfigError, PolyfedError, kind_and_line
 from polyfed.models import third_party
 from polyfed.models.split import PARTS, Part, SplitModel, with_projection
 from polyfed.registry import MODELS, import_object
@@ -97,7 +97,7 @@ def build(
     try:
         return with_projection(model, feature_dim)
     except (RuntimeError, MemoryError, TypeError) as error:  # no memory for so many weights, or no such number
-        why = _reason(error)
+        why = kind_and_line(error)
         raise ConfigError(f"expected a feature_dim for which there is memory, got {feature_dim}: {why}") from error
 
 
@@ -175,13 +175,8 @@ def _call(
     except Exception as error:  # the builder may be the user's
         shape = " x ".join(map(str, in_shape))
         raise ConfigError(
-            f"building '{name}' for {shape} inputs, {classes} classes failed: {_reason(error)}"
+            f"building '{name}' for {shape} inputs, {classes} classes failed: {kind_and_line(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model '{name}' should return a SplitModel or an nn.Module, got a {type(model).__name__}")
     return model
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

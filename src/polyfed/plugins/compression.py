@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, State, get_group
+from polyfed.core.message import Message, State, get_group, members
 from polyfed.core.method import Method
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.plugin import Plugin, Setup
 from polyfed.engine.round_state import Round
-from polyfed.engine.uploads import base_tensors, batchnorm_buffers, has_upload, iter_tensors, members, sent_nbytes
+from polyfed.engine.uploads import base_tensors, batchnorm_buffers, has_upload, iter_tensors, sent_nbytes
 from polyfed.errors import ConfigError, RunError
 from polyfed.functional.quantization import Precision
 from polyfed.functional.sparsification import (

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message
+from polyfed.core.message import Message, members
 from polyfed.core.method import Method
 from polyfed.engine.executors.jobs import TrainJob
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.uploads import members
 
 
 class FrozenParameters(Plugin):

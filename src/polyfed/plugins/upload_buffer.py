@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from polyfed.core.message import Group, Message, freeze
+from polyfed.core.message import Group, Message, freeze, members
 from polyfed.core.method import Method, TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.core.server import Server
@@ -32,7 +32,7 @@ from polyfed.core.settings import Training
 from polyfed.engine.executors.jobs import JobResult, TrainJob
 from polyfed.engine.plugin import Setup, find
 from polyfed.engine.round_state import Round
-from polyfed.engine.uploads import base_tensors, has_upload, members
+from polyfed.engine.uploads import base_tensors, has_upload
 from polyfed.engine.work_in_flight import WorkInFlight
 from polyfed.errors import ConfigError
 from polyfed.plugins.availability import ClientAvailability

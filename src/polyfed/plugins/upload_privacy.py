@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Group, Message, State, to_bytes
+from polyfed.core.message import Group, Message, State, members, to_bytes
 from polyfed.core.method import Method
 from polyfed.core.modules import static_statistics
 from polyfed.core.settings import Privacy
 from polyfed.engine.plugin import Plugin, Setup
-from polyfed.engine.uploads import base_tensors, batchnorm_buffers, endings, has_upload, members
+from polyfed.engine.uploads import base_tensors, batchnorm_buffers, endings, has_upload
 from polyfed.errors import ConfigError
 from polyfed.functional.drift import Normals, clip_and_noise
 from polyfed.functional.secure_noise import KeyedGaussian

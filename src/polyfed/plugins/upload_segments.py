@@ -21,6 +21,7 @@ from torch import Tensor
 from polyfed.core.message import Message, State, freeze, shallow_copy
 from polyfed.core.method import Method
 from polyfed.engine.uploads import base_tensors, iter_tensors
+from polyfed.functional.centering import widened
 
 Place = tuple[str, str | None, int | None]  # entry, name within the group, row
 
@@ -40,7 +41,7 @@ class Segment(NamedTuple):
     @property
     def vector(self) -> Tensor:
         """What is compared. (D,) float32 or float64"""
-        value = _wide(self.value)
+        value = widened(self.value)
         if self.base is not None:
             value = value - self.base.to(value)
         return value.flatten()
@@ -182,8 +183,3 @@ def floats_of(message: Message) -> list[tuple[str | None, Tensor]]:
     """Tensors with floats, by their names within a group (None: it stands alone); no single and no empty ones."""
     named = [(name, tensor) for _, name, tensor in iter_tensors(message)]
     return [(name, t) for name, t in named if t.is_floating_point() and t.dim() and t.numel()]
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """At least float32."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

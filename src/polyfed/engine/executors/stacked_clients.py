@@ -60,6 +60,7 @@ from polyfed.engine.executors.stack_parts import (
 )
 from polyfed.engine.executors.stacked_loss import StackedLoss
 from polyfed.engine.local_training import train_only
+from polyfed.errors import kind_and_line
 from polyfed.functional.modes import dropout_layers, has_batchnorm, without_dropout
 from polyfed.profiling import timed
 
@@ -395,9 +396,8 @@ class StackedClients:
         return False  # nothing to try it with: copies of the rows that count would change no mean
 
     def _no_way(self, error: Exception) -> str:
-        text = (str(error).splitlines() or [""])[0]
         what = "its own way to take gradients" if self._own_gradients else "its loss"
-        return f"{what} cannot be vectorized ({type(error).__name__}: {text})"
+        return f"{what} cannot be vectorized ({kind_and_line(error)})"
 
     def _difference(
         self,

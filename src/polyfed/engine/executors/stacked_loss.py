@@ -12,7 +12,7 @@ from torch import Tensor
 from polyfed.core.method import Batch
 from polyfed.engine.executors.context_stacking import PartialContext, StackedContext, unpacked
 from polyfed.engine.executors.stack_parts import LossOf, Tensors
-from polyfed.errors import RunError
+from polyfed.errors import RunError, kind_and_line
 from polyfed.functional.vmapped import FewerKernels, RowShares
 
 Losses = tuple[Tensor, Tensors]  # of the clients, (K,), and their sums by name, (K, ...)
@@ -57,7 +57,7 @@ class StackedLoss:
             known[key] = _compiled(self._all)
             return known[key](tensors, batch, shares, *self.given)
         except Exception as error:  # the compiler's own, of many kinds, as an uncompiled step has been tried
-            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            why = kind_and_line(error)
             raise RunError(f"expected a loss that torch.compile takes (run.compile), got {why}") from error
 
 

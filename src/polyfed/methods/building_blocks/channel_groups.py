@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
-from polyfed.errors import ConfigError
+from polyfed.errors import ConfigError, first_line
 from polyfed.functional.channel_slices import OUTPUT, WHOLE, Axis, ChannelPlan, Kept, slice_channels
 from polyfed.functional.modes import eval_mode
 from polyfed.models.split import SplitModel
@@ -188,8 +188,7 @@ class _ChannelTracer:
             with eval_mode(self._module):
                 return fx.Tracer().trace(self._module.train(training))
         except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._refuse(f"its forward cannot be recorded ({reason})")
+            self._refuse(f"its forward cannot be recorded ({first_line(error)})")
 
     def _refuse(self, why: str) -> NoReturn:
         raise ConfigError(

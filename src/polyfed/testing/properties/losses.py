@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.core.message import Message
 from polyfed.core.method import Batch, Context, Method, StepResult
-from polyfed.errors import PolyfedError
+from polyfed.errors import PolyfedError, kind_and_line
 from polyfed.testing.fixtures import SHORT
 from polyfed.testing.kit import ConformanceError, ConformanceKit, NotApplicable
 from polyfed.testing.spy import Spy, global_draws
@@ -104,8 +104,7 @@ def _look_whether_pure(kit: ConformanceKit, model: Any, batch: Batch, context: C
     except ConformanceError:
         raise
     except Exception as error:
-        text = str(error).splitlines()[0] if str(error) else ""
-        kit.fail(f"the loss does not run under torch.func: {type(error).__name__}: {text}")
+        kit.fail(f"the loss does not run under torch.func: {kind_and_line(error)}")
     each = torch.stack([value({name: p[i] for name, p in two.items()}) for i in range(2)])
     kit.same({"loss": found}, {"loss": each}, "the loss of two clients at once is another than one by one", 1e-5)
 

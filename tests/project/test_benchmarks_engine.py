@@ -33,16 +33,6 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return run
 
 
-@pytest.mark.parametrize("name", ["overhead.py", "scaling.py", "memory.py", "endurance_memory.py"])
-def test_wrong_words_are_one_line_and_status_2(name: str, benchmark: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = {"overhead.py": ["--rounds", "2"], "scaling.py": ["--clients", "5,ten"], "memory.py": ["--rounds", "x"]}
-    wrong["endurance_memory.py"] = ["--rounds", "20"]
-    with pytest.raises(SystemExit) as end:
-        benchmark(name, *wrong[name])
-    assert end.value.code == 2
-    assert "error: " in capsys.readouterr().err.splitlines()[-1]
-
-
 def test_overhead_of_the_engine(benchmark: Run) -> None:
     rows = benchmark("overhead.py", "--clients", "4", "--rounds", "3", "--workers", "0")
     assert [(row["kind"], row["executor"]) for row in rows] == [(k, "serial") for k in ("asked", "kept", "changed")]

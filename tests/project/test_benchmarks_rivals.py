@@ -53,36 +53,11 @@ def test_a_framework_for_which_there_is_no_python_says_so(tmp_path: Path) -> Non
         RIVALS["installed"](impossible, tmp_path)
 
 
-def test_the_last_word_of_an_installer_is_one_cell() -> None:
-    said = "ERROR: no version\nERROR: No match for a|b\n\n[notice] a new release\n"
-    assert RIVALS["last_line"](said, "ERROR") == "ERROR: No match for a/b"
-    assert RIVALS["last_line"]("\n") == "no output"
-
-
 def test_a_program_that_fails_or_hangs_gives_a_reason() -> None:
     with pytest.raises(RIVALS["Failed"], match="failed: SystemExit: no such thing"):
         RIVALS["done_by"]([sys.executable, "-c", "import sys; sys.exit('SystemExit: no such thing')"], own=True)
     with pytest.raises(RIVALS["Failed"], match="not through after 0 s"):
         RIVALS["done_by"]([sys.executable, "-c", "import time; time.sleep(3600)"], own=True, seconds=0.01)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--only", "flowers"], "got 'flowers'"),
-        (["--workers", "2"], "begin with 1"),
-        (["--workers", "1,x"], "numbers of workers"),
-        (["--rounds", "0"], "at least 1"),
-    ],
-)
-def test_a_wrong_word_is_one_line(
-    words: list[str], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [str(PROGRAM), *words])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(PROGRAM), run_name="__main__")
-    assert end.value.code == 2
-    assert expected in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from polyfed.registry import METHODS
 from tests.helpers.syntax import nodes
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "polyfed"
-MAX_FACE_LINES = 40
 
 # room -> what of polyfed its files may import, besides their own room
 MAY_IMPORT = {
@@ -205,12 +204,6 @@ KNOWN = modules(SOURCE)
 METHOD_FILES = [path for path in sorted((SOURCE / "methods").glob("*.py")) if path.name != "__init__.py"]
 
 
-def test_there_are_files_to_check() -> None:
-    assert {"polyfed.errors", "polyfed.registry"} <= set(KNOWN)
-    assert METHOD_FILES, "no method in src/polyfed/methods"
-    assert set(map(room, KNOWN)) >= {"functional", "models", "data", "core", "methods", "engine", "report", "tracking"}
-
-
 def test_nobody_trespasses() -> None:
     assert trespasses(KNOWN) == []
 
@@ -231,11 +224,6 @@ def test_the_engine_names_no_method() -> None:
             for said in (getattr(node, field, None) for field in ("value", "id", "attr")):
                 line = getattr(node, "lineno", 0)
                 assert not (isinstance(said, str) and said.lower() in names), f"{name}:{line} names {said}"
-
-
-def test_the_face_is_short() -> None:
-    face = SOURCE / "__init__.py"
-    assert len(face.read_text(encoding="utf-8").splitlines()) < MAX_FACE_LINES
 
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
@@ -361,22 +349,6 @@ def test_a_trespass_is_seen(tmp_path: Path, file: str, text: str) -> None:
         "models/cnn.py": "",
     }
     assert len(trespasses(build(tmp_path, {**house, file: text}))) == 1
-
-
-def test_what_is_allowed_is_no_trespass(tmp_path: Path) -> None:
-    house = {
-        "models/split.py": "",
-        "functional/kernels.py": "import math\nimport torch.nn.functional as F\nfrom . import averaging",
-        "functional/averaging.py": "",
-        "core/client.py": "from polyfed.models.split import SplitModel\nfrom .message import Message",
-        "core/message.py": "",
-        "methods/__init__.py": "from polyfed.methods.local import Local",
-        "methods/fedavg.py": "",
-        "methods/fedprox.py": "from polyfed.methods.fedavg import FedAvg",
-        "methods/local.py": "from polyfed.core import client\nfrom polyfed.functional.kernels import cka",
-        "deploy/server.py": "import flwr\nfrom polyfed.engine import federation",
-    }
-    assert trespasses(build(tmp_path, house)) == []
 
 
 def test_a_circle_is_seen(tmp_path: Path) -> None:

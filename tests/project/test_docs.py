@@ -32,12 +32,6 @@ def commands() -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_the_readme_opens_with_the_two_commands() -> None:
-    assert commands()[:2] == [["make", "demo"], ["make", "test"]]
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert all(f"\n{target}:" in makefile for _, target in commands()[:2])
-
-
 def numbers(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
 
@@ -56,10 +50,6 @@ def test_the_example_prints_what_readme_and_front_page_show(capsys: pytest.Captu
     picture = (ROOT / "docs" / "assets" / "federation.svg").read_text(encoding="utf-8")
     assert f">{up / 60:,.0f} bytes<" in picture, "6 clients, 10 rounds"
     assert f">{down / 60:,.0f} bytes<" in picture
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.split()) < 600
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -59,12 +59,6 @@ def test_many_inputs_of_each_kind(name: str) -> None:
     fuzzed(name, 300)
 
 
-def test_an_input_is_a_function_of_its_number() -> None:
-    assert FUZZ.of("message", 3, 5) == FUZZ.of("message", 3, 5)
-    assert len({str(FUZZ.of("message", 3, number)) for number in range(20)}) > 15
-    assert FUZZ.of("message", 3, 5) != FUZZ.of("message", 4, 5)
-
-
 class _Poison:
     """Unpickled, it would call a function."""
 
@@ -190,12 +184,7 @@ def test_new_inputs_that_begin_like_an_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "odd"), [("texts", {"vocabulary": 2**24}), ("noise", {"feature_dim": 2**24})])
 def test_a_model_larger_than_its_weights(kind: str, odd: dict[str, int], tmp_path: Path) -> None:
     place = laid(FUZZ.run_folder(kind), tmp_path)
-    path = place / "models" / "index.json"
-    index = json.loads(path.read_bytes())
-    for entry in index.values():
-        entry.update(odd)
-    path.write_text(json.dumps(index))
-    path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    change_index(place, odd)
     with pytest.raises(ConfigError, match=r"expected weights of 16777216 .* got a file of \d+ bytes"):
         load_model(place, 0)
 
@@ -264,6 +253,26 @@ def laid(files: dict[str, bytes], place: Path) -> Path:
     return place
 
 
+def change_rounds(place: Path, change: Callable[[list[Any]], object]) -> None:
+    """With seals that fit: whoever writes a folder writes the seals, too."""
+    path = place / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    for line in lines:
+        del line["seal"]
+    change(lines)
+    path.write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+
+
+def change_index(place: Path, odd: dict[str, Any]) -> None:
+    """Of every model; with a checksum that fits."""
+    path = place / "models" / "index.json"
+    index = json.loads(path.read_bytes())
+    for entry in index.values():
+        entry.update(odd)
+    path.write_text(json.dumps(index))
+    path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+
+
 RELEASE = {
     **{"what": "upload", "unit": "client", "noise": 2.0, "drawn": 0, "held": 0},
     **{"poisson": False, "times": 1, "clients": [0, 1]},
@@ -286,13 +295,8 @@ RELEASE = {
     ],
 )
 def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_path: Path) -> None:
-    """With a seal that fits: whoever writes a folder writes the seals, too."""
     place = laid(FUZZ.run_folder("noise"), tmp_path)
-    lines = [json.loads(line) for line in (place / "rounds.jsonl").read_bytes().splitlines()]
-    for line in lines:
-        del line["seal"]
-        line.update(told)
-    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    change_rounds(place, lambda lines: [line.update(told) for line in lines])
     for reader in (lambda: privacy_costs([place]), lambda: RunFolder(place).records()):
         with pytest.raises(ConfigError, match=says):
             reader()
@@ -300,12 +304,8 @@ def test_an_account_of_noise_that_is_none(told: dict[str, Any], says: str, tmp_p
 
 def test_a_release_about_no_rows(tmp_path: Path) -> None:
     place = laid(FUZZ.run_folder("samples"), tmp_path)
-    lines = [json.loads(line) for line in (place / "rounds.jsonl").read_bytes().splitlines()]
-    for line in lines:
-        del line["seal"]
-        for release in line["releases"]:
-            release.update(drawn=0, held=5, poisson=False)
-    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
+    odd = {"drawn": 0, "held": 5, "poisson": False}
+    change_rounds(place, lambda lines: [release.update(odd) for line in lines for release in line["releases"]])
     with pytest.raises(ConfigError, match="expected releases about one row or more, got one about 0 of 5"):
         privacy_costs([place])
 
@@ -334,12 +334,7 @@ def test_a_delta_that_is_none(tmp_path: Path) -> None:
 )
 def test_a_model_whose_inputs_are_none(odd: dict[str, Any], tmp_path: Path) -> None:
     place = laid(FUZZ.run_folder(), tmp_path)
-    path = place / "models" / "index.json"
-    index = json.loads(path.read_bytes())
-    for entry in index.values():
-        entry.update(odd)
-    path.write_text(json.dumps(index))
-    path.with_name("index.json.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    change_index(place, odd)
     with pytest.raises(ConfigError, match="as this version writes it, got another"):
         predict(place, 0, np.zeros((1, 1, 8, 8), np.uint8))
 
@@ -419,43 +414,32 @@ def test_a_node_is_told_of_another_model_than_its_own(odd: dict[str, Any], tmp_p
     assert entry["vectors"] is None, "what names code or files is the node's own"
 
 
-@pytest.mark.parametrize("key", ["validation", "seconds", "samples", "bytes_by_client", "accuracy"])
-def test_a_run_does_not_go_on_from_a_record_that_lacks_something(key: str, tmp_path: Path) -> None:
-    files = {name: data for name, data in FUZZ.run_folder().items() if name != "result.json"}
-    place = laid(files, tmp_path)
-    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
-    for line in lines:
-        del line["seal"], line[key]
-    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    told = f"expected the key '{key}', got none"
+def lacks(key: str) -> Callable[[list[Any]], object]:
+    return lambda lines: [line.pop(key) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "told"),
+    [
+        *(
+            ("plain", lacks(key), f"expected the key '{key}', got none")
+            for key in ("validation", "seconds", "samples", "bytes_by_client", "accuracy")
+        ),
+        (
+            "plain",
+            lambda lines: [line["bytes_by_client"].update({"7": {"up": 1, "down": 1}}) for line in lines],
+            "the records tell of a client '7', who is not in the run",
+        ),
+        ("noise", lambda lines: lines[0].pop("releases"), "'releases'"),  # what it cost in privacy, and not for what
+    ],
+)
+def test_a_run_does_not_go_on_from_odd_records(
+    kind: str, change: Callable[[list[Any]], object], told: str, tmp_path: Path
+) -> None:
+    place = laid({name: data for name, data in FUZZ.run_folder(kind).items() if name != "result.json"}, tmp_path)
+    change_rounds(place, change)
     with pytest.warns(UserWarning, match=told), pytest.raises(ConfigError, match="damaged"):
-        FUZZ.federation(place).run(resume=True)
-
-
-def test_a_run_does_not_go_on_from_records_of_another_client(tmp_path: Path) -> None:
-    files = {name: data for name, data in FUZZ.run_folder().items() if name != "result.json"}
-    place = laid(files, tmp_path)
-    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
-    for line in lines:
-        del line["seal"]
-        line["bytes_by_client"]["7"] = {"up": 1, "down": 1}
-    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    told = "the records tell of a client '7', who is not in the run"
-    with pytest.warns(UserWarning, match=told), pytest.raises(ConfigError, match="damaged"):
-        FUZZ.federation(place).run(resume=True)
-
-
-def test_a_run_does_not_go_on_from_records_of_which_no_result_can_be_made(tmp_path: Path) -> None:
-    """A round that says what it cost in privacy, and not for what."""
-    files = {name: data for name, data in FUZZ.run_folder("noise").items() if name != "result.json"}
-    place = laid(files, tmp_path)
-    lines = [json.loads(line) for line in files["rounds.jsonl"].splitlines()]
-    for line in lines:
-        del line["seal"]
-    del lines[0]["releases"]
-    (place / "rounds.jsonl").write_bytes(b"".join(seal(line) + b"\n" for line in lines))
-    with pytest.warns(UserWarning, match="'releases'"), pytest.raises(ConfigError, match="damaged"):
-        FUZZ.federation(place, "noise").run(resume=True)
+        FUZZ.federation(place, kind).run(resume=True)
 
 
 @pytest.mark.parametrize(

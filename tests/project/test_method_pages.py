@@ -28,18 +28,6 @@ from polyfed.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "methods"
-PARTS = (
-    ("Idea", r"\A# [^\n]+\n\n[A-Z`][^#]{150,}"),
-    ("Picture", r"^```text\n[^`]*[─►▼◄][^`]*```"),
-    ("Equations", r"^## How it works$[^#]*^```text\n\S"),
-    ("Communication", r"^## Communication$[^#]*(?:^\|(?: \|)? direction \||othing)"),
-    ("Privacy", r"^## Privacy$[^#]*\[privacy\]\(\.\./privacy\.md\)\.$"),
-    ("Hyperparameters", r"^## Hyperparameters$"),
-    ("Deviations", r"^## Deviations"),
-    ("Results", r"^## Results$[^#]*\b\d+\.\d+\b"),
-    ("Published results", r"^## Published results$"),
-    ("Commands", r"^## Commands$[^#]*^```bash\npolyfed "),
-)
 UNSET = {"", "-", "–", "—", "none", "not set", "unset"}
 
 
@@ -92,23 +80,6 @@ def check(words: list[str]) -> None:
     asked = given.get("methods")
     for name in [given.get("method")] if asked is None else ["local", *asked.split(",")]:
         Recipe.load(path, settings, method=name, preset=given.get("preset"))
-
-
-def missing(text: str) -> list[str]:
-    """The parts of the template that a page lacks, or has elsewhere than it should."""
-    found, at = [], 0
-    for part, pattern in PARTS:
-        match = re.compile(pattern, re.MULTILINE).search(text, at)
-        if match is None:
-            found.append(part)
-        else:
-            at = match.start() + (part in ("Idea", "Picture"))
-    return found
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_page_has_every_part_of_the_template(name: str) -> None:
-    assert missing(page(name)) == []
 
 
 @pytest.fixture(scope="module")
@@ -207,26 +178,6 @@ def test_the_commands_are_valid(name: str) -> None:
 
 
 # the checks themselves
-
-
-def test_a_part_that_is_missing_or_elsewhere_is_seen() -> None:
-    text = page("fedgh")
-    assert missing(text.replace("## Deviations from the paper", "## More")) == ["Deviations"]
-    assert missing(text.replace("## Results", "## Measured")) == ["Results"]
-    hyperparameters = text[text.index("## Hyperparameters") : text.index("## Deviations")]
-    assert missing(text.replace(hyperparameters, "") + hyperparameters) != []
-    first = text.index("```text")
-    assert missing(text[:first] + text[text.index("## How") :]) == ["Picture"]
-
-
-def test_a_table_is_read() -> None:
-    text = """# A\n\n## Hyperparameters\n\n| name | default | does | off |\n| --- | --- | --- | --- |
-| `lambda` | `1.0` | a \\| b | 0 |\n| pool | "mix" | c | |\n| rank | – | d | |\n\n## More\n\n| x | y |\n"""
-    assert {name: read(default) for name, default in hyperparameter_table(text).items()} == {
-        "lambda": 1.0,
-        "pool": "mix",
-        "rank": None,
-    }
 
 
 def test_wrong_commands_are_seen() -> None:

@@ -56,18 +56,6 @@ def test_every_block_of_the_page_runs(page: str, tmp_path: Path, monkeypatch: py
         exec(compile(block, page, "exec", dont_inherit=True), names)
 
 
-def test_the_method_of_the_tutorial_has_under_40_lines() -> None:
-    (block,) = [block for block in code("own-method.md") if "class Echo(" in block]
-    assert len(block[block.index("@hyperparameters") :].strip().splitlines()) < 40
-
-
-def test_every_method_can_be_chosen_by_both_questions() -> None:
-    networks, sends, *_ = read("docs", "choosing.md").split("\n## ")[1:]
-    words = set(re.findall(r"[a-z0-9]+", networks))
-    assert set(METHODS) - words <= {"local", "local-mutual"}
-    assert "| nothing | local, local-mutual |" in sends
-
-
 def test_requirements_are_those_of_the_methods() -> None:
     (table,) = (part for part in read("docs", "choosing.md").split("\n## ") if part.startswith("Further requirements"))
     needs = {name: METHODS[name]().requirements for name in METHODS}

@@ -162,10 +162,3 @@ def test_a_method_needs_one_building_block() -> None:
 )
 def test_an_idiom_is_seen(code: str, what: str) -> None:
     assert what in [said for _, said in idioms(ast.walk(ast.parse(code)))]
-
-
-@pytest.mark.parametrize(
-    "code", ["a, b = b, a + b", "x, y = data.x, data.y", "a, b = f()", "s = 'x' * n", "f(a if b else c)"]
-)
-def test_what_reads_at_once_is_let_be(code: str) -> None:
-    assert list(idioms(ast.walk(ast.parse(code)))) == []

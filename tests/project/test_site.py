@@ -106,17 +106,6 @@ def test_a_link_out_of_docs_is_turned_and_its_file_brought_in() -> None:
     assert SITE.turned("[x](../docs/data.md)", ROOT / "recipes" / "README.md") == "[x](../../data.md)"
 
 
-def test_what_is_brought_in_is_shown() -> None:
-    found = SITE.outside([DOCS / "index.md"])
-    assert {ROOT / "recipes" / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "recipes" / "fedgh" / "table3.toml"} <= {
-        *found
-    }
-    assert SITE.place(ROOT / "recipes" / "fedgh" / "table3.toml") == "repository/recipes/fedgh/table3.toml.md"
-    shown = SITE.shown(ROOT / "recipes" / "quickstart.toml")
-    assert shown.startswith("# recipes/quickstart.toml\n\n````toml\n")
-    assert (ROOT / "recipes" / "quickstart.toml").read_text(encoding="utf-8").rstrip() in shown
-
-
 def test_examples_and_columns_of_docstrings_are_code() -> None:
     pytest.importorskip("griffe", reason=EXTRA)
     fenced = runpy.run_path(str(ROOT / "scripts" / "docstrings.py"))["fenced"]

@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.core.message import nbytes
 from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError
 from polyfed.functional.losses import mutual_exits_loss
-from polyfed.methods import DepthFL, FedAvg
+from polyfed.methods import DepthFL
 from polyfed.methods.building_blocks.client_shares import client_share
 from polyfed.models import build
-from tests.helpers.quick import others_slow
 from tests.helpers.slices import order_of
-from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, numpy_mean, rounds, same, samples
+from tests.helpers.toys import NETS, batch, clients, federation, moved, numpy_mean, rounds, samples
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 BLOCKS = {0: 5, 1: 4, 2: 3, 3: 2}  # of five; client k has the (k mod 4)-th of 1, 0.75, 0.5, 0.25
@@ -142,21 +140,6 @@ def test_what_no_sub_model_holds_stays_bit_for_bit():
         assert torch.equal(before, end[name]) == (name not in largest)
 
 
-def test_untouched_sub_models_come_back_as_they_went():
-    history = rounds(DepthFL(), clients(["deep"] * 5, 8), rounds=2, lr=0.0)
-    assert same(history[0].before["model"], history[1].after["model"])
-
-
-@pytest.mark.parametrize("kind", others_slow(["shallow", "bn", "dropout"], quick=["bn"]))
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_one_depth_is_fedavg(kind, weighting):
-    members = clients([kind] * 3, [8, 12, 16])
-    ours = rounds(DepthFL(depths="1", weighting=weighting), members, rounds=3, client_fraction=0.7)
-    theirs = rounds(FedAvg(weighting=weighting), members, rounds=3, client_fraction=0.7)
-    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
-    assert same(dict(model), ours[-1].after["model"])
-
-
 # distillation and prediction ------------------------------------------------------------------------------------------
 
 
@@ -206,17 +189,6 @@ def test_an_exported_model_has_all_classifiers_that_predict():
 def test_a_resnet18_is_cut_behind_its_stages():
     network = DepthFL().build(build("resnet18", (3, 32, 32), 10), "")
     assert network.blocks == (3, 5, 7, 9)  # the stem and eight residual blocks, two a stage
-
-
-def test_bytes_are_of_the_sub_model_alone():
-    for round in rounds(DepthFL(), clients(["deep"] * 4, 8)):
-        for client in range(4):
-            blocks = BLOCKS[client]
-            layers = (4 * 6 + 6) + (blocks - 1 - (blocks == 5)) * (6 * 6 + 6) + (blocks == 5) * (6 * 5 + 5)
-            classifiers = (blocks - 1 - (blocks == 5)) * (6 * CLASSES + CLASSES) + (blocks == 5) * (
-                5 * CLASSES + CLASSES
-            )
-            assert nbytes(round.down[client]) == nbytes(round.up[client]) == 4 * (layers + classifiers)
 
 
 @pytest.mark.parametrize("depths", ["", "0.5", "0.5 1", "1 1", "1 0", "1 0.5 half", "2 1", "1,0.5"])

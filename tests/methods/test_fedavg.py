@@ -225,11 +225,6 @@ def test_layer_wise_refuses_what_is_not_nested():
         federation(FedAvg(), clients(["shallow", "wide"]))
 
 
-def test_with_one_architecture_both_aggregations_are_one():
-    runs = [rounds(FedAvg(aggregation=a), clients(["deep"] * 3, [4, 8, 12])) for a in ("layer-wise", "same-shape")]
-    assert same(shared(runs[0][1].after), shared(runs[1][1].after))
-
-
 # ---- reductions  ----
 
 
@@ -257,15 +252,6 @@ def test_one_step_on_parts_is_one_step_on_the_whole():
         gaps[weighting] = moved(expected, shared(round.after))
     assert gaps["samples"] < 1e-6
     assert gaps["uniform"] > 1e-3
-
-
-def test_the_order_of_clients_does_not_matter():
-    parts = [samples(n, seed) for seed, n in enumerate((4, 8, 16))]
-    ends = []
-    for order in ((0, 1, 2), (2, 0, 1)):
-        history = rounds(FedAvg(), [Client("deep", parts[i]) for i in order], rounds=3, batch_size=16)
-        ends.append(shared(history[-1].after))
-    assert moved(*ends) < 1e-6
 
 
 def test_one_client_is_local_training_from_the_shared_start():

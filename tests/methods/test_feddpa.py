@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.methods import FedAvg, Local
+from polyfed.methods import Local
 from polyfed.methods.feddpa import FedDPA
-from tests.helpers.quick import others_slow
-from tests.helpers.toys import INPUTS, NETS, batch, clients, federation, model_with, rounds, same, samples
+from tests.helpers.toys import INPUTS, NETS, batch, clients, model_with, rounds, same, samples
 
 
 class Flat(nn.Module):
@@ -81,19 +79,6 @@ def test_two_clients_by_hand(clip: bool) -> None:
         w = w + 0.25 * sent[0] + 0.75 * sent[1]
         np.testing.assert_allclose(round.after["model union"]["weight"], w, atol=1e-5)
     assert signs >= {-1.0, 1.0}
-
-
-@pytest.mark.parametrize("weighting", others_slow(["samples", "uniform"], quick=["samples"]))
-@pytest.mark.parametrize("architectures", [["bn"] * 3, ["shallow", "deep", "deep"]])
-def test_with_nothing_personal_and_no_pull_it_is_fedavg(weighting: Any, architectures: list[str]) -> None:
-    methods = (FedDPA(threshold=1.0, lambda2=0.0, weighting=weighting), FedAvg(weighting=weighting))
-    runs = [
-        rounds(m, clients(architectures, [6, 9, 14]), rounds=3, client_fraction=0.7, local_epochs=2, momentum=0.5)
-        for m in methods
-    ]
-    for mine, plain in zip(*runs, strict=True):
-        assert same(mine.after["model union"], plain.after["model union"])
-        assert mine.record["samples"] == plain.record["samples"], "the stretch of nothing is left out"
 
 
 def given(*sizes: int, lr: float = 0.1) -> list[Client]:
@@ -217,23 +202,6 @@ def test_noise_has_the_deviation_that_was_asked_for() -> None:
     assert not torch.equal(added[0], added[1])
     assert noisy.record["bytes_down"] - plain.record["bytes_down"] == 2 * 8
     assert same(plain.weights[min(plain.up)], noisy.weights[min(plain.up)])
-
-
-def test_bytes() -> None:
-    history = rounds(FedDPA(), clients(["bn"] * 3), rounds=2, client_fraction=0.7)
-    count = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
-    assert all((r.record["bytes_down"], r.record["bytes_up"]) == (2 * 4 * count,) * 2 for r in history)
-
-
-def test_who_is_absent_keeps_its_model() -> None:
-    fed, watch = federation(FedDPA(), clients(["shallow"] * 4), rounds=4, client_fraction=0.5)
-    fed.run()
-    for i in range(4):
-        kept = [(r.weights[i], i in r.record["clients"]) for r in watch.rounds]
-        for (before, _), (after, took) in itertools.pairwise(kept):
-            if before is not None:
-                assert same(before, after) != took
-    assert watch.rounds[0].record["accuracy"] == {}
 
 
 def test_the_losses_of_both_stretches() -> None:

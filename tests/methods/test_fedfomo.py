@@ -16,7 +16,7 @@ from polyfed.core.modules import float_state
 from polyfed.errors import ConfigError
 from polyfed.methods import Local
 from polyfed.methods.fedfomo import FedFomo
-from tests.helpers.toys import NETS, Round, batch, clients, federation, model_with, moved, rounds, same, samples
+from tests.helpers.toys import NETS, Round, clients, federation, model_with, moved, rounds, same, samples
 
 
 def members(architectures: list[str], sizes: list[int] | int = 10, held: int = 9) -> list[Client]:
@@ -214,14 +214,6 @@ def test_statistics_travel_with_a_candidate_and_are_no_part_of_the_distance() ->
     name = "extractor.bn.running_mean"
     assert torch.equal(history[1].down[0]["candidate 0"][name], history[0].weights[1][name])
     assert moved({name: history[0].weights[0][name]}, {name: history[0].weights[1][name]}) > 1e-3
-
-
-def test_the_loss_is_the_cross_entropy() -> None:
-    (client,) = members(["shallow"])
-    model = NETS["shallow"]()
-    expected = torch.nn.functional.cross_entropy(model(client.data.train.x), client.data.train.y)
-    found = FedFomo().loss(model, batch(client.data.train), {}).detach()
-    assert float(found) == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -128,14 +128,6 @@ def test_each_control_trains_other_weights():
     assert sent["own"]["3"]["down"] < sent["none"]["3"]["down"]  # as many columns as its own representation has
 
 
-@pytest.mark.parametrize("control", ["own", "permuted"])
-def test_without_weight_a_control_is_local(control):
-    members = clients(MIXED)
-    ours = rounds(hetero(control=control, eta0=0.0), members)
-    local = rounds(Local(), members)
-    assert all(same(ours[-1].weights[i], local[-1].weights[i]) for i in range(4))
-
-
 @pytest.mark.parametrize(
     ("hyperparameters", "said"),
     [

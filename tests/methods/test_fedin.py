@@ -21,7 +21,7 @@ from polyfed.core.settings import Evaluation
 from polyfed.errors import ConfigError
 from polyfed.experiments.run import run
 from polyfed.functional.modes import eval_mode
-from polyfed.methods import FedAvg, FedIN
+from polyfed.methods import FedIN
 from polyfed.models import zoo
 from polyfed.models.split import SequentialSplit
 from tests.helpers.quick import others_slow
@@ -484,17 +484,6 @@ def test_homogeneous_without_pairs_is_fedprox_by_hand(architecture):
             np.testing.assert_allclose(value.numpy(), numpy_mean(ends, [1] * 3, name), atol=2e-6)
 
 
-@pytest.mark.parametrize("architecture", others_slow(["deep", "bn", "dropout"], quick=["dropout"]))
-@pytest.mark.parametrize("aggregation", ["layer-wise", "same-shape"])
-def test_homogeneous_without_pairs_and_mu_is_fedavg_bit_for_bit(architecture, aggregation):
-    members = clients([architecture] * 4)
-    ours = rounds(off(aggregation=aggregation), members, rounds=3, client_fraction=0.75)
-    fedavg = rounds(FedAvg(aggregation=aggregation), members, rounds=3, client_fraction=0.75)
-    for a, b in zip(ours, fedavg, strict=True):
-        assert same(shared(a.after), shared(b.after))
-        assert all(same(a.up[i]["model"], b.up[i]["model"]) for i in b.up)
-
-
 # ---- noise (8.5)  ----
 
 
@@ -638,19 +627,6 @@ def test_features_are_all_that_crosses_between_architectures_in_same_shape():
         assert same(a, b) != train_in
 
 
-@pytest.mark.parametrize("weighting", others_slow(["uniform", "samples"], quick=["samples"]))
-def test_with_one_architecture_both_aggregations_are_one(weighting):
-    """Homogeneous models (table 5a): eq. 19 is eq. 20 or 21."""
-    members = clients(["deep-bn"] * 4, [8, 12, 16, 9])
-    layered, shaped = (
-        rounds(FedIN(aggregation=a, weighting=weighting, noise_std=0.5), members, rounds=3, client_fraction=0.75)
-        for a in ("layer-wise", "same-shape")
-    )
-    for a, b in zip(layered, shaped, strict=True):
-        assert same(shared(a.after), shared(b.after))
-        assert all(same(bits(a.up[i]), bits(b.up[i])) for i in a.up)
-
-
 # ---- BatchNorm's statistics (2.3)  ----
 
 
@@ -680,17 +656,3 @@ def test_unequal_cuts_are_refused_before_round_1():
     with pytest.raises(ConfigError, match=r"client 1 \('broad'\) gives \(6,\) and \(8,\)"):
         federation(FedIN(aggregation="same-shape"), clients(["shallow", "broad"]))
     federation(FedIN(aggregation="same-shape", exchange_features=False), clients(["shallow", "wide"]))
-
-
-def test_unselected_clients_hear_nothing():
-    history = rounds(FedIN(), clients(MIXED), rounds=3, client_fraction=0.5)
-    for round in history:
-        assert {int(i) for i in round.record["bytes_by_client"]} == set(round.record["clients"]) == set(round.down)
-
-
-@pytest.mark.slow
-def test_learns():
-    members = [Client(a, samples(60, i, (i % 3, (i + 1) % 3)), samples(120, 40 + i)) for i, a in enumerate(MIXED)]
-    for method in (FedIN(), FedIN(noise_std=0.4, combine="project")):
-        fed, _ = federation(method, members, rounds=12, lr=0.01, optimizer="adam", batch_size=16, local_epochs=3)
-        assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25

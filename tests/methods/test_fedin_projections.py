@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from polyfed.core.message import nbytes
 from polyfed.core.method import TrainingResult
 from polyfed.core.randomness import generator
 from polyfed.engine.federation import Federation
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import ConfigError
 from polyfed.functional.feature_pooling import random_orthogonal
 from polyfed.methods import FedIN
 from polyfed.methods.building_blocks import feature_pairs
@@ -80,29 +79,6 @@ def test_bytes_are_the_formulas_whatever_the_network(kind: str) -> None:
     assert second.record["sums"]["in_steps"] == 1.0
 
 
-@pytest.mark.parametrize("kind", [pytest.param("fixed", marks=pytest.mark.slow), "trained"])
-def test_resumed_it_ends_the_same(kind: str, tmp_path: Path) -> None:
-    method = projected(kind, noise_std=0.4)
-    whole, _ = federation(method, mixed(), FAMILIES, rounds=3)
-    whole.run()
-    half, watch = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")
-    watch.client_done = lambda done, total: stop(half.server.round == 3)
-    with pytest.raises(RunInterrupted):
-        half.run()
-    rest, _ = federation(method, mixed(), FAMILIES, rounds=3, out=tmp_path / "run")
-    rest.run(resume=True)
-    for a, b in zip(whole.clients, rest.clients, strict=True):
-        assert same(a.weights, b.weights)
-        assert same(bits(a.state), bits(b.state))
-        assert bool(a.state) == (kind == "trained")
-    assert same(whole.server.state["pool"], rest.server.state["pool"])
-
-
-def stop(now: bool) -> None:
-    if now:
-        raise KeyboardInterrupt
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fixed", "trained"])
 def test_worker_processes_give_the_same_bits(kind: str) -> None:
@@ -122,13 +98,6 @@ def test_worker_processes_give_the_same_bits(kind: str) -> None:
         assert same(a.weights, b.weights)
         assert same(bits(a.state), bits(b.state))
     assert same(ends[0].server.state["pool"], ends[1].server.state["pool"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fixed", "trained"])
-def test_learns(kind: str) -> None:
-    fed, _ = federation(projected(kind), mixed(60), FAMILIES, rounds=10, local_epochs=3, lr=0.01, optimizer="adam")
-    assert fed.run().result["accuracy"] > 1 / CLASSES + 0.25
 
 
 # "none" and equal cuts ------------------------------------------------------------------------------------------------

@@ -10,20 +10,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed import testing
-from polyfed.core.message import nbytes
-from polyfed.core.method import hyperparameters
 from polyfed.core.randomness import generator
 from polyfed.core.settings import Training
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
-from polyfed.methods import FedKWAZ, Local, LocalMutual
+from polyfed.methods import FedKWAZ
 from tests.helpers import toys
 from tests.helpers.image_clients import CLASSES, SOME, image_rounds, members, pair, part
-from tests.helpers.quick import others_slow
-from tests.helpers.table3 import second_round
-from tests.helpers.toys import federation, moved, same
-from tests.testing.test_conformance import MUTUAL, taught_by_means
+from tests.helpers.toys import federation, moved
 
 NAMES = ("own_features", "own_scores", "auxiliary_features", "auxiliary_scores")
 PLAIN = FedKWAZ(mutual=0.0, mixed=0.0)  # stage 2 is cross entropy
@@ -117,17 +111,6 @@ def test_a_round_against_a_loop_with_two_optimizers() -> None:
                 torch.testing.assert_close(found[key], value, atol=1e-4, rtol=1e-3)
 
 
-def test_without_the_first_stage_it_is_local_mutual_and_then_local() -> None:
-    options: dict[str, Any] = {"rounds": 3, "client_fraction": 0.7, "momentum": 0.5}
-    one, other = (image_rounds(m, **options) for m in (FedKWAZ(global_epochs=0), LocalMutual()))
-    for a, b in zip(one, other, strict=True):
-        assert all(same(a.weights[i] or {}, b.weights[i] or {}) for i in range(3))
-    off = image_rounds(FedKWAZ(global_epochs=0, mutual=0.0, mixed=0.0), **options)
-    local = image_rounds(Local(), **options)
-    for a, b in zip(off, local, strict=True):
-        assert all(same(part(a.weights[i], "own"), b.weights[i] or {}) for i in range(3))
-
-
 def test_the_others_class_means_bite() -> None:
     together, separate = (image_rounds(m)[-1] for m in (PLAIN, alone(PLAIN)))
     for name in ("own", "auxiliary_model"):
@@ -144,55 +127,7 @@ def test_phases() -> None:
         assert [(phase.name, phase.epochs) for phase in method.phases(training)] == expected
 
 
-@pytest.mark.parametrize(("classes", "present"), others_slow([(10, 2), (100, 10)], quick=[(10, 2)]))
-def test_bytes(classes: int, present: int) -> None:
-    count = classes // present if classes == 10 else 2
-    round = second_round(FedKWAZ(), classes, present, count)
-    row = 4 * (2 * 500 + 2 * classes + 1)
-    assert nbytes(round.up[0]) == present * row
-    assert nbytes(round.down[0]) == present * count * row
-
-
-# mutants, refusals --------------------------------------------------------------------------------------------------
-
-
-@hyperparameters
-class Swapped(FedKWAZ):
-    """Each network learns from the means of its own kind."""
-
-    def receive(self, client: Any, message: Any) -> Any:
-        context = super().receive(client, message)
-        swapped = {
-            name: name.replace("own", "?").replace("auxiliary", "own").replace("?", "auxiliary") for name in NAMES
-        }
-        return {**context, **{name: context[swapped[name]] for name in NAMES if name in context}}
-
-
-@hyperparameters
-class Silent(FedKWAZ):
-    """A server that sends nothing."""
-
-    def broadcast(self, server: Any, client_id: int) -> Any:
-        return {}
-
-
-def test_swapped_teachers_and_a_silent_server_change_the_result() -> None:
-    right = image_rounds(PLAIN)[-1]
-    for mutant in (Swapped(mutual=0.0, mixed=0.0), Silent(mutual=0.0, mixed=0.0)):
-        assert moved(part(right.weights[2], "own"), part(image_rounds(mutant)[-1].weights[2], "own")) > 1e-4
-
-
-@hyperparameters
-class Hard(FedKWAZ):
-    """A first stage without the class means."""
-
-    def loss(self, model: Any, batch: Any, context: Any) -> Any:
-        return super().loss(model, batch, {name: value for name, value in context.items() if name != "known"})
-
-
-@pytest.mark.slow
-def test_a_mutant_is_caught_by_the_oracle() -> None:
-    assert "oracle" in testing.violations(Hard(**MUTUAL), ["oracle"], reference_loss=taught_by_means)
+# refusals -----------------------------------------------------------------------------------------------------------
 
 
 def test_tables_are_refused_before_round_1() -> None:

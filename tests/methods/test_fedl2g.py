@@ -15,7 +15,7 @@ from polyfed.core.randomness import generator
 from polyfed.data.samples import LabeledSamples
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
-from polyfed.methods import FedL2G, Local, fedl2g
+from polyfed.methods import FedL2G, fedl2g
 from tests.helpers.quick import others_slow
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, moved, rounds, same, samples, softmax
 
@@ -209,18 +209,6 @@ def test_no_step_no_gradient():
     (round,) = rounds(FedL2G(**COLD), clients(MIXED), rounds=1, lr=0.0)
     assert not any(m["gradients"].any() for m in round.up.values())
     assert torch.equal(round.before["guides"], round.after["guides"])
-
-
-def test_nobody_answers():
-    (round,) = rounds(FedL2G(**COLD), clients(MIXED), rounds=1, lose=lambda round, client: True)
-    assert torch.equal(round.before["guides"], round.after["guides"])
-
-
-def test_without_guidance_it_is_local():
-    for a, b in zip(rounds(Local(), clients(MIXED)), rounds(FedL2G(guide_weight=0.0), clients(MIXED)), strict=True):
-        assert all(same(a.weights[i], b.weights[i]) for i in range(3))
-        assert not any(b.down.values())
-        assert not any(b.up.values())
 
 
 @pytest.mark.slow

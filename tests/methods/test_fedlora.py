@@ -220,13 +220,6 @@ def test_bytes_are_of_adapters_and_head(rule: str) -> None:
         assert (nbytes(round.down[client]), nbytes(round.up[client])) == (down + head, up + head)
 
 
-def test_nobody_answers() -> None:
-    for rule in RULES:
-        (lost,) = rounds(lora_of(rule), members(), rounds=1, lose=lambda round, client: True)
-        assert lost.before.keys() == lost.after.keys()
-        assert same(lost.before["head"], lost.after["head"])
-
-
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(ConfigError, match="aggregation 'average' expects equal ranks, got '2 4 8'"):
         FedLoRA(aggregation="average")

@@ -16,7 +16,7 @@ from polyfed.core.settings import Training
 from polyfed.errors import ConfigError
 from polyfed.experiments.estimate import estimate_costs
 from polyfed.functional.losses import l1_loss
-from polyfed.methods import FedMD, Local
+from polyfed.methods import FedMD
 from polyfed.plugins.settings import Availability
 from polyfed.testing import ConformanceKit
 from tests.helpers.toys import CLASSES, INPUTS, clients, federation, public, rounds, same, samples, softmax
@@ -176,15 +176,6 @@ def test_one_client_agrees_with_itself():
     assert not grad.any()
 
 
-def test_without_digesting_it_is_local():
-    local = played(Local())
-    assert all(
-        same(a.weights[i], b.weights[i])
-        for a, b in zip(local, played(FedMD(**NO_TRANSFER, digest_epochs=0)), strict=True)
-        for i in range(3)
-    )
-
-
 # ---- who is there ----
 
 
@@ -198,11 +189,6 @@ def test_the_consensus_is_of_those_who_answered():
         with torch.no_grad():
             each.append(fed.server.model(fed.clients[i].architecture, fed.server.client_weights(i))(HELD.samples.x))
     assert torch.allclose(round.down[0]["consensus"], torch.stack(each).mean(0), atol=1e-6)
-
-
-def test_nobody_answers():
-    (round,) = played(FedMD(**NO_TRANSFER), lose=lambda round, client: True, rounds=1)
-    assert not any(round.down.values())
 
 
 def test_who_comes_late_learns_from_public_data_first_and_only_then_has_a_say():

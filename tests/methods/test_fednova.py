@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.message import nbytes
 from polyfed.core.method import hyperparameters
 from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedNova
@@ -17,7 +16,6 @@ from tests.helpers.toys import (
     Client,
     Two,
     clients,
-    federation,
     moved,
     numpy_mean,
     rounds,
@@ -176,20 +174,7 @@ def test_server_momentum_rests_where_nobody_answers():
     assert not set(velocity[0]) - {name for name, _ in NETS["deep"]().named_parameters()}
 
 
-def test_bytes():
-    floats = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
-    for round in rounds(FedNova(), clients(["bn"] * 2)):
-        assert all(nbytes(m) == 4 * floats for m in round.down.values())
-        assert all(nbytes(m) == 4 * floats + 8 + 4 for m in round.up.values())
-
-
 def test_a_pull_that_overshoots_is_refused():
     with pytest.raises(ConfigError, match=r"expected mu times training\.lr below 1, got 20 times 0.1"):
         rounds(FedNova(mu=20.0), clients(["deep"]))
     assert rounds(FedNova(mu=20.0), clients(["deep"]), lr=0.01)
-
-
-def test_what_does_not_nest_is_refused():
-    with pytest.raises(ConfigError, match=r"fednova needs .*client 1 \('wide'\).*same-shape"):
-        federation(FedNova(), clients(["shallow", "wide"]))
-    assert rounds(FedNova(aggregation="same-shape"), clients(["shallow", "wide"]))

@@ -8,25 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
-from polyfed.errors import ConfigError
 from polyfed.functional import prototype_network
 from polyfed.methods import FedORGP, Local
 from tests.helpers.few_classes import members
-from tests.helpers.table3 import kib, second_round
 from tests.helpers.toys import (
     CLASSES,
     NETS,
     Round,
-    batch,
-    clients,
-    federation,
     model_with,
     moved,
     rounds,
     same,
-    worker,
 )
 
 QUICK = FedORGP(prototype_weight=0.5, gamma=2.0, server_epochs=3, server_lr=0.1)
@@ -143,24 +136,6 @@ def test_a_class_that_nobody_has_sent_has_no_prototype() -> None:
 # the client ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_loss_against_numpy() -> None:
-    people = members()
-    _, second = rounds(QUICK, people)
-    fed, _ = federation(QUICK, people)
-    for i, client in enumerate(people):
-        at = worker(fed, i)
-        context = QUICK.receive(at, second.down[i])
-        whole = batch(client.data.train)
-        value, sums = QUICK.loss(at.model, whole, context)  # type: ignore[misc]
-        z = at.model.represent(whole.x).detach().double().numpy()  # type: ignore[operator]
-        p, y = second.down[i]["prototypes"].double().numpy(), whole.y.numpy()
-        away = 1 - cosines(z, p)[np.arange(len(y)), y]
-        task = torch.nn.functional.cross_entropy(at.model(whole.x), whole.y)
-        assert float(value.detach()) == pytest.approx(float(task.detach()) + 0.5 * away.mean(), rel=1e-5)
-        assert float(sums["distance"].detach()) == pytest.approx(away.mean(), rel=1e-5)
-        assert (away > 0).all()
-
-
 def test_lambda_turns_representations_to_the_prototypes() -> None:
     def angle(prototype_weight: float) -> float:
         method = FedORGP(prototype_weight=prototype_weight, server_lr=0.0)
@@ -196,19 +171,3 @@ def test_the_class_of_the_largest_cosine_is_predicted_where_asked_for() -> None:
     assert list(last.record["accuracy_by_predictor"]["received"]) == ["head"]
     own = rounds(FedORGP(predictor="prototype", candidates="own"), members())[1]
     assert own.states[3]["labels"].tolist() == [2]
-
-
-@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
-def test_bytes(classes: int, present: int) -> None:
-    method = FedORGP()
-    count = classes // present if classes == 10 else 2
-    round = second_round(method, classes, present, count)
-    known = present * count
-    assert nbytes(round.up[0]) == 4 * present * 501
-    assert nbytes(round.down[0]) == 4 * known * 501
-    assert kib(method, round, 0) == f"{(4 * 500 * present + 4 * 500 * known) / 1024:.2f}"
-
-
-def test_unequal_widths_are_refused_before_round_1() -> None:
-    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
-        federation(FedORGP(), clients(["deep", "broad"]))

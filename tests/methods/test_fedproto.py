@@ -15,12 +15,11 @@ from polyfed.core.client import Client
 from polyfed.core.message import nbytes
 from polyfed.core.settings import Evaluation
 from polyfed.data.samples import LabeledSamples
-from polyfed.errors import ConfigError
 from polyfed.experiments.prediction import load_model
 from polyfed.methods import FedProto, Local
 from tests.helpers.few_classes import SOME, class_means, members
 from tests.helpers.table3 import kib, second_round
-from tests.helpers.toys import CLASSES, NETS, clients, federation, model_with, rounds, same, samples, worker
+from tests.helpers.toys import CLASSES, NETS, federation, model_with, rounds, same, samples, worker
 
 
 def held(state: dict[str, torch.Tensor]) -> dict[int, np.ndarray]:
@@ -195,11 +194,6 @@ def test_bytes_as_in_table_3_of_fedgh(classes: int, present: int, shown: str) ->
         assert nbytes(round.down[i]) == 4 * 2 * present * (500 + 1)  # with those of the other client
     record = round.record
     assert record["bytes_up_paper"] == record["bytes_down_paper"] == 2 * 4 * 500 * present
-
-
-def test_unequal_widths_are_refused_before_round_1() -> None:
-    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
-        federation(FedProto(), clients(["deep", "broad"]))
 
 
 def test_one_sample_per_client_and_class_is_enough() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, nbytes
-from polyfed.core.method import TrainingResult
+from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
-from polyfed.core.server import Server
 from polyfed.core.settings import Privacy
 from polyfed.engine.alone import alone
 from polyfed.errors import ConfigError
@@ -99,15 +96,6 @@ def test_clients_of_one_class_are_those_of_fedgh() -> None:
         assert moved(a.after["header"], b.after["header"]) < 1e-5
 
 
-def test_who_does_not_answer_leaves_the_header_alone() -> None:
-    history = rounds(FedRE(), members(), rounds=2, lose=lambda round, i: round == 2)
-    assert same(history[1].before["header"], history[1].after["header"])
-    method = FedRE(header_lr=0.2)
-    part = rounds(method, members(), rounds=1, lose=lambda round, i: i != 2)[0]
-    part.up = {2: part.up[2]}
-    np.testing.assert_allclose(part.after["header"]["weight"].numpy(), numpy_header(part, 1, method)[0], atol=1e-6)
-
-
 def test_the_newest_header_is_scored() -> None:
     people = members(test=40)
     last = rounds(FedRE(header_lr=0.3), people)[1]
@@ -128,54 +116,6 @@ def test_a_header_that_stays_is_worth_the_same_alone() -> None:
         assert same(together.weights[i], separate.weights[i])
     taught = [rounds(method, people)[1].weights[0] for method in (FedRE(header_lr=0.3), alone(FedRE(header_lr=0.3)))]
     assert not same(*taught)
-
-
-# what the tests would see --------------------------------------------------------------------------------------------
-
-
-class DrawnOnce(FedRE):
-    """The mixture's weights are those of round 1 in every round."""
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        client.round = 1
-        return super().upload(client, trained)
-
-
-class NotDivided(FedRE):
-    """The mixture is not divided by the sum of its weights, its label is."""
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message = super().upload(client, trained)
-        return {**message, "representation": 1.5 * message["representation"]}
-
-
-class LabelsShifted(FedRE):
-    """Each weight belongs to the next class."""
-
-    def upload(self, client: Client, trained: TrainingResult) -> Message:
-        message = super().upload(client, trained)
-        return {**message, "encoding": message["encoding"].roll(1)}
-
-
-@pytest.mark.parametrize("mutant", [DrawnOnce, NotDivided, LabelsShifted])
-def test_a_wrong_mixture_is_seen(mutant: type[FedRE]) -> None:
-    people = members()
-    second = rounds(mutant(), people)[1]
-    assert not sound(people, second, 2)
-
-
-class HardLabels(FedRE):
-    """The header learns the class of the largest weight alone."""
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        hard = {i: {**m, "encoding": (m["encoding"] == m["encoding"].max()).float()} for i, m in uploads.items()}
-        super().aggregate(server, hard)
-
-
-def test_hard_labels_are_seen() -> None:
-    method = HardLabels(header_lr=0.2)
-    round = rounds(method, members(), rounds=1)[0]
-    assert np.abs(round.after["header"]["weight"].numpy() - numpy_header(round, 1, method)[0]).max() > 1e-3
 
 
 # bytes, refusals ------------------------------------------------------------------------------------------------------

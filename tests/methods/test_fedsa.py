@@ -13,22 +13,17 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, nbytes
-from polyfed.core.method import Batch, Context
+from polyfed.core.message import nbytes
 from polyfed.core.randomness import generator
-from polyfed.core.server import Server
 from polyfed.engine.alone import alone
-from polyfed.errors import ConfigError
 from polyfed.functional.semantic_anchors import draw_anchors, mean_nearest_distance
-from polyfed.methods import FedSA, Local
+from polyfed.methods import FedSA
 from tests.helpers import few_classes
 from tests.helpers.few_classes import SOME, mean_rows
-from tests.helpers.table3 import second_round
 from tests.helpers.toys import (
     CLASSES,
     NETS,
     Round,
-    clients,
     federation,
     model_with,
     moved,
@@ -200,65 +195,4 @@ def test_anchors_that_stay_are_worth_the_same_alone() -> None:
     assert not same(together.trained[0], separate.trained[0])
 
 
-@pytest.mark.parametrize("name", ["anchor_weight", "contrast", "calibration"])
-def test_each_weight_bites_alone(name: str) -> None:
-    off = {"anchor_weight": 0.0, "contrast": 0.0, "calibration": 0.0}
-    first = rounds(FedSA(**{**off, name: 0.5}), members(), rounds=1)[0]
-    local = rounds(Local(), members(), rounds=1)[0]
-    assert not any(same(first.trained[i], local.trained[i]) for i in range(4))
-    assert first.record["sums"].keys() == {"distance" if name == "anchor_weight" else name}
-
-
-# what the tests would see --------------------------------------------------------------------------------------------
-
-
-class OwnAnchorsOnly(FedSA):
-    """The head learns the anchors of the batch's classes alone."""
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
-        own = torch.stack([context["anchors"][c] for c in batch.y.unique()])
-        missing = -torch.log_softmax(model.head(context["anchors"]), 1).diagonal().mean()
-        found = torch.log_softmax(model.head(own), 1)[range(len(own)), batch.y.unique()]
-        total, sums = super().loss(model, batch, context)
-        return total - 0.3 * missing - 0.3 * found.mean(), sums
-
-
-class MarginForOthers(FedSA):
-    """The margin is taken off the own class's distance instead of added."""
-
-    def receive(self, client: Client, message: Message) -> Context:
-        context = super().receive(client, message)
-        return {**context, "margin": -context["margin"]}
-
-
-@pytest.mark.parametrize("mutant", [OwnAnchorsOnly, MarginForOthers])
-def test_a_wrong_loss_is_seen(mutant: type[FedSA]) -> None:
-    people = members()
-    assert not sound(people, rounds(mutant(anchor_weight=0.7, contrast=0.4, calibration=0.3), people, **ONE_STEP))
-
-
-class Reversed(FedSA):
-    """The momentum belongs to the means."""
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        FedSA(momentum=1 - self.momentum).aggregate(server, uploads)
-
-
-def test_a_reversed_momentum_is_seen() -> None:
-    ours, other = (rounds(kind(momentum=0.8), members(), rounds=1)[0].after["anchors"] for kind in (FedSA, Reversed))
-    assert (ours - other).abs().max() > 1e-2
-
-
 # bytes, refusals ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
-def test_bytes(classes: int, present: int) -> None:
-    round = second_round(FedSA(), classes, present, 2)
-    assert nbytes(round.up[0]) == 4 * present * 501
-    assert nbytes(round.down[0]) == 4 * classes * 500
-
-
-def test_unequal_widths_are_refused_before_round_1() -> None:
-    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
-        federation(FedSA(), clients(["deep", "broad"]))

@@ -13,18 +13,14 @@ import torch
 from torch import Tensor
 
 from polyfed.core.client import Client
-from polyfed.core.message import Message, nbytes
-from polyfed.core.method import Batch, Context
+from polyfed.core.message import Message
 from polyfed.core.server import Server
 from polyfed.engine.alone import alone
-from polyfed.errors import ConfigError
 from polyfed.functional.class_structure import Measure
-from polyfed.functional.class_targets import prototype_distance
 from polyfed.methods import FedSAF, Local
 from tests.helpers import few_classes
 from tests.helpers.few_classes import mean_rows
-from tests.helpers.table3 import second_round
-from tests.helpers.toys import CLASSES, NETS, Round, clients, federation, model_with, moved, rounds, same
+from tests.helpers.toys import CLASSES, NETS, Round, model_with, moved, rounds, same
 
 MEASURES: tuple[Measure, ...] = ("cka", "gram", "distance")
 ONE_STEP: dict[str, Any] = {"batch_size": 64, "lr": 0.2, "local_epochs": 1}
@@ -160,48 +156,4 @@ def test_alone_a_client_keeps_to_its_own_structure() -> None:
     assert not same(together.trained[2], separate.trained[2])
 
 
-# what the tests would see --------------------------------------------------------------------------------------------
-
-
-class Coordinates(FedSAF):
-    """Representations are drawn to the prototypes themselves."""
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
-        if "prototypes" not in context:
-            return super().loss(model, batch, context)
-        task = FedSAF(structure_weight=0.0).loss(model, batch, {})
-        z = model.represent(batch.x)
-        return task + 2.5 * prototype_distance(z, batch.y, batch.w, context["prototypes"], context["known"])
-
-
-class AbsentAsZero(FedSAF):
-    """A class that a client lacks counts as a mean of zeros."""
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Any:
-        if "prototypes" not in context:
-            return super().loss(model, batch, context)
-        z = model.represent(batch.x)
-        m = torch.stack([z[batch.y == c].sum(0) / (batch.y == c).sum().clamp(min=1) for c in range(CLASSES)])
-        task = FedSAF(structure_weight=0.0).loss(model, batch, {})
-        return task + 2.5 * gap(m, context["prototypes"], "distance")
-
-
-@pytest.mark.parametrize("mutant", [Coordinates, AbsentAsZero])
-def test_a_wrong_loss_is_seen(mutant: type[FedSAF]) -> None:
-    people = members()
-    assert not sound(people, rounds(mutant(structure_weight=2.5), people, **ONE_STEP), "distance")
-
-
 # bytes, refusals ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("classes", "present"), [(10, 2), (100, 10)])
-def test_bytes(classes: int, present: int) -> None:
-    round = second_round(FedSAF(), classes, present, 2)
-    assert nbytes(round.up[0]) == 4 * present * 501
-    assert nbytes(round.down[0]) == 4 * 2 * present * 501  # of the classes that either client has
-
-
-def test_unequal_widths_are_refused_before_round_1() -> None:
-    with pytest.raises(ConfigError, match=r"one feature width.*gives 8.*gives 5.*models\.feature_dim.*fedhenn"):
-        federation(FedSAF(), clients(["deep", "broad"]))

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
-from polyfed.methods import FedAvg, Local
+from polyfed.methods import Local
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
-from tests.helpers.quick import others_slow
 from tests.helpers.toys import NETS, clients, federation, rounds, same
 
 
@@ -86,19 +85,6 @@ def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> No
     assert signs >= {-1.0, 1.0}
     assert (mask[0] != mask[1]).any(), "the two should keep different entries"
     assert 0.7 <= mask[0].mean() < 1 or every == 2
-
-
-@pytest.mark.parametrize("off", [{"personal_rate": 0.0}, {"max_personal_fraction": 0.0}, {"grow_interval": 9}])
-@pytest.mark.parametrize("architectures", others_slow([["bn"] * 3, ["shallow", "deep", "deep"]], quick=[["bn"] * 3]))
-def test_without_masks_it_is_uniform_fedavg(off: dict[str, Any], architectures: list[str]) -> None:
-    runs = [
-        rounds(method, clients(architectures, [6, 9, 14]), rounds=5, client_fraction=0.7, momentum=0.5, local_epochs=2)
-        for method in (FedSelect(**{"grow_interval": 1, **off}), FedAvg(weighting="uniform"))
-    ]
-    for mine, plain in zip(*runs, strict=True):
-        assert same(mine.after["model union"], plain.after["model union"])
-        assert mine.record["samples"] == plain.record["samples"]
-        assert mine.record["bytes_down"] == plain.record["bytes_down"]
 
 
 class Whole(FedSelect):

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.functional.masks import unpack_bits
-from polyfed.methods import FIARSE, FedAvg
-from tests.helpers.quick import others_slow
+from polyfed.methods import FIARSE
 from tests.helpers.slices import order_of
 from tests.helpers.toys import clients, federation, model_with, moved, numpy_mean, rounds, same
 from tests.helpers.toys import net as toy
@@ -105,17 +104,6 @@ def test_two_rounds_by_hand(kind, weighting, threshold):
             np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
     assert signs == {-1.0, 0.0, 1.0}
     assert fell, "some weight should fall below its threshold in training"
-
-
-@pytest.mark.parametrize("kind", others_slow(["shallow", "bn", "dropout"], quick=["bn"]))
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("threshold", ["global", "layer"])
-def test_with_all_of_the_network_everywhere_it_is_fedavg(kind, weighting, threshold):
-    members = clients([kind] * 3, [8, 12, 16])
-    ours = rounds(FIARSE(shares="1", weighting=weighting, threshold=threshold), members, rounds=3, client_fraction=0.7)
-    theirs = rounds(FedAvg(weighting=weighting), members, rounds=3, client_fraction=0.7)
-    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
-    assert same(dict(model), ours[-1].after["model"])
 
 
 def test_what_no_sub_model_holds_stays_bit_for_bit():

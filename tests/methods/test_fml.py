@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from polyfed.core.client import Client
-from polyfed.methods import FML, FedAvg, Local
+from polyfed.methods import FML, Local
 from polyfed.methods.building_blocks.auxiliary_model import JointModel
 from tests.helpers.toys import (
     NETS,
@@ -20,7 +20,6 @@ from tests.helpers.toys import (
     clients,
     federation,
     moved,
-    numpy_mean,
     rounds,
     same,
     samples,
@@ -151,21 +150,6 @@ def test_the_mutual_terms_bite_at_the_defaults() -> None:
     assert moved(mutual.after["auxiliary_model"], fedavg.after["auxiliary_model"]) > 1e-3
 
 
-@pytest.mark.parametrize("architecture", ["shallow", "bn"])
-def test_reductions_bit_for_bit(architecture: str) -> None:
-    """With alpha = 1 Local, of any network; with beta = 1 FedAvg on the common one, whatever the private ones are."""
-    kinds = [architecture, "wide", "broad"]
-    options: dict[str, Any] = {"rounds": 3, "client_fraction": 0.7, "momentum": 0.5, "batch_size": 5}
-    mutual = rounds(FML(alpha=1.0, beta=1.0, shared=architecture), clients(kinds, [10, 15, 20]), **options)
-    alone = rounds(Local(), clients(kinds, [10, 15, 20]), **options)
-    averaged = rounds(FedAvg(), clients([architecture] * 3, [10, 15, 20]), **options)
-    for a, b, c in zip(mutual, alone, averaged, strict=True):
-        for number in range(3):
-            own = {n.removeprefix("own."): t for n, t in (a.weights[number] or {}).items() if n.startswith("own.")}
-            assert same(own, b.weights[number] or {})
-        assert same(a.after["auxiliary_model"], c.after["model union"])
-
-
 def test_equal_networks_teach_each_other_nothing() -> None:
     one = [Client(NETS["deep"](), samples(12, 0))]
     fed, watch = federation(FML(alpha=0.3, beta=0.3), one, rounds=3)
@@ -185,20 +169,6 @@ def test_equal_networks_teach_each_other_nothing() -> None:
     assert moved(other.rounds[-1].after["auxiliary_model"], watch.rounds[-1].after["auxiliary_model"]) > 1e-3
 
 
-def test_batchnorm_statistics_are_averaged_and_its_counter_stays_at_home() -> None:
-    (round,) = rounds(FML(shared="bn"), clients(["shallow", "broad"], [8, 24]), rounds=1)
-    common = round.after["auxiliary_model"]
-    buffers = [name for name in common if name.endswith(("running_mean", "running_var"))]
-    assert len(buffers) == 2 * 3
-    for name in common:
-        models = [round.trained[i] for i in (0, 1)]
-        expected = numpy_mean([{name: m[f"auxiliary_model.{name}"]} for m in models], [8, 24], name)
-        np.testing.assert_allclose(common[name].numpy(), expected, atol=1e-6)
-    assert all(moved({"": common[name]}, {"": round.before["auxiliary_model"][name]}) > 1e-4 for name in buffers)
-    assert not any("num_batches" in name for message in round.up.values() for name in message["model"])
-    assert not any(torch.equal(common[name], round.trained[0][f"auxiliary_model.{name}"]) for name in buffers)
-
-
 def test_who_is_absent_keeps_its_network_and_hears_later() -> None:
     history = rounds(FML(), clients(["wide", "broad", "shallow"]), rounds=4, client_fraction=0.4)
     for before, after in itertools.pairwise(history):
@@ -207,22 +177,6 @@ def test_who_is_absent_keeps_its_network_and_hears_later() -> None:
                 assert after.weights[number] is before.weights[number]
         for message in after.down.values():
             assert same(message["model"], before.after["auxiliary_model"])
-
-
-def test_nobody_answers() -> None:
-    history = rounds(FML(), clients(["wide", "shallow"]), rounds=2, lose=lambda r, i: r == 2)
-    assert same(history[1].after["auxiliary_model"], history[0].after["auxiliary_model"])
-
-
-@pytest.mark.parametrize(("shared", "numbers"), [("smallest", 6 * 5 + 6 * 7 + 6 * 5 + 5 + 6 * 3), ("bn", None)])
-def test_bytes(shared: str, numbers: int | None) -> None:
-    net = NETS["shallow" if shared == "smallest" else shared]()
-    held = sum(t.numel() for t in net.state_dict().values() if t.is_floating_point())
-    assert numbers is None or held == numbers
-    history = rounds(FML(shared=shared), clients(["shallow", "wide", "deep"]), rounds=2)
-    for round in history:
-        assert round.record["bytes_down"] == 3 * 4 * held
-        assert round.record["bytes_up"] == 3 * (4 * held + 8)
 
 
 def test_scored_is_the_private_network() -> None:

@@ -13,7 +13,7 @@ from polyfed.core.client import Client
 from polyfed.core.message import freeze
 from polyfed.engine.executors.working_copy import working_copy
 from polyfed.errors import ConfigError
-from polyfed.methods import FedAvg, HeteroFL
+from polyfed.methods import HeteroFL
 from polyfed.methods.building_blocks.static_batchnorm import estimate_stats
 from polyfed.methods.building_blocks.width_slicing import client_level, level_rate
 from tests.helpers.slices import NARROW, order_of, prefix, rounds, small, watched
@@ -104,15 +104,6 @@ def test_masks_do_nothing_where_everybody_has_all_classes():
     assert all(set(m.data.train.y.tolist()) == {0, 1, 2} for m in members)
     ends = [rounds(HeteroFL(masked=on), members)[-1].after["model"] for on in (True, False)]
     assert same(*ends)
-
-
-def test_rate_1_without_extras_is_fedavg_that_counts_everybody_once():
-    for kind in ("shallow", "bn"):
-        method = HeteroFL(rates="fix_a1", masked=False, max_grad_norm=0.0, statistics="running")
-        ours, _ = rounds_of(method, kind, rounds=3, client_fraction=0.7)
-        theirs, _ = rounds_of(FedAvg(weighting="uniform"), kind, rounds=3, client_fraction=0.7)
-        model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
-        assert same(dict(model), ours[-1].after["model"])
 
 
 # rates ----------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
-from polyfed.core.message import nbytes
 from polyfed.functional import cross_layer
 from polyfed.methods import FedAvg, InCoAvg
 from polyfed.testing.fixtures import draw, tiny_model
@@ -118,10 +117,3 @@ def test_same_shape_corrects_within_each_architecture():
         deep, first = CONV.format(1), CONV.format(0)
         step = numpy_step(g[deep], g[first], "code")
         np.testing.assert_allclose(after[deep].numpy(), before[deep].double().numpy() + step, atol=2e-6)
-
-
-def test_bytes_are_those_of_fedavg():
-    inco, plain = (played(method, rounds=1)[0] for method in (InCoAvg(), FedAvg()))
-    for i in range(3):
-        assert nbytes(inco.down[i]) == nbytes(plain.down[i])
-        assert nbytes(inco.up[i]) == nbytes(plain.up[i]) == nbytes(inco.down[i]) + 8

@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed import testing
 from polyfed.core.client import Client
-from polyfed.core.method import hyperparameters
 from polyfed.core.randomness import generator
 from polyfed.errors import ConfigError
 from polyfed.functional.patch_mixing import mixing_map
-from polyfed.methods import Local, LocalMutual
+from polyfed.methods import LocalMutual
 from polyfed.methods.building_blocks.mutual_learning import CANDIDATES
 from polyfed.testing.fixtures import draw
 from tests.helpers import toys
 from tests.helpers.image_clients import CLASSES, NETS, SOME, image_rounds, kl, members, pair, part
-from tests.helpers.quick import others_slow
 from tests.helpers.toys import federation, moved, same, worker
-from tests.testing.test_conformance import MUTUAL, taught_by_each_other
 
 METHOD = LocalMutual(temperature=2.0, mutual=0.7, mixed=0.4, mix_alpha=0.5, patches=4, search_every=0)
 
@@ -67,25 +63,6 @@ def test_a_round_against_a_loop_with_two_optimizers(kind: str) -> None:
             found = part(second.weights[number], name)
             for key, value in net.state_dict().items():
                 torch.testing.assert_close(found[key], value, atol=2e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("shared", ["smallest", "wide"])
-def test_without_weights_it_is_local_bit_for_bit(shared: str) -> None:
-    options: dict[str, Any] = {"rounds": 3, "client_fraction": 0.7, "momentum": 0.5, "local_epochs": 2}
-    plain = image_rounds(LocalMutual(mutual=0.0, mixed=0.0, shared=shared), **options)
-    local = image_rounds(Local(), **options)
-    for one, other in zip(plain, local, strict=True):
-        assert all(same(part(one.weights[i], "own"), other.weights[i] or {}) for i in range(3))
-
-
-@pytest.mark.parametrize("change", [{"mutual": 0.0}, {"mixed": 0.0}, {"temperature": 8.0}, {"patches": 9}], ids=str)
-def test_every_term_bites(change: dict[str, Any]) -> None:
-    given = {"temperature": 2.0, "patches": 4, "mix_alpha": 0.5, "search_every": 0}
-    if change.get("mixed") == 0:
-        given = {"temperature": 2.0}
-    plain, other = (image_rounds(LocalMutual(**options)) for options in ({**given}, {**given, **change}))
-    for name in ("own", "auxiliary_model"):
-        assert moved(part(plain[-1].weights[0], name), part(other[-1].weights[0], name)) > 1e-4
 
 
 def test_nothing_is_sent_and_the_second_network_stays() -> None:
@@ -161,38 +138,7 @@ def test_three_mixtures_are_drawn_for_every_step() -> None:
     assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
 
 
-# mutants, refusals --------------------------------------------------------------------------------------------------
-
-
-@hyperparameters
-class Unmixed(LocalMutual):
-    """Images are not mixed."""
-
-    def loss_on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
-        plain = {**context, "maps": torch.ones_like(context["maps"])}
-        return super().loss_on_mixed(own, other, batch, plain)
-
-
-@hyperparameters
-class OneMixture(LocalMutual):
-    """All three terms on the same mixed images."""
-
-    def loss_on_mixed(self, own: Any, other: Any, batch: Any, context: Any) -> Any:
-        same = {name: context[name][:1].expand_as(context[name]) for name in ("maps", "order")}
-        return super().loss_on_mixed(own, other, batch, {**context, **same})
-
-
-@hyperparameters
-class Lukewarm(LocalMutual):
-    """Divergences without the factor T^2."""
-
-    def divergence(self, scores: Any, teacher: Any, w: Any) -> Any:
-        return super().divergence(scores, teacher, w) / self.temperature**2
-
-
-@pytest.mark.parametrize("mutant", others_slow([Unmixed, OneMixture, Lukewarm], quick=[Lukewarm]))
-def test_mutants_are_caught(mutant: type[LocalMutual]) -> None:
-    assert "oracle" in testing.violations(mutant(**MUTUAL), ["oracle"], reference_loss=taught_by_each_other)
+# refusals -----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_refused_before_round_1() -> None:

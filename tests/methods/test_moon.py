@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from polyfed.core.message import nbytes
 from polyfed.errors import ConfigError
 from polyfed.methods import MOON, FedAvg
 from tests.helpers.toys import (
@@ -145,10 +144,6 @@ def test_mu_0_is_fedavg_and_costs_nothing_more():
     assert method.receive(worker(fed, 0, round=3), method.broadcast(fed.server, 0)) == {}
 
 
-def test_the_defaults_bite():
-    assert (MOON().mu, MOON().temperature) == (1.0, 0.5)
-
-
 def test_it_pulls_to_what_came_and_off_its_own():
     """After local training from the same weights, the representations are nearer to the received model's."""
     data = samples(40, 3)
@@ -172,14 +167,6 @@ def test_it_pulls_to_what_came_and_off_its_own():
         )
         cosines[mu] = float((F.cosine_similarity(z, near) - F.cosine_similarity(z, far)).mean())
     assert cosines[5.0] > cosines[0.0] + 1e-3
-
-
-@pytest.mark.parametrize("architecture", ["shallow", "bn"])
-def test_bytes(architecture):
-    floats = sum(t.numel() for t in NETS[architecture]().state_dict().values() if t.is_floating_point())
-    for round in rounds(MOON(), clients([architecture] * 2)):
-        assert all(nbytes(m) == 4 * floats for m in round.down.values())
-        assert all(nbytes(m) == 4 * floats + 8 for m in round.up.values())
 
 
 def test_what_does_not_fit_is_refused():

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from polyfed.config.recipe import Recipe
 from polyfed.core.modules import batchnorm_layers
 from polyfed.engine.executors.working_copy import working_copy
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import ConfigError
 from polyfed.functional.channel_slices import first_channels, slice_channels
 from polyfed.functional.losses import multi_exit_loss
 from polyfed.methods import FedAvg, HeteroFL, ScaleFL
@@ -143,41 +143,6 @@ def test_a_round_is_that_of_sub_models_trained_by_hand(kind, weighting):
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-6)
 
 
-def test_what_no_sub_model_holds_stays_bit_for_bit():
-    """Only clients of levels 1 and 3 answer: nothing past the third one's exit or width is touched, in two rounds."""
-    fed, _ = federation(ScaleFL(), clients(["deep"] * 5, 8))
-    fed.method.init_server(fed.server)
-    answer = {level: fed.server.state["levels"].tolist().index(level) for level in (1, 3)}
-    lose = lambda round, client: client not in answer.values()  # noqa: E731
-    history = rounds(ScaleFL(), clients(["deep"] * 5, 8), lose=lose, rounds=2)
-    start, end = history[0].before["model"], history[1].after["model"]
-    largest = history[0].down[answer[3]]["model"]
-    for name, before in start.items():
-        inside = torch.zeros_like(before, dtype=torch.bool)
-        if name in largest:
-            prefix(inside, largest[name])[...] = True
-            assert bool((before != end[name])[inside].any())
-        assert torch.equal(before[~inside], end[name][~inside])
-    assert {name for name in start if name not in largest} == {
-        *(f"intermediate.last.linear.{what}" for what in ("weight", "bias")),
-        *("head.weight", "head.bias"),
-    }
-
-
-def test_untouched_sub_models_come_back_as_they_went():
-    history = rounds(ScaleFL(), clients(["deep"] * 5, 8), rounds=2, lr=0.0)
-    assert same(history[0].before["model"], history[1].after["model"])
-
-
-@pytest.mark.parametrize("kind", ["shallow", "bn", "dropout"])
-def test_one_level_of_the_whole_network_is_fedavg_that_counts_everybody_once(kind):
-    members = clients([kind] * 3, [8, 12, 16])
-    ours = rounds(ScaleFL(levels="1@1", statistics="running"), members, rounds=3, client_fraction=0.7)
-    theirs = rounds(FedAvg(weighting="uniform"), members, rounds=3, client_fraction=0.7)
-    model = next(value for name, value in theirs[-1].after.items() if name.startswith("model"))
-    assert same(dict(model), ours[-1].after["model"])
-
-
 @pytest.mark.parametrize("kind", ["shallow", "bn"])
 def test_levels_of_all_blocks_are_heterofl_without_its_extras(kind):
     members = clients([kind] * 3, [8, 12, 16])
@@ -262,43 +227,6 @@ def test_every_client_is_scored_at_its_own_exit_with_the_statistics_of_its_level
         assert run.history[-1]["accuracy_per_client"][number] == pytest.approx(share)
 
 
-def test_statistics_are_those_of_the_new_sub_model_on_the_clients_data():
-    members = clients(["deep-bn"] * 5, [8, 12, 9, 10, 11])
-    history = rounds(ScaleFL(), members, rounds=1)
-    after, levels = history[0].after, level_of(history[0])
-    for number, level in levels.items():
-        blocks, (wide, high) = LEVELS[level][1], widths(level)
-        found, x = after[f"statistics {level}"], []
-        for rows in torch.arange(members[number].n).split(4):
-            h = members[number].data.train.x[rows]
-            means = []
-            for name in LAYERS[:blocks] if len(rows) > 1 else ():
-                size = high if "last" in name else wide
-                w = after["model"][f"{name}.linear.weight"][:size, : h.shape[1]]
-                h = F.linear(h, w, after["model"][f"{name}.linear.bias"][:size])
-                means.append(h.mean(0))
-                scale, shift = (after["model"][f"{name}.bn.{what}"][:size] for what in ("weight", "bias"))
-                h = F.batch_norm(h, None, None, scale, shift, True).tanh()
-            x += [means] if means else []
-        for place, name in enumerate(LAYERS[:blocks]):
-            expected = torch.stack([means[place] for means in x]).mean(0)
-            torch.testing.assert_close(
-                found[f"{name}.bn.running_mean"][: len(expected)], expected, atol=1e-5, rtol=1e-4
-            )
-        assert {n.rpartition(".bn.")[0] for n in found} == set(LAYERS[:blocks])
-
-
-def test_training_keeps_no_running_statistics_unless_asked():
-    still, running = (
-        rounds(ScaleFL(statistics=what), clients(["deep-bn"] * 2, 8), rounds=1)[0] for what in ("all", "running")
-    )
-    for trained in still.trained.values():
-        assert not trained["extractor.bn.running_mean"].any()
-    assert not any("running" in name for name in still.after["model"])
-    assert running.after["model"]["intermediate.last.bn.running_mean"].any()
-    assert not any(name.startswith("statistics") for name in running.after)
-
-
 # bytes, folders, networks ---------------------------------------------------------------------------------------------
 
 
@@ -309,51 +237,6 @@ def numbers(level, batchnorm=True):
     exits = [outputs[count - 1] for count in EXITS if count <= blocks]
     p = sum(i * o + o for i, o in zip(inputs, outputs, strict=True)) + sum(CLASSES * (o + 1) for o in exits)
     return (p + 2 * sum(outputs), 2 * sum(outputs)) if batchnorm else (p, 0)
-
-
-@pytest.mark.parametrize("who", ["all", "selected"])
-def test_who_reports_and_what_it_costs(who):
-    fed, watch = watched(ScaleFL(statistics=who), clients(["deep-bn"] * 5, 8), client_fraction=0.6)
-    fed.run()
-    levels, reported = level_of(watch.rounds[0]), set()
-    for record in fed.history:
-        asked = record["clients"] if who == "selected" else range(5)
-        found = {int(n): (b["down"], b["up"]) for n, b in record["bytes_by_client"].items()}
-        assert set(found) == set(asked)
-        for number in asked:
-            (p, s), trains = numbers(levels[number]), number in record["clients"]
-            down = 4 * p + trains * 4 * (p + (levels[number] in reported) * s)
-            assert found[number] == (down, 4 * s + 8 + trains * 4 * p)
-        reported |= {levels[number] for number in asked}
-        paper = sum(4 * numbers(levels[number])[0] for number in record["clients"])
-        assert record["bytes_up_paper"] == record["bytes_down_paper"] == paper
-
-
-def test_resumed_is_uninterrupted(tmp_path):
-    class Stop:
-        def __init__(self, fed):
-            self.fed = fed
-
-        def client_done(self, done, total):
-            if self.fed.server.round == 2 and done == 1:
-                raise KeyboardInterrupt
-
-        def __getattr__(self, name):
-            return lambda *args: None
-
-    members = clients(["deep-bn"] * 5, 8)
-    straight, _ = federation(ScaleFL(), members, rounds=2)
-    straight.run()
-    stopped, _ = federation(ScaleFL(), members, rounds=2, out=tmp_path / "run")
-    stopped.trackers.append(Stop(stopped))
-    with pytest.raises(RunInterrupted):
-        stopped.run()
-    resumed, _ = federation(ScaleFL(), members, rounds=2, out=tmp_path / "run")
-    resumed.run(resume=True)
-    assert straight.server.state.keys() == resumed.server.state.keys() > {"model", "levels", "statistics 1"}
-    for name, value in straight.server.state.items():
-        other = resumed.server.state[name]
-        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else same(value, other)
 
 
 def test_what_has_no_place_for_an_exit_is_refused_before_round_1(tmp_path):

@@ -18,6 +18,7 @@ from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
 from polyfed.models.adapt import split
 from polyfed.models.resnet import PreActBottleneck
+from tests.methods.building_blocks.test_channel_groups import Forward
 
 DEPTHS = (0.4, 0.55, 0.7, 0.85, 1.0)
 
@@ -27,19 +28,6 @@ def mlp(*widths: int) -> nn.Sequential:
     for before, after in itertools.pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
-
-
-class Forward(nn.Module):
-    """Some layers, and any function of them as forward."""
-
-    def __init__(self, forward, **layers: nn.Module) -> None:
-        super().__init__()
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-        self._forward = forward
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._forward(self, x)
 
 
 @pytest.mark.parametrize(

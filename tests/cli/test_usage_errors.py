@@ -115,16 +115,13 @@ TYPES = [
 ]
 RANGES = [
     ("data.num_clients=0", "data.num_clients: expected at least 1, got 0"),
-    ("data.num_clients=-1", "data.num_clients: expected at least 1, got -1"),
     ("training.client_fraction=0", "training.client_fraction: expected more than 0, got 0"),
     ("training.client_fraction=1.5", "training.client_fraction: expected at most 1, got 1.5"),
     ("training.client_fraction=nan", "training.client_fraction"),
     ("training.batch_size=0", "training.batch_size: expected at least 1, got 0"),
-    ("training.rounds=-1", "training.rounds: expected at least 1, got -1"),
     ("training.rounds=0", "training.rounds: expected at least 1, got 0"),  # results lost at the end
     ("training.local_epochs=0", "training.local_epochs: expected at least 1, got 0"),
     ("training.lr=nan", "training.lr: expected a finite number, got nan"),
-    ("training.lr=inf", "training.lr: expected a finite number, got inf"),
     ("training.lr=-0.1", "training.lr: expected at least 0, got -0.1"),
     ("training.momentum=1", "training.momentum: expected less than 1, got 1"),
     ("evaluation.every_n_rounds=0", "evaluation.every_n_rounds: expected at least 1, got 0"),
@@ -220,7 +217,6 @@ WORDS = [
     (["report"], "missing argument 'DIR'"),
     (["run", "tiny.toml", "--seed"], "'--seed' requires an argument"),
     (["run", "tiny.toml", "--seed", "one"], "--seed: expected a whole number, got 'one'"),
-    (["run", "tiny.toml", "--seed=one"], "--seed: expected a whole number, got 'one'"),
     (["run", "tiny.toml", "other.toml"], "other.toml"),
     (["run", "tiny.tom"], "got 'tiny.tom', which is not there; did you mean 'tiny.toml'?"),
     (["run", "."], "expected a recipe file, got '.'"),
@@ -283,30 +279,12 @@ def test_a_place_where_nothing_can_be_written(place: Place) -> None:
     assert "with other files in it" in place.refused("run", "tiny.toml", "--out", "full")
 
 
-def spoken(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The real command line, in a process of its own."""
+def test_the_real_command_line(place: Place) -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("POLYFED_DATA", None)
-    command = [sys.executable, "-m", "polyfed", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["rnu"], "unknown command 'rnu'; did you mean 'run'?"),
-        pytest.param(
-            ["run", "tiny.toml", "--set", "training.lr=nan"],
-            "training.lr: expected a finite number, got nan",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(["run", "tiny.toml", "--set", "data.dataset=cifar10"], "cifar10", marks=pytest.mark.slow),
-    ],
-)
-def test_the_real_command_line(place: Place, words: list[str], line: str) -> None:
-    done = spoken(*words, folder=place.folder)
+    command = [sys.executable, "-m", "polyfed", "rnu"]
+    done = subprocess.run(command, cwd=place.folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert line in done.stderr
+    assert "unknown command 'rnu'; did you mean 'run'?" in done.stderr
     assert done.stderr.count("\n") == 1
     assert sorted(path.name for path in place.folder.iterdir()) == ["tiny.toml"]

@@ -233,42 +233,36 @@ def test_a_method_of_ones_own_is_counted_and_not_run_again(suite: Path, tmp_path
     assert len(done.table.ranks) == 2
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("settings", ["shrot"]), "expected a setting of the suite, got 'shrot'; did you mean 'short'?"),
-        (("methods", 'methods = ["fedgh", "fedporto"]'), "fedporto"),
-    ],
-)
-def test_wrong_requests_write_nothing(change: tuple[str, Any], said: str, suite: Path, tmp_path: Path) -> None:
-    what, value = change
-    own = tmp_path / "suite"
-    shutil.copytree(suite, own)
-    if what == "methods":
-        text = PROTOCOL.split("[tuning.fedgh]")[0].replace("tuning_seeds = [7]", "")
-        text += "[settings.short]\nrecipe = 'plain.toml'\n"
-        (own / "protocol.toml").write_text(text.replace('methods = ["fedgh", "fedproto"]', value))
-    with pytest.raises(ConfigError) as caught:
-        benchmark(own, tmp_path / "out", settings=value if what == "settings" else None)
-    assert said in str(caught.value)
-    assert not (tmp_path / "out").exists()
+NOBODY = """
+title = "Nobody"
+methods = ["fedgh", "fedporto"]
+seeds = [0]
+
+[settings.short]
+recipe = "plain.toml"
+"""
 
 
 @pytest.mark.parametrize(
-    ("grid", "said"),
+    ("protocol", "asked", "said"),
     [
-        ("header_rate = [0.0, 1.0]", "unknown key 'methods.fedgh.header_rate'"),
-        ("header_lr = [0.1, -1.0]", "methods.fedgh.header_lr: expected at least 0, got -1.0"),
+        (PROTOCOL, {"settings": ["shrot"]}, "expected a setting of the suite, got 'shrot'; did you mean 'short'?"),
+        (PROTOCOL, {"methods": ["fedporto"]}, "unknown method 'fedporto'; did you mean 'fedproto'?"),
+        (PROTOCOL, {"methods": "fedproto"}, "methods: expected a list"),
+        (PROTOCOL, {"methods": []}, "methods: expected at least one, got none"),
+        (NOBODY, {}, "fedporto"),
+        (PROTOCOL.replace("header_lr", "header_rate"), {}, "unknown key 'methods.fedgh.header_rate'"),
+        (PROTOCOL.replace("[0.0, 1.0]", "[0.1, -1.0]"), {}, "methods.fedgh.header_lr: expected at least 0, got -1.0"),
     ],
 )
-def test_values_that_a_method_does_not_take_are_told_before_the_first_run(
-    grid: str, said: str, suite: Path, tmp_path: Path
+def test_wrong_requests_write_nothing(
+    protocol: str, asked: dict[str, Any], said: str, suite: Path, tmp_path: Path
 ) -> None:
     own = tmp_path / "suite"
     shutil.copytree(suite, own)
-    (own / "protocol.toml").write_text(PROTOCOL.replace("header_lr = [0.0, 1.0]", grid))
+    (own / "protocol.toml").write_text(protocol)
     with pytest.raises(ConfigError) as caught:
-        benchmark(own, tmp_path / "out")
+        benchmark(own, tmp_path / "out", **asked)
     assert said in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -360,21 +354,6 @@ def test_a_method_runs_where_the_suite_has_it_or_in_all_settings_asked_for(suite
     assert [one.setting for one in done.settings] == ["long"]
     (short,) = benchmark(own, tmp_path / "more", settings=["short"], methods=["fedproto"]).settings
     assert [row.name for row in short.rows] == ["local", "fedproto"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (["fedporto"], "unknown method 'fedporto'; did you mean 'fedproto'?"),
-        ("fedproto", "methods: expected a list"),
-        ([], "methods: expected at least one, got none"),
-    ],
-)
-def test_methods_that_cannot_be_write_nothing(asked: Any, said: str, suite: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        benchmark(suite, tmp_path / "out", methods=asked)
-    assert said in str(caught.value)
-    assert not (tmp_path / "out").exists()
 
 
 # going on from figures ----------------------------------------------------------------------------------------------

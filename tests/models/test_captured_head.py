@@ -298,13 +298,6 @@ def federate(method: pf.Method, executor: str, workers: int | None = None, **net
     return made.run(), said
 
 
-def test_worker_processes_give_the_same() -> None:
-    (alone, _), (together, _) = (federate(pf.methods.FedGH(), *how) for how in (("serial", None), ("processes", 2)))
-    for number, model in alone.models.items():
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, together.models[number].state_dict()[name])
-
-
 @pytest.mark.parametrize("branches", [False, True])
 def test_cohorts_stack_what_can_be_stacked(branches: bool) -> None:
     network = {"branches": branches, "norm": False, "drop": 0.0}

@@ -327,15 +327,6 @@ def test_fedavg_averages_depths_layer_by_layer() -> None:
 ROWS = {"size": 12, "batch": 12}
 
 
-def test_fedhenn_aligns_a_cnn_with_a_vit() -> None:
-    aligned, off = (weights(federation(FedHeNN(eta0=eta, alignment_data=ROWS), ["cnn", "vit"])) for eta in (0.5, 0.0))
-    local = weights(federation(Local(), ["cnn", "vit"]))
-    assert difference(off, local) is None
-    for client in range(4):
-        names = [name for name in local if name.startswith(f"client {client}:")]
-        assert any(not torch.equal(aligned[name], local[name]) for name in names)
-
-
 @pytest.mark.parametrize(
     "method", [FedIN(), pytest.param(InclusiveFL(), marks=pytest.mark.slow)], ids=lambda method: method.name
 )
@@ -348,12 +339,6 @@ def test_methods_for_nested_networks_take_them(method: Method) -> None:
     ):
         assert client.weights is not None
         assert all(not torch.equal(client.weights[name], tensor) for name, tensor in start.items())
-
-
-@pytest.mark.slow
-def test_the_pool_has_the_serial_result_bit_for_bit() -> None:
-    method, names = FedHeNN(alignment_data=ROWS), ["cnn", "vit"]
-    assert difference(all_state(federation(method, names)), all_state(federation(method, names, "processes"))) is None
 
 
 def test_a_cohort_comes_to_the_serial_result(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 import csv
 import itertools
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from polyfed.report.plot_style import (
-    SHADES,
     FigureWithData,
     bar_style,
     canvas,
@@ -25,46 +23,11 @@ from tests.helpers.quick import others_slow
 from tests.helpers.readable import unreadable
 
 
-def test_shades_darken_steadily_in_gray() -> None:
-    from matplotlib import colormaps
-
-    shades = [colormaps[SHADES](step / 50) for step in range(51)]
-    gray = [0.2126 * red + 0.7152 * green + 0.0722 * blue for red, green, blue, _ in shades]
-    assert all(later < earlier for earlier, later in itertools.pairwise(gray))
-    assert gray[0] - gray[-1] > 0.7
-
-
 def test_neighbors_differ_without_color() -> None:
     lines = [(style["marker"], str(style["linestyle"])) for style in map(line_style, range(45))]
     assert len(set(lines)) == 45
     hatches = [bar["hatch"] for bar in map(bar_style, range(9))]
     assert len(set(hatches)) == 9
-
-
-def test_a_bar_is_a_lighter_shade_of_its_line() -> None:
-    from matplotlib.colors import to_rgb
-
-    for number in (-1, 0, 1, 25):
-        line = to_rgb(line_style(number)["color"])
-        assert bar_style(number)["facecolor"] == pytest.approx([1 - 0.4 * (1 - part) for part in line])
-
-
-def lab(color: str) -> tuple[float, float, float]:
-    """CIE L*a*b* of a color, under D65."""
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    x = (0.4124564 * r + 0.3575761 * g + 0.1804375 * b) / 0.95047
-    y = 0.2126729 * r + 0.7151522 * g + 0.0721750 * b
-    z = (0.0193339 * r + 0.1191920 * g + 0.9503041 * b) / 1.08883
-    fx, fy, fz = (value ** (1 / 3) if value > 216 / 24389 else 841 / 108 * value + 4 / 29 for value in (x, y, z))
-    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
-
-
-def test_twenty_colors_lie_far_apart_and_far_from_the_paper() -> None:
-    colors = [style["color"] for style in map(line_style, range(20))]
-    distances = [math.dist(lab(one), lab(other)) for one, other in itertools.combinations(["#FFFFFF", *colors], 2)]
-    assert min(distances) > 20  # 2.3 is a difference that can just be seen
-    assert max(lab(color)[0] for color in colors) < 81
 
 
 @pytest.mark.parametrize("shift", others_slow(range(4), quick=[0]))  # where lines break differs

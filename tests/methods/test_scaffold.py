@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from polyfed.core import inference
+from polyfed.core.message import nbytes
 from polyfed.core.method import hyperparameters
 from polyfed.core.settings import Training
 from polyfed.engine.federation import Federation
@@ -349,6 +350,13 @@ def test_it_learns_under_adam_and_client_fraction():
 
 
 # ---- bytes, refusals  ----
+
+
+def test_bytes_of_statistics_without_variates():
+    floats = sum(t.numel() for t in NETS["bn"]().state_dict().values() if t.is_floating_point())
+    q = sum(p.numel() for p in NETS["bn"]().parameters())
+    for round in rounds(SCAFFOLD(), clients(["bn"] * 2)):
+        assert all(nbytes(m) == 4 * (floats + q) + 8 for m in (*round.down.values(), *round.up.values()))
 
 
 def test_option_two_needs_a_rate():

@@ -116,15 +116,6 @@ def test_heterogeneous_without_weight_is_local_bit_for_bit(client_fraction):
             assert a.weights[i] is b.weights[i] is None or same(a.weights[i], b.weights[i])
 
 
-def test_homogeneous_averages_with_n():
-    sizes = [4, 12]
-    history = rounds(homo(), clients(["deep"] * 2, sizes), held=public(), rounds=3)
-    last = history[-1]
-    for name, value in last.after["model deep"].items():
-        expected = 0.25 * last.trained[0][name].double() + 0.75 * last.trained[1][name].double()
-        torch.testing.assert_close(value.double(), expected, atol=1e-6, rtol=0)
-
-
 # ---- the first step and its gradient (8.4, 8.6, 8.7)  ----
 
 
@@ -383,11 +374,6 @@ def test_too_few_hold_out_rows_are_refused_before_round_1():
         with pytest.raises(ConfigError, match=rf"20 rows.*{came}.*data.holdout"):
             federation(hetero(), clients(MIXED), held=held)
     federation(hetero(), clients(MIXED), held=public(20))
-
-
-def test_homogeneous_refuses_several_architectures():
-    with pytest.raises(ConfigError, match=r"one architecture.*client 1 \('deep'\).*heterogeneous"):
-        federation(homo(), clients(["shallow", "deep"]), held=public())
 
 
 # ---- bytes (8.11, section 2.4)  ----

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from polyfed.errors import ConfigError, RunInterrupted
+from polyfed.errors import ConfigError
 from polyfed.methods import FedAvg, FedOpt
-from polyfed.tracking.base import as_tracker
-from tests.helpers.toys import Two, clients, federation, rounds, same, shared, two_gradient, two_parameter_clients
+from tests.helpers.toys import Two, clients, rounds, same, shared, two_gradient, two_parameter_clients
 
 SHARES = (0.25, 0.75)  # 1 and 3 rows
 
@@ -62,20 +61,6 @@ def test_rounds_against_numpy_by_hand(method: FedOpt, aggregation: Any) -> None:
     assert {-1.0, 1.0} <= set(np.sign(np.diff(expected, axis=0)).flatten()), "it should move both ways"
 
 
-def test_none_is_fedavg_bit_for_bit() -> None:
-    architectures = ["shallow", "deep", "deep"]
-    off, plain = (rounds(method, clients(architectures)) for method in (FedOpt(server_optimizer="none"), FedAvg()))
-    assert all(same(shared(a.after), shared(b.after)) for a, b in zip(off, plain, strict=True))
-    assert off[-1].after.keys() == plain[-1].after.keys()
-
-
-@pytest.mark.parametrize(
-    "changed", [{"server_lr": 0.02}, {"beta1": 0.5}, {"beta2": 0.5}, {"tau": 0.1}, {"server_optimizer": "yogi"}]
-)
-def test_each_setting_bites(changed: dict[str, Any]) -> None:
-    assert not np.array_equal(by_runs(FedOpt(), 2)[-1], by_runs(FedOpt(**changed), 2)[-1])
-
-
 def test_buffers_are_averaged_and_only_averaged() -> None:
     adaptive, plain = (rounds(method, clients(["bn"] * 2, [8, 24]), rounds=1)[0] for method in (FedOpt(), FedAvg()))
     statistics = [name for name in shared(plain.after) if "running" in name]
@@ -92,24 +77,6 @@ def test_what_nobody_sent_keeps_its_value_and_moments() -> None:
         kept = name not in second.up[0]["model"]  # the other client has it alone
         assert all(torch.equal(first.after[what][name], second.after[what][name]) == kept for what in groups)
     assert all(same(second.after[what], silent.after[what]) for what in groups)
-
-
-def test_resumed_rounds_are_those_of_one_run(tmp_path: Any) -> None:
-    """M and v are in the server's state, and so in the checkpoints."""
-    whole, _ = federation(FedOpt(), clients(["deep"] * 2), rounds=4, out=tmp_path / "whole")
-    whole.run()
-
-    def stop(record: Any) -> None:
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-    parted, _ = federation(FedOpt(), clients(["deep"] * 2), rounds=4, out=tmp_path / "parted")
-    parted.trackers.append(as_tracker(stop))
-    with pytest.raises(RunInterrupted):
-        parted.run()
-    again, _ = federation(FedOpt(), clients(["deep"] * 2), rounds=4, out=tmp_path / "parted")
-    again.run(resume=True)
-    assert all(same(whole.server.state[what], again.server.state[what]) for what in whole.server.state)
 
 
 def test_settings_that_do_nothing_are_refused() -> None:

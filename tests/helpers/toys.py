@@ -57,6 +57,37 @@ class Two(nn.Module):
         return x * self.w
 
 
+class Flat(nn.Module):
+    """Logits W x, W being 3 x 2: of two classes the rows would move alike, and ties would be broken by rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[0.3, -0.2], [0.1, -0.4], [0.5, 0.2]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T
+
+
+def flat_clients() -> list[Client]:
+    """Two, of one sample and of three."""
+    one = Client("flat", (torch.tensor([[2.0, -1.3]]), torch.tensor([0])))
+    x = torch.tensor([[1.0, 0.5], [-3.0, 1.0], [0.5, -2.0]])
+    return [one, Client("flat", (x, torch.tensor([1, 0, 2])))]
+
+
+class Forward(nn.Module):
+    """Some layers, and any function of them as forward."""
+
+    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+        self._forward = forward
+
+    def forward(self, x: Tensor) -> Any:
+        return self._forward(self, x)
+
+
 def two_parameter_clients(count: int = 2) -> list[Client]:
     """Clients of `Two` with 1, 3 and 2 samples, that pull its parameters either way."""
     data = [([2.0], [0]), ([1.0, -3.0, 0.5], [1, 0, 1]), ([-1.5, 0.7], [0, 0])]
@@ -256,6 +287,12 @@ def softmax(scores: Any) -> Any:
     """Of each row of a NumPy array."""
     e = np.exp(scores - scores.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
+
+
+def log_softmax(scores: Any) -> Any:
+    """Its logarithm."""
+    shifted = scores - scores.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
 
 
 def shared(state: Mapping[str, Any]) -> Any:

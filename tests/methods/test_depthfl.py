@@ -16,7 +16,7 @@ from polyfed.methods import DepthFL
 from polyfed.methods.building_blocks.client_shares import client_share
 from polyfed.models import build
 from tests.helpers.slices import order_of
-from tests.helpers.toys import NETS, batch, clients, federation, moved, numpy_mean, rounds, samples
+from tests.helpers.toys import NETS, batch, clients, federation, log_softmax, moved, numpy_mean, rounds, samples
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 BLOCKS = {0: 5, 1: 4, 2: 3, 3: 2}  # of five; client k has the (k mod 4)-th of 1, 0.75, 0.5, 0.25
@@ -35,11 +35,6 @@ def logits(weights, x, blocks, batchnorm=False):
             own = "head" if count == len(LAYERS) else f"early_exits.block{count}.linear"
             found.append(F.linear(x, weights[f"{own}.weight"], weights[f"{own}.bias"]))
     return found
-
-
-def log_softmax(values):
-    shifted = values - values.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def by_formula(outputs, y, weight):

@@ -12,23 +12,7 @@ from torch import Tensor, nn
 from polyfed.core.client import Client
 from polyfed.methods import Local
 from polyfed.methods.feddpa import FedDPA
-from tests.helpers.toys import INPUTS, NETS, batch, clients, model_with, rounds, same, samples
-
-
-class Flat(nn.Module):
-    """Logits W x, W being 3 x 2."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([[0.3, -0.2], [0.1, -0.4], [0.5, 0.2]]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.T
-
-
-def two_clients() -> list[Client]:
-    one = Client("flat", (torch.tensor([[2.0, -1.3]]), torch.tensor([0])))
-    return [one, Client("flat", (torch.tensor([[1.0, 0.5], [-3.0, 1.0], [0.5, -2.0]]), torch.tensor([1, 0, 2])))]
+from tests.helpers.toys import INPUTS, NETS, Flat, batch, clients, flat_clients, model_with, rounds, same, samples
 
 
 def errors(w: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -57,7 +41,7 @@ def numpy_client(
 
 @pytest.mark.parametrize("clip", [True, False])
 def test_two_clients_by_hand(clip: bool) -> None:
-    members, lr = two_clients(), 0.3
+    members, lr = flat_clients(), 0.3
     m = FedDPA(lambda1=0.6, lambda2=0.8, max_update_norm=0.2, clip_update=clip)
     history = rounds(m, members, {"flat": Flat}, rounds=4, local_epochs=3, batch_size=8, lr=lr)
     w = Flat().weight.detach().double().numpy()

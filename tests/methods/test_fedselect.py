@@ -8,31 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
 from polyfed.methods import Local
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
-from tests.helpers.toys import NETS, clients, federation, rounds, same
-
-
-class Flat(nn.Module):
-    """Logits W x, W being 3 x 2: of two classes the rows would move alike, and ties would be broken by rounding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([[0.3, -0.2], [0.1, -0.4], [0.5, 0.2]]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight.T
-
-
-def two_clients() -> list[Client]:
-    one = Client("flat", (torch.tensor([[2.0, -1.3]]), torch.tensor([0])))
-    x = torch.tensor([[1.0, 0.5], [-3.0, 1.0], [0.5, -2.0]])
-    return [one, Client("flat", (x, torch.tensor([1, 0, 2])))]
+from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same
 
 
 def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.ndarray:
@@ -47,7 +30,7 @@ def numpy_step(w: np.ndarray, data: Any, lr: float, moves: np.ndarray) -> np.nda
     ("aggregation", "weighting"), [("layer-wise", "uniform"), ("layer-wise", "samples"), ("same-shape", "uniform")]
 )
 def test_two_clients_by_hand(every: int, aggregation: Any, weighting: Any) -> None:
-    members, total, lr = two_clients(), 6, 0.4
+    members, total, lr = flat_clients(), 6, 0.4
     hyperparameters = {"aggregation": aggregation, "weighting": weighting}
     method = FedSelect(personal_rate=0.34, max_personal_fraction=0.7, grow_interval=every, **hyperparameters)
     counts = [client.n if weighting == "samples" else 1 for client in members]

@@ -19,6 +19,7 @@ from tests.helpers.toys import (
     batch,
     clients,
     federation,
+    log_softmax,
     moved,
     rounds,
     same,
@@ -37,11 +38,6 @@ class Small(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.v * x, -x], dim=1)
-
-
-def log_softmax(z: np.ndarray) -> np.ndarray:
-    z = z - z.max(1, keepdims=True)
-    return z - np.log(np.exp(z).sum(1, keepdims=True))
 
 
 def numpy_loss(

@@ -23,7 +23,7 @@ from polyfed.methods.building_blocks.channel_groups import channel_plan
 from polyfed.methods.building_blocks.early_exits import add_early_exits
 from polyfed.models import build
 from tests.helpers.slices import order_of, prefix, rounds, watched
-from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, moved, same, samples
+from tests.helpers.toys import CLASSES, NETS, batch, clients, federation, log_softmax, moved, same, samples
 
 LAYERS = ("extractor", "intermediate.block1", "intermediate.block2", "intermediate.block3", "intermediate.last")
 LEVELS = {"1": (0.4, 2), "2": (0.5, 3), "3": (0.55, 4), "4": (0.65, 5), "5": (1.0, 5)}  # width, blocks of the deep toy
@@ -43,11 +43,6 @@ def logits(weights, x, blocks, batchnorm=False, kept=None):
             own = "head" if count == len(LAYERS) else f"early_exits.block{count}.linear"
             found.append(F.linear(x, weights[f"{own}.weight"], weights[f"{own}.bias"]))
     return found
-
-
-def log_softmax(values):
-    shifted = values - values.max(axis=1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def by_formula(outputs, y, gamma, temperature):

@@ -58,7 +58,7 @@ class Embedding:
     embedded_by_class: float | None
 
 
-def embed(a_PD: NDArray[np.float64], perplexity: float = PERPLEXITY, seed: int = SEED) -> NDArray[np.float64]:
+def embed(a_PD: NDArray[np.float64]) -> NDArray[np.float64]:
     """t-SNE (van der Maaten and Hinton 2008) to two dimensions, from PCA on; perplexity at most a third of the points.
 
     Raises:
@@ -68,9 +68,9 @@ def embed(a_PD: NDArray[np.float64], perplexity: float = PERPLEXITY, seed: int =
 
     if len(a_PD) < 4:
         raise ConfigError(f"expected at least four points to embed, got {len(a_PD)}; take more inputs")
-    nearby = min(perplexity, (len(a_PD) - 1) / 3)
+    nearby = min(PERPLEXITY, (len(a_PD) - 1) / 3)
     start = "pca" if a_PD.shape[1] > 1 else "random"
-    points = TSNE(2, perplexity=nearby, init=start, random_state=seed).fit_transform(a_PD)
+    points = TSNE(2, perplexity=nearby, init=start, random_state=SEED).fit_transform(a_PD)
     return np.asarray(points, dtype=np.float64)
 
 

@@ -107,9 +107,9 @@ COUNTS = Entry((_PRESENT,), (torch.int32,), 0, "N")  # samples behind each of th
 BY_CLASS = Entry(("C",), (torch.int32,), 0, "N")  # samples of each class
 
 
-def rows_of(width: Size, types: tuple[torch.dtype, ...] = FLOATS) -> Entry:
+def rows_of(width: Size) -> Entry:
     """A row for each of the "labels"."""
-    return Entry((_PRESENT, width), types)
+    return Entry((_PRESENT, width), FLOATS)
 
 
 def width_of(name: str) -> Callable[[UploadContext], int]:

@@ -103,18 +103,16 @@ def normalized_mean(
     weights: Sequence[float],
     normalizers: Sequence[float],
     base: Mapping[str, Tensor],
-    lengths: Sequence[float] | None = None,
 ) -> dict[str, Tensor]:
-    """w_l - tau_l sum_k p_k (w_l - w_l^k) / a_k, with tau_l = sum_k p_k t_k, over the models k that have tensor l.
+    """w_l - tau_l sum_k p_k (w_l - w_l^k) / a_k, with tau_l = sum_k p_k a_k, over the models k that have tensor l.
 
-    Every model's way from ``base`` counts by its length per unit of a_k, not by its whole length. Where all a_k and
-    t_k are equal, it is ``layer_wise_mean`` up to rounding.
+    Every model's way from ``base`` counts by its length per unit of a_k, not by its whole length. Where all a_k are
+    equal, it is ``layer_wise_mean`` up to rounding.
 
     Args:
         models, weights: as in ``layer_wise_mean``; p_k are the weights divided by their sum over those who have l.
         normalizers: a_k > 0, one per model (see ``steps.normalizer``).
         base: w, floating-point tensors; what no model of positive weight has is returned as a copy.
-        lengths: t_k, one per model; None: a_k.
 
     Returns:
         A new mapping with the names, order and dtypes of ``base``.
@@ -127,16 +125,15 @@ def normalized_mean(
     >>> normalized_mean([{"w": torch.tensor([2.0])}, {"w": torch.tensor([4.0])}], [1, 1], [1, 4], {"w": torch.zeros(1)})
     {'w': tensor([3.7500])}
     """
-    lengths = normalizers if lengths is None else lengths
-    bad = [a for a in (*normalizers, *lengths) if not 0 < a < math.inf]
-    if bad or not len(models) == len(normalizers) == len(lengths):
-        given = f"{len(normalizers)} and {len(lengths)} for {len(models)} models" if not bad else f"{bad[0]}"
-        raise ValueError(f"expected one positive normalizer and length per model, got {given}")
+    bad = [a for a in normalizers if not 0 < a < math.inf]
+    if bad or len(models) != len(normalizers):
+        given = f"{len(normalizers)} for {len(models)} models" if not bad else f"{bad[0]}"
+        raise ValueError(f"expected one positive normalizer per model, got {given}")
     parts = _parts(models, weights, base)
     moved = {}
     for name, like in base.items():
         held = parts[name]
-        tau = sum(p * lengths[k] for k, p in held)
+        tau = sum(p * normalizers[k] for k, p in held)
         way = torch.zeros_like(like, dtype=torch.float64)
         for k, p in held:
             way.add_(models[k][name].detach().double() - like.double(), alpha=p / normalizers[k])

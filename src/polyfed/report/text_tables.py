@@ -68,9 +68,9 @@ class Column:
         return max(len(part) for text in [self.heading, *self.cells] for part in text.split("\n"))
 
 
-def percent(value: float | None, sign: str = "") -> str:
-    """A share in per cent with two decimals, signed with ``sign="+"``; "-" where it is not known."""
-    return "-" if value is None else f"{100 * value:{sign}.2f}"
+def percent(value: float | None) -> str:
+    """A share in per cent with two decimals; "-" where it is not known."""
+    return "-" if value is None else f"{100 * value:.2f}"
 
 
 def scored(value: float | None, score: MainScore, sign: str = "") -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client, Prepare, PublicData, to_float
-from polyfed.core.message import Message, flatten, freeze
+from polyfed.core.message import flatten, freeze
 from polyfed.core.method import Method, Requirements
 from polyfed.core.model_factory import Precision
 from polyfed.core.settings import Evaluation, Privacy, Training
@@ -211,13 +211,13 @@ def sent(federation: Federation) -> dict[str, Tensor]:
     }
 
 
-def received(federation: Federation, number: int, message: Message | None = None) -> dict[str, Tensor]:
-    """The float weights of a client's network after receiving `message` (default: what it would be sent now)."""
+def received(federation: Federation, number: int) -> dict[str, Tensor]:
+    """The float weights of a client's network after receiving what it would be sent now."""
     method = federation.method
     client = federation.clients[number]
     worker = working_copy(client, method.variant(federation.server, number), federation.model_factory)
     worker.round = federation.server.round
-    method.receive(worker, freeze(method.broadcast(federation.server, number) if message is None else message))
+    method.receive(worker, freeze(method.broadcast(federation.server, number)))
     state = worker.model.state_dict()
     return {name: t.detach().to("cpu", copy=True) for name, t in state.items() if t.is_floating_point()}
 

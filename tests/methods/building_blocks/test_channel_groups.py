@@ -18,6 +18,7 @@ from polyfed.models.adapt import split
 from polyfed.models.resnet import BasicBlock, PreActBottleneck
 from polyfed.registry import MODELS
 from tests.helpers.quick import others_slow
+from tests.helpers.toys import Forward
 
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
@@ -183,19 +184,6 @@ def test_a_wrapped_module_is_cut_too():
     small = narrowed(model, 0.5)
     assert small.original.conv1.out_channels == small.original.bn.num_features == small.original.fc.in_features == 3
     assert small(torch.randn(2, 1, 6, 6)).shape == (2, 3)
-
-
-class Forward(nn.Module):
-    """Some layers, and any function of them as forward."""
-
-    def __init__(self, forward, **layers: nn.Module) -> None:
-        super().__init__()
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-        self._forward = forward
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._forward(self, x)
 
 
 CONV = {"conv": nn.Conv2d(1, 4, 3), "fc": nn.Linear(4, 2)}

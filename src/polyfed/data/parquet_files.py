@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyfed.data import bounds
-from polyfed.data.column_schema import check_column, column_values
+from polyfed.data.column_schema import Columns, check_column, column_values, stored_features
 from polyfed.data.split_files import files_of
 from polyfed.errors import ConfigError, first_line
 
@@ -40,6 +40,28 @@ def open_parquet(path: Path) -> Any:
         return pq.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ConfigError(f"expected a whole Parquet file, got {path}: {first_line(error)}") from error
+
+
+def same_columns(
+    paths: Sequence[Path], pick: Callable[..., Columns], named: str | None, label_column: str | None
+) -> Columns:
+    """What `pick` finds in the schema of each file, the same in all.
+
+    Raises:
+        ConfigError: what `pick` raises; or files that differ.
+    """
+    chosen: Columns | None = None
+    for path in paths:
+        schema = open_parquet(path).schema_arrow
+        came = pick(schema, stored_features(schema.metadata), named, label_column, path)
+        if chosen is not None and came != chosen:
+            raise ConfigError(
+                f"expected the columns '{chosen.image}' and '{chosen.label}' with the same classes in every file, "
+                f"got '{came.image}' and '{came.label}' with other names or classes in {path}"
+            )
+        chosen = came
+    assert chosen is not None  # split_files gave at least one path
+    return chosen
 
 
 def read_extra_columns(paths: Sequence[Path], names: Sequence[str], needed: bool) -> dict[str, NDArray[Any]]:

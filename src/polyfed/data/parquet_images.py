@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from polyfed.data import bounds, cache
-from polyfed.data.column_schema import Columns, pick_columns, stored_features
+from polyfed.data.column_schema import Columns, pick_columns
 from polyfed.data.label_encoding import encode_labels
-from polyfed.data.parquet_files import open_parquet, read_extra_columns
+from polyfed.data.parquet_files import open_parquet, read_extra_columns, same_columns
 from polyfed.data.samples import LabeledSamples
 from polyfed.data.split_files import find_split_files
 from polyfed.errors import ConfigError, first_line
@@ -79,7 +79,7 @@ def read_folder(
     """
     files = find_split_files(folder, train_splits)
     every = [path for paths in files.values() for path in paths]
-    found = _find_columns(every, image_column, label_column)
+    found = same_columns(every, pick_columns, image_column, label_column)
     try:
         sums = cache.file_checksums(every)
     except OSError as error:
@@ -153,26 +153,6 @@ def cache_decoded(key: str, sides: Mapping[str, LabeledSamples], names: tuple[st
     tensors = {f"{side}_{part}": getattr(sides[side], part) for side in sides for part in ("x", "y")}
     cache.save_entry(key, tensors, {"class_names": json.dumps(names), "turned": str(turned)})
     return LabeledImages(sides["train"], sides.get("test"), names, turned=turned)
-
-
-def _find_columns(paths: Sequence[Path], image_column: str | None, label_column: str | None) -> Columns:
-    """The image and the label column, the same in every file.
-
-    Raises:
-        ConfigError: none, several, one that is named but absent, or files that differ.
-    """
-    chosen: Columns | None = None
-    for path in paths:
-        schema = open_parquet(path).schema_arrow
-        came = pick_columns(schema, stored_features(schema.metadata), image_column, label_column, path)
-        if chosen is not None and came != chosen:
-            raise ConfigError(
-                f"expected the columns '{chosen.image}' and '{chosen.label}' with the same classes in every file, "
-                f"got '{came.image}' and '{came.label}' with other names or classes in {path}"
-            )
-        chosen = came
-    assert chosen is not None  # split_files gave at least one path
-    return chosen
 
 
 # rows ----------------------------------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from polyfed.data.column_schema import (
     label_columns,
     pick_column,
     several_labels,
-    stored_features,
 )
-from polyfed.data.parquet_files import open_parquet, read_extra_columns
+from polyfed.data.parquet_files import open_parquet, read_extra_columns, same_columns
 from polyfed.data.split_files import find_split_files
 from polyfed.data.text import RawTexts
 from polyfed.errors import ConfigError, first_line, gathered
@@ -53,7 +52,7 @@ def read_parquet(
         ConfigError: as for images; a text that is missing or no string.
     """
     files = find_split_files(folder, train_splits)
-    found = _find_columns([path for paths in files.values() for path in paths], text_column, label_column)
+    found = same_columns([path for paths in files.values() for path in paths], pick_columns, text_column, label_column)
     sides: dict[str, RawTexts] = {}
     for side, paths in files.items():
         by_file = {path: list(_rows(path, found)) for path in paths}
@@ -199,19 +198,6 @@ def find_text_column(schema: Any, named: str | None, where: object) -> str:
     if not _holds_text(schema.field(text).type):
         raise ConfigError(f"expected texts in column '{text}' of {where}, got type {schema.field(text).type}")
     return text
-
-
-def _find_columns(paths: Sequence[Path], text_column: str | None, label_column: str | None) -> Columns:
-    """The text and the label column, the same in every file."""
-    chosen: Columns | None = None
-    for path in paths:
-        schema = open_parquet(path).schema_arrow
-        came = pick_columns(schema, stored_features(schema.metadata), text_column, label_column, path)
-        if chosen is not None and came != chosen:
-            raise ConfigError(f"expected the same columns and classes in every file, got others in {path}")
-        chosen = came
-    assert chosen is not None  # split_files gave at least one path
-    return chosen
 
 
 def _holds_text(kind: Any) -> bool:

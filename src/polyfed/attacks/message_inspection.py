@@ -71,12 +71,10 @@ def plaintext_facts(message: Message, client: Client) -> dict[str, str]:
 class ExposedModel:
     """A whole network that went up, in the eyes of the server.
 
-    group: name of the entry. whose: "the client's network" or "the auxiliary model".
-    architecture, variant: which one.
+    group: name of the entry. architecture, variant: which network.
     """
 
     group: str
-    whose: str
     architecture: str
     variant: str
 
@@ -111,12 +109,12 @@ class ExposedModel:
 def find_full_model(replay: Replay, transcript: Transcript) -> ExposedModel | None:
     """The network that a client's upload holds all parameters of; None where it holds none whole."""
     client, server = transcript.job.client, replay.federation.server
-    kinds = [("the client's network", client.architecture, transcript.job.variant)]
+    kinds = [(client.architecture, transcript.job.variant)]
     if server.auxiliary_model:
-        kinds.append(("the auxiliary model", server.auxiliary_model, ""))
-    for whose, architecture, variant in kinds:
+        kinds.append((server.auxiliary_model, ""))
+    for architecture, variant in kinds:
         for name, value in transcript.up.items():
-            found = ExposedModel(name, whose, architecture, variant)
+            found = ExposedModel(name, architecture, variant)
             if not isinstance(value, Tensor) and found.covers(replay, value):
                 return found
     return None

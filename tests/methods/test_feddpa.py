@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyfed.core.client import Client
-from polyfed.methods import Local
+from polyfed.methods import FedAvg, Local
 from polyfed.methods.feddpa import FedDPA
 from tests.helpers.toys import INPUTS, NETS, Flat, batch, clients, flat_clients, model_with, rounds, same, samples
 
@@ -70,6 +70,15 @@ def given(*sizes: int, lr: float = 0.1) -> list[Client]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(INPUTS, 5), nn.Tanh(), nn.Linear(5, 3))
     return [Client(model, samples(n, i)) for i, n in enumerate(sizes)]
+
+
+def test_a_stretch_in_which_nothing_moves_is_left_out() -> None:
+    for method, plain in (
+        (FedDPA(threshold=1.0, lambda2=0.0), FedAvg()),
+        (FedDPA(threshold=-0.1, lambda1=0.0), Local()),
+    ):
+        ours, theirs = (rounds(m, given(9, 14), rounds=2) for m in (method, plain))
+        assert [round.record["samples"] for round in ours] == [round.record["samples"] for round in theirs]
 
 
 def test_with_everything_personal_and_no_pull_it_is_local() -> None:

@@ -142,6 +142,11 @@ def alignment_only(method, at, context):
     return method.gradients(at.model, nothing, context)
 
 
+def test_homogeneous_without_weight_sends_weights_alone():
+    for round in rounds(homo(eta0=0.0), clients(["deep"] * 2), rounds=3):
+        assert all(message.keys() == {"model"} for message in round.down.values())
+
+
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("rows", [20, 8])
 def test_homogeneous_first_step_has_no_alignment_gradient(rows, double):

@@ -195,6 +195,11 @@ def test_bytes(guide, entries):
             assert round.up[i]["gradients"].shape == (classes, entries)
 
 
+def test_without_guidance_nothing_is_sent():
+    for round in rounds(FedL2G(guide_weight=0.0), clients(MIXED)):
+        assert not any((*round.down.values(), *round.up.values()))
+
+
 @pytest.mark.parametrize("guide", others_slow(["logits", "representation"], quick=["logits"]))
 def test_step_sizes_are_those_of_the_variant(guide):
     usual = {"logits": 0.1, "representation": 100.0}[guide]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyfed.core.client import Client
 from polyfed.core.message import flatten, nbytes
-from polyfed.methods import Local
+from polyfed.methods import FedAvg, Local
 from polyfed.methods.fedselect import FedSelect
 from polyfed.plugins.settings import Availability
 from tests.helpers.toys import NETS, Flat, clients, federation, flat_clients, rounds, same
@@ -81,6 +81,15 @@ class Whole(FedSelect):
             "rows": torch.arange(client.n),
             "mask is new": 0,
         }
+
+
+def test_without_masks_no_round_costs_more_than_fedavgs() -> None:
+    ours, theirs = (
+        rounds(method, clients(["bn"] * 3, [6, 9, 14]), rounds=5)
+        for method in (FedSelect(grow_interval=1, personal_rate=0.0), FedAvg(weighting="uniform"))
+    )
+    for name in ("samples", "bytes_down"):
+        assert [round.record[name] for round in ours] == [round.record[name] for round in theirs]
 
 
 def test_with_everything_personal_it_is_local() -> None:

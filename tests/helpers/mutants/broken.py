@@ -63,14 +63,6 @@ class PreviousIsLive(FedAvg):
         return super().upload(client, trained)
 
 
-class UnsquaredNorm(FedProx):
-    """The distance mu/2 ||w - w_ref|| in place of its square."""
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        gaps = [(p - context["reference"][name]).flatten() for name, p in model.named_parameters()]
-        return cross_entropy(model(batch.x), batch.y, batch.w) + self.mu / 2 * (torch.cat(gaps).norm() + 1e-12)
-
-
 class LastIsUnbound(FedProx):
     """The last client alone is without the proximal term."""
 
@@ -138,18 +130,6 @@ class UndetachedTeacher(FML):
         return task + (1 - self.alpha) * kl_p + (1 - self.beta) * kl_m, {"kl": kl_p}
 
 
-class KLOverElements(FML):
-    """KL divergence averaged over classes, too: three times too small here."""
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> tuple[Tensor, Mapping[str, Tensor]]:
-        p, m = model.private(batch.x), model.shared(batch.x)
-        lp, lm = F.log_softmax(p, 1), F.log_softmax(m, 1)
-        kl_p = F.kl_div(lp, lm.detach(), reduction="none", log_target=True).mean()
-        kl_m = F.kl_div(lm, lp.detach(), reduction="none", log_target=True).mean()
-        task = self.alpha * cross_entropy(p, batch.y, batch.w) + self.beta * cross_entropy(m, batch.y, batch.w)
-        return task + (1 - self.alpha) * kl_p + (1 - self.beta) * kl_m, {"kl": kl_p}
-
-
 class BuffersStayAtHome(FedAvg):
     """Only parameters() travel; the shared model's BatchNorm statistics stay as they were initialized."""
 
@@ -196,13 +176,6 @@ class GlobalSeed(Local):
     def receive(self, client: Client, message: Message) -> Context:
         torch.manual_seed(client.id)
         return {}
-
-
-class DrawsInLoss(Local):
-    """A random draw inside the loss: no executor, no resume and no second call gives it again."""
-
-    def loss(self, model: Any, batch: Batch, context: Context) -> Tensor:
-        return cross_entropy(model(batch.x + 0.1 * torch.randn(batch.x.shape)), batch.y, batch.w)
 
 
 class DrawsInTheLastLoss(Local):
@@ -394,16 +367,6 @@ class PlansInSilence(FedAvg):
         share = server.round / server.rounds
         new = get_group(server.state, "model union")
         server.state["model union"] = {name: old[name] + share * (new[name] - old[name]) for name in new}
-
-
-class LastUploadWins(FedAvg):
-    """The order of the answers decides: the average starts from the last one and forgets the others."""
-
-    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        for message in uploads.values():
-            old = get_group(server.state, "model union")
-            new = {name: (old[name] + value) / 2 for name, value in get_group(message, "model").items()}
-            server.state["model union"] = {**old, **new}
 
 
 class WeightsByPlace(FedAvg):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from polyfed.core.client import Client
+from polyfed.errors import ConfigError
 from polyfed.methods import InclusiveFL
 from polyfed.testing.fixtures import draw, tiny_model
 from tests.helpers.quick import others_slow
@@ -149,3 +150,9 @@ def test_an_architecture_called_like_a_path_survives_a_checkpoint(tmp_path):
     given = members(["norm/1", "norm/2", "norm/1"], [8, 8, 8])
     fed, _ = federation(InclusiveFL(), given, NETS, rounds=3, out=tmp_path / "run")
     assert fed.run().path is not None
+
+
+def test_networks_that_do_not_nest_are_told_of_same_shape():
+    nets = {"a": lambda: tiny_model(1, 4, 6), "b": lambda: tiny_model(1, 5, 6)}
+    with pytest.raises(ConfigError, match=r"client 1 \('b'\).*same-shape"):
+        federation(InclusiveFL(), members(["a", "b"], [8, 8]), nets)

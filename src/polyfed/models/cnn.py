@@ -41,7 +41,8 @@ differ in the intermediate part, in depth and width (a bar marks a block without
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -49,6 +50,7 @@ from polyfed.errors import ConfigError
 from polyfed.models.split import SequentialSplit, SplitModel, channels_last, check_request
 
 ImageShape = tuple[int, int, int]  # channels, height, width
+Builder = Callable[[ImageShape, int], SplitModel]
 
 
 def _cnn(
@@ -103,93 +105,67 @@ def _cnn(
     return channels_last(model)  # 0.75 to 1.01 of the time of channels first
 
 
-def fedgh_cnn1(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedGH's CNN-1: conv 16, 32, FC 2000-500."""
-    return _cnn("fedgh-cnn1", in_shape, classes, convs=(16, 32), hidden=(2000, 500))
+def _builder(
+    name: str, about: str, convs: Sequence[int], hidden: Sequence[int], many: Sequence[Sequence[int]] = (), **more: Any
+) -> Builder:
+    """`about` is shown by `polyfed models`; many: convs and hidden layers from 100 classes on, where they differ."""
 
+    def build(in_shape: ImageShape, classes: int) -> SplitModel:
+        filters, units = many if many and classes >= _MANY_CLASSES else (convs, hidden)
+        return _cnn(name, in_shape, classes, filters, units, **more)
 
-def fedgh_cnn2(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedGH's CNN-2: conv 16, 16, FC 2000-500."""
-    return _cnn("fedgh-cnn2", in_shape, classes, convs=(16, 16), hidden=(2000, 500))
-
-
-def fedgh_cnn3(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedGH's CNN-3: conv 16, 32, FC 1000-500."""
-    return _cnn("fedgh-cnn3", in_shape, classes, convs=(16, 32), hidden=(1000, 500))
-
-
-def fedgh_cnn4(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedGH's CNN-4: conv 16, 32, FC 800-500."""
-    return _cnn("fedgh-cnn4", in_shape, classes, convs=(16, 32), hidden=(800, 500))
-
-
-def fedgh_cnn5(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedGH's CNN-5: conv 16, 32, FC 500-500."""
-    return _cnn("fedgh-cnn5", in_shape, classes, convs=(16, 32), hidden=(500, 500))
+    build.__name__ = name.replace("-", "_")
+    build.__doc__ = about
+    return build
 
 
 _MANY_CLASSES = 100  # from here on FedHeNN's H3 and H4 take the sizes of its CIFAR-100 networks
+_SMALL: dict[str, Any] = {"kernel": 3, "padding": 1}
 
+fedgh_cnn1 = _builder("fedgh-cnn1", "FedGH's CNN-1: conv 16, 32, FC 2000-500.", (16, 32), (2000, 500))
+fedgh_cnn2 = _builder("fedgh-cnn2", "FedGH's CNN-2: conv 16, 16, FC 2000-500.", (16, 16), (2000, 500))
+fedgh_cnn3 = _builder("fedgh-cnn3", "FedGH's CNN-3: conv 16, 32, FC 1000-500.", (16, 32), (1000, 500))
+fedgh_cnn4 = _builder("fedgh-cnn4", "FedGH's CNN-4: conv 16, 32, FC 800-500.", (16, 32), (800, 500))
+fedgh_cnn5 = _builder("fedgh-cnn5", "FedGH's CNN-5: conv 16, 32, FC 500-500.", (16, 32), (500, 500))
 
-def fedhenn_h1(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedHeNN's smallest: conv 32 and the head; its representation is the flattened block."""
-    return _cnn("fedhenn-h1", in_shape, classes, convs=(32,), hidden=())
+fedhenn_h1 = _builder(
+    "fedhenn-h1", "FedHeNN's smallest: conv 32 and the head; its representation is the flattened block.", (32,), ()
+)
+fedhenn_h2 = _builder("fedhenn-h2", "FedHeNN's H2: conv 32, FC 64.", (32,), (64,))
+fedhenn_h3 = _builder(
+    "fedhenn-h3",
+    "FedHeNN's H3: conv 64, 64, FC 120; from 100 classes on conv 64, 128, FC 256.",
+    (64, 64),
+    (120,),
+    many=((64, 128), (256,)),
+)
+fedhenn_h4 = _builder(
+    "fedhenn-h4",
+    "FedHeNN's H4: conv 64, 64, FC 120-64; from 100 classes on conv 64, 128, FC 256-128.",
+    (64, 64),
+    (120, 64),
+    many=((64, 128), (256, 128)),
+)
+fedhenn_h5 = _builder(
+    "fedhenn-h5",
+    "FedHeNN's largest: conv 64, 128, 128 (3 x 3, padding 1), FC 256-128.",
+    (64, 128, 128),
+    (256, 128),
+    **_SMALL,
+)
+fedhenn_cifar10 = _builder(
+    "fedhenn-cifar10", "FedHeNN's homogeneous network for CIFAR-10: conv 64, 64, FC 120-64.", (64, 64), (120, 64)
+)
+fedhenn_cifar100 = _builder(
+    "fedhenn-cifar100", "FedHeNN's homogeneous network for CIFAR-100: conv 64, 128, FC 256-128.", (64, 128), (256, 128)
+)
 
-
-def fedhenn_h2(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedHeNN's H2: conv 32, FC 64."""
-    return _cnn("fedhenn-h2", in_shape, classes, convs=(32,), hidden=(64,))
-
-
-def fedhenn_h3(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedHeNN's H3: conv 64, 64, FC 120; from 100 classes on conv 64, 128, FC 256."""
-    if classes >= _MANY_CLASSES:
-        return _cnn("fedhenn-h3", in_shape, classes, convs=(64, 128), hidden=(256,))
-    return _cnn("fedhenn-h3", in_shape, classes, convs=(64, 64), hidden=(120,))
-
-
-def fedhenn_h4(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedHeNN's H4: conv 64, 64, FC 120-64; from 100 classes on conv 64, 128, FC 256-128."""
-    if classes >= _MANY_CLASSES:
-        return _cnn("fedhenn-h4", in_shape, classes, convs=(64, 128), hidden=(256, 128))
-    return _cnn("fedhenn-h4", in_shape, classes, convs=(64, 64), hidden=(120, 64))
-
-
-def fedhenn_h5(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedHeNN's largest: conv 64, 128, 128 (3 x 3, padding 1), FC 256-128."""
-    return _cnn("fedhenn-h5", in_shape, classes, convs=(64, 128, 128), hidden=(256, 128), kernel=3, padding=1)
-
-
-def fedhenn_cifar10(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedHeNN's homogeneous network for CIFAR-10: conv 64, 64, FC 120-64."""
-    return _cnn("fedhenn-cifar10", in_shape, classes, convs=(64, 64), hidden=(120, 64))
-
-
-def fedhenn_cifar100(in_shape: ImageShape, classes: int) -> SplitModel:
-    """FedHeNN's homogeneous network for CIFAR-100: conv 64, 128, FC 256-128."""
-    return _cnn("fedhenn-cifar100", in_shape, classes, convs=(64, 128), hidden=(256, 128))
-
-
-def digits_cnn1(in_shape: ImageShape, classes: int) -> SplitModel:
-    """One block, FC 64."""
-    return _cnn("digits-cnn1", in_shape, classes, convs=(16,), hidden=(64,), kernel=3, padding=1)
-
-
-def digits_cnn2(in_shape: ImageShape, classes: int) -> SplitModel:
-    """One block, FC 128-64."""
-    return _cnn("digits-cnn2", in_shape, classes, convs=(16,), hidden=(128, 64), kernel=3, padding=1)
-
-
-def digits_cnn3(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Two blocks (16, 32), FC 64."""
-    return _cnn("digits-cnn3", in_shape, classes, convs=(16, 32), hidden=(64,), kernel=3, padding=1)
-
-
-def digits_cnn4(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Three blocks (16, 32 without pooling, 32), FC 64."""
-    return _cnn("digits-cnn4", in_shape, classes, (16, 32, 32), (64,), kernel=3, padding=1, unpooled=(1,))
-
-
-def digits_cnn5(in_shape: ImageShape, classes: int) -> SplitModel:
-    """Three blocks (16, 32, 64 without pooling), FC 64."""
-    return _cnn("digits-cnn5", in_shape, classes, (16, 32, 64), (64,), kernel=3, padding=1, unpooled=(2,))
+digits_cnn1 = _builder("digits-cnn1", "One block, FC 64.", (16,), (64,), **_SMALL)
+digits_cnn2 = _builder("digits-cnn2", "One block, FC 128-64.", (16,), (128, 64), **_SMALL)
+digits_cnn3 = _builder("digits-cnn3", "Two blocks (16, 32), FC 64.", (16, 32), (64,), **_SMALL)
+digits_cnn4 = _builder(
+    "digits-cnn4", "Three blocks (16, 32 without pooling, 32), FC 64.", (16, 32, 32), (64,), unpooled=(1,), **_SMALL
+)
+digits_cnn5 = _builder(
+    "digits-cnn5", "Three blocks (16, 32, 64 without pooling), FC 64.", (16, 32, 64), (64,), unpooled=(2,), **_SMALL
+)

@@ -26,6 +26,7 @@ Shapes: N series, L steps, C classes, W width.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -164,39 +165,26 @@ def _tcn(name: str, in_shape: tuple[int, ...], classes: int, words: int | None, 
     return _split(name, vectors | first, _layers(**blocks, last=LastStep()), width, classes)
 
 
-def cnn1d_16(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-    """A 1-D CNN with 16 and 32 filters. words: of ids, how many there are."""
-    return _cnn("cnn1d-16", in_shape, classes, words, 16)
+def _builder(
+    kind: Callable[[str, tuple[int, ...], int, int | None, int], SequentialSplit], name: str, width: int, about: str
+) -> Callable[..., SequentialSplit]:
+    """`about` is shown by `polyfed models`."""
+
+    def build(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
+        return kind(name, in_shape, classes, words, width)
+
+    build.__name__ = name.replace("-", "_")
+    build.__doc__ = about
+    return build
 
 
-def cnn1d_32(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-    """A 1-D CNN with 32 and 64 filters."""
-    return _cnn("cnn1d-32", in_shape, classes, words, 32)
-
-
-def cnn1d_64(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-    """A 1-D CNN with 64 and 128 filters."""
-    return _cnn("cnn1d-64", in_shape, classes, words, 64)
-
-
-def gru_32(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-    """A GRU with a state of 32."""
-    return _gru("gru-32", in_shape, classes, words, 32)
-
-
-def gru_64(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-    """A GRU with a state of 64."""
-    return _gru("gru-64", in_shape, classes, words, 64)
-
-
-def tcn_32(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-    """Dilated convolutions of width 32."""
-    return _tcn("tcn-32", in_shape, classes, words, 32)
-
-
-def tcn_64(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:
-    """Dilated convolutions of width 64."""
-    return _tcn("tcn-64", in_shape, classes, words, 64)
+cnn1d_16 = _builder(_cnn, "cnn1d-16", 16, "A 1-D CNN with 16 and 32 filters. words: of ids, how many there are.")
+cnn1d_32 = _builder(_cnn, "cnn1d-32", 32, "A 1-D CNN with 32 and 64 filters.")
+cnn1d_64 = _builder(_cnn, "cnn1d-64", 64, "A 1-D CNN with 64 and 128 filters.")
+gru_32 = _builder(_gru, "gru-32", 32, "A GRU with a state of 32.")
+gru_64 = _builder(_gru, "gru-64", 64, "A GRU with a state of 64.")
+tcn_32 = _builder(_tcn, "tcn-32", 32, "Dilated convolutions of width 32.")
+tcn_64 = _builder(_tcn, "tcn-64", 64, "Dilated convolutions of width 64.")
 
 
 def series_transformer(in_shape: tuple[int, ...], classes: int, words: int | None = None) -> SequentialSplit:

@@ -1108,6 +1108,7 @@ test_fedorgp = testing.conformance(
         "client_order_invariant": "the server's batches are drawn by place",
         "missing_upload_is_not_zero": "the more comes, the more steps its prototypes are trained for",
     },
+    changed_values={"candidates": ChangedValue("own", {"predictor": "prototype"})},
     reductions=[Reduction({"prototype_weight": 0.0}, Local())],
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -32,6 +33,32 @@ def test_a_server_without_its_keys_is_one_line(tmp_path: Path) -> None:
 def test_a_node_without_its_key_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected the file .*node, as 'polyfed deploy key' writes it, got none"):
         supernode.join(recipe_of(), "", server="x:1", authority=touched(tmp_path / "ca"), key=tmp_path / "node")
+
+
+def test_a_node_whose_port_is_taken_is_one_line(tmp_path: Path) -> None:
+    files = {"authority": touched(tmp_path / "ca"), "key": touched(tmp_path / "node")}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            ConfigError, match=rf"expected a free port of 127\.0\.0\.1, got {port}: .*; choose .* --port"
+        ):
+            supernode.join(recipe_of(), "", server="x:1", port=port, **files)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the table of sockets is Linux'")
+@pytest.mark.parametrize("theirs", [True, False])
+def test_a_node_asks_nobody_elses_program_for_work(theirs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user who listens at its port before its SuperNode does would send it messages, and get its uploads."""
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    node = Mock()
+    node.AcquireTask.side_effect = EOFError("asked")
+    monkeypatch.setattr(RuntimeHttpClient, "from_server_address", lambda **_: node)
+    monkeypatch.setattr("polyfed.deploy.supernode.keeper", lambda: os.geteuid() + theirs)
+    check = Mock(side_effect=[None, RunError("looked again")])
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(RunError if theirs else EOFError):
+        supernode.answer_forever(Mock(), listening.getsockname()[1], b"secret", check)
+    assert node.AcquireTask.called is not theirs
 
 
 @pytest.mark.parametrize(
@@ -130,7 +157,7 @@ def test_a_message_that_never_arrives_does_not_keep_a_node(
         if ends:
             raise RunError("looked for work again")
 
-    with pytest.raises(RunError, match="looked for work again"):
-        supernode.answer_forever(Mock(), 1, b"secret", check)
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(RunError, match="looked for work again"):
+        supernode.answer_forever(Mock(), listening.getsockname()[1], b"secret", check)
     assert ends == ["failed"]
     assert "expected a message to arrive within 0 s" in caplog.text

@@ -18,11 +18,11 @@ from typing import Any
 
 from polyfed.errors import ConfigError
 
-__all__ = ["NODES", "Gate", "check_system", "is_own", "keeper"]
+__all__ = ["NODES", "Gate", "check_system", "is_own", "keeper", "listens"]
 
 NODES = "/v1/fleet/"  # what the routes begin with that nodes call
 TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_ESTABLISHED = "01"  # a closed socket is no longer its owner's in the table
+_ESTABLISHED, _LISTENING = "01", "0A"  # a closed socket is no longer its owner's in the table
 _REFUSAL = b"this server takes nodes alone; its keeper's commands are those of the user who runs it, on its machine\n"
 _Event = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Event]]
@@ -85,11 +85,18 @@ def is_own(theirs: tuple[str, int], ours: tuple[str, int], user: int) -> bool:
         theirs, ours: the connection's two ends, each an address and a port.
     """
     wanted = (_plain(theirs[0]), theirs[1]), (_plain(ours[0]), ours[1])
-    return any((here, there) == wanted and owner == user for here, there, owner in _connections())
+    return any((here, there) == wanted and owner == user for here, there, owner in _sockets(_ESTABLISHED))
 
 
-def _connections() -> Iterator[tuple[_End, _End, int]]:
-    """All connections of this machine: the end that is here, the other one, the number of the user of the first."""
+def listens(address: str, port: int, user: int) -> bool:
+    """Whether it is a program of this user that listens there; taken for granted where the system does not tell."""
+    if not TCP_TABLES[0].exists():
+        return True
+    return any(here == (_plain(address), port) and owner == user for here, _, owner in _sockets(_LISTENING))
+
+
+def _sockets(wanted: str) -> Iterator[tuple[_End, _End, int]]:
+    """All of this machine in a state: the end that is here, the other one, the number of the user of the first."""
     for table in TCP_TABLES:
         try:
             lines = table.read_text(encoding="ascii").splitlines()[1:]
@@ -97,7 +104,7 @@ def _connections() -> Iterator[tuple[_End, _End, int]]:
             continue
         for line in lines:
             _, here, there, state, *_, owner = line.split()[:8]
-            if state == _ESTABLISHED:
+            if state == wanted:
                 yield _end(here), _end(there), int(owner)
 
 

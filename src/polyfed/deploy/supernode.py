@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyfed.config.recipe import Recipe
 from polyfed.deploy.flower_transport import client_app
+from polyfed.deploy.gate import keeper, listens
 from polyfed.deploy.node import Node
 from polyfed.deploy.node_config import NodeConfig
 from polyfed.deploy.protocol import Envelope, TaskRequest, shared_config
@@ -54,13 +56,14 @@ def join(recipe: Recipe, config: str, *, server: str, authority: str | Path, key
         key: private half of this node's key pair. port: of 127.0.0.1, free, between the SuperNode and this process.
 
     Raises:
-        ConfigError: a setting is wrong, a file is missing, or data and network cannot be had.
+        ConfigError: a setting is wrong, a file is missing, the port is taken, or data and network cannot be had.
         RunError: the SuperNode has ended: the server does not know the key, for one.
     """
     require_package("flwr", "deploy node")
     for file, maker in ((authority, "certify"), (key, "key")):
         if not Path(file).is_file():
             raise ConfigError(f"expected the file {file}, as 'polyfed deploy {maker}' writes it, got none")
+    _check_free(port)
     os.environ.update(OFFLINE)  # before Flower is imported, which reads them
     place = NodeConfig.read(_settings(config))
     data = DataCache()
@@ -89,6 +92,19 @@ def _settings(config: str) -> Mapping[str, Any]:
         return dict(parse_config_args([config]))
     except (click.ClickException, ValueError, OSError) as error:
         raise ConfigError(f"--node-config: expected 'key=1 key=\"text\"', got {config!r}: {error}") from None
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as trial:
+        trial.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as the SuperNode's: one that has ended is no hindrance
+        try:
+            trial.bind((_HOST, port))
+        except OSError as error:
+            raise ConfigError(
+                f"expected a free port of {_HOST}, got {port}: {error.strerror}; choose another with --port"
+            ) from None
 
 
 @contextmanager
@@ -135,9 +151,12 @@ def answer_forever(app: ClientApp, port: int, secret: bytes, check: Callable[[],
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     while True:
         check()
+        if not listens(_HOST, port, keeper()):  # not up yet: what another user puts in its place is asked nothing
+            time.sleep(_PAUSE)
+            continue
         try:
             found = asking.AcquireTask(wanted)
-        except httpx.TransportError:  # it is not up yet
+        except httpx.TransportError:  # it is just ending
             time.sleep(_PAUSE)
             continue
         if found.HasField("task") and found.token:
